@@ -1,0 +1,7 @@
+"""`python -m cclsearch`."""
+
+import sys
+
+from cclsearch.cli import main
+
+sys.exit(main())

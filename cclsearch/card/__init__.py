@@ -1,0 +1,1 @@
+"""Workload cards: what is trained, at which batch, on which hardware, with which framework."""

@@ -1,0 +1,99 @@
+"""The command line: a skin. Each command is a module that parses, calls one function and prints.
+
+A command's module has `EXAMPLE` (shown under its help), `add_arguments(parser)` and `run(args) -> int` (exit code). It is
+imported when the command is asked for, so that `ccl-search --help` imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from cclsearch import __version__
+from cclsearch.errors import UserError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("cclsearch.cli.run", "search for the fastest configuration of a workload"),
+    "resume": ("cclsearch.cli.resume", "go on with a search that was stopped or killed"),
+    "status": ("cclsearch.cli.status", "where a search stands, or all searches of the project"),
+    "best": ("cclsearch.cli.best", "the best configuration of a search, ready to run again"),
+    "show": ("cclsearch.cli.show", "everything known of one trial"),
+    "space": ("cclsearch.cli.space", "the legal set of a workload; which rule rejects a configuration"),
+    "predict": ("cclsearch.cli.predict", "predicted time and memory of configurations, with their parts"),
+    "doctor": ("cclsearch.cli.doctor", "what is there to work with, and what to do about what is missing"),
+    "init": ("cclsearch.cli.init", "write a project folder of one's own"),
+}
+"""Command -> (module, one line of help)."""
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line and exits with 2."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UserError(f"{message} (see `{self.prog} --help`)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 it ran and failed, 2 bad input (nothing was started)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        from cclsearch.redact import redact
+
+        print(f"ccl-search: {redact(str(error))}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        print(_overview())
+        return EXIT_OK
+    if arguments[0] in {"-V", "--version"}:
+        print(f"ccl-search {__version__}")
+        return EXIT_OK
+    name = arguments[0]
+    if name not in COMMANDS:
+        raise UserError(f"there is no command {name!r}; there are: {', '.join(COMMANDS)}")
+    args = make_parser(name).parse_args(arguments[1:])
+    module = importlib.import_module(COMMANDS[name][0])
+    return int(module.run(args))
+
+
+def make_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one command."""
+    module_name, summary = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    parser = _Parser(
+        prog=f"ccl-search {name}",
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example:\n  {module.EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    return parser
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [
+        "ccl-search finds the fastest way to split LLM training over many accelerators.",
+        "",
+        "usage: ccl-search COMMAND [options]     (ccl-search COMMAND --help tells more)",
+        "",
+        *(f"  {name:<{width}}{summary}" for name, (_, summary) in COMMANDS.items()),
+        "",
+        "start with:  ccl-search run --workload wl2 --budget 15",
+    ]
+    return "\n".join(lines)

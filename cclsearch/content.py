@@ -1,0 +1,72 @@
+"""Where cards, policies, profiles and objectives are found by a bare name.
+
+Order: the user's project (the working directory, or the nearest folder above it that has one of the content folders
+and a `ccl-search.yaml` or `pyproject.toml`), then each folder of `CCL_SEARCH_PATH`, then what is shipped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cclsearch.errors import UserError
+
+KINDS = {"workloads": "workload", "launchers": "launcher profile", "objectives": "objective", "policies": "policy"}
+"""Content folder -> what one thing in it is called."""
+
+
+def shipped_root() -> Path:
+    """The folder that holds the shipped content folders: `cclsearch/_content` in a wheel, the repository otherwise."""
+    inside = Path(__file__).parent / "_content"
+    return inside if inside.is_dir() else Path(__file__).parent.parent
+
+
+def project_root() -> Path:
+    """The user's project: the nearest folder from here upwards with `ccl-search.yaml`, or else the working directory."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "ccl-search.yaml").is_file():
+            return folder
+    return here
+
+
+def content_roots() -> Iterator[Path]:
+    """Every folder that may hold content folders, first come first served, each once."""
+    seen: set[Path] = set()
+    extra = [Path(part) for part in os.environ.get("CCL_SEARCH_PATH", "").split(os.pathsep) if part]
+    for root in (project_root(), *extra, shipped_root()):
+        if root.resolve() not in seen:
+            seen.add(root.resolve())
+            yield root
+
+
+def find_content(folder: str, name: str, *suffixes: str) -> Path:
+    """Path of the content called `name` (a bare name, or a path with a separator or a suffix).
+
+    Raises UserError that lists the names there are, and says where was looked.
+    """
+    if os.sep in name or name.endswith(suffixes):
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path
+        raise UserError(f"there is no {KINDS[folder]} file {name!r}")
+    for root in content_roots():
+        for suffix in suffixes:
+            path = root / folder / f"{name}{suffix}"
+            if path.is_file():
+                return path
+    known = ", ".join(list_content(folder, *suffixes)) or "none"
+    raise UserError(f"there is no {KINDS[folder]} {name!r}; there are: {known}")
+
+
+def list_content(folder: str, *suffixes: str) -> list[str]:
+    """Bare names of the content of one folder over all roots, sorted."""
+    found = {
+        path.name.removesuffix(suffix)
+        for root in content_roots()
+        for suffix in suffixes
+        for path in (root / folder).glob(f"*{suffix}")
+        if not path.name.startswith(".")
+    }
+    return sorted(found)

@@ -1,0 +1,77 @@
+"""The one door for code from outside: launchers, proposers, metrics and trace readers.
+
+A package names a module under the entry-point group `cclsearch`; importing that module registers what it decorates:
+
+    from cclsearch.plugins import LAUNCHERS
+
+    @LAUNCHERS.register("my-cluster")
+    class MyLauncher: ...
+
+The built-in parts enter by the same door (`_BUILT_IN` names their modules).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from cclsearch.errors import UserError
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
+
+ENTRY_POINT_GROUP = "cclsearch"
+
+
+class Registry(Generic[T]):
+    """Named things of one kind; built-in and foreign modules are imported at the first look-up."""
+
+    def __init__(self, kind: str, *built_in: str) -> None:
+        self.kind = kind
+        self._built_in = built_in
+        self._things: dict[str, T] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[C], C]:
+        """Decorator: enter a class or function under `name`; a name taken twice is a bug and raises ValueError."""
+
+        def enter(thing: C) -> C:
+            if name in self._things and self._things[name] is not thing:
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            self._things[name] = thing  # type: ignore[assignment]
+            return thing
+
+        return enter
+
+    def get(self, name: str) -> T:
+        """The thing of that name; raises UserError that lists the names there are."""
+        self._load()
+        if name not in self._things:
+            raise UserError(f"there is no {self.kind} {name!r}; there are: {', '.join(self.names())}")
+        return self._things[name]
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        self._load()
+        return sorted(self._things)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for module in self._built_in:
+            importlib.import_module(module)
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            point.load()
+
+
+LAUNCHERS: Registry[Any] = Registry("launcher", "cclsearch.launch.builtin")
+"""name -> class with `from_profile`; see `cclsearch.launch.base.Launcher`."""
+
+PROPOSERS: Registry[Any] = Registry("strategy", "cclsearch.propose.builtin")
+"""name -> factory; see `cclsearch.propose.base.Proposer`."""
+
+METRICS: Registry[Any] = Registry("metric", "cclsearch.trace.metrics")
+"""name -> metric over an event table; see `cclsearch.trace.metric`."""

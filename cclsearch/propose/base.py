@@ -1,0 +1,84 @@
+"""What passes between the search and whoever proposes: the view, the proposal, and the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cclsearch.card.model import Card
+from cclsearch.space.table import Space
+from cclsearch.values import Config, Failure
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One finished run of one configuration, as a proposer sees it."""
+
+    trial: int
+    config: Config
+    row: int | None
+    """Row of the space; None for a run outside it (an earlier run's, a baseline)."""
+    loss: float | None
+    """What the objective minimises (finite, positive for `step_time`); None where the trial failed or was not admitted."""
+    step_time_s: float | None = None
+    peak_memory_gib: float | None = None
+    """Largest over the ranks."""
+    failure: Failure | None = None
+    """None where the trial is scored. Infrastructure failures are never shown to a proposer."""
+    spread: float | None = None
+    """Relative spread of the step times inside the run."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further metrics by name (for an objective over several)."""
+    is_confirmation: bool = False
+
+
+@dataclass(frozen=True)
+class SearchView:
+    """Everything a proposer may know when asked. A new value each time; it holds no state of its own."""
+
+    card: Card
+    space: Space
+    observations: tuple[Observation, ...]
+    pending: frozenset[int]
+    """Rows that run now, or were held back: never proposed again."""
+    budget_left: int
+    """Trials that may still be started, this batch included."""
+    seed: int
+    objective: str = "step_time"
+    prior: tuple[Observation, ...] = ()
+    """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a proposer thinks a trial will show; compared with what was measured."""
+
+    step_time_s: float | None = None
+    peak_memory_gib: float | None = None
+    fits: float | None = None
+    """Probability that it fits into memory, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A member of the space that should run next."""
+
+    config: Config
+    proposer: str
+    """`default`, `random`, `llm`, `policy`, `seed`, ..."""
+    rationale: str = ""
+    expects: Expectation = Expectation()
+    turn: int | None = None
+    """LLM turn that it came from."""
+
+
+class Proposer(Protocol):
+    """Proposes up to `count` new members of the space; fewer, or none, where it has no more to say.
+
+    It must not propose a row that was observed or is pending. The same view and seed give the same proposals.
+    """
+
+    name: str
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]: ...

@@ -1,0 +1,1 @@
+"""The ledger and its views: what happened, for good."""

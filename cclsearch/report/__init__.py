@@ -1,0 +1,1 @@
+"""What people see: terminal tables, charts, one HTML page."""

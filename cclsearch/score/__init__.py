@@ -1,0 +1,1 @@
+"""What a run is worth: objectives, the admission gate, noise."""

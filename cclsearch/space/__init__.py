@@ -1,0 +1,1 @@
+"""The legal set: knobs, constraints, and every configuration that satisfies them, as columns."""

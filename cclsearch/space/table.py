@@ -1,0 +1,112 @@
+"""The enumerated legal set as columns: everything that proposes or predicts works on rows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.values import Config, Value
+
+DEGREES = ("tp", "dp", "pp", "ep")
+"""Parallel degrees; a space without one of them runs it at 1. `ep` lives inside `dp` x `tp`, so it multiplies nothing."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing that may be set. `tp dp pp ep micro_batch_size activation_checkpointing` are the mission's six."""
+
+    name: str
+    choices: tuple[Value, ...]
+    description: str = ""
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the choices are numbers with an order (booleans and words are not)."""
+        return all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in self.choices)
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """N legal configurations over K knobs, enumerated once, in a fixed order.
+
+    `codes_NK[n, k]` is the position of configuration n's value in `knobs[k].choices`.
+    """
+
+    knobs: tuple[Knob, ...]
+    codes_NK: NDArray[np.int16]
+    num_raw: int
+    """Raw combinations before the constraints (rows of the table, for a recording)."""
+    rules: tuple[str, ...] = ()
+    """Names of the constraints that were applied."""
+
+    def __len__(self) -> int:
+        return len(self.codes_NK)
+
+    def config(self, row: int) -> Config:
+        """The configuration in that row."""
+        return Config(
+            {knob.name: knob.choices[code] for knob, code in zip(self.knobs, self.codes_NK[row], strict=True)}
+        )
+
+    def row(self, config: Mapping[str, Value]) -> int | None:
+        """The row that holds this configuration; None where it is no member (unknown knob, value, or illegal)."""
+        if len(config) != len(self.knobs):
+            return None
+        codes = []
+        for knob in self.knobs:
+            if knob.name not in config:
+                return None
+            code = self._code_of[knob.name].get(_key(config[knob.name]))
+            if code is None:
+                return None
+            codes.append(code)
+        return self._row_of.get(tuple(codes))
+
+    def column(self, knob: str, default: Value = 1) -> NDArray[np.generic]:
+        """(N,) values of one knob: int64, float64, bool or object; `default` everywhere where there is no such knob."""
+        for k, candidate in enumerate(self.knobs):
+            if candidate.name == knob:
+                choices = np.array(candidate.choices, dtype=object if not _uniform(candidate.choices) else None)
+                return choices[self.codes_NK[:, k]]
+        return np.full(len(self), default)
+
+    def has(self, knob: str) -> bool:
+        """Whether the space has a knob of that name."""
+        return any(candidate.name == knob for candidate in self.knobs)
+
+    @cached_property
+    def num_accelerators_N(self) -> NDArray[np.int64]:
+        """(N,) accelerators that each configuration uses: tp x dp x pp."""
+        product = np.ones(len(self), dtype=np.int64)
+        for degree in ("tp", "dp", "pp"):
+            product *= self.column(degree).astype(np.int64)
+        return product
+
+    @cached_property
+    def _code_of(self) -> dict[str, dict[tuple[bool, Value], int]]:
+        return {knob.name: {_key(choice): i for i, choice in enumerate(knob.choices)} for knob in self.knobs}
+
+    @cached_property
+    def _row_of(self) -> dict[tuple[int, ...], int]:
+        return {tuple(codes): row for row, codes in enumerate(self.codes_NK.tolist())}
+
+
+def space_from_rows(knobs: Sequence[Knob], configs: Sequence[Mapping[str, Value]]) -> Space:
+    """A space whose legal set is exactly these configurations (a recording's rows)."""
+    code_of = [{_key(choice): i for i, choice in enumerate(knob.choices)} for knob in knobs]
+    codes = [[codes[_key(config[knob.name])] for knob, codes in zip(knobs, code_of, strict=True)] for config in configs]
+    codes_NK = np.array(codes, dtype=np.int16).reshape(len(configs), len(knobs))
+    return Space(tuple(knobs), codes_NK, num_raw=len(configs), rules=("recorded",))
+
+
+def _key(value: Value) -> tuple[bool, Value]:
+    """True and 1 are different choices."""
+    return (isinstance(value, bool), value)
+
+
+def _uniform(choices: tuple[Value, ...]) -> bool:
+    return len({type(choice) for choice in choices}) == 1 and not isinstance(choices[0], str)

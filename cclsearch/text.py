@@ -1,0 +1,19 @@
+"""Text from outside is data: made safe to print, and clipped."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
+
+
+def plain(text: str) -> str:
+    """The text without terminal escapes, control characters (tab and newline stay) and bidirectional overrides."""
+    return _CONTROL.sub("", _ESCAPE.sub("", text))
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """The text as one safe line of at most `limit` characters; what was cut shows as an ellipsis."""
+    line = " ".join(plain(text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,0 +1,1 @@
+"""The trace toolkit: any profiler trace to one event table, to metrics, to the reason."""

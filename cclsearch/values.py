@@ -1,0 +1,141 @@
+"""Frozen values that pass between the rooms: a configuration, a failure, where a figure comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+Value = bool | int | float | str
+"""What a knob may be set to."""
+
+
+class Model(BaseModel):
+    """Base of every closed model: frozen, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Config(Mapping[str, Value]):
+    """One configuration: knob name -> value, in the order of the space's knobs; hashable, equal by content."""
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Mapping[str, Value] | None = None, /, **knobs: Value) -> None:
+        self._values: dict[str, Value] = {**(values or {}), **knobs}
+        self._hash: int | None = None
+
+    def __getitem__(self, knob: str) -> Value:
+        return self._values[knob]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(self._values.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and self._values == dict(other)
+
+    def __repr__(self) -> str:
+        return f"Config({self})"
+
+    def __str__(self) -> str:
+        """`tp=2 dp=4 micro_batch_size=1`: how a configuration reads in a table and on the command line."""
+        return " ".join(f"{knob}={json.dumps(v) if isinstance(v, bool) else v}" for knob, v in self._values.items())
+
+    def as_int(self, knob: str, default: int = 1) -> int:
+        """The knob's value as a whole number; `default` where the space has no such knob."""
+        return int(self._values.get(knob, default))
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits that name this configuration, whatever the order of its knobs."""
+        text = json.dumps(self._values, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        value = core_schema.union_schema(
+            [
+                core_schema.bool_schema(strict=True),
+                core_schema.int_schema(strict=True),
+                core_schema.float_schema(strict=True),
+                core_schema.str_schema(strict=True),
+            ]
+        )
+        knobs = core_schema.dict_schema(core_schema.str_schema(), value)
+        return core_schema.union_schema(
+            [core_schema.is_instance_schema(cls), core_schema.no_info_after_validator_function(cls, knobs)],
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda config: dict(config)),
+        )
+
+
+class FailureKind(StrEnum):
+    """Why a trial has no score (closed list)."""
+
+    OUT_OF_MEMORY = "out_of_memory"
+    ILLEGAL_CONFIG = "illegal_config"
+    TIMEOUT = "timeout"
+    COMMUNICATION = "communication"
+    CRASHED = "crashed"
+    PREEMPTED = "preempted"
+    ALLOCATION_ENDED = "allocation_ended"
+    NODE_FAILED = "node_failed"
+    LAUNCHER = "launcher"
+    TRACE_UNREADABLE = "trace_unreadable"
+    WORK_MISMATCH = "work_mismatch"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether the configuration is innocent: retried, costs no budget, teaches the model nothing."""
+        return self in _INFRASTRUCTURE
+
+
+_INFRASTRUCTURE = frozenset(
+    {
+        FailureKind.PREEMPTED,
+        FailureKind.ALLOCATION_ENDED,
+        FailureKind.NODE_FAILED,
+        FailureKind.LAUNCHER,
+        FailureKind.CANCELLED,
+    }
+)
+
+
+class Stage(StrEnum):
+    """Where on its way a trial failed."""
+
+    SUBMIT = "submit"
+    RUN = "run"
+    TRACE = "trace"
+    SCORE = "score"
+
+
+class Failure(Model):
+    """Why a trial failed: never a number."""
+
+    stage: Stage
+    kind: FailureKind
+    message: str
+    """The root exception of the first rank that failed, or the launcher's own reason."""
+    rank: int | None = None
+
+
+class Provenance(StrEnum):
+    """Where a figure comes from; the three never mix in one ranking."""
+
+    MEASURED = "measured"
+    RECORDED = "recorded"
+    SIMULATED = "simulated"
