@@ -77,6 +77,8 @@ class Launcher(Protocol):
     provenance: Provenance
     max_parallel: int
     """Most jobs in flight that make sense here; 1 where trials would disturb each other."""
+    poll_interval_s: float
+    """Pause between two polls; 0 where a job is done as soon as it is submitted."""
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Start these jobs; one handle a job, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cclsearch.card.model import Card
 from cclsearch.space.table import Space
@@ -34,6 +34,15 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class Remark:
+    """Something a proposer did that the ledger should keep: an arbiter's move, an LLM turn, rows held back."""
+
+    topic: str
+    text: str
+    data: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class SearchView:
     """Everything a proposer may know when asked. A new value each time; it holds no state of its own."""
 
@@ -48,6 +57,8 @@ class SearchView:
     objective: str = "step_time"
     prior: tuple[Observation, ...] = ()
     """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
+    remarks: tuple[Remark, ...] = ()
+    """What proposers remarked so far in this search, from the ledger: state is rebuilt from it after a kill."""
 
 
 @dataclass(frozen=True)
@@ -82,3 +93,16 @@ class Proposer(Protocol):
     name: str
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]: ...
+
+
+@runtime_checkable
+class Narrator(Protocol):
+    """What a proposer with a story adds (the arbiter does): remarks for the ledger, and a wish to end early."""
+
+    def take_remarks(self) -> Sequence[Remark]:
+        """Remarks since the last call, oldest first; the search writes them to the ledger."""
+        ...
+
+    def ending(self) -> str | None:
+        """Why the search should end with budget left; None to go on. Asked after a `propose` that gave nothing."""
+        ...

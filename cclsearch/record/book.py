@@ -1,0 +1,76 @@
+"""A run folder that is being written: its lock, its ledger, its state, and whoever watches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from cclsearch.record.event import Event
+from cclsearch.record.ledger import LEDGER_FILE, Ledger, read_events
+from cclsearch.record.lock import FolderLock
+from cclsearch.record.state import RunState, fold_events
+
+Watcher = Callable[[Event, RunState], None]
+"""Called after each event is on disk (a live table, plain lines, JSON lines)."""
+
+
+class Book:
+    """Context manager over one run folder, locked; `record` is the only way in which a search's state changes."""
+
+    def __init__(self, folder: Path, *, watchers: tuple[Watcher, ...] = ()) -> None:
+        self.folder = folder
+        self.state = RunState()
+        self.lock = FolderLock(folder)
+        self._watchers = watchers
+        self._ledger: Ledger | None = None
+
+    def __enter__(self) -> Book:
+        self.lock.__enter__()
+        try:
+            path = self.folder / LEDGER_FILE
+            self.state = fold_events(read_events(path)) if path.exists() else RunState()
+            self._ledger = Ledger(path)
+        except BaseException:
+            self.lock.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ledger:
+            self._ledger.close()
+        self.lock.__exit__(kind, error, trace)
+
+    def record(self, event: Event) -> None:
+        """Put one event on disk, fold it in, tell the watchers."""
+        assert self._ledger is not None, "the book is not open"
+        self._ledger.append(event)
+        self.state.apply(event)
+        self.lock.refresh()
+        for watch in self._watchers:
+            watch(event, self.state)
+
+    def trial_folder(self, number: int) -> Path:
+        """`trials/0007`: the evidence of trial 7."""
+        return self.folder / "trials" / f"{number:04d}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's text in one synced step: a reader sees the old or the new; an OSError leaves the old."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,100 @@
+"""The append-only truth of a search: one JSON object a line, each synced to disk before anything depends on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from cclsearch.errors import UserError
+from cclsearch.record.event import EVENT, LEDGER_VERSION, Event, SearchStarted
+
+LEDGER_FILE = "ledger.jsonl"
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The ledger's events in order.
+
+    A last line that was torn by a kill or a full disk never happened and is left out. Raises UserError where a line
+    before it is not an event (named by its number), or the ledger was written by a newer version.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{str(path.parent)!r} is no run folder: it has no {LEDGER_FILE}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):
+        yield _parse(path, number, line)
+
+
+def _parse(path: Path, number: int, line: bytes) -> Event:
+    try:
+        event = EVENT.validate_json(line)
+    except ValidationError as error:
+        if number == 1 and b'"ledger_version"' in line:
+            _refuse_newer(path, line)
+        first = error.errors(include_url=False)[0]
+        raise UserError(
+            f"{str(path)!r} line {number} is not an event of this version: {first['msg']};"
+            " the lines before it are sound: cut the file there to go on from them"
+        ) from None
+    if isinstance(event, SearchStarted) and event.ledger_version > LEDGER_VERSION:
+        _refuse_newer(path, line)
+    return event
+
+
+def _refuse_newer(path: Path, line: bytes) -> None:
+    import json
+
+    try:
+        version = json.loads(line).get("ledger_version")
+    except ValueError:
+        return
+    if isinstance(version, int) and version > LEDGER_VERSION:
+        raise UserError(
+            f"{str(path)!r} was written by a newer ccl-search (ledger version {version}, this one reads up to"
+            f" {LEDGER_VERSION}): upgrade with `pip install --upgrade ccl-search`"
+        )
+
+
+class Ledger:
+    """The ledger opened for writing; its run folder must be locked by the caller."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._end = self._cut_torn_line()
+
+    def append(self, event: Event) -> None:
+        """Write one event and sync it; on an error (disk full) the file is left as it was and OSError is raised."""
+        line = EVENT.dump_json(event, exclude_defaults=False) + b"\n"
+        try:
+            written = 0
+            while written < len(line):
+                written += os.pwrite(self._fd, line[written:], self._end + written)
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._end)
+            raise
+        self._end += len(line)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _cut_torn_line(self) -> int:
+        size = os.fstat(self._fd).st_size
+        end = size
+        while end > 0:
+            start = max(0, end - 65536)
+            cut = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if cut >= 0:
+                end = start + cut + 1
+                break
+            end = start
+        if end < size:
+            os.ftruncate(self._fd, end)
+        return end

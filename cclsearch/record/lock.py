@@ -1,0 +1,157 @@
+"""One writer a folder, also on file systems without locks, and after a kill or a reboot.
+
+The lock is a file made by an atomic link; it names host, boot, process and the process's start. On the same host the
+dead are told from the living exactly; another host's lock counts as dead once it was not refreshed for ten minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+
+from cclsearch.errors import UserError
+
+STALE_AFTER_S = 600.0
+REFRESH_EVERY_S = 60.0
+
+
+class FolderLock:
+    """Context manager that holds `folder/lock`; raises UserError while a living process holds it."""
+
+    def __init__(self, folder: Path, *, purpose: str = "search") -> None:
+        self.path = folder / "lock"
+        self._purpose = purpose
+        self._me = json.dumps({**_identity(os.getpid()), "purpose": purpose}, sort_keys=True)
+        self._refreshed = 0.0
+
+    def __enter__(self) -> FolderLock:
+        for _ in range(20):
+            if self._try_create():
+                self._refreshed = time.monotonic()
+                return self
+            holder = _read(self.path)
+            if holder is not None and _is_alive(holder, self.path):
+                raise UserError(
+                    f"{str(self.path.parent)!r} is in use by process {holder.get('pid')} on"
+                    f" {holder.get('host')} ({holder.get('purpose', 'search')}); wait for it, or stop it"
+                )
+            self._remove_dead(holder)
+        raise UserError(f"cannot lock {str(self.path.parent)!r}: others keep taking {str(self.path)!r}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            if self.path.read_text() == self._me:
+                self.path.unlink()
+
+    def refresh(self) -> None:
+        """Show that the holder lives; to be called now and then."""
+        if time.monotonic() - self._refreshed > REFRESH_EVERY_S:
+            self._refreshed = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+
+    def _try_create(self) -> bool:
+        own = self.path.with_name(f"lock.{socket.gethostname()}.{os.getpid()}")
+        try:
+            own.write_text(self._me)
+            try:
+                os.link(own, self.path)
+                return True
+            except FileExistsError:
+                return False
+            except OSError:  # a file system without hard links: exclusive creation does
+                return self._create_exclusively()
+        except OSError as error:
+            raise UserError(f"cannot write in {str(self.path.parent)!r}: {error.strerror}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                own.unlink()
+
+    def _create_exclusively(self) -> bool:
+        try:
+            with self.path.open("x") as file:
+                file.write(self._me)
+            return True
+        except FileExistsError:
+            return False
+
+    def _remove_dead(self, holder: dict[str, object] | None) -> None:
+        """Move the dead lock aside first, so that of two who find it dead only one removes it."""
+        if holder is None and self.path.exists() and time.time() - self.path.stat().st_mtime < 2:
+            time.sleep(0.1)  # just being written, without hard links
+            return
+        aside = self.path.with_name(f"lock.dead.{socket.gethostname()}.{os.getpid()}")
+        try:
+            self.path.rename(aside)
+        except FileNotFoundError:
+            return
+        moved = _read(aside)
+        if moved is not None and moved != holder and _is_alive(moved, aside):
+            with contextlib.suppress(OSError):
+                os.link(aside, self.path)
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a living process holds the folder's lock."""
+    path = folder / "lock"
+    holder = _read(path)
+    return holder is not None and _is_alive(holder, path)
+
+
+def _identity(pid: int) -> dict[str, object]:
+    return {"host": socket.gethostname(), "boot": _boot_id(), "pid": pid, "start": _start_of(pid)}
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> str:
+    """The process's start in clock ticks since boot; empty where the process or /proc is not there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    try:
+        holder = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return holder if isinstance(holder, dict) else None
+
+
+def _is_alive(holder: dict[str, object], path: Path) -> bool:
+    if holder.get("host") != socket.gethostname():
+        try:
+            return time.time() - path.stat().st_mtime < STALE_AFTER_S
+        except OSError:
+            return False
+    if holder.get("boot") != _boot_id():
+        return False
+    pid = holder.get("pid")
+    if not isinstance(pid, int):
+        return False
+    start = _start_of(pid)
+    if start:
+        return start == holder.get("start")
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not Path("/proc").is_dir()
