@@ -1,0 +1,139 @@
+"""The `replay` launcher: a trial is a look-up in a recorded landscape. Nothing runs; every result says `recorded`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cclsearch.errors import UserError
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
+from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult
+from cclsearch.plugins import LAUNCHERS
+from cclsearch.values import Config, Failure, FailureKind, Provenance, Stage
+
+if TYPE_CHECKING:
+    from cclsearch.launch.profile import Profile
+    from cclsearch.recording import RecordedRow, Recording
+
+_FAILURES = {
+    "oom": (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
+    "failed": (FailureKind.CRASHED, "recorded as failed: crashed or out of memory, the source does not say which"),
+}
+
+
+@LAUNCHERS.register("replay")
+class ReplayLauncher:
+    """Answers trials from a recording, each of its rows once per run: a recording cannot confirm itself."""
+
+    name = "replay"
+    provenance = Provenance.RECORDED
+
+    def __init__(self, recording: Recording, max_parallel: int = 64) -> None:
+        self.recording = recording
+        self.max_parallel = max_parallel
+        self._refused: dict[str, Failure] = {}
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> ReplayLauncher:
+        """The launcher over the profile's `recording`, a folder; raises UserError where it holds no recording."""
+        from cclsearch.recording import load_recording
+
+        folder = profile.settings.get("recording")
+        if not isinstance(folder, str) or not folder:
+            raise UserError(
+                f"the replay launcher needs `recording`: a folder with card.yaml and trials.csv, not {folder!r}"
+            )
+        return cls(load_recording(Path(folder)))
+
+    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
+        """Write each job's `result.json` at once. A row that another trial of the run has read is refused."""
+        return [self._serve(job) for job in jobs]
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
+        """All done: a look-up takes no time."""
+        return [JobStatus(state=JobState.DONE, failure=self._failure(handle)) for handle in handles]
+
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        """Nothing runs, so there is nothing to stop."""
+
+    def find(self, run_id: str) -> list[Handle]:
+        """Nothing outlives the search: what was answered stands in the trial folders."""
+        return []
+
+    def render(self, job: Job) -> str:
+        """What stands in for a job script."""
+        source = self.recording.card.source or "an unnamed source"
+        return f"# nothing runs: the recorded row of {job.payload.config} is read ({source})\n"
+
+    def check(self) -> list[Check]:
+        """What the recording holds."""
+        measured = sum(row.status == "ok" for row in self.recording.rows)
+        detail = f"{self.recording.name}: {len(self.recording.rows)} recorded configurations, {measured} with a time"
+        return [Check(name="recording", ok=True, detail=detail)]
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _serve(self, job: Job) -> Handle:
+        handle = Handle(launcher=self.name, job_name=job.name, job_id=job.name, trial_dir=job.trial_dir)
+        row = self.recording.look_up(job.payload.config)
+        taken = self._read_by(job)
+        if row is None or taken is not None:
+            what = "is not in the recording" if row is None else f"was read by trial {taken}, and a row is read once"
+            message = f"{job.payload.config} {what}"
+            self._refused[handle.job_id] = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
+        elif not (job.trial_dir / RESULT_FILE).exists():
+            _write_result(job.trial_dir, self._result(job, row))
+        return handle
+
+    def _read_by(self, job: Job) -> str | None:
+        """Folder name of another trial of this run that has read the row; told from disk, so it outlives a kill."""
+        for result in sorted(job.trial_dir.parent.glob(f"*/{RESULT_FILE}")):
+            folder = result.parent
+            if folder != job.trial_dir and _config_of(folder) == job.payload.config:
+                return folder.name
+        return None
+
+    def _failure(self, handle: Handle) -> Failure | None:
+        refused = self._refused.get(handle.job_id)
+        if refused is None and not (handle.trial_dir / RESULT_FILE).exists():
+            message = "the recording was not asked: submit again"
+            return Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
+        return refused
+
+    def _result(self, job: Job, row: RecordedRow) -> TrialResult:
+        failure = None
+        if row.status in _FAILURES:
+            kind, message = _FAILURES[row.status]
+            failure = Failure(stage=Stage.RUN, kind=kind, message=message)
+        card = self.recording.card
+        done = failure is None
+        return TrialResult(
+            status=RunStatus.OK if done else RunStatus.FAILED,
+            failure=failure,
+            world_size=job.payload.num_ranks,
+            global_batch_size=card.global_batch_size if done else None,
+            seq_len=card.seq_len if done else None,
+            step_times_s=() if row.step_time_s is None else (row.step_time_s,),
+            peak_memory_bytes=() if row.peak_memory_gib is None else (round(row.peak_memory_gib * 2**30),),
+            recorded=True,
+            extra={"recording": self.recording.name, "source": card.source, "licence": card.licence},
+        )
+
+
+def _config_of(trial_dir: Path) -> Config | None:
+    import json
+
+    try:
+        return Config(json.loads((trial_dir / CONFIG_FILE).read_text(encoding="utf-8"))["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_result(trial_dir: Path, result: TrialResult) -> None:
+    import os
+
+    partial = trial_dir / f".{RESULT_FILE}.part"
+    partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
+    os.replace(partial, trial_dir / RESULT_FILE)

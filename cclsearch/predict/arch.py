@@ -1,0 +1,87 @@
+"""Counting: parameters and arithmetic of a decoder-only transformer, from its widths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cclsearch.card.model import ModelArch
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters by where they live. Widths only: biases and position tables (well under 1 %) are left out."""
+
+    attention: int
+    """Projections of one layer."""
+    dense_mlp: int
+    """Feed-forward part of one ordinary layer (0 in a model whose layers are all mixtures)."""
+    experts: int
+    """All routed experts of one mixture layer."""
+    shared_experts: int
+    """Shared experts of one mixture layer."""
+    router: int
+    active_experts: int
+    """Routed experts of one mixture layer that a token visits."""
+    norms: int
+    """Normalisation of one layer."""
+    embedding: int
+    head: int
+    """Output projection; 0 where it is tied to the embedding."""
+    dense_layers: int
+    moe_layers: int
+
+    @property
+    def total(self) -> int:
+        """Parameters of the whole model."""
+        return self._layers(self.experts) + self.embedding + self.head
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token visits."""
+        return self._layers(self.active_experts) + self.embedding + self.head
+
+    def _layers(self, experts: int) -> int:
+        layers = self.dense_layers + self.moe_layers
+        moe = self.moe_layers * (experts + self.shared_experts + self.router)
+        return layers * (self.attention + self.norms) + self.norms // 2 + self.dense_layers * self.dense_mlp + moe
+
+
+def count_parts(arch: ModelArch) -> ParameterCount:
+    """Parameters by part. Source: Narayanan et al. 2021 (Megatron-LM), section 2, for GQA, gated MLPs and mixtures."""
+    h, moe = arch.hidden_size, arch.moe
+    matrices = 3 if arch.gated_mlp else 2
+    moe_layers = arch.num_layers - min(moe.num_dense_layers, arch.num_layers) if moe else 0
+    expert = matrices * h * moe.expert_intermediate_size if moe else 0
+    return ParameterCount(
+        attention=2 * h * arch.head_dim * (arch.num_heads + arch.num_kv_heads),
+        dense_mlp=matrices * h * arch.intermediate_size,
+        experts=expert * moe.num_experts if moe else 0,
+        shared_experts=expert * moe.num_shared_experts if moe else 0,
+        router=h * moe.num_experts if moe else 0,
+        active_experts=expert * moe.top_k if moe else 0,
+        norms=2 * h,
+        embedding=arch.vocab_size * h,
+        head=0 if arch.tied_embeddings else arch.vocab_size * h,
+        dense_layers=arch.num_layers - moe_layers,
+        moe_layers=moe_layers,
+    )
+
+
+def count_parameters(arch: ModelArch) -> int:
+    """Parameters of the whole model, from its widths."""
+    return count_parts(arch).total
+
+
+def count_active_parameters(arch: ModelArch) -> int:
+    """Parameters that one token visits: all of them unless the model is a mixture of experts."""
+    return count_parts(arch).active
+
+
+def flops_per_token(arch: ModelArch, seq_len: int) -> float:
+    """Training FLOP per token: 6 (N_active - N_input_embedding) + 12 L heads head_dim S.
+
+    The output projection counts whether or not it is tied. Source: PaLM (Chowdhery et al. 2022), appendix B.
+    """
+    parts = count_parts(arch)
+    matmul = parts.active - parts.embedding - parts.head + arch.vocab_size * arch.hidden_size
+    return 6.0 * matmul + 12.0 * arch.num_layers * arch.num_heads * arch.head_dim * seq_len

@@ -1,0 +1,140 @@
+"""What a prediction needs of each configuration, as columns of numbers whatever the space calls its knobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.card.model import Card
+from cclsearch.space.table import Space
+
+Array = NDArray[np.float64]
+
+_ZERO_KNOBS = ("zero_stage", "fsdp_level", "zero", "data_parallel_sharding")
+_RECOMPUTE_KNOBS = ("activation_checkpointing", "recompute", "remat", "activation_recompute")
+_VIRTUAL_KNOBS = ("virtual_pipeline", "virtual_stages", "vpp", "virtual_pipeline_size", "interleaved_stages")
+_FULL = {"full", "true", "yes", "on", "1", "all", "uniform", "block", "every-layer", "every_layer"}
+_PARTIAL = {"selective", "partial", "minimal", "attention", "save_dot_except_mlp", "half"}
+_FUSED_ATTENTION = ("flash", "sdpa", "xformers", "memory_efficient", "cudnn", "splash")
+_PLAIN_ATTENTION = ("torch", "eager", "math", "naive", "unfused", "plain", "dot_product", "fused")
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """N configurations. Every column is (N,) float64."""
+
+    tp: Array
+    dp: Array
+    pp: Array
+    ep: Array
+    micro_batch: Array
+    accumulation: Array
+    """Micro-batches per optimizer step and data-parallel rank."""
+    zero: Array
+    """0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too."""
+    recompute: Array
+    """Share of each layer's activations that is computed twice: 0, 1, or between."""
+    sequence_parallel: Array
+    virtual: Array
+    """Model chunks per pipeline rank (1 without interleaving)."""
+    plain_attention: Array
+    """Whether the attention matrix is written to memory: 1, 0, or 0.1 where nothing says so."""
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+
+def read_layout(card: Card, space: Space) -> Layout:
+    """The columns of a space; a knob that is absent has its plain value (degree 1, no sharding, no recompute)."""
+    size = len(space)
+
+    def number(name: str, default: float = 1.0) -> Array:
+        return np.maximum(_numbers(space, name, default), 1.0)
+
+    dp, micro_batch = number("dp"), number("micro_batch_size")
+    accumulation = np.maximum(card.global_batch_size / (dp * micro_batch), 1.0)
+    sequence_parallel = _switch(space, "sequence_parallel") if space.has("sequence_parallel") else np.zeros(size)
+    return Layout(
+        tp=number("tp"),
+        dp=dp,
+        pp=number("pp"),
+        ep=number("ep"),
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        zero=_zero(space),
+        recompute=_recompute(space),
+        sequence_parallel=sequence_parallel,
+        virtual=np.maximum(_first_numbers(space, _VIRTUAL_KNOBS, 1.0), 1.0),
+        plain_attention=_plain_attention(space),
+    )
+
+
+def _numbers(space: Space, name: str, default: float) -> Array:
+    """(N,) values of a numeric knob; `default` where it is absent, not a number or not positive."""
+    for knob_index, knob in enumerate(space.knobs):
+        if knob.name == name:
+            values = [_as_number(choice, default) for choice in knob.choices]
+            return np.array(values, dtype=np.float64)[space.codes_NK[:, knob_index]]
+    return np.full(len(space), default)
+
+
+def _as_number(choice: object, default: float) -> float:
+    try:
+        return float(choice)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return default
+
+
+def _first_numbers(space: Space, names: tuple[str, ...], default: float) -> Array:
+    for name in names:
+        if space.has(name):
+            return _numbers(space, name, default)
+    return np.full(len(space), default)
+
+
+def _by_choice(space: Space, name: str, read: dict[str, float], default: float) -> Array:
+    for knob_index, knob in enumerate(space.knobs):
+        if knob.name == name:
+            values = [read.get(str(choice).lower(), default) for choice in knob.choices]
+            return np.array(values, dtype=np.float64)[space.codes_NK[:, knob_index]]
+    return np.full(len(space), default)
+
+
+def _switch(space: Space, name: str) -> Array:
+    return _by_choice(space, name, dict.fromkeys(_FULL, 1.0), 0.0)
+
+
+def _zero(space: Space) -> Array:
+    for name in _ZERO_KNOBS:
+        if space.has(name):
+            return np.clip(_numbers(space, name, 0.0), 0.0, 3.0)
+    if space.has("fsdp"):
+        return 3.0 * _switch(space, "fsdp")
+    if space.has("distributed_optimizer"):
+        return _switch(space, "distributed_optimizer")
+    return np.zeros(len(space))
+
+
+def _recompute(space: Space) -> Array:
+    words = dict.fromkeys(_FULL, 1.0) | dict.fromkeys(_PARTIAL, 0.3)
+    for name in _RECOMPUTE_KNOBS:
+        if space.has(name):
+            return _by_choice(space, name, words, 0.0)
+    return np.zeros(len(space))
+
+
+def _plain_attention(space: Space) -> Array:
+    """Reads the words of any knob about kernels or attention; a word that nobody knows says nothing."""
+    for knob_index, knob in enumerate(space.knobs):
+        if "kernel" in knob.name or "attention" in knob.name.replace("activation", ""):
+            values = [_plain_word(str(choice).lower()) for choice in knob.choices]
+            return np.array(values, dtype=np.float64)[space.codes_NK[:, knob_index]]
+    return np.full(len(space), 0.1)
+
+
+def _plain_word(word: str) -> float:
+    if any(part in word for part in _FUSED_ATTENTION):
+        return 0.0
+    return 1.0 if any(part in word for part in _PLAIN_ATTENTION) else 0.1

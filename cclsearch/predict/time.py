@@ -1,0 +1,252 @@
+"""Step time in closed form: raw parts of every configuration, and how multipliers of the parts make a time of them.
+
+The parts are what public cost models agree on; the multipliers are what frameworks and clusters differ in, so they are
+what trials calibrate. Sources: [M] Narayanan et al. 2021 (Megatron-LM, sections 2 and 3), [K] Korthikanti et al. 2022
+(sequence parallelism, recomputation), [C] Isaev et al. 2023 (Calculon), [V] Bang et al. 2024 (vTrain), [T] Thakur et
+al. 2005 with Chan et al. 2007 (ring collectives), [Z] Rajbhandari et al. 2020 (ZeRO), [G] Lepikhin et al. 2021 (GShard).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.card.model import Card
+from cclsearch.predict.arch import count_parts
+from cclsearch.predict.layout import Array, Layout
+from cclsearch.predict.machine import Machine
+
+MULTIPLIERS = (
+    "scale",
+    "gemm",
+    "attention",
+    "elementwise",
+    "recompute",
+    "vocabulary",
+    "imbalance",
+    "launch",
+    "tp_scale_up",
+    "tp_scale_out",
+    "expert_exchange",
+    "bubble",
+    "p2p",
+    "p2p_wait",
+    "dp",
+    "dp_overlap",
+    "optimizer",
+)
+"""What may be calibrated, in the order of every vector of log multipliers."""
+
+GEMM_PEAK_SHARE = 0.72
+"""Of the data-sheet rate, for large shapes ([M] table 1 and [V]: 0.5 to 0.75 end to end)."""
+TOKENS_HALF, WIDTH_HALF = 192.0, 192.0
+"""Rows and columns of a GEMM at which it reaches half of that (tiles of 128 to 256)."""
+ATTENTION_PEAK_SHARE = 0.35
+KERNELS_PER_LAYER = 60.0
+"""Kernels that a layer issues forward and backward in eager mode."""
+COLLECTIVE_WAIT = 1e-3
+"""Seconds by which a point-to-point exchange of a pipeline holds up its stage, before calibration."""
+
+
+@dataclass(frozen=True, eq=False)
+class TimeParts:
+    """Raw seconds of one micro-batch on one stage (forward and backward), or of one step where said. (N,) each."""
+
+    gemm: Array
+    attention: Array
+    elementwise: Array
+    recompute_share: Array
+    vocabulary: Array
+    """Of the last stage."""
+    launch: Array
+    """Host time to issue the kernels: hides behind the device's work, or the other way round."""
+    tp_scale_up: Array
+    tp_scale_out: Array
+    expert_exchange: Array
+    bubble: Array
+    """Micro-batches' worth of pipeline fill and drain."""
+    p2p: Array
+    p2p_wait: Array
+    dp: Array
+    """Of one step: gradients and, with sharded weights, the weights."""
+    dp_exposed_floor: Array
+    """Of one step: what no backward pass can hide (weights gathered after the optimizer)."""
+    optimizer: Array
+    """Of one step."""
+    micro_batches: Array
+    virtual: Array
+    pipelined: Array
+    """Share of the vocabulary's work that falls on a stage of its own: 1 - 1 / pp."""
+
+
+def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
+    """Raw parts of every configuration. Sources by part are at the head of this module."""
+    arch, counts = card.arch, count_parts(card.arch)
+    tokens = layout.micro_batch * card.seq_len
+    layers = np.ceil(arch.num_layers / layout.pp)
+    h, width = arch.hidden_size, arch.num_heads * arch.head_dim
+    rate = machine.flops_per_s * GEMM_PEAK_SHARE
+    slow = (1 + TOKENS_HALF / tokens) * (1 + WIDTH_HALF * layout.tp / h)
+    matmul = _layer_matmul(card)
+    # [M] eq. 3: 2 FLOP a parameter and token forward, twice that backward
+    gemm = 6.0 * matmul * tokens * layers / layout.tp / rate * slow
+    # [M] eq. 3, attention matrix: half of it is masked, which only fused kernels skip
+    attention = 6.0 * tokens * card.seq_len * width * layers / layout.tp / (machine.flops_per_s * ATTENTION_PEAK_SHARE)
+    attention = attention * (1 + layout.plain_attention)
+    matrix_bytes = 11.0 * arch.num_heads * tokens * card.seq_len * layers / layout.tp
+    # [K] section 4: about 34 bytes a token and width of activations, written and read forward and backward
+    shared = np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
+    touched = tokens * h * layers * (60.0 / shared + 60.0 / layout.tp)
+    elementwise = (touched + matrix_bytes * layout.plain_attention) / machine.hbm_bytes_s
+    head = 6.0 * tokens * h * arch.vocab_size / layout.tp / rate
+    logits = 16.0 * tokens * arch.vocab_size / layout.tp / machine.hbm_bytes_s
+    launch = (layers * KERNELS_PER_LAYER + 20.0) * machine.launch_s * (1 + 0.3 * layout.recompute)
+    tp_up, tp_out = _tensor_parallel(card, layout, machine, tokens, layers)
+    dp, floor = _data_parallel(card, layout, machine)
+    ranks_apart = layout.tp * layout.dp  # pipeline stages are outermost in [M] and its descendants
+    crosses = (ranks_apart * layout.pp > machine.node) & (layout.pp > 1)
+    link = np.where(crosses, machine.out_bytes_s, machine.up_bytes_s)
+    nodes = np.maximum(layout.tp * layout.dp * layout.pp / machine.node, 1.0)
+    staged = (layout.pp > 1).astype(np.float64)
+    local_params = _parameters_per_rank(counts, arch.num_layers, layout)
+    sharded = np.where(layout.zero >= 1, layout.dp, 1.0)
+    return TimeParts(
+        gemm=gemm,
+        attention=attention,
+        elementwise=elementwise,
+        recompute_share=layout.recompute,
+        vocabulary=head + logits,
+        launch=launch,
+        tp_scale_up=tp_up,
+        tp_scale_out=tp_out,
+        expert_exchange=_expert_exchange(card, layout, machine, tokens, layers),
+        bubble=(layout.pp - 1) / layout.virtual,  # [M] section 2.2
+        p2p=staged * layout.virtual * 4.0 * tokens * h / link,  # activations forward, gradients back, 2 bytes each
+        p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * nodes,
+        dp=dp,
+        dp_exposed_floor=floor,
+        optimizer=30.0 * local_params / sharded / machine.hbm_bytes_s + 2e-3,
+        micro_batches=layout.accumulation,
+        virtual=layout.virtual,
+        pipelined=1 - 1 / layout.pp,
+    )
+
+
+def combine_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> Array:
+    """(N,) seconds per optimizer step with these log multipliers (in the order of `MULTIPLIERS`)."""
+    m = dict(zip(MULTIPLIERS, np.exp(log_multipliers), strict=True))
+    slot, _ = _slot_time(parts, m)
+    slots = parts.micro_batches + m["bubble"] * parts.bubble
+    # what of the last micro-batch's backward can hide gradient traffic, smooth in both limits
+    hides = m["dp_overlap"] * 0.5 * slot
+    traffic = m["dp"] * parts.dp
+    exposed = traffic * traffic / (traffic + hides + 1e-12)
+    step = slots * slot + exposed + m["dp"] * parts.dp_exposed_floor + m["optimizer"] * parts.optimizer
+    return np.asarray(m["scale"] * step)
+
+
+def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[str, Array]:
+    """The step time by part, in seconds; the parts add up to `combine_time`."""
+    m = dict(zip(MULTIPLIERS, np.exp(log_multipliers), strict=True))
+    slot, head = _slot_time(parts, m)
+    scale, count = m["scale"], parts.micro_batches
+    layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + m["elementwise"] * parts.elementwise
+    traffic = m["dp"] * parts.dp
+    pieces = {
+        "gemm": count * m["gemm"] * parts.gemm,
+        "attention": count * m["attention"] * parts.attention,
+        "elementwise": count * m["elementwise"] * parts.elementwise,
+        "recompute": count * layer * m["recompute"] * parts.recompute_share / 3,
+        "vocabulary": count * head,
+        "tensor parallel": count * (m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out),
+        "expert exchange": count * m["expert_exchange"] * parts.expert_exchange,
+        "point to point": count * (m["p2p"] * parts.p2p + m["p2p_wait"] * parts.p2p_wait),
+    }
+    launch = count * slot - np.sum(list(pieces.values()), axis=0)
+    rest = {
+        "launch": launch,
+        "pipeline bubble": m["bubble"] * parts.bubble * slot,
+        "data parallel": traffic * traffic / (traffic + m["dp_overlap"] * 0.5 * slot + 1e-12)
+        + m["dp"] * parts.dp_exposed_floor,
+        "optimizer": m["optimizer"] * parts.optimizer,
+    }
+    return {name: scale * np.asarray(seconds) for name, seconds in (pieces | rest).items()}
+
+
+def _slot_time(parts: TimeParts, m: dict[str, float]) -> tuple[Array, Array]:
+    """Seconds of the slowest stage for one micro-batch, and what of it the vocabulary takes."""
+    layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + m["elementwise"] * parts.elementwise
+    # a framework that balances stages spreads the head's work over them; one that does not waits for the last stage
+    head = m["vocabulary"] * parts.vocabulary * (1 - parts.pipelined * (1 - _share(m["imbalance"])))
+    busy = layer * (1 + m["recompute"] * parts.recompute_share / 3) + head
+    issue = m["launch"] * parts.launch
+    # the longer of the two, smooth: the device waits for the host or the host for the device
+    device_or_host = np.sqrt(np.sqrt(busy**4 + issue**4)) if np.any(issue) else busy
+    talk = m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out
+    talk = talk + m["expert_exchange"] * parts.expert_exchange + m["p2p"] * parts.p2p + m["p2p_wait"] * parts.p2p_wait
+    return np.asarray(device_or_host + talk), np.asarray(head)
+
+
+def _share(multiplier: float) -> float:
+    """A positive multiplier around 1 as a share around one half."""
+    return multiplier / (1 + multiplier)
+
+
+def _layer_matmul(card: Card) -> float:
+    """Parameters that a token meets in an average layer."""
+    counts = count_parts(card.arch)
+    moe = counts.moe_layers * (counts.active_experts + counts.shared_experts + counts.router)
+    return counts.attention + (counts.dense_layers * counts.dense_mlp + moe) / card.arch.num_layers
+
+
+def _parameters_per_rank(counts: object, num_layers: int, layout: Layout) -> Array:
+    from cclsearch.predict.memory import parameters_per_rank
+
+    return parameters_per_rank(counts, num_layers, layout)  # type: ignore[arg-type]
+
+
+def _tensor_parallel(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> tuple[Array, Array]:
+    """[M] section 2.3: two all-reduces a layer each way (with sequence parallelism the same bytes, [K] section 4.2)."""
+    message = 2.0 * tokens * card.arch.hidden_size
+    share = 2.0 * (layout.tp - 1) / layout.tp  # [T] ring
+    calls = 4.0 * layers * (1 + 0.5 * layout.recompute)
+    active = layout.tp > 1
+    inside = np.minimum(layout.tp, machine.node)
+    up_share = 2.0 * (inside - 1) / inside
+    up = active * calls * (message * up_share / machine.up_bytes_s + 2 * machine.up_latency_s * np.log2(inside + 1))
+    outside = layout.tp > machine.node
+    steps = layout.tp / machine.node
+    out = outside * calls * (message * share / machine.out_bytes_s + 2 * machine.out_latency_s * np.maximum(steps, 1))
+    return np.asarray(up), np.asarray(out)
+
+
+def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array, Array]:
+    """[Z] section 7: gradients 2 bytes a parameter reduced once a step; sharded weights gathered again."""
+    local = _parameters_per_rank(count_parts(card.arch), card.arch.num_layers, layout)
+    ring = (layout.dp - 1) / layout.dp
+    span = layout.tp * layout.dp
+    members = np.clip(machine.node / layout.tp, 1.0, None)  # of one group inside one node, each with a link of its own
+    out = np.minimum(machine.out_bytes_s * members, machine.up_bytes_s)
+    rate = np.where(span > machine.node, out, machine.up_bytes_s)
+    hops = np.where(span > machine.node, machine.out_latency_s, machine.up_latency_s) * np.log2(layout.dp + 1) * 20
+    once = 2.0 * local * ring / rate + hops * (layout.dp > 1)
+    gathers = np.where(layout.zero >= 3, 2.0 * layout.accumulation, 0.0)
+    reduces = np.where(layout.zero == 0, 2.0, np.where(layout.zero >= 2, layout.accumulation, 1.0))
+    reduces = np.where(layout.zero >= 2, np.minimum(reduces, layout.accumulation), reduces)
+    after_step = np.where((layout.zero >= 1) & (layout.zero < 3), 1.0, 0.0)
+    return np.asarray(once * (reduces + gathers)), np.asarray(once * after_step)
+
+
+def _expert_exchange(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> Array:
+    """[G] section 3.2: tokens go to their experts and back, forward and backward, in every mixture layer."""
+    if card.arch.moe is None:
+        return np.zeros(len(layout))
+    counts = count_parts(card.arch)
+    mixtures = layers * counts.moe_layers / card.arch.num_layers
+    sent = 2.0 * tokens / layout.tp * card.arch.moe.top_k * card.arch.hidden_size * (layout.ep - 1) / layout.ep
+    crosses = layout.ep > machine.node
+    rate = np.where(crosses, machine.out_bytes_s, machine.up_bytes_s)
+    latency = np.where(crosses, machine.out_latency_s, machine.up_latency_s) * layout.ep
+    return np.asarray((layout.ep > 1) * 4.0 * mixtures * (1 + 0.5 * layout.recompute) * (sent / rate + latency))

@@ -1,0 +1,199 @@
+"""A recorded landscape: a tuning problem that somebody measured to the end, as a card, a space and rows.
+
+Layout: a folder with `card.yaml` (a CCL-Bench v1 card) and `trials.csv`. Every column of `trials.csv` left of `status`,
+`grad_accum` aside, is a knob; the legal set is the rows, and a configuration that is not in the table was not measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cclsearch.card.model import Card
+from cclsearch.errors import UserError
+from cclsearch.space.table import DEGREES, Knob, Space, space_from_rows
+from cclsearch.text import one_line
+from cclsearch.values import Config, Value
+
+STATUSES = ("ok", "oom", "failed")
+DERIVED = "grad_accum"
+
+
+@dataclass(frozen=True)
+class RecordedRow:
+    """One measured configuration."""
+
+    config: Config
+    status: str
+    """`ok`, `oom`, or `failed` (crashed or out of memory; the source does not say which)."""
+    step_time_s: float | None
+    """Seconds per optimizer step at the card's global batch; None unless `ok`."""
+    peak_memory_gib: float | None = None
+    """Of one device; None where the source never measured it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A measured landscape. `rows[n]` is what was measured for row n of `space`."""
+
+    name: str
+    card: Card
+    space: Space
+    rows: tuple[RecordedRow, ...]
+    notes: tuple[str, ...] = ()
+    """What the card left out and what stands in for it, one line each."""
+    folder: Path | None = None
+
+    @cached_property
+    def best_row(self) -> int:
+        """Row of the fastest configuration in the table."""
+        times = [math.inf if row.step_time_s is None else row.step_time_s for row in self.rows]
+        return times.index(min(times))
+
+    @property
+    def best_step_time_s(self) -> float:
+        """Seconds per step of the fastest configuration in the table."""
+        best = self.rows[self.best_row].step_time_s
+        assert best is not None  # load_recording refuses a table without an `ok` row
+        return best
+
+    def look_up(self, config: Mapping[str, Value]) -> RecordedRow | None:
+        """The row measured for this configuration; None where it is not in the table."""
+        row = self.space.row(config)
+        return None if row is None else self.rows[row]
+
+
+def load_recording(folder: Path | str) -> Recording:
+    """The landscape in that folder.
+
+    A configuration that stands there twice keeps its faster row. Raises UserError that names the file, and the line
+    where a cell cannot be read, when a part is missing or holds no measured step time.
+    """
+    folder = Path(folder)
+    for name in ("card.yaml", "trials.csv"):
+        if not (folder / name).is_file():
+            raise UserError(f"a recording is a folder with card.yaml and trials.csv; {str(folder)!r} has no {name}")
+    knobs, rows, notes = _read_table(folder / "trials.csv")
+    card, card_notes = _read_card(folder, rows)
+    if not any(row.step_time_s is not None for row in rows):
+        raise UserError(f"{folder / 'trials.csv'}: a recording needs at least one row with status ok; there is none")
+    space = space_from_rows(knobs, [row.config for row in rows])
+    return Recording(folder.resolve().name, card, space, rows, (*notes, *card_notes), folder)
+
+
+def find_recordings(folder: Path | str) -> list[Path]:
+    """Every folder at or below `folder` that holds both files, sorted; raises UserError where there is none."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise UserError(f"there is no folder {str(root)!r} with recorded landscapes")
+    found = sorted(path.parent for path in root.rglob("trials.csv") if (path.parent / "card.yaml").is_file())
+    if not found:
+        raise UserError(f"{str(root)!r} holds no landscape: no folder at or below it has both card.yaml and trials.csv")
+    return found
+
+
+def _read_table(path: Path) -> tuple[tuple[Knob, ...], tuple[RecordedRow, ...], tuple[str, ...]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            table = [[cell.strip() for cell in line] for line in csv.reader(lines)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: must be a CSV table in UTF-8; {one_line(str(error))}") from error
+    table = [line for line in table if any(line)]
+    if not table:
+        raise UserError(f"{path}: must begin with a line of column names; the file is empty")
+    header, *body = table
+    _check_header(path, header)
+    if not body:
+        raise UserError(f"{path}: needs at least one measured row; there is none")
+    for line, cells in enumerate(body, start=2):
+        if len(cells) != len(header):
+            raise UserError(f"{path} row {line}: must have {len(header)} cells; it has {len(cells)}")
+    names = [name for name in header[: header.index("status")] if name != DERIVED]
+    columns = {name: _parse_column(path, name, [line[header.index(name)] for line in body]) for name in names}
+    rows = [_read_row(path, n, header, columns, cells) for n, cells in enumerate(body)]
+    kept, notes = _keep_faster(rows)
+    knobs = tuple(Knob(name, _choices(columns[name])) for name in names)
+    return knobs, tuple(kept), notes
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    for needed in ("status", "step_time_s"):
+        if needed not in header:
+            raise UserError(f"{path}: needs a column {needed!r}; it has {', '.join(map(repr, header))}")
+    if len(set(header)) != len(header):
+        raise UserError(f"{path}: every column may stand there once; it has {', '.join(map(repr, header))}")
+    if not [name for name in header[: header.index("status")] if name != DERIVED]:
+        raise UserError(f"{path}: needs at least one knob column left of 'status'; there is none")
+
+
+def _parse_column(path: Path, name: str, cells: Sequence[str]) -> list[Value]:
+    """Cells of one knob as one type: whole numbers, numbers, true/false, or words."""
+    if {cell.lower() for cell in cells} <= {"true", "false"}:
+        return [cell.lower() == "true" for cell in cells]
+    numbers = [_number(cell) for cell in cells]
+    whole = [int(number) for number in numbers if number is not None and number.is_integer()]
+    if name in DEGREES or name == "micro_batch_size":
+        for line, (cell, number) in enumerate(zip(cells, numbers, strict=True), start=2):
+            if number is None or not number.is_integer() or number < 1:
+                raise UserError(f"{path} row {line}: {name} must be a whole number of at least 1; it is {cell!r}")
+    if len(whole) == len(cells):
+        return list(whole)
+    known = [number for number in numbers if number is not None]
+    return list(known) if len(known) == len(cells) else list(cells)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _choices(values: Sequence[Value]) -> tuple[Value, ...]:
+    return tuple(sorted(set(values), key=lambda value: (isinstance(value, str), value)))
+
+
+def _read_row(
+    path: Path, n: int, header: Sequence[str], columns: Mapping[str, Sequence[Value]], cells: Sequence[str]
+) -> RecordedRow:
+    cell = dict(zip(header, cells, strict=True))
+    status = cell["status"].lower()
+    if status not in STATUSES:
+        raise UserError(f"{path} row {n + 2}: status must be one of {', '.join(STATUSES)}; it is {cell['status']!r}")
+    time_s = _number(cell["step_time_s"]) if status == "ok" else None
+    if status == "ok" and (time_s is None or time_s <= 0):
+        raise UserError(
+            f"{path} row {n + 2}: step_time_s must be seconds above 0 where status is ok; it is {cell['step_time_s']!r}"
+        )
+    peak = _number(cell.get("peak_memory_gib", ""))
+    config = Config({name: values[n] for name, values in columns.items()})
+    return RecordedRow(config, status, time_s, peak if peak is not None and peak > 0 else None)
+
+
+def _keep_faster(rows: Sequence[RecordedRow]) -> tuple[list[RecordedRow], tuple[str, ...]]:
+    kept: dict[Config, RecordedRow] = {}
+    for row in rows:
+        held = kept.get(row.config)
+        if held is None or (row.step_time_s or math.inf) < (held.step_time_s or math.inf):
+            kept[row.config] = row
+    dropped = len(rows) - len(kept)
+    return list(kept.values()), (f"{dropped} repeated rows: the faster of each stands",) if dropped else ()
+
+
+def _read_card(folder: Path, rows: Sequence[RecordedRow]) -> tuple[Card, tuple[str, ...]]:
+    from cclsearch.card.load import card_from_mapping
+    from cclsearch.recording_card import complete_card
+    from cclsearch.yaml_file import read_yaml
+
+    path = folder / "card.yaml"
+    data = read_yaml(path)
+    completed, notes = complete_card(data, [row.config for row in rows], path)
+    try:
+        return card_from_mapping(completed, folder.resolve().name), notes
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error

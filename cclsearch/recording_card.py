@@ -1,0 +1,114 @@
+"""What stands in for the fields that a recording's card leaves out, so that its table can still be replayed.
+
+A real run never guesses a field. A recording is only looked up, so a missing width costs no more than a worse starting
+point of the prediction, which the trials correct; every stand-in is reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cclsearch.errors import UserError
+from cclsearch.text import one_line
+from cclsearch.values import Value
+
+_PARAMS_PER_LAYER = 12
+"""Parameters of a transformer layer over hidden size squared (4 for attention, 8 for the feed-forward part)."""
+
+
+def complete_card(
+    data: Mapping[str, Any], configs: Sequence[Mapping[str, Value]], path: Path
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The card with every field that a replay needs, and one line for each that had to be stood in for.
+
+    Raises UserError where the fixed work is not stated: without global batch and sequence length no row means anything.
+    """
+    card = copy.deepcopy(dict(data))
+    workload = _mapping(card, "workload")
+    notes: list[str] = []
+    for field in ("batch_size", "seq_len"):
+        value = _positive(_mapping(workload, "data").get(field))
+        if value is None:
+            came = _mapping(workload, "data").get(field)
+            raise UserError(
+                f"{path}: workload.data.{field} must be a whole number above 0; it is {one_line(repr(came))}"
+            )
+    model = _mapping(workload, "model")
+    _stand_in(model, {"phase": lambda _: "training", "precision": lambda _: "bf16"}, "model", notes, _word)
+    _stand_in(_mapping(model, "model_arch"), _ARCH, "model.model_arch", notes, _positive)
+    hardware = _mapping(workload, "hardware")
+    _complete_hardware(_mapping(hardware, "xpu_spec"), configs, notes)
+    _mapping(hardware, "network_topo")
+    framework = _mapping(_mapping(card, "Model-executor"), "framework")
+    _stand_in(framework, {"name": lambda _: "unknown"}, "framework", notes, _word)
+    return card, tuple(notes)
+
+
+def _complete_hardware(xpu: dict[str, Any], configs: Sequence[Mapping[str, Value]], notes: list[str]) -> None:
+    largest = max(math.prod(int(config.get(degree, 1)) for degree in ("tp", "dp", "pp")) for config in configs)
+    _stand_in(xpu, {"type": lambda _: "GPU", "model": lambda _: "unknown"}, "hardware.xpu_spec", notes, _word)
+    numbers: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+        "total_count": lambda _: largest,
+        "count_per_node": lambda spec: min(8, int(spec["total_count"])),
+        "memory_gb": lambda _: 80,
+    }
+    _stand_in(xpu, numbers, "hardware.xpu_spec", notes, _positive)
+
+
+def _stand_in(
+    part: dict[str, Any],
+    makers: Mapping[str, Callable[[Mapping[str, Any]], Any]],
+    where: str,
+    notes: list[str],
+    is_there: Callable[[Any], Any],
+) -> None:
+    for field, make in makers.items():
+        if is_there(part.get(field)) is None:
+            part[field] = make(part)
+            notes.append(f"card: {where}.{field} is missing; {part[field]!r} stands in for it")
+
+
+def _mapping(part: dict[str, Any], key: str) -> dict[str, Any]:
+    if not isinstance(part.get(key), dict):
+        part[key] = {}
+    held: dict[str, Any] = part[key]
+    return held
+
+
+def _positive(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        return None
+    return float(value)
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) and value.strip() and value.strip().upper() != "N/A" else None
+
+
+def _guess_layers(arch: Mapping[str, Any]) -> int:
+    params, hidden = _positive(arch.get("num_params")), _positive(arch.get("hidden_size"))
+    if params and hidden:
+        return max(1, round(params / (_PARAMS_PER_LAYER * hidden**2)))
+    return max(2, round(32 * (params / 7e9) ** 0.25)) if params else 32
+
+
+def _guess_hidden(arch: Mapping[str, Any]) -> int:
+    params, heads = _positive(arch.get("num_params")), _positive(arch.get("num_heads"))
+    hidden = math.sqrt(params / (_PARAMS_PER_LAYER * arch["num_layers"])) if params else 4096.0
+    unit = heads or 128
+    return max(1, round(hidden / unit)) * int(unit)
+
+
+_ARCH: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "num_layers": _guess_layers,
+    "hidden_size": _guess_hidden,
+    "num_heads": lambda arch: max(1, int(arch["hidden_size"]) // int(_positive(arch.get("head_dim")) or 128)),
+    "num_kv_heads": lambda arch: int(arch["num_heads"]),
+    "head_dim": lambda arch: max(1, int(arch["hidden_size"]) // int(arch["num_heads"])),
+    "intermediate_size": lambda arch: 4 * int(arch["hidden_size"]),
+    "vocab_size": lambda _: 50257,
+}
