@@ -37,7 +37,7 @@ class Outcome(Model):
     """What the objective minimises; None unless scored and admitted (a Pareto objective has the first metric here)."""
     metrics: dict[str, float] = {}
     """`step_time_s` (median of the unprofiled window), `tokens_per_s`, `tokens_per_s_per_accelerator`, `mfu`,
-    `num_accelerators`, `peak_memory_gib`, and what the objective and the traces add. Only what was measured is there."""
+    `num_accelerators`, `peak_memory_gib`, what objective and traces add. Only what was measured is there."""
     spread: float | None = None
     """Relative spread (median absolute deviation x 1.4826 / median) of the step times."""
     notes: tuple[str, ...] = ()

@@ -1,0 +1,165 @@
+"""An objective as its YAML file declares it, checked field by field; `cclsearch.score.objective` makes it a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from cclsearch.errors import UserError
+from cclsearch.score.catalog import Direction
+from cclsearch.values import Model
+
+BASELINE = "baseline"
+"""In place of a number: what the baseline trial measured."""
+
+NAME = r"^[a-z][a-z0-9_]{0,60}$"
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+MAX_FILE_BYTES = 100_000
+_UNION_BRANCHES = frozenset({"float", "str", "literal['baseline']", "constrained-float"})
+
+
+class ParameterDeclaration(Model):
+    """Something about an objective that a user may set (`--objective composite:weight=0.3`)."""
+
+    default: Finite | Literal["baseline"] | None
+    """A number; `baseline`; or null where a scale is left out unless it is given."""
+    at_least: Finite | None = None
+    at_most: Finite | None = None
+    above: Finite | None = None
+    description: str = ""
+
+
+class MetricDeclaration(Model):
+    """One metric of an objective."""
+
+    name: str = Field(pattern=NAME)
+    direction: Direction
+    unit: str | None = None
+    """Checked against the unit that the metric is measured in."""
+    weight: Finite | str | None = None
+    """A number, or arithmetic over the parameters."""
+    reference: Finite | str | None = None
+    """What a weighted metric is divided by: a number, `baseline`, or a parameter."""
+    scale: Finite | str | None = None
+    """Factor on the measured value; left out where a parameter in it is null."""
+    scaled_unit: str | None = None
+    """Unit once scaled."""
+    source: Literal["script"] | None = None
+    """`script`: a figure that only the run script knows (`metrics` of its `result.json`)."""
+
+
+class ConstraintDeclaration(Model):
+    """A bound that a trial must keep to be ranked."""
+
+    metric: str = Field(pattern=NAME)
+    at_least: Finite | str | None = None
+    at_most: Finite | str | None = None
+    unit: str | None = None
+    source: Literal["script"] | None = None
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> ConstraintDeclaration:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("needs `at_least` or `at_most`")
+        return self
+
+
+class ObjectiveDeclaration(Model):
+    """The whole file."""
+
+    version: Literal[1]
+    description: str = ""
+    parameters: dict[str, ParameterDeclaration] = {}
+    metrics: tuple[MetricDeclaration, ...] = Field(min_length=1)
+    constraints: tuple[ConstraintDeclaration, ...] = ()
+
+
+def read_declaration(path: Path) -> ObjectiveDeclaration:
+    """The file's declaration; raises UserError that names file and field."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if len(text) > MAX_FILE_BYTES:
+            raise UserError(f"{path}: an objective has at most {MAX_FILE_BYTES} characters; this file has {len(text)}")
+        data = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"{path}: is no YAML ({' '.join(str(error).split())[:200]})") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: must be a mapping with `version` and `metrics`; it is {type(data).__name__}")
+    return check_declaration(data, str(path))
+
+
+def check_declaration(data: Mapping[str, Any], where: str) -> ObjectiveDeclaration:
+    """The declaration in this mapping; raises UserError that names `where` and the field."""
+    try:
+        return ObjectiveDeclaration.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = _field_path(first["loc"])
+        message = {"missing": "is missing", "extra_forbidden": "is no field of an objective"}.get(
+            first["type"], first["msg"].removeprefix("Value error, ")
+        )
+        came = "" if first["type"] == "missing" else f"; it is {_short(first['input'])}"
+        raise UserError(f"{where}: {field}: {message}{came}") from None
+
+
+def resolve_parameters(
+    declared: Mapping[str, ParameterDeclaration], given: Mapping[str, float | str | None], where: str
+) -> dict[str, float | str | None]:
+    """Every parameter's value: given or default; raises UserError for an unknown name or a value out of bounds."""
+    for name in given:
+        if name not in declared:
+            known = ", ".join(declared) or "none"
+            raise UserError(f"{where}: there is no parameter {name!r}; there are: {known}")
+    values: dict[str, float | str | None] = {}
+    for name, parameter in declared.items():
+        value = _number_or_word(given[name], f"{where}: {name}") if name in given else parameter.default
+        if isinstance(value, float | int):
+            _check_bounds(value, parameter, f"{where}: {name}")
+        elif value == BASELINE and parameter.default != BASELINE:
+            raise UserError(f"{where}: {name}: must be a number; it is {value!r}")
+        values[name] = value
+    return values
+
+
+def _number_or_word(value: float | str | None, where: str) -> float | str | None:
+    if value is None or value == BASELINE:
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        raise UserError(f"{where}: must be a number; it is {value!r}") from None
+    if not math.isfinite(number):
+        raise UserError(f"{where}: must be finite; it is {value!r}")
+    return number
+
+
+def _check_bounds(value: float, parameter: ParameterDeclaration, where: str) -> None:
+    if parameter.at_least is not None and value < parameter.at_least:
+        raise UserError(f"{where}: must be at least {parameter.at_least:g}; it is {value:g}")
+    if parameter.at_most is not None and value > parameter.at_most:
+        raise UserError(f"{where}: must be at most {parameter.at_most:g}; it is {value:g}")
+    if parameter.above is not None and value <= parameter.above:
+        raise UserError(f"{where}: must be above {parameter.above:g}; it is {value:g}")
+
+
+def _field_path(parts: tuple[int | str, ...]) -> str:
+    """`metrics[0].direction`; the branch of a union that pydantic adds at the end is left out."""
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part not in _UNION_BRANCHES:
+            path += f".{part}" if path else part
+    return path or "the file"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"

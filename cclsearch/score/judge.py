@@ -1,0 +1,119 @@
+"""From a finished trial to its outcome: metrics, admission, loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cclsearch.card.model import Card
+from cclsearch.errors import TrialError
+from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
+from cclsearch.score.admission import WORK_RULES, admit
+from cclsearch.score.derive import derive_metrics, median_step_time, relative_spread
+from cclsearch.score.evidence import Evidence, TraceEvidence
+from cclsearch.score.objective import Objective
+from cclsearch.score.outcome import Admission, Outcome, Verdict
+from cclsearch.values import Failure, FailureKind, Provenance, Stage
+
+__all__ = ["TraceEvidence", "judge_evidence", "judge_failure", "judge_trial"]
+
+
+def judge_trial(
+    payload: TrialInput,
+    result: TrialResult,
+    card: Card,
+    objective: Objective,
+    *,
+    provenance: Provenance,
+    trace: TraceEvidence | None = None,
+    baseline: Mapping[str, float] | None = None,
+) -> Outcome:
+    """The outcome of a run that left a `result.json`.
+
+    `card` is the frozen one. `baseline` holds the baseline trial's metrics where the objective `needs_baseline`; None
+    says that this trial is the baseline. Raises nothing: what cannot be scored is an outcome with its failure.
+    """
+    evidence = Evidence(payload, result, card, provenance, trace)
+    return judge_evidence(evidence, objective, baseline=baseline)
+
+
+def judge_evidence(evidence: Evidence, objective: Objective, *, baseline: Mapping[str, float] | None = None) -> Outcome:
+    """As `judge_trial`, from evidence with hashes or thresholds of its own; metrics and spread are filled in."""
+    failure = _find_failure(evidence.result)
+    if failure is not None:
+        return judge_failure(failure, evidence.provenance, evidence.result)
+    trace = evidence.trace
+    metrics = derive_metrics(evidence.payload, evidence.result, evidence.card, trace)
+    spread = relative_spread(evidence.result.step_times_s)
+    admission = admit(replace(evidence, metrics=metrics, spread=spread))
+    loss, failure, admission = _score(objective, metrics, baseline, admission)
+    return Outcome(
+        provenance=evidence.provenance,
+        failure=failure or _find_work_mismatch(admission),
+        admission=admission,
+        loss=loss if admission.admitted and failure is None else None,
+        metrics=metrics,
+        spread=spread,
+        notes=_collect_notes(evidence.result, trace),
+        diagnosis=trace.diagnosis if trace else (),
+        seconds_by_cause=trace.seconds_by_cause if trace else {},
+    )
+
+
+def judge_failure(failure: Failure, provenance: Provenance, result: TrialResult | None = None) -> Outcome:
+    """The outcome of a trial that failed; what it measured on its way (peak memory) is kept."""
+    metrics = {}
+    if result and result.peak_memory_bytes:
+        metrics["peak_memory_gib"] = max(result.peak_memory_bytes) / 2**30
+    return Outcome(provenance=provenance, failure=failure, metrics=metrics)
+
+
+def _find_failure(result: TrialResult) -> Failure | None:
+    if result.status is RunStatus.FAILED:
+        message = "the run script says that it failed, and not why"
+        return result.failure or Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=message)
+    if median_step_time(result) is None:
+        came = (
+            f"they are {', '.join(f'{t:g}' for t in result.step_times_s[:5])}"
+            if result.step_times_s
+            else "it left none"
+        )
+        message = f"the run script says that it succeeded, but its step times must be finite and above 0: {came}"
+        return Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message)
+    return None
+
+
+def _score(
+    objective: Objective,
+    metrics: Mapping[str, float],
+    baseline: Mapping[str, float] | None,
+    admission: Admission,
+) -> tuple[float | None, Failure | None, Admission]:
+    """Loss, failure, and the admission with the objective's constraints as its last verdict."""
+    reference = (metrics if baseline is None else baseline) if objective.needs_baseline else None
+    try:
+        loss = objective.loss(metrics, reference)
+        objective.values(metrics)
+        broken = objective.broken_constraints(metrics)
+    except TrialError as error:
+        return None, error.failure, admission
+    if not objective.constraints:
+        return loss, None, admission
+    kept = Verdict(rule="constraints", ok=not broken, detail="; ".join(broken) or "all kept")
+    verdicts = (*admission.verdicts, kept)
+    return loss, None, Admission(admitted=admission.admitted and not broken, verdicts=verdicts)
+
+
+def _find_work_mismatch(admission: Admission) -> Failure | None:
+    broken = [verdict.detail for verdict in admission.verdicts if verdict.rule in WORK_RULES and verdict.ok is False]
+    if not broken:
+        return None
+    return Failure(stage=Stage.SCORE, kind=FailureKind.WORK_MISMATCH, message="; ".join(broken))
+
+
+def _collect_notes(result: TrialResult, trace: TraceEvidence | None) -> tuple[str, ...]:
+    import math
+
+    odd = [name for name, value in result.metrics.items() if not math.isfinite(value)]
+    notes = [f"the run script's {name} is not finite and was left out" for name in odd]
+    return (*notes, *(trace.notes if trace else ()))

@@ -1,0 +1,319 @@
+"""What "better" means: metrics with direction, weight, reference and constraints, declared in `objectives/*.yaml`.
+
+The value that a search minimises is the `loss`. Of one metric it is the metric itself (its reciprocal where greater is
+better and it is always positive, else its negative). Of weighted metrics it is `1 / score` with `score = sum of w x
+reference/value` (`value/reference` where greater is better), so that it stays positive and the greatest score wins. Of
+several metrics without weights (Pareto) the loss is the first metric's, and `values` holds them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from cclsearch.content import find_content
+from cclsearch.errors import TrialError, UserError
+from cclsearch.score.catalog import Direction, find_metric
+from cclsearch.score.declaration import (
+    BASELINE,
+    ConstraintDeclaration,
+    MetricDeclaration,
+    ObjectiveDeclaration,
+    read_declaration,
+    resolve_parameters,
+)
+from cclsearch.score.expression import evaluate, names_in
+from cclsearch.values import Failure, FailureKind, Model, Stage
+
+MAX_PARETO_METRICS = 3
+
+
+class Term(Model):
+    """One metric of an objective, with every parameter filled in."""
+
+    metric: str
+    direction: Direction
+    unit: str | None
+    """Of the scaled value."""
+    scale: float = 1.0
+    weight: float | None = None
+    reference: float | None = None
+    """None with a `weight`: what the baseline trial measured."""
+    reciprocal: bool = False
+    """Whether its loss, where greater is better, is 1/value rather than -value."""
+    missing: str = ""
+
+    def minimised(self, value: float) -> float:
+        """The value, scaled and turned so that less is better."""
+        scaled = value * self.scale
+        if self.direction is Direction.MINIMIZE:
+            return scaled
+        return 1.0 / scaled if self.reciprocal else -scaled
+
+
+class Constraint(Model):
+    """Bounds that a trial must keep to be ranked."""
+
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+    unit: str | None = None
+    missing: str = ""
+
+    def broken_by(self, value: float) -> str | None:
+        """Why that value breaks it, in one line; None where it is kept."""
+        unit = f" {self.unit}" if self.unit else ""
+        if self.at_least is not None and value < self.at_least:
+            return f"{self.metric} must be at least {self.at_least:g}{unit}; it is {value:.4g}"
+        if self.at_most is not None and value > self.at_most:
+            return f"{self.metric} must be at most {self.at_most:g}{unit}; it is {value:.4g}"
+        return None
+
+
+class Objective(Model):
+    """What a search is after; frozen, and hashed into the run."""
+
+    name: str
+    description: str
+    terms: tuple[Term, ...]
+    constraints: tuple[Constraint, ...] = ()
+    parameters: dict[str, float | str | None] = {}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that it ranks by, the first one first."""
+        return tuple(term.metric for term in self.terms)
+
+    @property
+    def is_weighted(self) -> bool:
+        return self.terms[0].weight is not None
+
+    @property
+    def is_multi(self) -> bool:
+        """Whether several metrics stand beside each other, none weighed against another (a Pareto front)."""
+        return len(self.terms) > 1 and not self.is_weighted
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether some reference is what the baseline trial measured."""
+        return any(term.weight is not None and term.reference is None for term in self.terms)
+
+    @property
+    def spec(self) -> str:
+        """`composite:weight=0.3`: what `load_objective` reads this objective from again."""
+        given = ",".join(f"{name}={value}" for name, value in self.parameters.items() if value is not None)
+        return f"{self.name}:{given}" if given else self.name
+
+    def with_baseline(self, baseline: Mapping[str, float]) -> Objective:
+        """The same objective with every open reference taken from the baseline trial's metrics."""
+        filled = [
+            term.model_copy(update={"reference": _positive(term, baseline, "the baseline trial's") * term.scale})
+            if term.weight is not None and term.reference is None
+            else term
+            for term in self.terms
+        ]
+        return self.model_copy(update={"terms": tuple(filled)})
+
+    def score(self, metrics: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> float:
+        """The figure that people read: the scaled metric, or the weighted score (the greater the better).
+
+        Raises TrialError with the reason where a metric is missing or cannot be used; `baseline` may be left out where
+        `needs_baseline` is False.
+        """
+        if not self.is_weighted:
+            return _finite(self.terms[0], metrics) * self.terms[0].scale
+        if self.needs_baseline:
+            if baseline is None:
+                raise ValueError(f"objective {self.name!r} needs the baseline trial's metrics")
+            return self.with_baseline(baseline).score(metrics)
+        return sum(_weighted_ratio(term, metrics) for term in self.terms)
+
+    def loss(self, metrics: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> float:
+        """What a search minimises: finite; raises TrialError with the reason where a metric is missing."""
+        if self.is_weighted:
+            score = self.score(metrics, baseline)
+            if score <= 0:
+                _fail(f"{self.name}: the score must be above 0 to be ranked; it is {score:g}")
+            return 1.0 / score
+        return self.values(metrics)[0]
+
+    def values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
+        """Each metric turned so that less is better; raises TrialError with the reason where one is missing."""
+        return tuple(term.minimised(_check_reciprocal(term, metrics)) for term in self.terms)
+
+    def broken_constraints(self, metrics: Mapping[str, float]) -> tuple[str, ...]:
+        """Which constraints these metrics break, one line each; raises TrialError where one cannot be told."""
+        broken = []
+        for constraint in self.constraints:
+            if constraint.metric not in metrics:
+                _fail(f"{constraint.metric} is needed by a constraint of {self.name!r}: {constraint.missing}")
+            line = constraint.broken_by(metrics[constraint.metric])
+            if line:
+                broken.append(line)
+        return tuple(broken)
+
+
+def load_objective(spec: str, parameters: Mapping[str, float | str | None] | None = None) -> Objective:
+    """The objective of that name, path, or `name:parameter=value,...` (`composite:weight=0.3`).
+
+    `parameters` override what the spec says. Raises UserError naming file and field for what cannot be used.
+    """
+    name, given = split_spec(spec)
+    path = find_content("objectives", name, ".yaml", ".yml")
+    declaration = read_declaration(path)
+    return build_objective(declaration, path.stem if path.stem == name else name, {**given, **(parameters or {})}, path)
+
+
+def split_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Name and parameters of `composite:weight=0.3,reference_num_accelerators=16`; raises UserError where malformed."""
+    name, colon, rest = spec.partition(":")
+    if not colon or "=" not in rest:
+        return spec, {}
+    given = {}
+    for part in rest.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise UserError(f"an objective's parameters read `name:parameter=value,...`; {part!r} of {spec!r} does not")
+        given[key.strip()] = value.strip()
+    return name, given
+
+
+def build_objective(
+    declaration: ObjectiveDeclaration, name: str, given: Mapping[str, float | str | None], path: Path | str
+) -> Objective:
+    """The objective that this declaration and these parameters make; raises UserError naming file and field."""
+    parameters = resolve_parameters(declaration.parameters, given, f"objective {name!r}")
+    metrics = declaration.metrics
+    weighted = [metric.weight is not None for metric in metrics]
+    if any(weighted) and not all(weighted):
+        unweighted = next(i for i, has in enumerate(weighted) if not has)
+        raise UserError(f"{path}: metrics[{unweighted}].weight is missing: either every metric has a weight, or none")
+    if not any(weighted) and len(metrics) > MAX_PARETO_METRICS:
+        raise UserError(
+            f"{path}: without weights there may be at most {MAX_PARETO_METRICS} metrics; there are {len(metrics)}"
+        )
+    names = [metric.name for metric in metrics]
+    if len(set(names)) < len(names):
+        raise UserError(f"{path}: metrics: each may stand there once; they are {', '.join(names)}")
+    terms = tuple(_build_term(metric, parameters, f"{path}: metrics[{i}]") for i, metric in enumerate(metrics))
+    if any(weighted) and sum(term.weight or 0.0 for term in terms) <= 0:
+        raise UserError(f"{path}: metrics: the weights must add up to more than 0")
+    constraints = tuple(
+        _build_constraint(constraint, parameters, f"{path}: constraints[{i}]")
+        for i, constraint in enumerate(declaration.constraints)
+    )
+    return Objective(
+        name=name, description=declaration.description, terms=terms, constraints=constraints, parameters=parameters
+    )
+
+
+def _build_term(metric: MetricDeclaration, parameters: Mapping[str, float | str | None], where: str) -> Term:
+    info = find_metric(metric.name, f"{where}.name", from_script=metric.source == "script")
+    _check_unit(metric.name, metric.unit, info.unit, f"{where}.unit")
+    scale, unit = 1.0, metric.unit or info.unit
+    if metric.scale is not None and not _is_left_out(metric.scale, parameters, f"{where}.scale"):
+        scale, unit = _number(metric.scale, parameters, f"{where}.scale"), metric.scaled_unit or unit
+        if scale <= 0:
+            raise UserError(f"{where}.scale: must be above 0; it is {scale:g}")
+    weight = None if metric.weight is None else _number(metric.weight, parameters, f"{where}.weight")
+    if weight is not None and weight < 0:
+        raise UserError(f"{where}.weight: must be at least 0; it is {weight:g}")
+    return Term(
+        metric=metric.name,
+        direction=metric.direction,
+        unit=unit,
+        scale=scale,
+        weight=weight,
+        reference=_reference(metric, parameters, where),
+        reciprocal=info.is_positive and metric.direction is Direction.MAXIMIZE,
+        missing=info.missing,
+    )
+
+
+def _reference(metric: MetricDeclaration, parameters: Mapping[str, float | str | None], where: str) -> float | None:
+    if metric.weight is None:
+        if metric.reference is not None:
+            raise UserError(f"{where}.reference: has a meaning only beside a `weight`")
+        return None
+    if metric.reference is None:
+        raise UserError(f"{where}.reference: is missing: a weighted metric needs a number, or `{BASELINE}`")
+    reference = metric.reference
+    if isinstance(reference, str):
+        reference = reference.strip()
+        if reference == BASELINE or parameters.get(reference) == BASELINE:
+            return None
+    value = _number(reference, parameters, f"{where}.reference")
+    if value <= 0:
+        raise UserError(f"{where}.reference: must be above 0, or `{BASELINE}`; it is {value:g}")
+    return value
+
+
+def _build_constraint(
+    constraint: ConstraintDeclaration, parameters: Mapping[str, float | str | None], where: str
+) -> Constraint:
+    info = find_metric(constraint.metric, f"{where}.metric", from_script=constraint.source == "script")
+    _check_unit(constraint.metric, constraint.unit, info.unit, f"{where}.unit")
+    low, high = (
+        None if bound is None else _number(bound, parameters, f"{where}.{field}")
+        for field, bound in (("at_least", constraint.at_least), ("at_most", constraint.at_most))
+    )
+    if low is not None and high is not None and low > high:
+        raise UserError(f"{where}: at_least ({low:g}) must not be above at_most ({high:g})")
+    return Constraint(
+        metric=constraint.metric, at_least=low, at_most=high, unit=constraint.unit or info.unit, missing=info.missing
+    )
+
+
+def _check_unit(metric: str, declared: str | None, known: str | None, where: str) -> None:
+    if declared is not None and known is not None and declared != known:
+        raise UserError(f"{where}: {metric} is measured in {known!r}; the file says {declared!r}")
+
+
+def _number(value: float | str, parameters: Mapping[str, float | str | None], where: str) -> float:
+    if not isinstance(value, str):
+        return float(value)
+    numbers = {name: float(v) for name, v in parameters.items() if isinstance(v, int | float)}
+    for name in names_in(value, where):
+        if name in parameters and name not in numbers:
+            raise UserError(f"{where}: {value!r} needs a number for {name!r}; it is {parameters[name]!r}")
+    return evaluate(value, numbers, where)
+
+
+def _is_left_out(scale: float | str, parameters: Mapping[str, float | str | None], where: str) -> bool:
+    if not isinstance(scale, str):
+        return False
+    return any(name in parameters and parameters[name] is None for name in names_in(scale, where))
+
+
+def _finite(term: Term, metrics: Mapping[str, float]) -> float:
+    if term.metric not in metrics:
+        _fail(f"{term.metric} was not measured: {term.missing}")
+    value = metrics[term.metric]
+    if not math.isfinite(value):
+        _fail(f"{term.metric} must be finite; it is {value!r}")
+    return value
+
+
+def _positive(term: Term, metrics: Mapping[str, float], whose: str = "the trial's") -> float:
+    value = _finite(term, metrics)
+    if value <= 0:
+        _fail(f"{whose} {term.metric} must be above 0 to be weighed; it is {value:g}")
+    return value
+
+
+def _check_reciprocal(term: Term, metrics: Mapping[str, float]) -> float:
+    return _positive(term, metrics) if term.reciprocal else _finite(term, metrics)
+
+
+def _weighted_ratio(term: Term, metrics: Mapping[str, float]) -> float:
+    assert term.weight is not None
+    assert term.reference is not None
+    if term.direction is Direction.MINIMIZE:
+        return term.weight * term.reference / (_positive(term, metrics) * term.scale)
+    return term.weight * _finite(term, metrics) * term.scale / term.reference
+
+
+def _fail(message: str) -> NoReturn:
+    raise TrialError(Failure(stage=Stage.SCORE, kind=FailureKind.TRACE_UNREADABLE, message=message))

@@ -1,0 +1,119 @@
+"""The rules that hold a trial to the card's work: what the script declared, what the traces tell, what is possible."""
+
+from __future__ import annotations
+
+from cclsearch.card.model import Card, Phase
+from cclsearch.score.evidence import Evidence
+from cclsearch.score.outcome import Verdict
+
+
+def check_declared_work(evidence: Evidence) -> Verdict:
+    """Whether the run declared the card's global batch, sequence length, layers and parameters."""
+    result, card, payload = evidence.result, evidence.card, evidence.payload
+    wrong, untold = [], []
+    for what, got, want in (
+        ("global batch (asked)", payload.global_batch_size, card.global_batch_size),
+        ("sequence length (asked)", payload.seq_len, card.seq_len),
+        ("global batch", result.global_batch_size, card.global_batch_size),
+        ("sequence length", result.seq_len, card.seq_len),
+        ("layers", result.num_layers, card.arch.num_layers),
+    ):
+        if got is None:
+            untold.append(what)
+        elif got != want:
+            wrong.append(f"{what} {got} where the card has {want}")
+    wrong += _check_accumulation(evidence) + _check_parameters(evidence)
+    needed = [what for what in untold if what in ("global batch", "sequence length")]
+    if evidence.is_measured and needed:
+        wrong.append(f"the run script did not declare its {' and '.join(needed)}")
+    if wrong:
+        return Verdict(rule="work", ok=False, detail="; ".join(wrong))
+    if needed:
+        return Verdict(rule="work", ok=None, detail=f"{evidence.provenance.value}: not declared: {', '.join(needed)}")
+    detail = f"{card.global_batch_size} sequences of {card.seq_len} tokens a step"
+    rest = f"; not declared: {', '.join(untold)}" if untold else ""
+    return Verdict(rule="work", ok=True, detail=detail + rest)
+
+
+def check_traced_work(evidence: Evidence) -> Verdict:
+    """Whether the traces, where they tell tokens or FLOPs of a step, show the card's work."""
+    rule, trace, card, bound = "traced_work", evidence.trace, evidence.card, evidence.thresholds
+    if trace is None or (trace.tokens_per_step is None and trace.flops_per_step is None):
+        return Verdict(rule=rule, ok=None, detail="the traces do not tell tokens or FLOPs of a step")
+    if trace.tokens_per_step is not None:
+        ratio = trace.tokens_per_step / card.tokens_per_step
+        if abs(ratio - 1) > bound.traced_tokens_off:
+            detail = f"the shapes in the traces make {trace.tokens_per_step:.0f} tokens a step; the card has"
+            return Verdict(rule=rule, ok=False, detail=f"{detail} {card.tokens_per_step}")
+    expected = find_step_flops(card)
+    if trace.flops_per_step is None or expected is None:
+        return Verdict(rule=rule, ok=True, detail=f"{trace.tokens_per_step or 0:.0f} tokens a step in the traces")
+    ratio = trace.flops_per_step / expected
+    detail = (
+        f"{trace.flops_per_step:.3g} matrix FLOPs a step in the traces, {ratio:.2f} of the {expected:.3g} of the model"
+    )
+    low, high = 1 - bound.traced_flops_below, 1 + bound.traced_flops_above
+    if low <= ratio <= high:
+        return Verdict(rule=rule, ok=True, detail=detail)
+    return Verdict(rule=rule, ok=False, detail=f"{detail}: must be between {low:.2f} and {high:.2f}")
+
+
+def check_possible(evidence: Evidence) -> Verdict:
+    """Whether the step time is one that the accelerators could reach at all."""
+    mfu = evidence.metrics.get("mfu")
+    if mfu is None or evidence.is_on_cpu:
+        return Verdict(
+            rule="possible", ok=None, detail="the peak of the accelerators or the model's FLOPs are not known"
+        )
+    if mfu > evidence.thresholds.max_mfu:
+        detail = f"the step time means {mfu:.0%} of the accelerators' peak: the work cannot have been done"
+        return Verdict(rule="possible", ok=False, detail=detail)
+    return Verdict(rule="possible", ok=True, detail=f"{mfu:.1%} of the accelerators' peak")
+
+
+def _check_accumulation(evidence: Evidence) -> list[str]:
+    payload = evidence.payload
+    if "micro_batch_size" not in payload.config:
+        return []
+    dp, micro = payload.config.as_int("dp"), payload.config.as_int("micro_batch_size")
+    made = dp * micro * payload.gradient_accumulation
+    if made == evidence.card.global_batch_size:
+        return []
+    parts = f"dp {dp} x micro-batch {micro} x accumulation {payload.gradient_accumulation}"
+    return [f"{parts} makes a global batch of {made} where the card has {evidence.card.global_batch_size}"]
+
+
+def _check_parameters(evidence: Evidence) -> list[str]:
+    got, want = evidence.result.num_params, count_card_parameters(evidence.card)
+    if got is None:
+        return []
+    low, high = (1 - evidence.thresholds.params_below) * want, (1 + evidence.thresholds.params_above) * want
+    return [] if low <= got <= high else [f"{got:,} parameters where the card's model has {want:,}"]
+
+
+def count_card_parameters(card: Card) -> int:
+    """Parameters of the card's model: as its widths make them."""
+    from cclsearch.predict.arch import count_parameters
+
+    return count_parameters(card.arch)
+
+
+def find_step_flops(card: Card) -> float | None:
+    """Model FLOPs of one optimizer step, recomputation apart (PaLM, appendix B); None unless it trains."""
+    from cclsearch.predict.arch import flops_per_token
+
+    if card.phase is not Phase.TRAINING:
+        return None
+    return flops_per_token(card.arch, card.seq_len) * card.tokens_per_step
+
+
+def find_mfu(card: Card, tokens_per_s_per_accelerator: float) -> float | None:
+    """Model FLOP utilisation, 0 to 1; None where no vendor states the accelerator's peak at the card's precision."""
+    from cclsearch.hardware import match_accelerator
+
+    accelerator = match_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
+    step_flops = find_step_flops(card)
+    if accelerator is None or accelerator.nominal or step_flops is None:
+        return None
+    peak = accelerator.peak_flops_of(card.precision)
+    return None if not peak else tokens_per_s_per_accelerator * step_flops / card.tokens_per_step / peak
