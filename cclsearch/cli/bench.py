@@ -1,0 +1,100 @@
+"""`ccl-search bench`: strategies side by side on recorded landscapes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+EXAMPLE = "ccl-search bench benchmarks/landscapes --seeds 5 --strategies default,random,tpe --json figures.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="folder with landscapes: folders with card.yaml and trials.csv")
+    parser.add_argument(
+        "--seeds", type=int, default=20, metavar="N", help="searches of each strategy on each landscape"
+    )
+    parser.add_argument("--budget", type=int, default=15, metavar="N", help="trials a search may ask for")
+    parser.add_argument(
+        "--strategies", nargs="+", metavar="NAME", help="which (default: default random heuristic tpe), or `all`"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: 2, or 1 on a single core)")
+    parser.add_argument("--quiet", action="store_true", help="print the overall table only")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.bench import DEFAULT_STRATEGIES, run_bench
+    from cclsearch.errors import UserError
+    from cclsearch.plugins import PROPOSERS
+
+    for name, value in (("--seeds", args.seeds), ("--budget", args.budget), ("--workers", args.workers)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be a whole number of at least 1; it is {value}")
+    strategies = [name for word in args.strategies or DEFAULT_STRATEGIES for name in word.split(",") if name]
+    if strategies == ["all"]:
+        strategies = PROPOSERS.names()
+    if args.json and not args.json.absolute().parent.is_dir():
+        raise UserError(f"--json: there is no folder {str(args.json.absolute().parent)!r} to write into")
+    figures = run_bench(
+        args.folder,
+        strategies=list(dict.fromkeys(strategies)),
+        seeds=args.seeds,
+        budget=args.budget,
+        workers=args.workers,
+        progress=lambda line: print(line, file=sys.stderr),
+    )
+    if args.json:
+        _write_json(args.json, figures)
+    _print_figures(figures, overall_only=args.quiet)
+    return 0
+
+
+def _write_json(path: Path, figures: dict[str, Any]) -> None:
+    import json
+
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
+    strategies = figures["strategies"]
+    if not overall_only:
+        for landscape in figures["landscapes"]:
+            print(f"\n{landscape}")
+            _print_table({name: summary["landscapes"][landscape] for name, summary in strategies.items()})
+        for landscape, notes in figures["notes"].items():
+            for note in notes:
+                print(f"{landscape}: {note}")
+    print(f"\nall {figures['num_landscapes']} landscapes x {figures['seeds']} seeds (recorded measurements)")
+    _print_table(strategies)
+    print("best/optimum: geometric mean (and worst) over searches; 1 is the fastest row of the table")
+
+
+def _print_table(rows: dict[str, Any]) -> None:
+    milestones = list(next(iter(rows.values()))["best_over_optimum"]["gmean"])
+    last = milestones[-1]
+    heads = [f"after {k}" for k in milestones]
+    heads += [
+        f"median {last}",
+        f"p90 {last}",
+        f"worst {last}",
+        "in 1%",
+        "in 5%",
+        "to 5%",
+        "failed",
+        "dupl.",
+        "ms/trial",
+    ]
+    width = max(map(len, rows)) + 2
+    print(f"  {'strategy':<{width}}" + "".join(f"{head:>10}" for head in heads))
+    for name, figures in rows.items():
+        ratio = figures["best_over_optimum"]
+        to_5 = figures["trials_to_within_5pct"]
+        cells = [f"{ratio['gmean'][k]:.3f}" for k in milestones]
+        cells += [f"{ratio[key][last]:.3f}" for key in ("median", "p90", "worst")]
+        cells += [f"{figures[key][last]:.0%}" for key in ("within_1pct", "within_5pct")]
+        cells += ["-" if to_5 is None else f"{to_5:.1f}"]
+        cells += [f"{figures[key]:.1%}" for key in ("failed_share", "duplicate_share")]
+        cells += [f"{1000 * figures['engine_s_per_trial']:.1f}"]
+        print(f"  {name:<{width}}" + "".join(f"{cell:>10}" for cell in cells))

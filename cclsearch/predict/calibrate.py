@@ -1,0 +1,200 @@
+"""Bayesian calibration of a closed form: log multipliers of its parts under Gaussian priors, plus a Gaussian process
+over what the parts cannot express.
+
+The closed form is linear enough in its log multipliers for Gauss-Newton steps, so parts and residual are solved as one
+Gaussian model (Rasmussen and Williams 2006, sections 2.7 and 3.4). Timings are told with a Student-t likelihood, by
+iterated reweighting (a cluster's hiccups are slow outliers and must not teach); what only fitted or did not fit enters
+as a soft threshold, by moment matching (expectation propagation, Minka 2001).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr
+
+from cclsearch.predict.features import Features, KernelShape, kernel
+from cclsearch.predict.layout import Array
+
+Form = Callable[[NDArray[np.int64], Array], Array]
+"""(rows, log multipliers) -> log of the closed form at these rows."""
+
+_STEP = 1e-3
+_ROUNDS = 8
+_LARGEST_STEP = 1.0
+_JITTER = 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """What is believed before anything was measured."""
+
+    mean_P: Array
+    sd_P: Array
+    shape: KernelShape
+    noise: float
+    """Relative standard deviation of a repeated measurement."""
+    freedom: float
+    """Degrees of freedom of the Student-t noise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What was seen at n rows: `value_n` where known (log units); elsewhere only on which side of `limit` it lies."""
+
+    rows_n: NDArray[np.int64]
+    value_n: Array
+    """NaN where only the side is known."""
+    side_n: NDArray[np.int8]
+    """-1 below the limit, +1 above, 0 where the value is known."""
+    doubt_n: Array
+    """Probability that the side says nothing (a crash taken for out of memory)."""
+    limit: float = 0.0
+    softness: float = 0.03
+    noise_n: Array | None = None
+    """Relative noise by observation; None for the prior's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """The calibrated model. Moments at any rows come from `at`."""
+
+    form: Form
+    prior: Prior
+    features: Features
+    rows_n: NDArray[np.int64]
+    theta_P: Array
+    """Log multipliers after calibration."""
+    alpha_n: Array
+    inverse_nn: Array
+    jacobian_nP: Array
+    weight_n: Array
+    """Trust in each observation: 1 is full, near 0 an outlier."""
+    log_evidence: float
+
+    def at(self, rows: NDArray[np.int64]) -> tuple[Array, Array]:
+        """(m,) means and (m, m) covariance at these rows."""
+        jacobian = _jacobian(self.form, rows, self.theta_P)
+        here = self.features.take(rows)
+        own = (jacobian * self.prior.sd_P**2) @ jacobian.T + kernel(here, here, self.prior.shape)
+        mean = self.form(rows, self.theta_P)
+        if len(self.rows_n) == 0:
+            return mean, own
+        residual = kernel(here, self.features.take(self.rows_n), self.prior.shape)
+        cross = residual + (jacobian * self.prior.sd_P**2) @ self.jacobian_nP.T
+        return mean + residual @ self.alpha_n, own - cross @ self.inverse_nn @ cross.T
+
+    def multiplier_sd(self) -> Array:
+        """(P,) standard deviation of the log multipliers after calibration."""
+        if len(self.rows_n) == 0:
+            return self.prior.sd_P
+        scaled = self.jacobian_nP * self.prior.sd_P**2
+        shrink = np.einsum("np,nm,mp->p", scaled, self.inverse_nn, scaled)
+        return np.asarray(np.sqrt(np.maximum(self.prior.sd_P**2 - shrink, 0.0)))
+
+
+def calibrate(form: Form, features: Features, prior: Prior, evidence: Evidence) -> Posterior:
+    """The posterior given what was seen."""
+    theta = prior.mean_P.copy()
+    n = len(evidence.rows_n)
+    if n == 0:
+        empty = np.zeros(0)
+        return Posterior(
+            form,
+            prior,
+            features,
+            evidence.rows_n,
+            theta,
+            empty,
+            np.zeros((0, 0)),
+            np.zeros((0, len(theta))),
+            empty,
+            0.0,
+        )
+    here = features.take(evidence.rows_n)
+    residual_nn = kernel(here, here, prior.shape)
+    sites = _Sites(evidence, prior)
+    variance_P = prior.sd_P**2
+    for _ in range(_ROUNDS):
+        jacobian = _jacobian(form, evidence.rows_n, theta)
+        covariance = (jacobian * variance_P) @ jacobian.T + residual_nn
+        prior_mean = form(evidence.rows_n, theta) + jacobian @ (prior.mean_P - theta)
+        inverse = np.linalg.inv(covariance + np.diag(sites.variance_n + _JITTER))
+        alpha = inverse @ (sites.target_n - prior_mean)
+        step = prior.mean_P + variance_P * (jacobian.T @ alpha) - theta
+        theta = theta + step * min(1.0, _LARGEST_STEP / (np.abs(step).max() + 1e-12))
+        mean = prior_mean + covariance @ alpha
+        variance = np.diag(covariance) - np.einsum("ij,jk,ki->i", covariance, inverse, covariance)
+        sites.update(mean, np.maximum(variance, 1e-10))
+    sign, log_det = np.linalg.slogdet(covariance + np.diag(sites.variance_n + _JITTER))
+    log_evidence = -0.5 * float((sites.target_n - prior_mean) @ alpha) - 0.5 * float(sign * log_det)
+    return Posterior(
+        form, prior, features, evidence.rows_n, theta, alpha, inverse, jacobian, sites.weight_n, log_evidence
+    )
+
+
+class _Sites:
+    """Gaussian stand-ins for the likelihood of each observation: a target and a variance."""
+
+    def __init__(self, evidence: Evidence, prior: Prior) -> None:
+        self._evidence = evidence
+        self._freedom = prior.freedom
+        n = len(evidence.rows_n)
+        noise = np.full(n, prior.noise) if evidence.noise_n is None else evidence.noise_n
+        self._noise2 = noise**2
+        self._known = evidence.side_n == 0
+        self.weight_n = np.ones(n)
+        self.target_n = np.where(self._known, evidence.value_n, evidence.limit)
+        self.variance_n = np.where(self._known, self._noise2, 1e4)
+
+    def update(self, mean_n: Array, variance_n: Array) -> None:
+        """Re-weigh measured values by their Student-t weight; move thresholds to match the truncated moments."""
+        error2 = (self.target_n - mean_n) ** 2 + variance_n
+        weight = (self._freedom + 1) / (self._freedom + error2 / self._noise2)
+        self.weight_n = np.where(self._known, 0.5 * self.weight_n + 0.5 * np.minimum(weight, 1.0), self.weight_n)
+        known_variance = self._noise2 / self.weight_n
+        for i in np.flatnonzero(~self._known):
+            self._match_threshold(int(i), float(mean_n[i]), float(variance_n[i]))
+        self.variance_n = np.where(self._known, known_variance, self.variance_n)
+
+    def _match_threshold(self, i: int, mean: float, variance: float) -> None:
+        evidence = self._evidence
+        precision = 1 / variance - 1 / self.variance_n[i]
+        if precision <= 1e-8:
+            return
+        cavity_variance = 1 / precision
+        cavity_mean = cavity_variance * (mean / variance - self.target_n[i] / self.variance_n[i])
+        spread = np.sqrt(cavity_variance + evidence.softness**2)
+        side, doubt = float(evidence.side_n[i]), float(evidence.doubt_n[i])
+        z = side * (cavity_mean - evidence.limit) / spread
+        inside = float(ndtr(z))
+        density = float(np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
+        total = doubt + (1 - doubt) * inside
+        slope = (
+            (1 - doubt) * density / max(total, 1e-12) if total > 1e-12 else float(np.exp(-0.5 * z * z - log_ndtr(z)))
+        )
+        new_mean = cavity_mean + side * cavity_variance / spread * slope
+        curvature = slope * (z + slope)
+        new_variance = cavity_variance * (1 - cavity_variance / spread**2 * curvature)
+        site_precision = 1 / max(new_variance, 1e-10) - precision
+        if site_precision <= 1e-4:
+            site_precision = 1e-4
+            new_variance = 1 / (precision + site_precision)
+        target = (new_mean / new_variance - cavity_mean * precision) / site_precision
+        old_precision = 1 / self.variance_n[i]
+        mixed = 0.5 * old_precision + 0.5 * site_precision
+        self.target_n[i] = (0.5 * old_precision * self.target_n[i] + 0.5 * site_precision * target) / mixed
+        self.variance_n[i] = 1 / mixed
+
+
+def _jacobian(form: Form, rows: NDArray[np.int64], theta_P: Array) -> Array:
+    base = form(rows, theta_P)
+    columns = []
+    for p in range(len(theta_P)):
+        moved = theta_P.copy()
+        moved[p] += _STEP
+        columns.append((form(rows, moved) - base) / _STEP)
+    return np.column_stack(columns)

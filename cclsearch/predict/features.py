@@ -1,0 +1,83 @@
+"""Distances between configurations: what the surrogate of the residual knows of a knob, whatever it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.predict.layout import Array
+from cclsearch.space.table import Knob, Space
+
+MAX_OCTAVES = 3.0
+"""A numeric knob that is no power of two is stretched to at most this many units."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """N configurations as coordinates (one unit is about one doubling) and as words."""
+
+    numbers_ND: Array
+    words_NC: NDArray[np.int16]
+    """Code of each word or switch; equal or not is all that is known of them."""
+
+    def __len__(self) -> int:
+        return len(self.numbers_ND)
+
+    def take(self, rows: NDArray[np.int64]) -> Features:
+        """These rows only."""
+        return Features(self.numbers_ND[rows], self.words_NC[rows])
+
+
+def read_features(space: Space) -> Features:
+    """Coordinates of a space: numbers on a log scale, centred; knobs with one value say nothing and are left out."""
+    numbers, words = [], []
+    for k, knob in enumerate(space.knobs):
+        codes = space.codes_NK[:, k]
+        if len(knob.choices) < 2:
+            continue
+        if knob.is_numeric and len(knob.choices) > 2:
+            numbers.append(_coordinates(knob)[codes])
+        else:
+            words.append(codes)
+    size = len(space)
+    numbers_ND = np.column_stack(numbers) if numbers else np.zeros((size, 0))
+    words_NC = np.column_stack(words).astype(np.int16) if words else np.zeros((size, 0), dtype=np.int16)
+    return Features(numbers_ND, words_NC)
+
+
+def _coordinates(knob: Knob) -> Array:
+    values = np.array([float(choice) for choice in knob.choices])
+    scaled = np.log2(values) if np.all(values > 0) else values
+    span = float(np.ptp(scaled)) or 1.0
+    if np.any(values <= 0) or span > 3 * MAX_OCTAVES:
+        scaled = scaled / span * MAX_OCTAVES
+    return np.asarray(scaled - scaled.mean())
+
+
+def kernel(left: Features, right: Features, shape: KernelShape) -> Array:
+    """(n, m) prior covariance of the residual between two sets of configurations."""
+    gap = left.numbers_ND[:, None, :] - right.numbers_ND[None, :, :]
+    near = np.exp(-0.5 * np.sum(gap * gap, axis=-1) / shape.octaves**2)
+    differ = left.words_NC[:, None, :] != right.words_NC[None, :, :]
+    same = shape.word_share ** differ.sum(axis=-1)
+    slopes = left.numbers_ND @ right.numbers_ND.T
+    effects = (~differ).sum(axis=-1)
+    return np.asarray(shape.bumps**2 * near * same + shape.slope**2 * slopes + shape.word**2 * effects)
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """How far the closed form may be off, in units of log seconds (or log GiB)."""
+
+    bumps: float
+    """Standard deviation of local deviations."""
+    octaves: float
+    """Doublings over which such a deviation reaches."""
+    slope: float
+    """Standard deviation of a trend, per doubling of a knob."""
+    word: float
+    """Standard deviation of the effect of a word or switch."""
+    word_share: float = 0.7
+    """What two configurations that differ in one word keep in common."""
