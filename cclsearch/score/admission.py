@@ -13,7 +13,7 @@ from cclsearch.score.outcome import Admission, Verdict
 from cclsearch.score.work import check_declared_work, check_possible, check_traced_work
 from cclsearch.values import Provenance
 
-UNDISTURBED = "undisturbed"
+LOAD_RULE = "load"
 """The rule that a second run may pass: the run was sound, but something else ran beside it."""
 
 WORK_RULES = frozenset({"work", "world_size", "traced_work"})
@@ -140,11 +140,11 @@ def check_devices(evidence: Evidence) -> Verdict:
     return Verdict(rule="devices", ok=True, detail=", ".join(names))
 
 
-def check_undisturbed(evidence: Evidence) -> Verdict:
+def check_load(evidence: Evidence) -> Verdict:
     """Whether foreign load took cores from the ranks; load on cores that the ranks leave idle does not count."""
     result = evidence.result
     if not evidence.is_measured or result.foreign_cpu_cores is None or result.logical_cores is None:
-        return Verdict(rule=UNDISTURBED, ok=None, detail="foreign load was not measured")
+        return Verdict(rule=LOAD_RULE, ok=None, detail="foreign load was not measured")
     ranks_here = max(Counter(result.hosts).values(), default=evidence.payload.num_ranks)
     used = min(ranks_here, result.logical_cores)
     idle = result.logical_cores - used
@@ -157,8 +157,8 @@ def check_undisturbed(evidence: Evidence) -> Verdict:
         told = result.extra.get("foreign_processes", "")
         what = f" ({told})" if told else ""
         remedy = f"stop what else runs{host}{what}, then `ccl-search resume`"
-        return Verdict(rule=UNDISTURBED, ok=False, detail=f"{detail}: {taken:.2f} cores taken from the ranks; {remedy}")
-    return Verdict(rule=UNDISTURBED, ok=True, detail=detail)
+        return Verdict(rule=LOAD_RULE, ok=False, detail=f"{detail}: {taken:.2f} cores taken from the ranks; {remedy}")
+    return Verdict(rule=LOAD_RULE, ok=True, detail=detail)
 
 
 def check_unedited(evidence: Evidence) -> Verdict:
@@ -222,7 +222,7 @@ RULES: tuple[Callable[[Evidence], Verdict], ...] = (
     check_possible,
     check_training_loss,
     check_devices,
-    check_undisturbed,
+    check_load,
     check_unedited,
 )
 """The gate, in the order in which it is shown."""
