@@ -1,0 +1,138 @@
+"""YAML from outside, read safely: bounded size, depth and expansion, no tags, no duplicate keys, one-line errors."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from cclsearch.errors import UserError
+from cclsearch.text import one_line
+
+MAX_BYTES = 8 * 2**20
+MAX_DEPTH = 60
+MAX_NODES = 400_000
+"""Nodes after aliases are expanded: an alias bomb runs into this."""
+MAX_KEYS = 10_000
+
+M = TypeVar("M", bound=BaseModel)
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Base):  # type: ignore[misc]
+    """Safe loader that refuses a key given twice and a merge that grows without bound."""
+
+    def flatten_mapping(self, node: Any) -> None:
+        own = [key.value for key, _ in node.value if isinstance(key.value, str) and key.value != "<<"]
+        if len(own) != len(set(own)):
+            twice = next(key for key in own if own.count(key) > 1)
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is there twice", node.start_mark)
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_KEYS:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a mapping has more than {MAX_KEYS} keys", node.start_mark
+            )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in that file; raises UserError that names the file and, where known, the line."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(
+                f"{path}: a YAML file must be under {MAX_BYTES // 2**20} MiB, not {path.stat().st_size} bytes"
+            )
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: must be UTF-8 text; byte {error.start} is not") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """The mapping in that text, as plain dicts and lists (aliases copied); raises UserError that starts with `where`."""
+    data = parse_yaml_value(text, where)
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: must hold a mapping of fields, not {_kind(data)}")
+    return data
+
+
+def parse_yaml_value(text: str, where: str) -> Any:
+    """The value in that text, of any kind; raises UserError that starts with `where`."""
+    if len(text) > MAX_BYTES:
+        raise UserError(f"{where}: a YAML text must be under {MAX_BYTES // 2**20} MiB")
+    try:
+        _check_depth(text, where)
+        data = yaml.load(text, Loader=_Loader)
+        return _plain(data, where, [0], 0)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: {_describe(error)}") from None
+    except RecursionError:
+        raise UserError(f"{where}: is nested too deeply") from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"{where}: holds a value that cannot be read: {one_line(str(error), 120)}") from None
+
+
+def validate_mapping(model: type[M], data: dict[str, Any], where: str) -> M:
+    """The mapping as a frozen model; raises UserError with one line that names every wrong field."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, e['loc'])) or 'value'}: {_complaint(e)}" for e in error.errors()[:5]]
+        more = f" (and {error.error_count() - 5} more)" if error.error_count() > 5 else ""
+        raise UserError(f"{where}: {one_line('; '.join(wrong), 600)}{more}") from None
+
+
+def _complaint(error: Any) -> str:
+    if error["type"] == "missing":
+        return "is missing"
+    if error["type"] == "extra_forbidden":
+        return "is no field here"
+    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {one_line(repr(error['input']), 60)}"
+
+
+def _check_depth(text: str, where: str) -> None:
+    """Events are streamed, so that nesting is bounded before anything recursive sees it."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Base):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise UserError(f"{where}: is nested more than {MAX_DEPTH} levels deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _plain(value: Any, where: str, count: list[int], depth: int) -> Any:
+    count[0] += 1
+    if count[0] > MAX_NODES:
+        raise UserError(f"{where}: holds more than {MAX_NODES} values once its aliases are expanded")
+    if depth > MAX_DEPTH:
+        raise UserError(f"{where}: is nested more than {MAX_DEPTH} levels deep, or refers to itself")
+    if isinstance(value, dict):
+        return {str(key): _plain(item, where, count, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item, where, count, depth + 1) for item in value]
+    if isinstance(value, str | bool | int | float) or value is None:
+        return value
+    return str(value)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number (booleans are none)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kind(data: object) -> str:
+    return "nothing" if data is None else f"a {type(data).__name__}"
+
+
+def _describe(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = one_line(str(getattr(error, "problem", None) or getattr(error, "reason", None) or error), 160)
+    return f"line {mark.line + 1}: {problem}" if mark is not None else problem
