@@ -1,0 +1,106 @@
+"""Judging: metrics by hand, failures that stay failures, and constraints that keep a trial out of the ranking."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_admission import CARD, PAYLOAD, RESULT, TRACE
+
+from cclsearch.launch.contract import RunStatus, TrialResult
+from cclsearch.score.judge import judge_trial
+from cclsearch.score.objective import load_objective
+from cclsearch.score.outcome import Outcome
+from cclsearch.values import Failure, FailureKind, Provenance, Stage
+
+
+def judge(result: TrialResult = RESULT, objective: str = "step_time", **fields: object) -> Outcome:
+    arguments = {"provenance": Provenance.MEASURED, "trace": TRACE} | fields
+    return judge_trial(PAYLOAD, result, CARD, load_objective(objective), **arguments)  # type: ignore[arg-type]
+
+
+def test_metrics_agree_with_the_example_worked_by_hand() -> None:
+    energy = RESULT.model_copy(update={"step_times_s": (0.5,) * 5, "energy_j": 6553.6})
+    metrics = judge(energy).metrics
+    # 32 x 1024 tokens in 0.5 s on 16 accelerators; 30 of 40 GiB used
+    assert metrics["tokens_per_s"] == 65_536
+    assert metrics["tokens_per_s_per_accelerator"] == 4096
+    assert metrics["samples_per_s"] == 64
+    assert metrics["accelerator_seconds_per_mtoken"] == pytest.approx(244.140625)
+    assert metrics["energy_j_per_mtoken"] == pytest.approx(200_000)
+    assert metrics["power_w"] == pytest.approx(13_107.2)
+    assert metrics["memory_headroom_frac"] == pytest.approx(0.25)
+    # PaLM's 6N + 12LHS: 6 x (8.0303e9 - 0.5253e9) + 12 x 32 x 4096 x 1024 = 4.664e10 a token, over 312 TFLOP/s
+    assert metrics["mfu"] == pytest.approx(4096 * 4.664e10 / 312e12, rel=1e-3)
+
+
+def test_the_step_time_is_the_median_and_the_spread_its_robust_deviation() -> None:
+    outcome = judge(RESULT.model_copy(update={"step_times_s": (1.0, 1.1, 0.9, 1.2, 1.05)}))
+    assert outcome.loss == 1.05
+    assert outcome.spread == pytest.approx(1.4826 * 0.05 / 1.05)
+
+
+def test_memory_of_a_cpu_process_is_no_headroom_of_an_accelerator() -> None:
+    metrics = judge(RESULT.model_copy(update={"memory_kind": "rss"})).metrics
+    assert metrics["peak_memory_gib"] == 30
+    assert "memory_headroom_frac" not in metrics
+
+
+def test_a_failed_run_keeps_its_own_reason() -> None:
+    reason = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="CUDA out of memory", rank=3)
+    outcome = judge(TrialResult(status=RunStatus.FAILED, failure=reason, peak_memory_bytes=(40 * 2**30,)))
+    assert outcome.failure == reason
+    assert outcome.loss is None
+    assert outcome.metrics == {"peak_memory_gib": 40.0}
+
+
+@pytest.mark.parametrize("times", [(), (1.0, 0.0, 1.0), (-1.0,), (float("nan"),) * 5, (float("inf"),) * 5])
+def test_success_without_usable_step_times_is_a_failure(times: tuple[float, ...]) -> None:
+    outcome = judge(RESULT.model_copy(update={"step_times_s": times}))
+    assert outcome.failure is not None
+    assert "must be finite and above 0" in outcome.failure.message
+
+
+def test_a_missing_metric_fails_the_trial_with_its_reason() -> None:
+    outcome = judge(objective="energy")
+    assert outcome.failure is not None
+    assert "no power was recorded" in outcome.failure.message
+    assert outcome.loss is None
+    assert outcome.metrics["step_time_s"] == 1.0
+
+
+def test_a_trial_without_a_baseline_is_the_baseline() -> None:
+    first = judge(objective="composite")
+    assert first.loss == pytest.approx(1.0)
+    faster = RESULT.model_copy(update={"step_times_s": (0.5,) * 5})
+    second = judge(faster, "composite", baseline=first.metrics, trace=TRACE.model_copy(update={"step_time_s": 0.6}))
+    assert second.loss == pytest.approx(1 / (0.5 * 2 + 0.5))
+
+
+def test_a_broken_constraint_keeps_a_trial_out_of_the_ranking(tmp_path: Path) -> None:
+    path = tmp_path / "roomy.yaml"
+    path.write_text(
+        "version: 1\nmetrics: [{name: step_time_s, direction: minimize}]\n"
+        "constraints: [{metric: memory_headroom_frac, at_least: 0.3}]\n",
+        encoding="utf-8",
+    )
+    outcome = judge(objective=str(path))
+    assert outcome.admission is not None
+    assert not outcome.is_ranked
+    assert outcome.admission.reasons == ("constraints: memory_headroom_frac must be at least 0.3 fraction; it is 0.25",)
+
+
+def test_a_figure_that_is_not_finite_is_left_out_and_said() -> None:
+    outcome = judge(RESULT.model_copy(update={"metrics": {"overlap": float("nan"), "stalls": 2.0}}))
+    assert "overlap" not in outcome.metrics
+    assert outcome.metrics["stalls"] == 2.0
+    assert any("overlap is not finite" in note for note in outcome.notes)
+
+
+def test_what_the_traces_say_is_carried_on() -> None:
+    trace = TRACE.model_copy(
+        update={"diagnosis": ("bound by the all-reduce",), "seconds_by_cause": {"compute": 0.7, "exposed": 0.45}}
+    )
+    outcome = judge(trace=trace)
+    assert outcome.diagnosis == ("bound by the all-reduce",)
+    assert sum(outcome.seconds_by_cause.values()) == pytest.approx(1.15)
