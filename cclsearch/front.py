@@ -1,0 +1,148 @@
+"""Pareto fronts: which trials no other beats, what the front is worth, and which weight chooses which of them.
+
+Everything here is minimised: `Objective.values` turns metrics so. Arrays: N points, M metrics (1 to 3), F on the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.errors import UserError
+
+Floats = NDArray[np.float64]
+
+
+def find_front(values_NM: Floats) -> NDArray[np.bool_]:
+    """(N,) whether no other point is at least as good everywhere and better somewhere; of equal points all stay."""
+    mask = np.ones(len(values_NM), dtype=bool)
+    for n, point in enumerate(values_NM):
+        no_worse = np.all(values_NM <= point, axis=1)
+        better = np.any(values_NM < point, axis=1)
+        mask[n] = not np.any(no_worse & better)
+    return mask
+
+
+def measure_hypervolume(values_NM: Floats, reference_M: Floats) -> float:
+    """Volume that the points dominate below the reference point; points beyond it count nothing. Exact, M of 1 to 3."""
+    inside = values_NM[np.all(values_NM < reference_M, axis=1)]
+    if not len(inside):
+        return 0.0
+    if values_NM.shape[1] == 1:
+        return float(reference_M[0] - inside.min())
+    if values_NM.shape[1] == 2:
+        return _area(inside, reference_M)
+    if values_NM.shape[1] == 3:
+        return _volume(inside, reference_M)
+    raise ValueError(f"a front has 1 to 3 metrics, not {values_NM.shape[1]}")
+
+
+def _area(points_N2: Floats, reference_2: Floats) -> float:
+    order = np.lexsort((points_N2[:, 1], points_N2[:, 0]))
+    lowest = np.minimum.accumulate(points_N2[order, 1])
+    widths = np.diff(np.append(points_N2[order, 0], reference_2[0]))
+    return float(np.sum(widths * (reference_2[1] - lowest)))
+
+
+def _volume(points_N3: Floats, reference_3: Floats) -> float:
+    points = points_N3[np.argsort(points_N3[:, 2])]
+    heights = np.diff(np.append(points[:, 2], reference_3[2]))
+    return float(sum(h * _area(points[: n + 1, :2], reference_3[:2]) for n, h in enumerate(heights) if h > 0))
+
+
+def spread_axes(values_NM: Floats) -> Floats:
+    """The points on axes where equal steps mean equal ratios: logarithms of every metric that is always above 0."""
+    positive = np.all(values_NM > 0, axis=0)
+    return np.where(positive, np.log(np.where(positive, values_NM, 1.0)), values_NM)
+
+
+def choose_reference(values_NM: Floats, margin: float = 0.1) -> Floats:
+    """(M,) a point that every given one dominates: the worst of each metric and `margin` of its range beyond."""
+    worst, best = values_NM.max(axis=0), values_NM.min(axis=0)
+    return np.asarray(worst + np.where(worst > best, margin * (worst - best), margin))
+
+
+def trace_hypervolume(values_NM: Floats, reference_M: Floats) -> Floats:
+    """(N,) hypervolume after the first, the second, ... point."""
+    return np.array([measure_hypervolume(values_NM[: n + 1], reference_M) for n in range(len(values_NM))])
+
+
+def find_knee(values_FM: Floats) -> int | None:
+    """Row where the front bends most: the point furthest below the line (plane) through the front's ends.
+
+    On axes scaled to the front's own range; None where fewer than three points make a bend. (Das 1999, boundary line.)
+    """
+    if len(values_FM) < 3:
+        return None
+    spread = spread_axes(values_FM)
+    low, high = spread.min(axis=0), spread.max(axis=0)
+    scaled = (spread - low) / np.where(high > low, high - low, 1.0)
+    depth = 1.0 - scaled.sum(axis=1) if spread.shape[1] == 2 else -np.linalg.norm(scaled, axis=1)
+    best = int(np.argmax(depth))
+    return best if spread.shape[1] > 2 or depth[best] > 1e-9 else None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration that is the best over a range of weights."""
+
+    point: int
+    from_weight: float
+    to_weight: float
+
+
+def choose_by_weight(score_at_0_N: Floats, score_at_1_N: Floats) -> list[Choice]:
+    """Which point has the greatest score at each weight from 0 to 1, where a score is linear in the weight.
+
+    Neighbouring choices meet where the choice flips: exact, not read off a grid. Of equals the first stands.
+    """
+    if not len(score_at_0_N):
+        return []
+    choices: list[Choice] = []
+    weight, slope_N = 0.0, score_at_1_N - score_at_0_N
+    at_N = score_at_0_N
+    point = int(max(np.flatnonzero(at_N == at_N.max()), key=lambda n: (slope_N[n], -n)))
+    while True:
+        rising = np.flatnonzero(slope_N > slope_N[point])
+        gaps = score_at_0_N[point] - score_at_0_N[rising]
+        flips = gaps / (slope_N[rising] - slope_N[point])
+        ahead = [(max(float(w), weight), int(n)) for w, n in zip(flips, rising, strict=True) if w < 1]
+        if not ahead:
+            return [*choices, Choice(point, weight, 1.0)]
+        flip = min(w for w, _ in ahead)
+        successor = max((n for w, n in ahead if w <= flip + 1e-12), key=lambda n: (slope_N[n], -n))
+        if flip > weight or not choices:
+            choices.append(Choice(point, weight, flip))
+        weight, point = flip, successor
+
+
+def parse_weights(text: str) -> tuple[float, ...]:
+    """`0:1:0.1` (from, to, step; both ends belong) or `0,0.25,1`: weights from 0 to 1; raises UserError otherwise."""
+    try:
+        if ":" in text:
+            low, high, step = (float(part) for part in text.split(":"))
+            if not (0 <= low <= high <= 1 and step >= 1e-4):
+                raise ValueError
+            count = int(np.floor((high - low) / step + 1e-9)) + 1
+            return tuple(round(low + n * step, 10) for n in range(count))
+        weights = tuple(sorted({float(part) for part in text.split(",")}))
+    except (ValueError, OverflowError):
+        raise _bad_weights(text) from None
+    if not weights or not all(0 <= weight <= 1 for weight in weights):
+        raise _bad_weights(text)
+    return weights
+
+
+def _bad_weights(text: str) -> UserError:
+    return UserError(f"weights read from:to:step (`0:1:0.1`) or a list (`0,0.5,1`), from 0 to 1; they are {text!r}")
+
+
+def rank_by_hypervolume(values_NM: Sequence[Sequence[float]], reference_M: Floats) -> Floats:
+    """(N,) how much of the hypervolume is lost without each point: what it alone brings to the front."""
+    values = np.asarray(values_NM, dtype=float)
+    total = measure_hypervolume(values, reference_M)
+    kept = [measure_hypervolume(np.delete(values, n, axis=0), reference_M) for n in range(len(values))]
+    return total - np.array(kept)
