@@ -1,0 +1,51 @@
+# Two commands set everything up: `make demo` runs the main job on recorded measurements, `make test` passes the tests.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
+
+.PHONY: demo test test-light test-serial check lint types format docs clean
+
+demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
+	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
+
+test: $(VENV)/.installed-dev test-light test-serial  ## set up what tests need, then run them all
+
+test-light: $(VENV)/.installed-dev
+	$(PYTEST) -n $(JOBS) -m "not serial"
+
+test-serial: $(VENV)/.installed-dev
+	$(PYTEST) -n 0 -m serial --durations=15
+
+check: lint types test  ## what CI runs
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/bin/python:
+	@echo "making a virtual environment in $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	@echo "installing ccl-search"
+	$(PIP) install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml tests/constraints.txt
+	@echo "installing ccl-search with what its tests need (torch for CPU, JAX: about a minute)"
+	$(PIP) install --quiet --constraint tests/constraints.txt --editable '.[dev,torch,jax]'
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

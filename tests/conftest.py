@@ -1,0 +1,48 @@
+"""What every test may count on: no network but loopback, no keys, a project folder of its own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cclsearch.redact import is_secret_name
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees a key of whoever runs it, nor their content folders."""
+    import os
+
+    for name in list(os.environ):
+        if is_secret_name(name):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("CCL_SEARCH_PATH", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stray call to a provider fails the test instead of leaving the machine."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: Any) -> Any:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            host = str(address[0])
+            if not (host.startswith("127.") or host in ("::1", "localhost", "0.0.0.0")):
+                raise AssertionError(f"a test tried to connect to {host}")
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty user's project, as the working directory."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "ccl-search.yaml").write_text("{}\n")
+    monkeypatch.chdir(folder)
+    yield folder
