@@ -18,8 +18,14 @@ from cclsearch.yaml_file import read_yaml, validate_mapping
 HARDWARE_FILE = "hardware.yaml"
 
 _NOISE = frozenset(
-    "nvidia tesla amd instinct google cloud gpu tpu tensor core chip accelerator hbm hbm2 hbm2e hbm3 hbm3e".split()
-)
+    {"nvidia", "tesla", "amd", "instinct", "google", "cloud", "gpu", "tpu", "tensor", "core", "chip"}
+) | {
+    "hbm",
+    "hbm2",
+    "hbm2e",
+    "hbm3",
+    "hbm3e",
+}
 _MEMORY = re.compile(r"^(\d{1,4})(?:gb|gib|g)$")
 
 
@@ -48,6 +54,8 @@ class Accelerator(Model):
     """Dimensions of the ICI torus of a TPU; None elsewhere."""
     torus_wrap: tuple[int, ...] = ()
     """Lengths of a torus axis at which its ends are joined; any other length is an open line."""
+    slices: tuple[tuple[int, ...], ...] = ()
+    """Chips along each axis of the slices that are offered."""
     nominal: bool = False
     """No vendor states these figures: good enough to order predictions, never to report MFU."""
     source: str

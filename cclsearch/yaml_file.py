@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """The mapping in that text, as plain dicts and lists (aliases copied); raises UserError that starts with `where`."""
+    """The mapping in that text, as plain dicts and lists (aliases copied); UserErrors start with `where`."""
     data = parse_yaml_value(text, where)
     if not isinstance(data, dict):
         raise UserError(f"{where}: must hold a mapping of fields, not {_kind(data)}")

@@ -50,7 +50,7 @@ class ModelArch(Model):
 
 
 class Hardware(Model):
-    """What the workload runs on. Bandwidths are per accelerator and direction-summed as vendors state them."""
+    """What the workload runs on. Bandwidths are per accelerator and in one direction (half of NVLink's sold figure)."""
 
     accelerator: str
     """Key of `hardware.yaml` (`a100-40`, `h100`, `tpu-v5e`, `cpu`), or the card's own word where it is none."""
@@ -97,13 +97,15 @@ class Card(Model):
     """`bf16`, `fp32`, ...: the dtype of the matrix multiplications."""
     hardware: Hardware
     framework: str
-    """Name of a run script in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other word."""
+    """Name of a framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other word."""
     knobs: tuple[KnobDeclaration, ...] = ()
     """Knobs declared beyond the framework's own, or with other choices."""
     recording: str | None = None
     """The recorded landscape (folder under `workloads/recordings/`) that stands in where there is no cluster."""
     source: str = ""
     licence: str = ""
+    notes: tuple[str, ...] = ()
+    """What the card's file left out, or says implausibly, and what was done about it; one line each."""
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,0 +1,162 @@
+"""What no single field can tell: whether the fields of a card go together. Values may be dropped or looked up here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cclsearch.card.fields import BANDWIDTH_PATH, BY_NAME, FieldProblem, look_up, read_number
+from cclsearch.errors import UserError
+from cclsearch.hardware import Accelerator, find_accelerator, match_accelerator
+from cclsearch.text import one_line
+
+MOE_FIELDS = ("num_experts", "top_k", "expert_intermediate_size")
+
+
+def check_values(values: dict[str, Any], data: Mapping[str, Any]) -> list[FieldProblem]:
+    """Problems between fields. Changes `values`: implausible bandwidths go, the accelerator gets its key, and memory
+    and torus that only one known chip or slice can have are looked up (each reported)."""
+    return [
+        *_check_shape(values),
+        *_check_moe(values),
+        *_read_accelerator(values),
+        *_read_bandwidths(values, data),
+        *_check_torus(values),
+    ]
+
+
+def _problem(name: str, message: str, *, remedy: str = "", blocking: bool = True) -> FieldProblem:
+    return FieldProblem(field=BY_NAME[name].path, message=message, remedy=remedy, blocking=blocking)
+
+
+def _check_shape(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    heads, kv_heads = values.get("num_heads"), values.get("num_kv_heads")
+    if heads and kv_heads and heads % kv_heads:
+        yield _problem(
+            "num_kv_heads", f"must divide num_heads: {kv_heads} does not divide {heads}", remedy="--set num_kv_heads=N"
+        )
+
+
+def _check_moe(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    if not values.get("moe", "num_experts" in values):
+        return
+    for name in MOE_FIELDS:
+        if name not in values:
+            yield _problem(name, "is missing in a mixture of experts", remedy=f"--set {name}=N")
+    experts, top_k = values.get("num_experts"), values.get("top_k")
+    if experts and experts < 2:
+        yield _problem("num_experts", f"must be at least 2, not {experts}", remedy="--set num_experts=N")
+    if experts and top_k and top_k > experts:
+        yield _problem("top_k", f"must be at most num_experts: {top_k} is above {experts}", remedy="--set top_k=N")
+    dense, layers = values.get("num_dense_layers", 0), values.get("num_layers")
+    if layers and dense >= layers:
+        yield _problem(
+            "num_dense_layers", f"must be below num_layers: {dense} of {layers}", remedy="--set num_dense_layers=N"
+        )
+
+
+def _read_accelerator(values: dict[str, Any]) -> Iterator[FieldProblem]:
+    word, memory = values.get("accelerator"), values.get("memory_gb")
+    found: Accelerator | None = None
+    if word is not None:
+        found = match_accelerator(word, memory)
+        if found is not None:
+            values["accelerator"] = found.name
+        elif memory is not None:
+            yield _problem("accelerator", f"{_why_unknown(word, memory)}; the card's word stands", blocking=False)
+    if memory is None and word is not None:
+        yield from _look_up_memory(word, found, values)
+    elif memory is None:
+        yield _problem("memory_gb", "is missing", remedy="--set memory_gb=N")
+    if "memory_gb" in values:
+        values["memory_gib"] = values["memory_gb"]
+
+
+def _look_up_memory(word: str, found: Accelerator | None, values: dict[str, Any]) -> Iterator[FieldProblem]:
+    if found is None:
+        yield _problem("memory_gb", f"is missing, and {_why_unknown(word, None)}", remedy="--set memory_gb=N")
+    elif found.variants_gib:
+        sizes = " or ".join(f"{size:g}" for size in found.variants_gib)
+        yield _problem(
+            "memory_gb", f"is missing, and {found.name} is sold with {sizes} GiB", remedy="--set memory_gb=N"
+        )
+    else:
+        values["memory_gb"] = found.memory_gib
+        yield _problem(
+            "memory_gb", f"is missing; {found.memory_gib:g} GiB is what every {found.name} has", blocking=False
+        )
+
+
+def _why_unknown(word: str, memory_gib: float | None) -> str:
+    try:
+        find_accelerator(word, memory_gib)
+    except UserError as error:
+        return one_line(str(error), 200)
+    return f"{word!r} is known"
+
+
+def _read_bandwidths(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    pair = look_up(data, BANDWIDTH_PATH)
+    if pair is not None:
+        yield from _read_pair(pair, values)
+    out, up = values.get("scale_out_gbps"), values.get("scale_up_gbps")
+    if out and up and out > up:
+        del values["scale_out_gbps"], values["scale_up_gbps"]
+        yield FieldProblem(
+            field=BANDWIDTH_PATH,
+            message=f"has {out:g} to other nodes and {up:g} inside a node, but the order is [scale-out, scale-up], and"
+            " the inside is the faster: neither is used",
+            blocking=False,
+            remedy=f"if they are swapped: --set bandwidth_gbps=[{up:g},{out:g}]",
+        )
+
+
+def _read_pair(pair: Any, values: dict[str, Any]) -> Iterator[FieldProblem]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        yield FieldProblem(
+            field=BANDWIDTH_PATH,
+            message=f"must be [scale-out, scale-up], not {one_line(repr(pair), 60)}: not used",
+            blocking=False,
+            remedy="--set bandwidth_gbps=[N,N]",
+        )
+        return
+    for name, came in zip(("scale_out_gbps", "scale_up_gbps"), pair, strict=True):
+        number = read_number(came)
+        if name in values:
+            continue
+        if number is not None and number <= BY_NAME[name].most:
+            values[name] = number
+        else:
+            yield FieldProblem(
+                field=BANDWIDTH_PATH,
+                message=f"has {one_line(repr(came), 40)} for {name}: not used",
+                blocking=False,
+                remedy=f"--set {name}=N",
+            )
+
+
+def _check_torus(values: dict[str, Any]) -> Iterator[FieldProblem]:
+    torus, count = values.get("torus"), values.get("total_count")
+    if torus is not None and count is not None and math.prod(torus) != count:
+        shape = "x".join(map(str, torus))
+        yield _problem(
+            "torus",
+            f"must hold total_count chips: {shape} is {math.prod(torus)}, not {count}",
+            remedy="--set torus=[N,N]",
+        )
+    chip = match_accelerator(values["accelerator"]) if "accelerator" in values else None
+    if torus is not None or count is None or chip is None or chip.kind != "tpu":
+        return
+    shapes = [shape for shape in chip.slices if math.prod(shape) == count]
+    if len(shapes) == 1:
+        values["torus"] = shapes[0]
+        shape = "x".join(map(str, shapes[0]))
+        yield _problem("torus", f"is missing; {shape} is the one {chip.name} slice of {count} chips", blocking=False)
+    else:
+        yield _problem(
+            "torus",
+            "is missing: tensor parallelism is not held to its axes",
+            remedy="--set torus=[N,N]",
+            blocking=False,
+        )

@@ -1,0 +1,210 @@
+"""The fields of a workload card that the engine reads: where each stands, what it must be, what came instead."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cclsearch.hardware import PRECISIONS
+from cclsearch.text import one_line
+from cclsearch.values import Model
+
+_ABSENT_WORDS = frozenset({"", "-", "?", "n/a", "na", "n.a.", "none", "null", "tbd", "todo", "nil", "~"})
+_NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
+
+
+class Kind(StrEnum):
+    """What a field holds."""
+
+    COUNT = "a whole number above 0"
+    COUNT0 = "a whole number, 0 or more"
+    NUMBER = "a number above 0"
+    SWITCH = "true or false"
+    WORD = "a word"
+    PRECISION = "a dtype such as bf16"
+    PHASE = "training or inference"
+    AXES = "a list of whole numbers"
+
+
+class FieldProblem(Model):
+    """One thing about a field that is missing, impossible or implausible."""
+
+    field: str
+    """Dotted path in the card."""
+    message: str
+    blocking: bool = True
+    """Whether no card can be made of the file until it is mended."""
+    remedy: str = ""
+    """`--set hidden_size=N`: what would mend it."""
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.message}"
+
+
+@dataclass(frozen=True)
+class CardField:
+    """One field, with the places where cards keep it (the first wins, and is where `--set` writes)."""
+
+    name: str
+    kind: Kind
+    paths: tuple[str, ...]
+    required: bool = False
+    most: float = 1e18
+
+    @property
+    def path(self) -> str:
+        return self.paths[0]
+
+
+def _arch(name: str, kind: Kind, *also: str, required: bool = False, most: float = 1e7) -> CardField:
+    names = (name, *also)
+    places = ("workload.model.model_arch", "workload.model")
+    return CardField(name, kind, tuple(f"{place}.{n}" for place in places for n in names), required, most)
+
+
+_TOPO = "workload.hardware.network_topo"
+_XPU = "workload.hardware.xpu_spec"
+_EXECUTOR = ("Model-executor", "model_executor", "model-executor", "workload.Model-executor")
+
+FIELDS: tuple[CardField, ...] = (
+    CardField("phase", Kind.PHASE, ("workload.model.phase",), required=True),
+    CardField("model_family", Kind.WORD, ("workload.model.model_family",), required=True),
+    CardField("precision", Kind.PRECISION, ("workload.model.precision",), required=True),
+    CardField("moe", Kind.SWITCH, ("workload.model.moe",)),
+    _arch("num_layers", Kind.COUNT, "num_hidden_layers", required=True, most=10_000),
+    _arch("hidden_size", Kind.COUNT, "hidden_dim", required=True),
+    _arch("num_heads", Kind.COUNT, "num_attention_heads", required=True, most=100_000),
+    _arch("num_kv_heads", Kind.COUNT, "num_key_value_heads", required=True, most=100_000),
+    _arch("head_dim", Kind.COUNT, required=True, most=100_000),
+    _arch("intermediate_size", Kind.COUNT, "ffn_hidden_size", required=True),
+    _arch("vocab_size", Kind.COUNT, required=True, most=1e8),
+    _arch("tied_embeddings", Kind.SWITCH, "tie_word_embeddings"),
+    _arch("gated_mlp", Kind.SWITCH),
+    _arch("num_params", Kind.COUNT, most=1e16),
+    _arch("num_experts", Kind.COUNT, "n_routed_experts", "num_local_experts", most=100_000),
+    _arch("top_k", Kind.COUNT, "num_experts_per_tok", "moe_top_k", most=100_000),
+    _arch("expert_intermediate_size", Kind.COUNT, "moe_intermediate_size"),
+    _arch("num_shared_experts", Kind.COUNT0, "n_shared_experts", most=100_000),
+    _arch("num_dense_layers", Kind.COUNT0, "first_k_dense_replace", most=10_000),
+    CardField("batch_size", Kind.COUNT, ("workload.data.batch_size", "workload.data.max-num-seqs"), True, 1e8),
+    CardField("seq_len", Kind.COUNT, ("workload.data.seq_len", "workload.data.max-model-len"), True, 1e8),
+    CardField("accelerator", Kind.WORD, (f"{_XPU}.model",), required=True),
+    CardField("memory_gb", Kind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), most=100_000),
+    CardField("total_count", Kind.COUNT, (f"{_XPU}.total_count",), True, 1_000_000),
+    CardField("count_per_node", Kind.COUNT, (f"{_XPU}.count_per_node",), True, 1_000_000),
+    CardField("scale_out_gbps", Kind.NUMBER, (f"{_TOPO}.scale_out_gbps",), most=1e7),
+    CardField("scale_up_gbps", Kind.NUMBER, (f"{_TOPO}.scale_up_gbps",), most=1e7),
+    CardField("torus", Kind.AXES, (f"{_TOPO}.torus",)),
+    CardField("framework", Kind.WORD, tuple(f"{root}.framework.name" for root in _EXECUTOR), required=True),
+    CardField("recording", Kind.WORD, ("recording",)),
+    CardField("description", Kind.WORD, ("description",)),
+    CardField("source", Kind.WORD, ("source", "hf_url")),
+    CardField("licence", Kind.WORD, ("licence", "license")),
+)
+BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"
+"""The template's list: [scale-out, scale-up], Gbit/s per accelerator."""
+BY_NAME = {field.name: field for field in FIELDS}
+SETTABLE = {
+    **{path: field.path for field in FIELDS for path in field.paths},
+    **{path.rsplit(".", 1)[-1]: field.path for field in FIELDS for path in field.paths if path.count(".") > 1},
+    **{field.name: field.path for field in FIELDS},
+    "global_batch_size": BY_NAME["batch_size"].path,
+    "num_accelerators": BY_NAME["total_count"].path,
+    "accelerators_per_node": BY_NAME["count_per_node"].path,
+    "memory_gib": BY_NAME["memory_gb"].path,
+    "bandwidth_gbps": BANDWIDTH_PATH,
+    BANDWIDTH_PATH: BANDWIDTH_PATH,
+}
+"""What `--set` may name -> where it is written. `name` alone is nobody's short name: it says too little."""
+SETTABLE.pop("name", None)
+SETTABLE["framework"] = BY_NAME["framework"].path
+SETTABLE["model"] = BY_NAME["accelerator"].path
+
+
+def look_up(data: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path; None where it, or anything on the way, is missing."""
+    here: Any = data
+    for part in path.split("."):
+        if not isinstance(here, Mapping) or part not in here:
+            return None
+        here = here[part]
+    return here
+
+
+def read_field(data: Mapping[str, Any], field: CardField) -> tuple[Any, FieldProblem | None]:
+    """The field's value (None where it is missing or wrong) and what is wrong with it."""
+    came = next((v for path in field.paths if not _is_absent(v := look_up(data, path))), None)
+    remedy = f"--set {field.name}={_example(field.kind)}"
+    if came is None:
+        if not field.required:
+            return None, None
+        raw = next((v for path in field.paths if (v := look_up(data, path)) is not None), None)
+        message = "is missing" if raw is None else f"is missing: it says {one_line(repr(raw), 40)}"
+        return None, FieldProblem(field=field.path, message=message, remedy=remedy)
+    value = _read_value(came, field.kind)
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > field.most):
+        limit = f" and at most {field.most:g}" if value is not None else ""
+        message = f"must be {field.kind.value}{limit}, not {one_line(repr(came), 60)}"
+        return None, FieldProblem(field=field.path, message=message, remedy=remedy)
+    return value, None
+
+
+def _is_absent(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.strip().lower() in _ABSENT_WORDS)
+
+
+def read_number(value: Any) -> float | None:
+    """A finite number above 0, also one that YAML took for text (`1e3`); None for anything else."""
+    if isinstance(value, str) and _NUMBER.match(value.strip()) and len(value) < 40:
+        value = float(value.replace("_", ""))
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
+        return None
+    return float(value) if math.isfinite(value) and value > 0 else None
+
+
+def _read_value(value: Any, kind: Kind) -> Any:
+    match kind:
+        case Kind.COUNT | Kind.COUNT0:
+            return _read_count(value, least=0 if kind is Kind.COUNT0 else 1)
+        case Kind.NUMBER:
+            return read_number(value)
+        case Kind.SWITCH:
+            return value if isinstance(value, bool) else None
+        case Kind.AXES:
+            axes = (
+                [_read_count(axis, least=1) for axis in value]
+                if isinstance(value, list) and 1 <= len(value) <= 3
+                else []
+            )
+            return tuple(axes) if axes and None not in axes else None
+    word = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    if kind is Kind.PHASE:
+        return word.lower() if word.lower() in {"training", "inference"} else None
+    if kind is Kind.PRECISION:
+        dtype = PRECISIONS.get(word.lower(), word.lower())
+        return dtype if re.fullmatch(r"[a-z][a-z0-9_+.\-]{1,20}", dtype) else None
+    return word or None
+
+
+def _read_count(value: Any, *, least: int) -> int | None:
+    if value == 0 and not isinstance(value, bool) and least == 0:
+        return 0
+    number = read_number(value)
+    if isinstance(value, int) and number is not None:
+        return value if value >= least else None
+    return int(number) if number is not None and number.is_integer() and number >= least else None
+
+
+def _example(kind: Kind) -> str:
+    samples = {
+        Kind.SWITCH: "true",
+        Kind.WORD: "NAME",
+        Kind.PRECISION: "bf16",
+        Kind.PHASE: "training",
+        Kind.AXES: "[4,4]",
+    }
+    return samples.get(kind, "N")

@@ -1,0 +1,166 @@
+"""Workload cards from YAML: CCL-Bench v1 files as they are, with overlays; what is missing is named, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cclsearch.card.check import check_values
+from cclsearch.card.fields import FIELDS, SETTABLE, FieldProblem, read_field
+from cclsearch.card.model import Card, Hardware, KnobDeclaration, ModelArch, MoEArch, Phase
+from cclsearch.content import find_content
+from cclsearch.errors import UserError
+from cclsearch.text import one_line
+from cclsearch.yaml_file import parse_yaml_value, read_yaml, validate_mapping
+
+SUFFIXES = (".yaml", ".yml")
+_GENERIC_STEMS = frozenset({"card", "workload", "workload_card"})
+
+
+@dataclass(frozen=True)
+class CardReport:
+    """What a card file holds, usable or not."""
+
+    name: str
+    where: str
+    """The file."""
+    values: Mapping[str, Any]
+    """Field name (`hidden_size`, `batch_size`, `accelerator`, ...) -> value, for each field that is there and right."""
+    problems: tuple[FieldProblem, ...]
+    card: Card | None
+    """None where a blocking problem is left."""
+
+    @property
+    def blocking(self) -> tuple[FieldProblem, ...]:
+        return tuple(problem for problem in self.problems if problem.blocking)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out or looked up, one line each: a card with these works all the same."""
+        return tuple(f"{p}{f' ({p.remedy})' if p.remedy else ''}" for p in self.problems if not p.blocking)
+
+
+def load_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> Card:
+    """The card of that name or path, with further cards laid over it and `FIELD=VALUE` settings over those.
+
+    Raises UserError that names the file, every field that is missing or impossible, and the settings that would do.
+    """
+    report = inspect_card(name, overlays, sets)
+    return _require_card(report)
+
+
+def inspect_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> CardReport:
+    """As `load_card`, but the fields that are there and the problems of the others instead of an error."""
+    path = find_content("workloads", name, *SUFFIXES)
+    data = read_yaml(path)
+    for overlay in overlays:
+        data = _merge(data, read_yaml(find_content("workloads", overlay, *SUFFIXES)))
+    for setting in sets:
+        data = _apply_set(data, setting)
+    return inspect_mapping(data, _card_name(path), str(path))
+
+
+def card_from_mapping(data: Mapping[str, Any], name: str) -> Card:
+    """The card in an already read mapping; raises UserError as `load_card` does."""
+    return _require_card(inspect_mapping(data, name, name))
+
+
+def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardReport:
+    """The report of an already read mapping; `where` is what messages call it. UserError where it is no card at all."""
+    if not isinstance(data.get("workload"), Mapping):
+        raise UserError(
+            f"{where}: is no workload card: it must have a `workload` section with model, data and hardware"
+        )
+    values: dict[str, Any] = {}
+    problems: list[FieldProblem] = []
+    for field in FIELDS:
+        value, problem = read_field(data, field)
+        if value is not None:
+            values[field.name] = value
+        if problem is not None:
+            problems.append(problem)
+    problems += check_values(values, data)
+    knobs = _read_knobs(data, where)
+    blocked = any(problem.blocking for problem in problems)
+    notes = tuple(str(problem) for problem in problems if not problem.blocking)
+    card = None if blocked else _make_card(values, name, knobs, notes)
+    return CardReport(name, where, values, tuple(problems), card)
+
+
+def _require_card(report: CardReport) -> Card:
+    if report.card is not None:
+        return report.card
+    wrong = "; ".join(str(problem) for problem in report.blocking)
+    remedies = " ".join(dict.fromkeys(problem.remedy for problem in report.blocking if problem.remedy))
+    ways = f": give {remedies}, or lay a second card over it" if remedies else ""
+    raise UserError(f"{report.where}: {wrong}{ways}")
+
+
+def _make_card(
+    values: Mapping[str, Any], name: str, knobs: tuple[KnobDeclaration, ...], notes: tuple[str, ...]
+) -> Card:
+    moe_fields = {field: values[field] for field in MoEArch.model_fields if field in values}
+    arch = {field: values[field] for field in ModelArch.model_fields if field in values and field != "moe"}
+    is_moe = bool(values.get("moe", "num_experts" in values))
+    hardware = {field: values[field] for field in Hardware.model_fields if field in values}
+    hardware |= {"num_accelerators": values["total_count"], "accelerators_per_node": values["count_per_node"]}
+    return Card(
+        name=name,
+        title=values.get("description", values["model_family"]),
+        phase=Phase(values["phase"]),
+        family=values["model_family"],
+        arch=ModelArch(**arch, moe=MoEArch(**moe_fields) if is_moe else None),
+        global_batch_size=values["batch_size"],
+        seq_len=values["seq_len"],
+        precision=values["precision"],
+        hardware=Hardware(**hardware),
+        framework=values["framework"],
+        knobs=knobs,
+        recording=values.get("recording"),
+        source=values.get("source", ""),
+        licence=values.get("licence", ""),
+        notes=notes,
+    )
+
+
+def _read_knobs(data: Mapping[str, Any], where: str) -> tuple[KnobDeclaration, ...]:
+    entries = data.get("knobs")
+    if entries is None:
+        return ()
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(
+            f"{where}: knobs must be a list of `{{name: ..., choices: [...]}}`, not {one_line(repr(entries), 80)}"
+        )
+    return tuple(validate_mapping(KnobDeclaration, entry, f"{where}: knobs[{i}]") for i, entry in enumerate(entries))
+
+
+def _card_name(path: Path) -> str:
+    stem = path.stem
+    return path.absolute().parent.name if stem in _GENERIC_STEMS and path.absolute().parent.name else stem
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        held = merged.get(key)
+        if isinstance(held, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(held, value)
+        elif value is not None:
+            merged[key] = value
+    return merged
+
+
+def _apply_set(data: Mapping[str, Any], setting: str) -> dict[str, Any]:
+    field, equals, text = setting.partition("=")
+    field = field.strip()
+    if not equals or not field or not text.strip():
+        raise UserError(f"--set must be FIELD=VALUE (for example hidden_size=4096), not {one_line(setting, 80)!r}")
+    if field not in SETTABLE:
+        names = ", ".join(sorted(name for name in SETTABLE if "." not in name))
+        raise UserError(f"--set: a card has no field {one_line(field, 80)!r}; there are: {names}")
+    nested: Any = parse_yaml_value(text, f"--set {field}")
+    for part in reversed(SETTABLE[field].split(".")):
+        nested = {part: nested}
+    return _merge(data, nested)
