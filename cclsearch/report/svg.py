@@ -1,0 +1,95 @@
+"""A scene as SVG inside a page: colours are the page's CSS variables, so that dark mode needs no second drawing."""
+
+from __future__ import annotations
+
+from html import escape
+
+from cclsearch.report.scene import PALETTE, Item, Mark, Path, Rect, Scene, Text, outline
+
+
+def render_svg(scene: Scene, *, stand_alone: bool = False) -> str:
+    """The scene as an `<svg>` element with title and description; `stand_alone` brings its colours."""
+    size = f'viewBox="0 0 {_n(scene.width)} {_n(scene.height)}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{scene.name}-t {scene.name}-d"'
+    fixed = f' width="{_n(scene.width)}" height="{_n(scene.height)}"' if stand_alone else ""
+    body = "\n".join(_render(item) for item in scene.items)
+    paper = f'<rect width="100%" height="100%" style="fill:{_color("paper")}"/>' if stand_alone else ""
+    return (
+        f'{head}{fixed} style="font-family:system-ui,-apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif">'
+        f'<title id="{scene.name}-t">{escape(scene.title)}</title>'
+        f'<desc id="{scene.name}-d">{escape(scene.summary)}</desc>'
+        f"{_style() if stand_alone else ''}{paper}\n{body}\n</svg>"
+    )
+
+
+def palette_css() -> str:
+    """CSS that defines every role's colour, light and dark."""
+    light = ";".join(f"--{role}:{colors[0]}" for role, colors in PALETTE.items())
+    dark = ";".join(f"--{role}:{colors[1]}" for role, colors in PALETTE.items())
+    return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
+
+
+def _style() -> str:
+    return f"<style>{palette_css()}</style>"
+
+
+def _render(item: Item) -> str:
+    match item:
+        case Path():
+            return _path(item)
+        case Rect():
+            fill = f"fill:{_color(item.fill)}" if item.fill else "fill:none"
+            stroke = f";stroke:{_color(item.stroke)}" if item.stroke else ""
+            box = f'x="{_n(item.x)}" y="{_n(item.y)}" width="{_n(item.width)}" height="{_n(item.height)}"'
+            return _with_tip("rect", f'{box} style="{fill}{stroke}"', item.tip)
+        case Mark():
+            return _mark(item)
+        case Text():
+            turn = f' transform="rotate(-90 {_n(item.x)} {_n(item.y)})"' if item.upright else ""
+            bold = ' font-weight="600"' if item.bold else ""
+            place = f'x="{_n(item.x)}" y="{_n(item.y)}" font-size="{_n(item.size)}" text-anchor="{item.anchor}"'
+            return f'<text {place}{bold}{turn} style="fill:{_color(item.color)}">{escape(item.text)}</text>'
+
+
+def _path(path: Path) -> str:
+    points = " ".join(f"{_n(x)},{_n(y)}" for x, y in path.points)
+    style = f"fill:{_color(path.fill) if path.fill else 'none'}"
+    if path.color:
+        style += f";stroke:{_color(path.color)};stroke-width:{_n(path.width)}"
+    if path.dash:
+        style += f";stroke-dasharray:{_n(path.dash[0])} {_n(path.dash[1])}"
+    if path.opacity < 1:
+        style += f";opacity:{_n(path.opacity)}"
+    return _with_tip("polygon" if path.fill else "polyline", f'points="{points}" style="{style}"', path.tip)
+
+
+def _mark(mark: Mark) -> str:
+    color = _color(mark.color)
+    hollow = mark.hollow or mark.shape == "ring"
+    paint = f"fill:{_color('paper')};stroke:{color};stroke-width:1.8" if hollow else f"fill:{color}"
+    if mark.shape in ("circle", "ring"):
+        shape = f'cx="{_n(mark.x)}" cy="{_n(mark.y)}" r="{_n(mark.size / 2)}" style="{paint}"'
+        return _with_tip("circle", shape, mark.tip)
+    if mark.shape == "cross":
+        r = mark.size / 2
+        arms = (
+            f"M{_n(mark.x - r)} {_n(mark.y - r)}L{_n(mark.x + r)} {_n(mark.y + r)}"
+            f"M{_n(mark.x - r)} {_n(mark.y + r)}L{_n(mark.x + r)} {_n(mark.y - r)}"
+        )
+        return _with_tip("path", f'd="{arms}" style="fill:none;stroke:{color};stroke-width:2.2"', mark.tip)
+    points = " ".join(f"{_n(x)},{_n(y)}" for x, y in outline(mark))
+    return _with_tip("polygon", f'points="{points}" style="{paint}"', mark.tip)
+
+
+def _with_tip(tag: str, attributes: str, tip: str) -> str:
+    if not tip:
+        return f"<{tag} {attributes}/>"
+    return f"<{tag} {attributes}><title>{escape(tip)}</title></{tag}>"
+
+
+def _color(role: str) -> str:
+    return f"var(--{role})"
+
+
+def _n(number: float) -> str:
+    return f"{number:.1f}".rstrip("0").rstrip(".") if number % 1 else str(int(number))
