@@ -20,7 +20,7 @@ class Observation:
     row: int | None
     """Row of the space; None for a run outside it (an earlier run's, a baseline)."""
     loss: float | None
-    """What the objective minimises (finite, positive for `step_time`); None where the trial failed or was not admitted."""
+    """What the objective minimises (finite, positive for `step_time`); None where it failed or was not admitted."""
     step_time_s: float | None = None
     peak_memory_gib: float | None = None
     """Largest over the ranks."""
@@ -59,6 +59,8 @@ class SearchView:
     """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
     remarks: tuple[Remark, ...] = ()
     """What proposers remarked so far in this search, from the ledger: state is rebuilt from it after a kill."""
+    next_trial: int = 0
+    """Number that the next trial will get; 0 where nobody counts."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ Watcher = Callable[[Event, RunState], None]
 class Book:
     """Context manager over one run folder, locked; `record` is the only way in which a search's state changes."""
 
-    def __init__(self, folder: Path, *, watchers: tuple[Watcher, ...] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = RunState()
         self.lock = FolderLock(folder)
-        self._watchers = watchers
+        self._watchers: list[Watcher] = []
         self._ledger: Ledger | None = None
 
     def __enter__(self) -> Book:
@@ -45,6 +45,10 @@ class Book:
         if self._ledger:
             self._ledger.close()
         self.lock.__exit__(kind, error, trace)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call this one after each event from now on."""
+        self._watchers.append(watcher)
 
     def record(self, event: Event) -> None:
         """Put one event on disk, fold it in, tell the watchers."""

@@ -40,6 +40,8 @@ class SearchResumed(Model):
     engine_version: str
     budget: int
     """Trials in all, as raised by `resume --budget`."""
+    confirm: int = 0
+    """Finalists to run again, as raised by `resume --confirm`."""
 
 
 class TrialProposed(Model):

@@ -67,17 +67,24 @@ class Trial:
 
 @dataclass
 class RunState:
-    """A search, folded from its events; changed by `apply` alone."""
+    """A search, folded from its events; changed by `apply` alone. What is asked often is kept, not searched for."""
 
     run_id: str = ""
     spec_sha256: str = ""
     started_s: float = 0.0
-    budget_raised_to: int | None = None
+    budget_raised_to: int = 0
+    confirm_raised_to: int = 0
     trials: dict[int, Trial] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     stopped: SearchStopped | None = None
     ended: SearchEnded | None = None
     last_s: float = 0.0
+    num_spent: int = 0
+    """Trials that count against the budget, running ones included."""
+    num_lost_in_a_row: int = 0
+    """Trials that the infrastructure failed, since one ended otherwise."""
+    _open: dict[int, None] = field(default_factory=dict)
+    _runs_of: dict[Config, list[int]] = field(default_factory=dict)
 
     def apply(self, event: Event) -> None:
         """Take one more event in."""
@@ -88,8 +95,10 @@ class RunState:
             case SearchResumed():
                 self.stopped = self.ended = None
                 self.budget_raised_to = event.budget
+                self.confirm_raised_to = event.confirm
+                self.num_lost_in_a_row = 0
             case TrialProposed():
-                self.trials[event.trial] = _propose(event)
+                self._propose(event)
             case TrialSubmitting():
                 self._change(event.trial, attempt=event.attempt, handle=None)
             case TrialSubmitted():
@@ -106,7 +115,33 @@ class RunState:
             case SearchEnded():
                 self.ended = event
 
+    @property
+    def unfinished(self) -> list[Trial]:
+        """Trials that were proposed and have no outcome, oldest first."""
+        return [self.trials[number] for number in self._open]
+
+    @property
+    def best(self) -> Trial | None:
+        """The first ranked trial of the configuration whose runs have the lowest mean loss; None where none ranks."""
+        winner = min(self._runs_of.values(), key=self._mean_loss, default=None)
+        return self.trials[winner[0]] if winner else None
+
+    def runs_of(self, config: Config) -> list[Trial]:
+        """Ranked runs of one configuration, confirmations included, in the order in which they finished."""
+        return [self.trials[number] for number in self._runs_of.get(config, ())]
+
+    def _mean_loss(self, numbers: list[int]) -> float:
+        losses = [self.trials[number].loss or 0.0 for number in numbers]
+        return sum(losses) / len(losses)
+
+    def _propose(self, event: TrialProposed) -> None:
+        trial = _open_trial(event)
+        self.trials[trial.number] = trial
+        self._open[trial.number] = None
+        self.num_spent += trial.costs_budget
+
     def _finish(self, event: TrialFinished) -> None:
+        was_counted = self.trials[event.trial].costs_budget
         self._change(
             event.trial,
             attempt=event.attempt,
@@ -115,36 +150,19 @@ class RunState:
             finished_s=event.time_s,
             result_sha256=event.result_sha256,
         )
+        trial = self.trials[event.trial]
+        self._open.pop(event.trial, None)
+        self.num_spent += trial.costs_budget - was_counted
+        lost = bool(event.outcome.failure and event.outcome.failure.kind.is_infrastructure)
+        self.num_lost_in_a_row = self.num_lost_in_a_row + 1 if lost else 0
+        if trial.loss is not None:
+            self._runs_of.setdefault(trial.config, []).append(trial.number)
 
     def _change(self, number: int, **fields: object) -> None:
         self.trials[number] = replace(self.trials[number], **fields)  # type: ignore[arg-type]
 
-    @property
-    def unfinished(self) -> list[Trial]:
-        """Trials that were proposed and have no outcome, oldest first."""
-        return [trial for trial in self.trials.values() if not trial.is_finished]
 
-    @property
-    def num_spent(self) -> int:
-        """Trials that count against the budget, running ones included."""
-        return sum(trial.costs_budget for trial in self.trials.values())
-
-    @property
-    def best(self) -> Trial | None:
-        """The ranked trial with the lowest mean loss of its configuration over search and confirmation runs."""
-        losses: dict[Config, list[float]] = {}
-        first: dict[Config, Trial] = {}
-        for trial in self.trials.values():
-            if trial.loss is not None:
-                losses.setdefault(trial.config, []).append(trial.loss)
-                first.setdefault(trial.config, trial)
-        if not losses:
-            return None
-        winner = min(losses, key=lambda config: sum(losses[config]) / len(losses[config]))
-        return first[winner]
-
-
-def _propose(event: TrialProposed) -> Trial:
+def _open_trial(event: TrialProposed) -> Trial:
     return Trial(
         number=event.trial,
         config=event.config,
@@ -163,3 +181,12 @@ def fold_events(events: Iterable[Event]) -> RunState:
     for event in events:
         state.apply(event)
     return state
+
+
+def collect_losses(state: RunState) -> dict[Config, list[float]]:
+    """Configuration -> losses of its ranked runs."""
+    losses: dict[Config, list[float]] = {}
+    for trial in state.trials.values():
+        if trial.loss is not None:
+            losses.setdefault(trial.config, []).append(trial.loss)
+    return losses

@@ -1,0 +1,52 @@
+"""Types and groups of arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def positive_int(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return number
+
+
+def whole_number(text: str) -> int:
+    """A whole number of at least 0."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, not {text!r}")
+    return number
+
+
+def positive_float(text: str) -> float:
+    """A finite number above 0."""
+    import math
+
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return number
+
+
+def add_runs_folder(parser: argparse.ArgumentParser) -> None:
+    """`--runs`: where searches are kept."""
+    parser.add_argument("--runs", metavar="FOLDER", type=Path, help="folder of searches (default: the project's runs/)")
+
+
+def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """`RUN`: a run's name under the runs folder, or its folder."""
+    parser.add_argument("run", metavar="RUN", nargs="?" if optional else None, help="a run's name, or its folder")
+    add_runs_folder(parser)

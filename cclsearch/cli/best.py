@@ -1,0 +1,43 @@
+"""`ccl-search best RUN`: the best configuration, ready to run again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cclsearch.cli import EXIT_FAILED, EXIT_OK
+from cclsearch.cli.arguments import add_run
+
+EXAMPLE = "ccl-search best wl2-20260101-120000-ab12 --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON: run, trial, config, figures, evidence, provenance"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.evidence import SCRIPT_FILE
+    from cclsearch.report.flags import framework_flags
+    from cclsearch.report.summary import best_as_json, summarise_run
+    from cclsearch.run_folder import load_run
+    from cclsearch.runs_folder import find_run
+    from cclsearch.text import plain
+
+    loaded = load_run(find_run(args.run, args.runs))
+    best = loaded.state.best
+    if args.json:
+        print(json.dumps(best_as_json(loaded.spec, best, loaded.folder) if best else None))
+        return EXIT_OK if best else EXIT_FAILED
+    for line in summarise_run(loaded.spec, loaded.state, loaded.folder).lines:
+        print(plain(line))
+    if best is None:
+        return EXIT_FAILED
+    print(f"as flags of {loaded.spec.framework}: {' '.join(framework_flags(loaded.spec, best.config))}")
+    script = loaded.trial_folder(best.number) / SCRIPT_FILE
+    if loaded.spec.recording is None and script.is_file():
+        print(f"job script: {script}\n")
+        print(plain(script.read_text(encoding="utf-8", errors="replace")).rstrip())
+    return EXIT_OK

@@ -1,0 +1,99 @@
+"""Drives a search from the terminal: watchers, signals, the summary at the end. `run`, `resume` and `sweep` use it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from cclsearch.cli import EXIT_FAILED, EXIT_OK
+from cclsearch.errors import UserError
+from cclsearch.flight import Stop
+from cclsearch.record.book import Book
+from cclsearch.record.state import RunState
+from cclsearch.report.summary import summarise_run
+from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
+from cclsearch.search import Parts, find_budget, run_search
+from cclsearch.session import open_parts, start_book
+from cclsearch.spec import RunSpec
+from cclsearch.text import plain
+
+
+def drive_search(folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0) -> int:
+    """Run or go on with the search in `folder`; returns 0 with a best configuration, 1 without one."""
+    stop = Stop(leave_jobs=args.on_interrupt == "leave")
+    with listen_for_stop(stop):
+        parts = open_parts(folder, stop=stop)
+        with Book(folder) as book:
+            start_book(book, parts.spec, budget=budget, confirm=confirm)
+            _search(book, parts, args)
+            state = book.state
+    if args.json:
+        from cclsearch.report.summary import summarise_json
+
+        print(summarise_json(parts.spec, state, folder))
+    else:
+        print_end(parts.spec, state, folder)
+    return EXIT_OK if state.best else EXIT_FAILED
+
+
+def _search(book: Book, parts: Parts, args: argparse.Namespace) -> None:
+    total = find_budget(book, parts)
+    if not (args.json or args.quiet):
+        for line in parts.spec.banner:
+            print(f"note: {plain(line)}", flush=True)
+    with contextlib.ExitStack() as stack:
+        if args.json and not args.quiet:
+            book.watch(watch_json())
+        elif not args.quiet:
+            live = sys.stdout.isatty()
+            book.watch(stack.enter_context(_table(parts.spec, total)) if live else watch_lines(total))
+        try:
+            run_search(book, parts)
+        except OSError as error:
+            raise UserError(
+                f"cannot go on writing {str(book.folder)!r}: {error.strerror or error}; every finished trial is kept:"
+                f" make room, then `ccl-search resume {book.folder.name}`"
+            ) from None
+
+
+def _table(spec: RunSpec, total: int) -> LiveTable:
+    from rich.console import Console
+
+    mark = "" if spec.provenance == "measured" else f" ({spec.provenance.value})"
+    return LiveTable(Console(), budget=total, title=f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{mark}")
+
+
+@contextlib.contextmanager
+def listen_for_stop(stop: Stop) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP ask for a clean stop; a second Ctrl-C breaks off at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.request(f"stopped by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def print_end(spec: RunSpec, state: RunState, folder: Path) -> None:
+    """The result, and what to type next."""
+    print()
+    ending = state.ended.reason if state.ended else (state.stopped.reason if state.stopped else "")
+    if ending:
+        print(f"ended: {ending}")
+    for line in summarise_run(spec, state, folder).lines:
+        print(plain(line))
+    if state.stopped and not state.ended:
+        print(f"go on:    ccl-search resume {folder.name}")
+    elif state.best:
+        print(f"see more: ccl-search best {folder.name}    ccl-search report {folder.name}")

@@ -1,0 +1,84 @@
+"""What `--dry-run` shows: the space, the first proposals and the job script. Nothing is written or submitted."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.launch.base import Job
+from cclsearch.launch.profile import make_launcher
+from cclsearch.propose.base import Proposal, SearchView
+from cclsearch.record.event import Purpose
+from cclsearch.record.state import Trial
+from cclsearch.session import Plan, hold_back, make_input, make_planning_proposer
+from cclsearch.text import one_line, plain
+
+NUM_PROPOSALS = 3
+
+
+def show_plan(plan: Plan, *, as_json: bool) -> int:
+    """Print the plan; returns the exit code."""
+    spec, space = plan.spec, plan.space
+    proposals = first_proposals(plan)
+    script = render_first(plan, proposals[0]) if proposals else ""
+    if as_json:
+        shown = [{"config": dict(p.config), "proposer": p.proposer, "rationale": p.rationale} for p in proposals]
+        print(json.dumps({"space": len(space), "raw": space.num_raw, "proposals": shown, "job_script": script}))
+        return EXIT_OK
+    for line in spec.banner:
+        print(f"note: {plain(line)}")
+    print(f"space: {len(space):,} legal configurations of {space.num_raw:,} combinations")
+    for knob in space.knobs:
+        print(f"  {knob.name}: {', '.join(str(choice) for choice in knob.choices)}")
+    print(f"first proposals of strategy {spec.strategy}:")
+    for proposal in proposals:
+        print(f"  {proposal.config}  ({one_line(proposal.rationale, 160) or proposal.proposer})")
+    print(f"job script of the first ({spec.profile.name}):\n{plain(script).rstrip()}")
+    print("nothing was run: leave out --dry-run to start")
+    return EXIT_OK
+
+
+def first_proposals(plan: Plan) -> list[Proposal]:
+    """What would run first, as far as that can be said before anything was measured (an LLM is not asked)."""
+    spec, space = plan.spec, plan.space
+    view = SearchView(
+        card=spec.card,
+        space=space,
+        observations=(),
+        pending=hold_back(spec, space),
+        budget_left=spec.limits.budget,
+        seed=spec.seed,
+        objective=spec.objective.name,
+    )
+    return list(make_planning_proposer(spec).propose(view, min(NUM_PROPOSALS, spec.limits.budget)))
+
+
+def render_first(plan: Plan, proposal: Proposal) -> str:
+    """The job script of the first proposal, as it would be submitted."""
+    spec = plan.spec
+    trial = Trial(
+        number=1,
+        config=proposal.config,
+        proposer=proposal.proposer,
+        rationale=proposal.rationale,
+        expects=proposal.expects,
+        purpose=Purpose.SEARCH,
+        turn=None,
+        proposed_s=0.0,
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=Path(scratch))
+        job = Job(
+            run_id=spec.run_id,
+            trial=1,
+            attempt=1,
+            trial_dir=Path("runs") / spec.run_id / "trials" / "0001",
+            payload=make_input(spec, trial),
+            timeout_s=spec.limits.trial_timeout_s,
+        )
+        try:
+            return launcher.render(job)
+        finally:
+            launcher.close()

@@ -1,0 +1,116 @@
+"""`ccl-search run`: search for the fastest configuration of a workload."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_int, whole_number
+
+EXAMPLE = "ccl-search run --workload wl2 --budget 15\n  ccl-search run -w tiny --budget 8 --confirm 2"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
+    parser.add_argument("-b", "--budget", type=positive_int, default=15, metavar="N", help="trials (default: 15)")
+    add_search_arguments(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show space, first proposals and job script; run nothing"
+    )
+    add_output_arguments(parser)
+    add_runs_folder(parser)
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a search is made of; `run` and `sweep` share it."""
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
+    parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help="a second card over the first")
+    parser.add_argument("-l", "--launcher", metavar="NAME", help="profile in launchers/: where jobs run")
+    parser.add_argument("--recording", metavar="FOLDER", help="replay this recorded landscape instead of running")
+    parser.add_argument("--framework", metavar="NAME", help="run script, in place of the card's framework")
+    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
+    parser.add_argument("--use-fewer", action="store_true", help="also try fewer accelerators than there are")
+    parser.add_argument("-o", "--objective", metavar="NAME", help="what is minimised (default: step_time)")
+    parser.add_argument("--strategy", metavar="NAME", help="who proposes (default: `default`; with --llm: hybrid)")
+    parser.add_argument(
+        "--llm", metavar="SPEC", help="anthropic:MODEL, openai:MODEL, or the URL of a compatible server"
+    )
+    parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="tokens that the LLM may use in all")
+    parser.add_argument("--max-usd", type=positive_float, metavar="X", help="money that the LLM may cost in all")
+    parser.add_argument("--llm-mode", choices=("configs", "policy"), help="what the LLM writes (default: configs)")
+    parser.add_argument("--seed-policy", metavar="FILE", help="policy program that the LLM starts from")
+    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="makes the search reproducible")
+    parser.add_argument("--parallel", type=positive_int, default=1, metavar="N", help="trials in flight (default: 1)")
+    parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="run N finalists again at the end")
+    parser.add_argument(
+        "--timeout-min", type=positive_float, default=30.0, metavar="M", help="minutes a trial may take"
+    )
+    parser.add_argument("--max-hours", type=positive_float, metavar="H", help="hours the search may take")
+    parser.add_argument("--learn-from", action="append", default=[], metavar="RUN", help="earlier run used as a prior")
+    parser.add_argument("--name", metavar="ID", help="name of the run (default: workload, date and time)")
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """How a search shows itself; `run` and `resume` share it."""
+    parser.add_argument("--json", action="store_true", help="print events as JSON lines")
+    parser.add_argument("--quiet", action="store_true", help="print the result only")
+    parser.add_argument(
+        "--on-interrupt", choices=("cancel", "leave"), default="cancel", help="what Ctrl-C does with running jobs"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.session import create_run, plan_search
+
+    request = make_request(args)
+    plan = plan_search(request)
+    if args.dry_run:
+        from cclsearch.cli.dry_run import show_plan
+
+        return show_plan(plan, as_json=args.json)
+    from cclsearch.cli.drive import drive_search
+    from cclsearch.runs_folder import runs_folder
+
+    folder = create_run(plan, runs_folder(args.runs))
+    return drive_search(folder, args)
+
+
+def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """The request that the arguments make, with the project's settings for what was left out."""
+    from cclsearch.runs_folder import find_run
+    from cclsearch.session import Request
+    from cclsearch.settings import load_settings
+    from cclsearch.space.parse import parse_declaration
+    from cclsearch.spec import Limits
+
+    settings = load_settings()
+    options = {
+        "mode": args.llm_mode,
+        "max_tokens": args.max_tokens,
+        "max_usd": args.max_usd,
+        "seed_policy": str(Path(args.seed_policy).resolve()) if args.seed_policy else None,
+    }
+    return Request(
+        workload=args.workload,
+        limits=Limits(
+            budget=args.budget,
+            parallel=args.parallel,
+            confirm=args.confirm,
+            trial_timeout_s=args.timeout_min * 60,
+            max_hours=args.max_hours,
+        ),
+        overlays=tuple(args.overlay),
+        sets=tuple(args.set),
+        launcher=args.launcher or (None if args.recording else settings.launcher),
+        recording=args.recording,
+        framework=args.framework,
+        objective=args.objective or settings.objective or "step_time",
+        strategy=args.strategy,
+        llm=args.llm or (settings.llm if args.strategy in (None, "hybrid", "llm") else None),
+        llm_options={name: value for name, value in options.items() if value is not None},
+        seed=args.seed,
+        use_fewer=args.use_fewer,
+        learn_from=tuple(str(find_run(name, args.runs)) for name in args.learn_from),
+        knobs=tuple(parse_declaration(text) for text in args.knob),
+        run_id=args.name,
+    )

@@ -1,0 +1,37 @@
+"""`ccl-search show RUN TRIAL`: everything known of one trial."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.cli.arguments import add_run, positive_int
+
+EXAMPLE = "ccl-search show wl2-20260101-120000-ab12 7"
+LOG_LINES = 15
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("trial", metavar="TRIAL", type=positive_int, help="the trial's number")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.errors import UserError
+    from cclsearch.report.trial import describe_one, one_as_json
+    from cclsearch.run_folder import load_run
+    from cclsearch.runs_folder import find_run
+    from cclsearch.text import plain
+
+    loaded = load_run(find_run(args.run, args.runs))
+    trial = loaded.state.trials.get(args.trial)
+    if trial is None:
+        raise UserError(f"run {loaded.spec.run_id!r} has {len(loaded.state.trials)} trials, and none is {args.trial}")
+    if args.json:
+        print(json.dumps(one_as_json(loaded, trial)))
+        return EXIT_OK
+    for line in describe_one(loaded, trial, log_lines=LOG_LINES):
+        print(plain(line))
+    return EXIT_OK

@@ -1,0 +1,102 @@
+"""`ccl-search status`: where a search stands, or all searches of the project."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.cli.arguments import add_run
+
+EXAMPLE = "ccl-search status\n  ccl-search status wl2-20260101-120000-ab12"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, optional=True)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.runs_folder import find_run, list_runs
+
+    if args.run is None:
+        return _list_all(list_runs(args.runs), as_json=args.json)
+    return _show_one(find_run(args.run, args.runs), as_json=args.json)
+
+
+def _list_all(folders: list[Path], *, as_json: bool) -> int:
+    from cclsearch.errors import UserError
+    from cclsearch.run_folder import load_run
+
+    rows = []
+    for folder in folders:
+        try:
+            run = load_run(folder)
+        except UserError as error:
+            rows.append({"run": folder.name, "standing": "unreadable", "why": str(error)})
+            continue
+        best = run.state.best
+        rows.append(
+            {
+                "run": folder.name,
+                "standing": run.standing,
+                "trials": len(run.state.trials),
+                "best_step_time_s": best.outcome.metrics.get("step_time_s") if best and best.outcome else None,
+                "best_config": str(best.config) if best else None,
+                "provenance": run.spec.provenance.value,
+            }
+        )
+    if as_json:
+        print(json.dumps(rows))
+    elif not rows:
+        print("no searches yet; start one:  ccl-search run --workload wl2 --budget 15")
+    for row in [] if as_json else rows:
+        print(_row_text(row))
+    return EXIT_OK
+
+
+def _row_text(row: dict[str, object]) -> str:
+    from cclsearch.text import one_line
+
+    if "why" in row:
+        return f"{row['run']}  {row['standing']}: {one_line(str(row['why']))}"
+    step_time_s = row["best_step_time_s"]
+    best = f"best {step_time_s:.4g} s ({row['provenance']})  {row['best_config']}" if step_time_s else "no best yet"
+    return f"{row['run']}  {row['standing']}, {row['trials']} trials, {best}"
+
+
+def _show_one(folder: Path, *, as_json: bool) -> int:
+    from cclsearch.report.summary import best_as_json, summarise_run
+    from cclsearch.report.terminal import describe_trial, result_text
+    from cclsearch.run_folder import load_run
+    from cclsearch.text import one_line, plain
+
+    run = load_run(folder)
+    state, spec = run.state, run.spec
+    total = max(spec.limits.budget, state.budget_raised_to)
+    if as_json:
+        best = best_as_json(spec, state.best, folder) if state.best else None
+        trials = [
+            {"trial": t.number, "config": dict(t.config), "proposer": t.proposer, "result": result_text(t)}
+            for t in state.trials.values()
+        ]
+        notes = [{"topic": note.topic, "text": note.text} for note in state.notes]
+        facts = {"run": spec.run_id, "standing": run.standing, "budget": total, "spent": state.num_spent}
+        print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes}))
+        return EXIT_OK
+    print(f"{spec.run_id}: {run.standing}; {state.num_spent} of {total} trials spent; strategy {spec.strategy}")
+    for line in spec.banner:
+        print(f"note: {plain(line)}")
+    for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
+        if trial.is_finished:
+            print(describe_trial(trial, state, total).rpartition("  best ")[0])
+        else:
+            print(f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})")
+    for note in state.notes[-5:]:
+        print(f"{note.topic}: {one_line(note.text)}")
+    for line in summarise_run(spec, state, folder).lines:
+        print(plain(line))
+    if run.standing in ("stopped", "killed"):
+        print(f"go on:    ccl-search resume {folder.name}")
+    return EXIT_OK

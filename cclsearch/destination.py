@@ -1,0 +1,95 @@
+"""Where a search runs: the profile that was named, this machine, or a recording; never a cluster that nobody named."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.card.model import Card
+from cclsearch.content import content_roots
+from cclsearch.errors import UserError
+from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
+
+RECORDINGS_FOLDER = Path("workloads") / "recordings"
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where, and what the user must know about it."""
+
+    profile: Profile
+    recording: Path | None = None
+    """Folder of the recorded landscape, where nothing will run."""
+    banner: tuple[str, ...] = ()
+
+
+def choose_destination(card: Card, *, launcher: str | None, recording: str | None = None) -> Destination:
+    """The profile named, else this machine where it is enough, else the card's recording.
+
+    Raises UserError that names the ways out where none applies.
+    """
+    if recording is not None:
+        return _replay(find_recording(recording), ())
+    if launcher is not None:
+        if launcher == "replay":
+            return _replay(find_recording(card.recording or _no_recording(card)), ())
+        return Destination(load_profile(launcher))
+    if card.hardware.accelerator == "cpu":
+        return Destination(load_profile("local"))
+    found = count_local_gpus()
+    if found >= card.hardware.num_accelerators:
+        return Destination(load_profile("local"), banner=(f"runs on this machine's {found} accelerators",))
+    if card.recording is not None:
+        return _replay(find_recording(card.recording), _cluster_hint())
+    raise UserError(
+        f"{card.name} needs {card.hardware.num_accelerators} x {card.hardware.accelerator}, this machine has"
+        f" {found or 'none'}, no launcher is named and no recording stands in: name a cluster profile"
+        " (`--launcher slurm-generic`, see `ccl-search launcher list`), a recording (`--recording FOLDER`), or try"
+        " `--workload wl2` or `--workload tiny`"
+    )
+
+
+def find_recording(name: str) -> Path:
+    """The recording's folder: a path, or a bare name under `workloads/recordings/`."""
+    as_path = Path(name).expanduser()
+    if as_path.is_dir():
+        return as_path.resolve()
+    for root in content_roots():
+        folder = root / RECORDINGS_FOLDER / name
+        if "/" not in name and folder.is_dir():
+            return folder
+    known = sorted({p.name for root in content_roots() for p in (root / RECORDINGS_FOLDER).glob("*") if p.is_dir()})
+    raise UserError(f"there is no recording {name!r}; there are: {', '.join(known) or 'none'}, or give a folder")
+
+
+def count_local_gpus() -> int:
+    """Accelerators that this machine's `nvidia-smi` or `rocm-smi` lists; 0 where there is neither."""
+    for command, mark in ((["nvidia-smi", "-L"], "GPU "), (["rocm-smi", "-i"], "Device Name")):
+        if shutil.which(command[0]) is None:
+            continue
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0:
+            return sum(line.lstrip().startswith(mark) or mark in line for line in done.stdout.splitlines())
+    return 0
+
+
+def _replay(folder: Path, banner: tuple[str, ...]) -> Destination:
+    profile = profile_from_mapping({"launcher": "replay", "recording": str(folder)}, name="replay")
+    return Destination(profile, recording=folder, banner=banner)
+
+
+def _no_recording(card: Card) -> str:
+    raise UserError(f"{card.name} names no recording: give one with `--recording FOLDER`")
+
+
+def _cluster_hint() -> tuple[str, ...]:
+    if shutil.which("sbatch"):
+        return (
+            "Slurm is here, but no profile was named, so nothing was submitted: `--launcher slurm-generic` runs there",
+        )
+    return ("to run it on a cluster: `--launcher NAME` (see `ccl-search launcher list`)",)

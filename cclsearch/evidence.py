@@ -1,0 +1,37 @@
+"""The evidence package of a trial: what is put there before it runs, and what earlier attempts left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cclsearch.launch.base import Job
+from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
+from cclsearch.record.book import write_atomically
+
+SCRIPT_FILE = "job.sh"
+METRICS_FILE = "metrics.json"
+ADMISSION_FILE = "admission.json"
+ATTEMPTS_FOLDER = "attempts"
+
+_OF_ONE_ATTEMPT = (RESULT_FILE, STDOUT_FILE, STDERR_FILE, TRACE_FOLDER, METRICS_FILE, ADMISSION_FILE)
+
+
+def prepare_folder(job: Job, script: str) -> None:
+    """Make the trial's folder ready for this attempt; what earlier attempts left is kept under `attempts/`."""
+    folder = job.trial_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    _put_aside(folder, job.attempt)
+    write_atomically(folder / CONFIG_FILE, job.payload.model_dump_json(indent=1) + "\n")
+    write_atomically(folder / SCRIPT_FILE, script)
+
+
+def _put_aside(folder: Path, attempt: int) -> None:
+    left = [name for name in _OF_ONE_ATTEMPT if (folder / name).exists()]
+    if not left:
+        return
+    number = max(attempt - 1, 1)
+    while (aside := folder / ATTEMPTS_FOLDER / str(number)).exists():
+        number += 1
+    aside.mkdir(parents=True)
+    for name in left:
+        (folder / name).rename(aside / name)

@@ -1,0 +1,86 @@
+"""From a landed trial's folder to its outcome: the result file, the traces, then the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE
+from cclsearch.launch.collect import collect_result
+from cclsearch.launch.contract import TRACE_FOLDER, TrialInput, TrialResult
+from cclsearch.record.book import Book, write_atomically
+from cclsearch.record.event import Purpose
+from cclsearch.record.state import RunState, Trial
+from cclsearch.redact import redact
+from cclsearch.score.judge import judge_failure, judge_trial
+from cclsearch.score.outcome import Outcome
+from cclsearch.spec import RunSpec
+from cclsearch.trial_trace import read_trace_evidence
+from cclsearch.values import Failure, Provenance
+
+
+class TrialJudge:
+    """Judges the landed trials of one search, as `cclsearch.flight` asks."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+
+    def __call__(self, trial: Trial, payload: TrialInput, book: Book, failure: Failure | None) -> Outcome:
+        folder = book.trial_folder(trial.number)
+        outcome = self._judge(folder, payload, failure, find_baseline(book.state))
+        write_views(folder, outcome)
+        return outcome
+
+    def _judge(
+        self, folder: Path, payload: TrialInput, failure: Failure | None, baseline: Mapping[str, float] | None
+    ) -> Outcome:
+        collected = collect_result(folder) if failure is None or _has_result(folder) else failure
+        if isinstance(collected, Failure):
+            return judge_failure(redact_failure(failure or collected), self._spec.provenance)
+        collected = _redact_result(collected)
+        trace = None
+        if self._spec.provenance is Provenance.MEASURED and payload.profiled_steps:
+            trace = read_trace_evidence(folder / TRACE_FOLDER, self._spec.card, payload)
+        return judge_trial(
+            payload,
+            collected,
+            self._spec.card,
+            self._spec.objective,
+            provenance=self._spec.provenance,
+            trace=trace,
+            baseline=baseline,
+        )
+
+
+def find_baseline(state: RunState) -> Mapping[str, float] | None:
+    """Metrics of the baseline: the first trial that was admitted; None before there is one."""
+    for trial in state.trials.values():
+        outcome = trial.outcome
+        if outcome and trial.purpose is Purpose.SEARCH and outcome.admission and outcome.admission.admitted:
+            return outcome.metrics
+    return None
+
+
+def write_views(folder: Path, outcome: Outcome) -> None:
+    """`metrics.json` and `admission.json` beside the evidence: views of what the ledger holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / METRICS_FILE, outcome.model_dump_json(indent=1, exclude={"admission"}) + "\n")
+    if outcome.admission:
+        write_atomically(folder / ADMISSION_FILE, outcome.admission.model_dump_json(indent=1) + "\n")
+
+
+def redact_failure(failure: Failure) -> Failure:
+    """The failure with no secret in its message."""
+    return failure.model_copy(update={"message": redact(failure.message)})
+
+
+def _redact_result(result: TrialResult) -> TrialResult:
+    if result.failure is None:
+        return result
+    return result.model_copy(update={"failure": redact_failure(result.failure)})
+
+
+def _has_result(folder: Path) -> bool:
+    from cclsearch.launch.contract import RESULT_FILE
+
+    return (folder / RESULT_FILE).is_file()

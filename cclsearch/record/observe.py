@@ -1,0 +1,43 @@
+"""What the ledger's trials teach a proposer."""
+
+from __future__ import annotations
+
+from cclsearch.propose.base import Observation
+from cclsearch.record.event import Purpose
+from cclsearch.record.state import RunState, Trial
+from cclsearch.space.table import Space
+
+
+class Observer:
+    """Turns finished trials into observations, each once, however often it is asked."""
+
+    def __init__(self, space: Space | None = None) -> None:
+        self._space = space
+        self._seen: dict[int, Observation | None] = {}
+
+    def observe(self, state: RunState) -> tuple[Observation, ...]:
+        """Finished trials in order of their numbers; what the infrastructure failed teaches nothing and is left out."""
+        if len(self._seen) < len(state.trials) - len(state.unfinished):
+            for number, trial in state.trials.items():
+                if trial.is_finished and number not in self._seen:
+                    self._seen[number] = observe_trial(trial, self._space)
+        return tuple(observation for _, observation in sorted(self._seen.items()) if observation is not None)
+
+
+def observe_trial(trial: Trial, space: Space | None = None) -> Observation | None:
+    """One trial as an observation; None while it runs, and where the infrastructure failed it."""
+    outcome = trial.outcome
+    if outcome is None or (outcome.failure and outcome.failure.kind.is_infrastructure):
+        return None
+    return Observation(
+        trial=trial.number,
+        config=trial.config,
+        row=space.row(trial.config) if space else None,
+        loss=trial.loss,
+        step_time_s=outcome.metrics.get("step_time_s") if trial.loss is not None else None,
+        peak_memory_gib=outcome.metrics.get("peak_memory_gib"),
+        failure=outcome.failure,
+        spread=outcome.spread,
+        metrics=outcome.metrics,
+        is_confirmation=trial.purpose is Purpose.CONFIRMATION,
+    )

@@ -1,0 +1,160 @@
+"""What a search found, in words: the best, how sure it is, what it beat, and where the evidence lies."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cclsearch.record.event import Purpose
+from cclsearch.record.state import RunState, Trial, collect_losses
+from cclsearch.spec import RunSpec
+from cclsearch.text import one_line
+from cclsearch.values import Provenance
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The end of a search; plain data for the terminal, `best --json` and the night."""
+
+    run_id: str
+    provenance: Provenance
+    best: Trial | None
+    lines: tuple[str, ...]
+
+
+def summarise_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
+    """The summary of a search as it stands."""
+    best = state.best
+    lines = [*(_best_lines(spec, state, folder, best) if best else _no_best_lines(state))]
+    lines += _failure_lines(state)
+    lines.append(f"evidence: {folder}")
+    return Summary(spec.run_id, spec.provenance, best, tuple(lines))
+
+
+def best_as_json(spec: RunSpec, best: Trial, folder: Path) -> dict[str, Any]:
+    """What `best --json` prints: run, trial, config, figures, evidence, provenance."""
+    metrics = best.outcome.metrics if best.outcome else {}
+    return {
+        "run": spec.run_id,
+        "trial": best.number,
+        "config": dict(best.config),
+        "step_time_s": metrics.get("step_time_s"),
+        "tokens_per_s": metrics.get("tokens_per_s"),
+        "tokens_per_s_per_accelerator": metrics.get("tokens_per_s_per_accelerator"),
+        "mfu": metrics.get("mfu"),
+        "peak_memory_gib": metrics.get("peak_memory_gib"),
+        "num_accelerators": metrics.get("num_accelerators"),
+        "objective": spec.objective.name,
+        "loss": best.loss,
+        "evidence": str(folder / "trials" / f"{best.number:04d}"),
+        "provenance": spec.provenance.value,
+    }
+
+
+def summarise_json(spec: RunSpec, state: RunState, folder: Path) -> str:
+    """The end of a search as one JSON line: `best` is null where there is none."""
+    best = best_as_json(spec, state.best, folder) if state.best else None
+    ended = state.ended or state.stopped
+    finished = state.ended is not None
+    return json.dumps({"event": "summary", "best": best, "ended": finished, "reason": ended.reason if ended else None})
+
+
+def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> list[str]:
+    assert best.outcome is not None
+    metrics = best.outcome.metrics
+    mark = "" if spec.provenance is Provenance.MEASURED else f" ({spec.provenance.value})"
+    lines = [f"best: trial {best.number}  {best.config}", f"      step time {metrics['step_time_s']:.4g} s{mark}"]
+    extras = [
+        (f"{metrics['tokens_per_s']:,.0f} tokens/s", "tokens_per_s"),
+        (
+            f"{metrics.get('tokens_per_s_per_accelerator', 0):,.0f} tokens/s per accelerator",
+            "tokens_per_s_per_accelerator",
+        ),
+        (f"MFU {metrics.get('mfu', 0):.1%}", "mfu"),
+        (f"peak memory {metrics.get('peak_memory_gib', 0):.3g} GiB", "peak_memory_gib"),
+    ]
+    told = [text for text, name in extras if name in metrics]
+    if told:
+        lines.append("      " + ", ".join(told))
+    if best.rationale:
+        lines.append(f"why it was tried: {one_line(best.rationale, 300)} ({best.proposer})")
+    lines += [f"where its step goes: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
+    lines += _sure_lines(spec, state, best)
+    lines += _beaten_lines(state, best)
+    return lines
+
+
+def _sure_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
+    """How sure the result is: runs of it, noise, and the distance to the next."""
+    return [f"how sure: {text}" for text in describe_confidence(state, best, spec.provenance)]
+
+
+def describe_confidence(state: RunState, best: Trial, provenance: Provenance) -> list[str]:
+    """How likely the best is truly the best of what was tried, and from what that is known."""
+    from cclsearch.score.noise import chances_to_be_best, estimate_noise, find_interval
+
+    if provenance is not Provenance.MEASURED:
+        return [
+            f"its figure is {provenance.value}, read once: no run can confirm it; the noise of its source is unknown"
+        ]
+    runs = collect_losses(state)
+    spreads = [t.outcome.spread for t in state.trials.values() if t.loss is not None and t.outcome and t.outcome.spread]
+    noise = estimate_noise(list(runs.values()), spreads)
+    interval = find_interval(runs[best.config], noise)
+    chance = chances_to_be_best(runs, noise)[best.config]
+    basis = f"measured from {noise.num_repeats} repeats" if noise.is_measured else "assumed: nothing was repeated yet"
+    ran = len(runs[best.config])
+    lines = [
+        f"{chance:.0%} likely the best of what was tried; run {ran} x, {interval.confidence:.0%} interval"
+        f" {interval.low:.4g} to {interval.high:.4g}; run-to-run noise {noise.relative:.1%} ({basis})"
+    ]
+    if ran == 1:
+        lines.append("run once: `ccl-search resume RUN --confirm 2` runs the finalists again")
+    return lines
+
+
+def _beaten_lines(state: RunState, best: Trial) -> list[str]:
+    ranked = [t for t in state.trials.values() if t.loss is not None and t.purpose is Purpose.SEARCH]
+    others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
+    if not others:
+        return ["it beat nothing: no other trial was ranked"]
+    first = min(ranked, key=lambda trial: trial.number)
+    lines = [
+        f"it beat {len(others)} other configurations; next is trial {others[0].number} ({_ratio(others[0], best)})"
+    ]
+    if first.config != best.config:
+        lines.append(f"against the first trial, {first.config}: {_ratio(first, best)}")
+    return lines
+
+
+def _ratio(other: Trial, best: Trial) -> str:
+    assert other.outcome is not None and best.outcome is not None
+    theirs, ours = other.outcome.metrics.get("step_time_s"), best.outcome.metrics.get("step_time_s")
+    return f"{theirs / ours:.3g}x its step time" if theirs and ours else "no step time"
+
+
+def _no_best_lines(state: RunState) -> list[str]:
+    if not state.trials:
+        return ["nothing ran yet"]
+    reasons = Counter(
+        reason
+        for trial in state.trials.values()
+        if trial.outcome and trial.outcome.admission and trial.outcome.failure is None
+        for reason in trial.outcome.admission.reasons
+    )
+    lines = ["no trial was admitted, so there is no best configuration"]
+    return lines + [f"not admitted ({count} x): {one_line(reason, 300)}" for reason, count in reasons.most_common(3)]
+
+
+def _failure_lines(state: RunState) -> list[str]:
+    kinds: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for trial in state.trials.values():
+        failure = trial.outcome.failure if trial.outcome else None
+        if failure:
+            kinds[failure.kind.value] += 1
+            example.setdefault(failure.kind.value, f"trial {trial.number}: {one_line(failure.message, 160)}")
+    return [f"failed: {count} x {kind} ({example[kind]})" for kind, count in kinds.most_common()]

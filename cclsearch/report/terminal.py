@@ -1,0 +1,166 @@
+"""What a search shows while it runs: a live table, plain lines, or JSON events; fed by the ledger's events."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING
+
+from cclsearch.record.event import (
+    EVENT,
+    Event,
+    Note,
+    SearchEnded,
+    SearchStopped,
+    TrialFinished,
+    TrialProposed,
+    TrialRepeated,
+    TrialSubmitted,
+)
+from cclsearch.record.state import RunState, Trial
+from cclsearch.text import one_line
+from cclsearch.values import Provenance
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Watcher = Callable[[Event, RunState], None]
+
+QUIET_TOPICS = frozenset({"llm_turn"})
+"""Notes that are kept for the report and not shown while the search runs."""
+
+
+def watch_json(stream: IO[str] | None = None) -> Watcher:
+    """Prints each event as one JSON line."""
+
+    def watch(event: Event, state: RunState) -> None:
+        print(EVENT.dump_json(event).decode(), file=stream or sys.stdout, flush=True)
+
+    return watch
+
+
+def watch_lines(budget: int, stream: IO[str] | None = None) -> Watcher:
+    """Prints one plain line for what people should know."""
+
+    def watch(event: Event, state: RunState) -> None:
+        line = describe_event(event, state, budget)
+        if line:
+            print(line, file=stream or sys.stdout, flush=True)
+
+    return watch
+
+
+def describe_event(event: Event, state: RunState, budget: int) -> str | None:
+    """One line about an event; None where it is not worth one."""
+    match event:
+        case TrialSubmitted():
+            trial = state.trials[event.trial]
+            if event.handle.launcher == "replay":
+                return None
+            return f"trial {trial.number:>3}  started   {trial.config}  ({trial.proposer})"
+        case TrialRepeated():
+            return f"trial {event.trial:>3}  goes again: {one_line(event.reason, 160)}"
+        case TrialFinished():
+            return describe_trial(state.trials[event.trial], state, budget)
+        case Note() if event.topic not in QUIET_TOPICS:
+            return f"           {event.topic}: {one_line(event.text, 200)}"
+        case SearchStopped():
+            return f"stopped: {event.reason}"
+        case SearchEnded():
+            return f"ended: {event.reason}"
+        case TrialProposed() | _:
+            return None
+
+
+def describe_trial(trial: Trial, state: RunState, budget: int) -> str:
+    """A finished trial in one line: result, configuration, who proposed it, best so far, budget left."""
+    best = state.best
+    best_text = _seconds(best) if best else "none yet"
+    left = max(budget - state.num_spent, 0)
+    return (
+        f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"
+        f"  best {best_text}, {left} left"
+    )
+
+
+def result_text(trial: Trial, limit: int = 60) -> str:
+    """How a trial went, in a few words: its step time, or its failure kind, or why it was not admitted."""
+    outcome = trial.outcome
+    if outcome is None:
+        return "running" if trial.handle else "waiting"
+    if outcome.failure:
+        return outcome.failure.kind.value
+    if outcome.admission and not outcome.admission.admitted:
+        rules = ", ".join(v.rule for v in outcome.admission.verdicts if v.ok is False)
+        return one_line(f"not admitted: {rules}", limit)
+    return _seconds(trial) + _mark(outcome.provenance)
+
+
+def _seconds(trial: Trial) -> str:
+    assert trial.outcome is not None
+    step_time_s = trial.outcome.metrics.get("step_time_s")
+    return "no step time" if step_time_s is None else f"{step_time_s:.4g} s"
+
+
+def _mark(provenance: Provenance) -> str:
+    return "" if provenance is Provenance.MEASURED else f" {provenance.value}"
+
+
+class LiveTable:
+    """A table that is redrawn at each event; context manager and watcher."""
+
+    def __init__(self, console: Console, *, budget: int, title: str) -> None:
+        from rich.live import Live
+
+        self._budget, self._title = budget, title
+        self._live = Live(console=console, auto_refresh=False)
+
+    def __enter__(self) -> LiveTable:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def __call__(self, event: Event, state: RunState) -> None:
+        self._live.update(make_table(state, budget=self._budget, title=self._title), refresh=True)
+
+
+def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> Table:
+    """The trials as a table: the last ones, the best one marked; what is left of the budget below."""
+    from rich.table import Table
+    from rich.text import Text
+
+    best = state.best
+    left = max(budget - state.num_spent, 0)
+    caption = f"best so far: trial {best.number}, {_seconds(best)}" if best else "nothing ranked yet"
+    notes = [note for note in state.notes if note.topic not in QUIET_TOPICS]
+    said = f"\n{one_line(notes[-1].text, 160)}" if notes else ""
+    table = Table(title=Text(title), caption=Text(f"{caption}; {left} of {budget} trials left{said}"), expand=False)
+    for name, justify in (("trial", "right"), ("configuration", "left"), ("by", "left"), ("result", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("best so far", justify="right")
+    record = None
+    rows = []
+    for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
+        if trial.loss is not None and (record is None or trial.loss < (record.loss or 0)):
+            record = trial
+        style = "bold green" if best and trial.number == best.number else _style(trial)
+        row = (
+            str(trial.number),
+            str(trial.config),
+            trial.proposer,
+            result_text(trial),
+            _seconds(record) if record else "",
+        )
+        rows.append((row, style))
+    for row, style in rows[-last:]:
+        table.add_row(*(Text(cell) for cell in row), style=style)
+    return table
+
+
+def _style(trial: Trial) -> str:
+    if trial.outcome is None:
+        return "cyan"
+    return "" if trial.loss is not None else "dim"

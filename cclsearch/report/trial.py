@@ -1,0 +1,79 @@
+"""One trial in words: its configuration, why it was tried, what came of it, what the gate and the traces say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cclsearch.launch.contract import STDERR_FILE
+from cclsearch.record.state import Trial
+from cclsearch.redact import redact
+from cclsearch.report.terminal import result_text
+from cclsearch.run_folder import Run
+from cclsearch.score.outcome import Outcome
+
+
+def one_as_json(run: Run, trial: Trial) -> dict[str, Any]:
+    """Everything the ledger knows of one trial, as plain data."""
+    return {
+        "run": run.spec.run_id,
+        "trial": trial.number,
+        "config": dict(trial.config),
+        "purpose": trial.purpose.value,
+        "proposer": trial.proposer,
+        "rationale": trial.rationale,
+        "attempts": trial.attempt,
+        "repeats": list(trial.repeats),
+        "outcome": trial.outcome.model_dump(mode="json") if trial.outcome else None,
+        "evidence": str(run.trial_folder(trial.number)),
+        "provenance": run.spec.provenance.value,
+    }
+
+
+def describe_one(run: Run, trial: Trial, *, log_lines: int) -> list[str]:
+    """The same in lines for people, with the end of its error log where it failed."""
+    lines = [
+        f"trial {trial.number} of {run.spec.run_id} ({run.spec.provenance.value})",
+        f"configuration: {trial.config}",
+    ]
+    lines.append(f"result: {result_text(trial, limit=300)}")
+    lines.append(f"proposed by {trial.proposer}" + (f": {trial.rationale}" if trial.rationale else ""))
+    if trial.expects.step_time_s is not None:
+        lines.append(f"expected: {trial.expects.step_time_s:.4g} s a step")
+    lines += [f"attempt {number} did not count: {reason}" for number, reason in enumerate(trial.repeats, 1)]
+    if trial.outcome:
+        lines += _outcome_lines(trial.outcome)
+    folder = run.trial_folder(trial.number)
+    if trial.outcome and trial.outcome.failure:
+        lines += _log_tail(folder / STDERR_FILE, log_lines)
+    return [*lines, f"evidence: {folder}"]
+
+
+def _outcome_lines(outcome: Outcome) -> list[str]:
+    lines = []
+    if outcome.failure:
+        where = f" (rank {outcome.failure.rank})" if outcome.failure.rank is not None else ""
+        lines.append(f"failed in {outcome.failure.stage.value}{where}: {outcome.failure.message}")
+    lines += [f"  {name}: {value:.6g}" for name, value in sorted(outcome.metrics.items())]
+    if outcome.spread is not None:
+        lines.append(f"  spread of its steps: {outcome.spread:.1%}")
+    if outcome.admission:
+        lines.append("admitted" if outcome.admission.admitted else "not admitted")
+        for verdict in outcome.admission.verdicts:
+            mark = {True: "ok", False: "NO", None: "--"}[verdict.ok]
+            lines.append(f"  {mark}  {verdict.rule}: {verdict.detail}")
+    lines += [f"diagnosis: {text}" for text in outcome.diagnosis]
+    lines += [f"  {cause}: {seconds:.4g} s of a traced step" for cause, seconds in outcome.seconds_by_cause.items()]
+    return lines + [f"note: {note}" for note in outcome.notes]
+
+
+def _log_tail(path: Path, count: int) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(file.tell() - 16384, 0))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    tail = redact(text).splitlines()[-count:]
+    return [f"end of {path.name}:", *(f"  {line[:300]}" for line in tail)] if tail else []

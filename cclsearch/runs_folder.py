@@ -1,0 +1,37 @@
+"""Where searches are kept, and how one is found by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cclsearch.content import project_root
+from cclsearch.errors import UserError
+from cclsearch.record.ledger import LEDGER_FILE
+from cclsearch.settings import load_settings
+from cclsearch.spec import SPEC_FILE
+
+
+def runs_folder(chosen: Path | None = None) -> Path:
+    """The folder of searches: the one chosen, else the project's."""
+    return chosen if chosen is not None else project_root() / load_settings().runs
+
+
+def find_run(name: str, chosen: Path | None = None) -> Path:
+    """The folder of the run called so (a name under the runs folder, or a path); UserError lists the latest there are."""
+    if name == "last":
+        runs = list_runs(chosen)
+        if runs:
+            return runs[-1]
+    for folder in (Path(name).expanduser(), runs_folder(chosen) / name):
+        if (folder / SPEC_FILE).is_file():
+            return folder.absolute()
+    latest = [folder.name for folder in list_runs(chosen)][-5:]
+    known = f"the latest are: {', '.join(latest)}" if latest else "there are none yet"
+    raise UserError(f"there is no run {name!r} in {str(runs_folder(chosen))!r}; {known}")
+
+
+def list_runs(chosen: Path | None = None) -> list[Path]:
+    """Folders of all searches, the latest last."""
+    folder = runs_folder(chosen)
+    found = [path.parent for path in folder.glob(f"*/{SPEC_FILE}")]
+    return sorted(found, key=lambda run: (run / LEDGER_FILE).stat().st_mtime if (run / LEDGER_FILE).exists() else 0)

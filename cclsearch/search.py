@@ -1,0 +1,196 @@
+"""The search loop: ask who proposes, put jobs in flight, take what lands into the ledger, until the budget is spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cclsearch.flight import Flight, Stop
+from cclsearch.propose.base import Narrator, Observation, Proposal, Proposer, Remark, SearchView
+from cclsearch.record.book import Book
+from cclsearch.record.event import Note, Purpose, SearchEnded, SearchStopped, TrialProposed
+from cclsearch.record.observe import Observer
+from cclsearch.record.state import Trial, collect_losses
+from cclsearch.space.table import Space
+from cclsearch.spec import RunSpec
+from cclsearch.values import Provenance
+
+MAX_LOST_IN_A_ROW = 3
+"""Trials lost one after another to the infrastructure before the search stops to be looked at."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a search is made of; built by `cclsearch.session`."""
+
+    spec: RunSpec
+    space: Space
+    proposer: Proposer
+    flight: Flight
+    observer: Observer
+    prior: tuple[Observation, ...] = ()
+    held_back: frozenset[int] = frozenset()
+    """Rows that the memory model says cannot fit: never launched."""
+    stop: Stop = field(default_factory=Stop)
+    now_s: Callable[[], float] = time.time
+
+
+def run_search(book: Book, parts: Parts) -> None:
+    """Run, or go on with, an open book's search until it ends or is stopped; each step is on disk before the next."""
+    flight = parts.flight
+    try:
+        flight.adopt(book)
+        reason = _search(book, parts)
+        if reason is not None:
+            _confirm(book, parts)
+    except BaseException:
+        flight.leave()
+        raise
+    if reason is None or parts.stop.is_set():
+        flight.put_down(book, parts.stop)
+        book.record(SearchStopped(time_s=parts.now_s(), reason=parts.stop.describe()))
+        return
+    flight.leave()
+    best = book.state.best
+    book.record(SearchEnded(time_s=parts.now_s(), reason=reason, best_trial=best.number if best else None))
+
+
+def _search(book: Book, parts: Parts) -> str | None:
+    """The search proper; returns why it ended, None where it was stopped."""
+    hours = parts.spec.limits.max_hours
+    deadline_s = None if hours is None else parts.now_s() + hours * 3600
+    while not parts.stop.is_set():
+        if deadline_s is not None and parts.now_s() >= deadline_s:
+            parts.stop.request(f"the {hours:g} hours allowed are used up")
+        elif book.state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW:
+            lost = book.state.num_lost_in_a_row
+            parts.stop.request(f"the infrastructure failed {lost} trials in a row: see `status` for why, and mend it")
+        else:
+            ended = _fill(book, parts)
+            if not book.state.unfinished:
+                return ended
+            parts.flight.land(book, parts.stop)
+    return None
+
+
+def _fill(book: Book, parts: Parts) -> str | None:
+    """Start as many trials as there is room for; returns why no more will come, None where more may."""
+    while not parts.stop.is_set():
+        parts.flight.start_waiting(book)
+        left = find_budget(book, parts) - book.state.num_spent
+        slots = parts.flight.free_slots(book)
+        if slots <= 0:
+            return None
+        if left <= 0:
+            return "the budget is used up"
+        view = view_search(book, parts, budget_left=left)
+        taken = {o.row for o in view.observations if o.row is not None} | view.pending
+        if len(taken) >= len(parts.space):
+            return "every configuration of the space was tried, or cannot fit"
+        proposals = parts.proposer.propose(view, min(slots, left))
+        take_remarks(book, parts)
+        if not _accept(book, parts, proposals, taken=taken, most=min(slots, left)):
+            return _ending(parts)
+    return None
+
+
+def _ending(parts: Parts) -> str:
+    wish = parts.proposer.ending() if isinstance(parts.proposer, Narrator) else None
+    return wish or "nothing is left that may be proposed"
+
+
+def _accept(book: Book, parts: Parts, proposals: Sequence[Proposal], *, taken: set[int], most: int) -> int:
+    """Enter legal new proposals into the ledger, drop the rest with a note; returns how many were entered."""
+    accepted = 0
+    for proposal in proposals[:most]:
+        row = parts.space.row(proposal.config)
+        if row is None or row in taken:
+            why = "it is no member of the legal set" if row is None else "it was tried or runs already"
+            text = f"{proposal.proposer} proposed {proposal.config}: {why}"
+            book.record(Note(time_s=parts.now_s(), topic="refused", text=text))
+            continue
+        taken.add(row)
+        accepted += 1
+        _enter(book, parts, proposal, Purpose.SEARCH)
+    return accepted
+
+
+def _enter(book: Book, parts: Parts, proposal: Proposal, purpose: Purpose) -> None:
+    book.record(
+        TrialProposed(
+            time_s=parts.now_s(),
+            trial=len(book.state.trials) + 1,
+            config=proposal.config,
+            proposer=proposal.proposer,
+            rationale=proposal.rationale,
+            expects=proposal.expects,
+            turn=proposal.turn,
+            purpose=purpose,
+        )
+    )
+
+
+def view_search(book: Book, parts: Parts, *, budget_left: int) -> SearchView:
+    """What a proposer may know now."""
+    observations = parts.observer.observe(book.state)
+    seen = {observation.row for observation in observations}
+    lost = {parts.space.row(t.config) for t in book.state.trials.values() if _is_lost(t)} if _any_lost(book) else set()
+    flying = {parts.space.row(trial.config) for trial in book.state.unfinished}
+    pending = {row for row in flying | lost if row is not None and row not in seen} | (parts.held_back - seen)
+    return SearchView(
+        card=parts.spec.card,
+        space=parts.space,
+        observations=observations,
+        pending=frozenset(pending),
+        budget_left=budget_left,
+        seed=parts.spec.seed,
+        objective=parts.spec.objective.name,
+        prior=parts.prior,
+        remarks=tuple(Remark(note.topic, note.text, note.data) for note in book.state.notes),
+        next_trial=len(book.state.trials) + 1,
+    )
+
+
+def _any_lost(book: Book) -> bool:
+    return book.state.num_spent < len(book.state.trials)
+
+
+def _is_lost(trial: Trial) -> bool:
+    failure = trial.outcome.failure if trial.outcome else None
+    return bool(failure and failure.kind.is_infrastructure)
+
+
+def _confirm(book: Book, parts: Parts) -> None:
+    """Run the finalists again, the best first; each run is new, and none of them costs budget."""
+    wanted = max(parts.spec.limits.confirm, book.state.confirm_raised_to)
+    if not wanted or parts.spec.provenance is not Provenance.MEASURED:
+        return
+    for trial in finalists(book, wanted):
+        if not any(run.purpose is Purpose.CONFIRMATION for run in book.state.runs_of(trial.config)):
+            text = f"runs the configuration of trial {trial.number} again"
+            _enter(book, parts, Proposal(trial.config, "confirmation", text), Purpose.CONFIRMATION)
+    while book.state.unfinished and not parts.stop.is_set():
+        parts.flight.start_waiting(book)
+        parts.flight.land(book, parts.stop)
+
+
+def finalists(book: Book, count: int) -> list[Trial]:
+    """First runs of the configurations worth another run: the best, and those that cannot be told from it."""
+    from cclsearch.score.noise import estimate_noise, pick_finalists
+
+    runs = collect_losses(book.state)
+    noise = estimate_noise(list(runs.values()))
+    return [book.state.runs_of(config)[0] for config in pick_finalists(runs, noise, count)]
+
+
+def find_budget(book: Book, parts: Parts) -> int:
+    """Trials in all that the search may spend."""
+    return max(parts.spec.limits.budget, book.state.budget_raised_to)
+
+
+def take_remarks(book: Book, parts: Parts) -> None:
+    """Put what the proposer has to say into the ledger."""
+    if isinstance(parts.proposer, Narrator):
+        for remark in parts.proposer.take_remarks():
+            book.record(Note(time_s=parts.now_s(), topic=remark.topic, text=remark.text, data=dict(remark.data)))

@@ -1,0 +1,115 @@
+"""The frozen inputs of a search: `search.yaml`."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import yaml
+from pydantic import Field, ValidationError
+
+from cclsearch.card.model import Card, KnobDeclaration
+from cclsearch.errors import UserError
+from cclsearch.launch.profile import Profile
+from cclsearch.record.book import write_atomically
+from cclsearch.score.objective import Objective
+from cclsearch.values import Model, Provenance
+
+SPEC_FILE = "search.yaml"
+SPEC_VERSION = 1
+
+
+class RecordingRef(Model):
+    """The recorded landscape that a search replays."""
+
+    name: str
+    folder: Path
+    sha256: str
+    """Of its `trials.csv`."""
+
+
+class Limits(Model):
+    """How far a search may go. All but the budget are None for no limit."""
+
+    budget: int = Field(ge=1)
+    """Trials that count; infrastructure failures and confirmations come on top."""
+    parallel: int = Field(default=1, ge=1)
+    confirm: int = Field(default=0, ge=0)
+    """Finalists to run again at the end."""
+    trial_timeout_s: float = Field(default=1800.0, gt=0)
+    max_hours: float | None = Field(default=None, gt=0)
+    """Wall time of one session of the search."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Runs of one trial when the infrastructure fails or foreign load disturbs it."""
+
+
+class RunSpec(Model):
+    """All that a search depends on, frozen at its start."""
+
+    schema_version: int = SPEC_VERSION
+    run_id: str
+    created: str
+    """UTC, ISO 8601."""
+    engine_version: str
+    workload: str
+    """The workload as asked for; `card.name` differs where a recording stands in."""
+    card: Card
+    framework: str
+    objective: Objective
+    profile: Profile
+    recording: RecordingRef | None = None
+    provenance: Provenance
+    strategy: str
+    llm: str | None = None
+    """`anthropic:MODEL`, `openai:MODEL` or a URL; never a key."""
+    llm_options: dict[str, str | int | float | bool | None] = {}
+    limits: Limits
+    seed: int = 0
+    use_fewer: bool = False
+    """Whether configurations on fewer accelerators than there are belong to the space."""
+    knobs: tuple[KnobDeclaration, ...] = ()
+    """Knobs that the profile or the user added to the framework's and the card's."""
+    learn_from: tuple[str, ...] = ()
+    """Folders of earlier runs whose trials are a prior."""
+    space_size: int
+    space_sha256: str
+    banner: tuple[str, ...] = ()
+    """What the user must know about what runs where."""
+
+
+def write_spec(folder: Path, spec: RunSpec) -> str:
+    """Freeze the inputs as `search.yaml`; returns the file's SHA-256."""
+    text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    write_atomically(folder / SPEC_FILE, text)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_spec(folder: Path) -> RunSpec:
+    """The frozen inputs of a run folder; raises UserError where they are missing, damaged or of a newer version."""
+    path = folder / SPEC_FILE
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{str(folder)!r} is no run folder: it has no {SPEC_FILE}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {str(path)!r}: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{str(path)!r} does not hold a mapping")
+    version = data.get("schema_version")
+    if isinstance(version, int) and version > SPEC_VERSION:
+        raise UserError(
+            f"{str(path)!r} was written by a newer ccl-search (version {version}, this one reads up to {SPEC_VERSION}):"
+            " upgrade with `pip install --upgrade ccl-search`"
+        )
+    try:
+        return RunSpec.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{str(path)!r}: field {where}: {first['msg']}") from None
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

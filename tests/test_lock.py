@@ -1,0 +1,95 @@
+"""The lock of a run folder: held by one living process, free after a kill or a reboot."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cclsearch.errors import UserError
+from cclsearch.record.lock import STALE_AFTER_S, FolderLock, is_locked
+
+
+def holder(**changes: object) -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    start = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    me = {"host": socket.gethostname(), "boot": boot, "pid": os.getpid(), "start": start, "purpose": "search"}
+    return json.dumps({**me, **changes})
+
+
+def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    with FolderLock(tmp_path):
+        assert is_locked(tmp_path)
+        with pytest.raises(UserError, match=rf"in use by process {os.getpid()} on"), FolderLock(tmp_path):
+            pass
+    assert not is_locked(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
+        "lock = FolderLock(Path(sys.argv[1])); lock.__enter__(); print('held', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(UserError), FolderLock(tmp_path):
+            pass
+        process.kill()
+        process.wait(timeout=60)
+    with FolderLock(tmp_path):
+        assert is_locked(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"boot": "another boot"}, {"start": "1"}, {"pid": 2**22 + 1, "start": "1"}, {"pid": "no number"}]
+)
+def test_a_lock_from_before_a_reboot_or_of_a_reused_pid_is_dead(tmp_path: Path, changes: dict[str, object]) -> None:
+    (tmp_path / "lock").write_text(holder(**changes))
+    assert not is_locked(tmp_path)
+    with FolderLock(tmp_path):
+        assert is_locked(tmp_path)
+
+
+def test_a_lock_of_another_host_holds_until_it_is_not_refreshed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text(holder(host="another-host"))
+    with pytest.raises(UserError, match="another-host"), FolderLock(tmp_path):
+        pass
+    old = time.time() - STALE_AFTER_S - 5
+    os.utime(path, (old, old))
+    with FolderLock(tmp_path):
+        assert is_locked(tmp_path)
+
+
+def test_it_works_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*names: object, **options: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with FolderLock(tmp_path), pytest.raises(UserError, match="in use"), FolderLock(tmp_path):
+        pass
+
+
+def test_of_many_at_once_exactly_one_gets_a_dead_lock(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(holder(boot="another boot"))
+    code = (
+        "import sys, time; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
+        "from cclsearch.errors import UserError\n"
+        "try:\n"
+        "    with FolderLock(Path(sys.argv[1])): print('got it', flush=True); sys.stdin.read()\n"
+        "except UserError: print('refused', flush=True)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)]
+    said = [process.stdout.readline().strip() for process in started if process.stdout]
+    for process in started:
+        process.communicate(timeout=60)
+    assert sorted(said) == [b"got it", b"refused", b"refused", b"refused"]
