@@ -13,6 +13,7 @@ from cclsearch.space.table import Space
 Array = NDArray[np.float64]
 
 _ZERO_KNOBS = ("zero_stage", "fsdp_level", "zero", "data_parallel_sharding")
+_SHARDING_SWITCHES = ("fsdp", "distributed_optimizer")
 _RECOMPUTE_KNOBS = ("activation_checkpointing", "recompute", "remat", "activation_recompute")
 _VIRTUAL_KNOBS = ("virtual_pipeline", "virtual_stages", "vpp", "virtual_pipeline_size", "interleaved_stages")
 _FULL = {"full", "true", "yes", "on", "1", "all", "uniform", "block", "every-layer", "every_layer"}
@@ -34,9 +35,13 @@ class Layout:
     """Micro-batches per optimizer step and data-parallel rank."""
     zero: Array
     """0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too."""
+    declares_sharding: bool
+    """Whether the space says at all; a framework that does not may shard all the same."""
     recompute: Array
     """Share of each layer's activations that is computed twice: 0, 1, or between."""
     sequence_parallel: Array
+    declares_sequence_parallel: bool
+    """Whether the space says at all; a framework that does not may split the sequence all the same."""
     virtual: Array
     """Model chunks per pipeline rank (1 without interleaving)."""
     plain_attention: Array
@@ -48,14 +53,12 @@ class Layout:
 
 def read_layout(card: Card, space: Space) -> Layout:
     """The columns of a space; a knob that is absent has its plain value (degree 1, no sharding, no recompute)."""
-    size = len(space)
 
     def number(name: str, default: float = 1.0) -> Array:
         return np.maximum(_numbers(space, name, default), 1.0)
 
     dp, micro_batch = number("dp"), number("micro_batch_size")
     accumulation = np.maximum(card.global_batch_size / (dp * micro_batch), 1.0)
-    sequence_parallel = _switch(space, "sequence_parallel") if space.has("sequence_parallel") else np.zeros(size)
     return Layout(
         tp=number("tp"),
         dp=dp,
@@ -64,8 +67,10 @@ def read_layout(card: Card, space: Space) -> Layout:
         micro_batch=micro_batch,
         accumulation=accumulation,
         zero=_zero(space),
+        declares_sharding=any(space.has(name) for name in (*_ZERO_KNOBS, *_SHARDING_SWITCHES)),
         recompute=_recompute(space),
-        sequence_parallel=sequence_parallel,
+        sequence_parallel=_switch(space, "sequence_parallel"),
+        declares_sequence_parallel=space.has("sequence_parallel"),
         virtual=np.maximum(_first_numbers(space, _VIRTUAL_KNOBS, 1.0), 1.0),
         plain_attention=_plain_attention(space),
     )

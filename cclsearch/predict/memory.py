@@ -17,7 +17,7 @@ from cclsearch.predict.layout import Array, Layout
 from cclsearch.predict.machine import Machine
 
 GIB = float(2**30)
-MULTIPLIERS = ("all", "states", "activations", "logits", "fixed")
+MULTIPLIERS = ("all", "states", "unsharded", "activations", "replicated", "logits", "fixed")
 """What may be calibrated, in the order of every vector of log multipliers."""
 
 
@@ -28,12 +28,19 @@ class MemoryParts:
     weights: Array
     gradients: Array
     optimizer: Array
-    activations: Array
+    unsharded: Array
+    """Optimizer states beyond that where data-parallel ranks do not share them out (0 where the space says)."""
+    held: Array
+    """Activations that one micro-batch leaves for its backward pass."""
+    replicated: Array
+    """What it leaves beyond that where every tensor-parallel rank holds the whole sequence (0 where the space says)."""
+    working: Array
+    """One layer's activations while it is recomputed."""
+    in_flight: Array
+    """Micro-batches whose activations the first stage holds at once."""
     logits: Array
     """Of the last stage."""
     fixed: Array
-    early_activations: Array
-    """Of the first stage, which holds the most micro-batches in flight and no logits."""
 
 
 def parameters_per_rank(counts: ParameterCount, num_layers: int, layout: Layout) -> Array:
@@ -56,58 +63,73 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     by_dp = layout.dp
     weights = width * params / np.where(layout.zero >= 3, by_dp, 1.0)
     gradients = 4.0 * params / np.where(layout.zero >= 2, by_dp, 1.0)
-    optimizer = (12.0 if width == 2.0 else 8.0) * params / np.where(layout.zero >= 1, by_dp, 1.0)
+    optimizer = (12.0 if width == 2.0 else 8.0) * params
+    if layout.declares_sharding:
+        optimizer, unsharded = optimizer / np.where(layout.zero >= 1, by_dp, 1.0), np.zeros(len(layout))
+    else:
+        optimizer, unsharded = optimizer / by_dp, optimizer * (1 - 1 / by_dp)
     tokens = layout.micro_batch * card.seq_len
     layers = np.ceil(arch.num_layers / layout.pp)
-    per_layer = _activation_bytes(card, layout, tokens)
-    kept = 2.0 * tokens * arch.hidden_size / np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
-    held = layers * (layout.recompute * kept + (1 - layout.recompute) * per_layer)
+    split, whole = _activation_bytes(card, layout, tokens)
+    inputs = 2.0 * tokens * arch.hidden_size / np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
+    kept = 1 - layout.recompute
     in_flight = np.minimum(layout.pp, layout.accumulation)  # [M] section 2.2: the first stage
     interleaved = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
-    working = layout.recompute * per_layer
-    logits = 10.0 * tokens * arch.vocab_size / layout.tp
     return MemoryParts(
         weights=weights / GIB,
         gradients=gradients / GIB,
         optimizer=optimizer / GIB,
-        activations=(held + working) / GIB,
-        logits=logits / GIB,
+        unsharded=unsharded / GIB,
+        held=layers * (layout.recompute * inputs + kept * split) / GIB,
+        replicated=layers * kept * whole / GIB,
+        working=layout.recompute * (split + 0.5 * whole) / GIB,
+        in_flight=in_flight * interleaved,
+        logits=10.0 * tokens * arch.vocab_size / layout.tp / GIB,
         fixed=np.full(len(layout), machine.fixed_gib),
-        early_activations=(held * in_flight * interleaved + working) / GIB,
     )
 
 
 def combine_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> Array:
     """(N,) GiB of the fullest device with these log multipliers (in the order of `MULTIPLIERS`)."""
     m = dict(zip(MULTIPLIERS, np.exp(log_multipliers), strict=True))
-    states = m["states"] * (parts.weights + parts.gradients + parts.optimizer)
-    first = m["activations"] * parts.early_activations
-    last = m["activations"] * parts.activations + m["logits"] * parts.logits
-    return np.asarray(m["all"] * (states + np.maximum(first, last)) + m["fixed"] * parts.fixed)
+    states = m["states"] * (parts.weights + parts.gradients + parts.optimizer + m["unsharded"] * parts.unsharded)
+    first, last = _stage_activations(parts, m)
+    return np.asarray(
+        m["all"] * (states + np.maximum(first, last + m["logits"] * parts.logits)) + m["fixed"] * parts.fixed
+    )
 
 
 def split_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> dict[str, Array]:
     """The memory of the fullest device by part, in GiB; the parts add up to `combine_memory`."""
     m = dict(zip(MULTIPLIERS, np.exp(log_multipliers), strict=True))
-    first = m["activations"] * parts.early_activations
-    last = m["activations"] * parts.activations + m["logits"] * parts.logits
-    is_last = last >= first
+    first, last = _stage_activations(parts, m)
+    logits = m["logits"] * parts.logits
+    is_last = last + logits >= first
     states = m["all"] * m["states"]
     return {
         "weights": states * parts.weights,
         "gradients": states * parts.gradients,
-        "optimizer": states * parts.optimizer,
-        "activations": m["all"] * np.where(is_last, m["activations"] * parts.activations, first),
-        "logits": m["all"] * np.where(is_last, m["logits"] * parts.logits, 0.0),
+        "optimizer": states * (parts.optimizer + m["unsharded"] * parts.unsharded),
+        "activations": m["all"] * np.where(is_last, last, first),
+        "logits": m["all"] * np.where(is_last, logits, 0.0),
         "fixed": m["fixed"] * parts.fixed,
     }
 
 
-def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> Array:
-    """(N,) bytes that one layer keeps for its backward pass. [K] eq. 1 to 4, with the feed-forward part's own width."""
+def _stage_activations(parts: MemoryParts, m: dict[str, float]) -> tuple[Array, Array]:
+    """GiB of activations of the first stage and of the last one."""
+    one = parts.held + m["replicated"] * parts.replicated
+    first = m["activations"] * (one * parts.in_flight + parts.working)
+    return np.asarray(first), np.asarray(m["activations"] * (one + parts.working))
+
+
+def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> tuple[Array, Array]:
+    """(N,) bytes that one layer keeps for its backward pass: surely, and more where the sequence is not split.
+
+    [K] eq. 1 to 4, with the feed-forward part's own width.
+    """
     arch = card.arch
     h, tp = arch.hidden_size, layout.tp
-    outside = np.where(layout.sequence_parallel > 0, 10.0 / tp, 10.0)
     if arch.moe is None:
         ffn = arch.intermediate_size * 1.0
     else:
@@ -116,4 +138,9 @@ def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> Array:
     attention = 2.0 * arch.head_dim * (2 * arch.num_heads + 2 * arch.num_kv_heads) / h
     mlp = (6.0 if arch.gated_mlp else 4.0) * ffn / h
     matrix = 5.0 * arch.num_heads * card.seq_len / h * layout.plain_attention
-    return np.asarray(tokens * h * (outside + (attention + mlp + matrix) / tp))
+    surely = (10.0 + attention + mlp + matrix) / tp
+    more = 10.0 * (1 - 1 / tp)
+    if layout.declares_sequence_parallel:
+        surely = surely + np.where(layout.sequence_parallel > 0, 0.0, more)
+        more = np.zeros(len(layout))
+    return np.asarray(tokens * h * surely), np.asarray(tokens * h * more)

@@ -116,7 +116,7 @@ class CardModel:
     @property
     def log_limit(self) -> float:
         """Log of the memory of one device in GiB."""
-        return float(np.log(self.machine.memory_gib))
+        return float(np.log(0.95 * self.machine.memory_gib))
 
     def calibrate_time(self, evidence: Evidence, prior: Prior) -> Posterior:
         """Step time given measured step times (log seconds)."""

@@ -29,6 +29,8 @@ MULTIPLIERS = (
     "launch",
     "tp_scale_up",
     "tp_scale_out",
+    "tp_wait",
+    "tp_wait_staged",
     "expert_exchange",
     "bubble",
     "p2p",
@@ -46,6 +48,8 @@ TOKENS_HALF, WIDTH_HALF = 192.0, 192.0
 ATTENTION_PEAK_SHARE = 0.35
 KERNELS_PER_LAYER = 60.0
 """Kernels that a layer issues forward and backward in eager mode."""
+STAGED_WAIT_S = 1e-4
+"""Seconds a rank by which a tensor-parallel collective waits longer inside a pipeline, before calibration."""
 COLLECTIVE_WAIT = 1e-3
 """Seconds by which a point-to-point exchange of a pipeline holds up its stage, before calibration."""
 
@@ -64,6 +68,10 @@ class TimeParts:
     """Host time to issue the kernels: hides behind the device's work, or the other way round."""
     tp_scale_up: Array
     tp_scale_out: Array
+    tp_wait: Array
+    """Host and link latency of the tensor-parallel collectives: like `launch`, hidden where the device is slower."""
+    tp_wait_staged: Array
+    """What a pipeline adds to that in frameworks that serialise the two."""
     expert_exchange: Array
     bubble: Array
     """Micro-batches' worth of pipeline fill and drain."""
@@ -103,7 +111,7 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     head = 6.0 * tokens * h * arch.vocab_size / layout.tp / rate
     logits = 16.0 * tokens * arch.vocab_size / layout.tp / machine.hbm_bytes_s
     launch = (layers * KERNELS_PER_LAYER + 20.0) * machine.launch_s * (1 + 0.3 * layout.recompute)
-    tp_up, tp_out = _tensor_parallel(card, layout, machine, tokens, layers)
+    tp_up, tp_out, tp_wait, tp_wait_staged = _tensor_parallel(card, layout, machine, tokens, layers)
     dp, floor = _data_parallel(card, layout, machine)
     ranks_apart = layout.tp * layout.dp  # pipeline stages are outermost in [M] and its descendants
     crosses = (ranks_apart * layout.pp > machine.node) & (layout.pp > 1)
@@ -121,6 +129,8 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
         launch=launch,
         tp_scale_up=tp_up,
         tp_scale_out=tp_out,
+        tp_wait=tp_wait,
+        tp_wait_staged=tp_wait_staged,
         expert_exchange=_expert_exchange(card, layout, machine, tokens, layers),
         bubble=(layout.pp - 1) / layout.virtual,  # [M] section 2.2
         p2p=staged * layout.virtual * 4.0 * tokens * h / link,  # activations forward, gradients back, 2 bytes each
@@ -162,11 +172,11 @@ def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[s
         "vocabulary": count * head,
         "tensor parallel": count * (m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out),
         "expert exchange": count * m["expert_exchange"] * parts.expert_exchange,
-        "point to point": count * (m["p2p"] * parts.p2p + m["p2p_wait"] * parts.p2p_wait),
+        "point to point": count * m["p2p"] * parts.p2p,
     }
     launch = count * slot - np.sum(list(pieces.values()), axis=0)
     rest = {
-        "launch": launch,
+        "launch and latency": launch,
         "pipeline bubble": m["bubble"] * parts.bubble * slot,
         "data parallel": traffic * traffic / (traffic + m["dp_overlap"] * 0.5 * slot + 1e-12)
         + m["dp"] * parts.dp_exposed_floor,
@@ -180,13 +190,14 @@ def _slot_time(parts: TimeParts, m: dict[str, float]) -> tuple[Array, Array]:
     layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + m["elementwise"] * parts.elementwise
     # a framework that balances stages spreads the head's work over them; one that does not waits for the last stage
     head = m["vocabulary"] * parts.vocabulary * (1 - parts.pipelined * (1 - _share(m["imbalance"])))
-    busy = layer * (1 + m["recompute"] * parts.recompute_share / 3) + head
-    issue = m["launch"] * parts.launch
+    device = layer * (1 + m["recompute"] * parts.recompute_share / 3) + head
+    device = device + m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out
+    device = device + m["expert_exchange"] * parts.expert_exchange + m["p2p"] * parts.p2p
+    host = m["launch"] * parts.launch + m["tp_wait"] * parts.tp_wait + m["tp_wait_staged"] * parts.tp_wait_staged
+    host = host + m["p2p_wait"] * parts.p2p_wait
     # the longer of the two, smooth: the device waits for the host or the host for the device
-    device_or_host = np.sqrt(np.sqrt(busy**4 + issue**4)) if np.any(issue) else busy
-    talk = m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out
-    talk = talk + m["expert_exchange"] * parts.expert_exchange + m["p2p"] * parts.p2p + m["p2p_wait"] * parts.p2p_wait
-    return np.asarray(device_or_host + talk), np.asarray(head)
+    device2, host2 = device * device, host * host
+    return np.asarray(np.sqrt(np.sqrt(device2 * device2 + host2 * host2))), np.asarray(head)
 
 
 def _share(multiplier: float) -> float:
@@ -207,19 +218,21 @@ def _parameters_per_rank(counts: object, num_layers: int, layout: Layout) -> Arr
     return parameters_per_rank(counts, num_layers, layout)  # type: ignore[arg-type]
 
 
-def _tensor_parallel(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> tuple[Array, Array]:
+def _tensor_parallel(
+    card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array
+) -> tuple[Array, Array, Array, Array]:
     """[M] section 2.3: two all-reduces a layer each way (with sequence parallelism the same bytes, [K] section 4.2)."""
     message = 2.0 * tokens * card.arch.hidden_size
     share = 2.0 * (layout.tp - 1) / layout.tp  # [T] ring
-    calls = 4.0 * layers * (1 + 0.5 * layout.recompute)
-    active = layout.tp > 1
+    calls = 4.0 * layers * (1 + 0.5 * layout.recompute) * (layout.tp > 1)
+    crosses = layout.tp > machine.node
+    # every accelerator of a node has a port of its own, and rings use them all
+    out_rate = np.minimum(machine.out_bytes_s * machine.node, machine.up_bytes_s)
     inside = np.minimum(layout.tp, machine.node)
-    up_share = 2.0 * (inside - 1) / inside
-    up = active * calls * (message * up_share / machine.up_bytes_s + 2 * machine.up_latency_s * np.log2(inside + 1))
-    outside = layout.tp > machine.node
-    steps = layout.tp / machine.node
-    out = outside * calls * (message * share / machine.out_bytes_s + 2 * machine.out_latency_s * np.maximum(steps, 1))
-    return np.asarray(up), np.asarray(out)
+    wait = calls * (8 * machine.up_latency_s * np.log2(inside + 1) + crosses * 8 * machine.out_latency_s * layout.tp)
+    staged = calls * (layout.pp > 1) * layout.tp * STAGED_WAIT_S
+    bytes_s = calls * message * share
+    return bytes_s * ~crosses / machine.up_bytes_s, bytes_s * crosses / out_rate, wait, staged
 
 
 def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array, Array]:

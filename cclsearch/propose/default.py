@@ -20,6 +20,9 @@ def expected_improvement(mean: Array, sd: Array, best: float) -> Array:
     return np.asarray(sd * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)))
 
 
+FAILURE_PRICE = 0.01
+
+
 @PROPOSERS.register("default")
 class DefaultProposer:
     """Expected improvement under the calibrated closed form, times the probability that the trial works."""
@@ -36,7 +39,9 @@ class DefaultProposer:
         best = belief.best_log_loss
         if best is None:
             best = float(np.min(belief.mean_m + 3.0 * (1 - belief.works_m))) + 0.3
-        gain = expected_improvement(belief.mean_m, belief.sd_m, best) * belief.works_m
+        gain = expected_improvement(belief.mean_m, belief.sd_m, best) * belief.works_m - FAILURE_PRICE * (
+            1 - belief.works_m
+        )
         row = int(np.argmax(gain))
         n = belief.rows_m[row]
         expects = Expectation(

@@ -1,0 +1,128 @@
+"""Fits `cclsearch/predict/prior.json`: what is believed of the parts' multipliers before a search has measured anything.
+
+    python benchmarks/fit_prior.py LANDSCAPES [--leave-out FAMILY] [--out FILE]
+
+Empirical Bayes over families (a family is a framework: the card's `framework`): the multipliers of each landscape are
+calibrated on all its rows, averaged within its family, and the families averaged with a physical guess that counts as
+one more family. The spread between families and between landscapes, floored by the physical guess's own, becomes the
+prior's width. Nothing is fitted to a single landscape; `--leave-out` is how the honest figures are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cclsearch.predict import memory, time
+from cclsearch.predict.calibrate import Evidence, Posterior
+from cclsearch.predict.model import PRIOR_FILE, Priors, model_of, read_priors
+from cclsearch.recording import Recording, find_recordings, load_recording
+
+GUESS_FILE = Path(__file__).with_name("prior_guess.json")
+"""Multipliers and widths from the literature and from physics, before any landscape was seen."""
+ROUNDS = 2
+GUESS_WEIGHT = 1.0
+"""Families that the guess counts for."""
+SD_FLOOR_SHARE = 0.7
+"""A fitted width is at least this share of the guessed one: few families say little about the spread of all."""
+
+
+def fit_prior(recordings: Sequence[Recording]) -> dict[str, Any]:
+    """Prior data in the form of `prior.json`, from these landscapes alone (and the guess)."""
+    guess = json.loads(GUESS_FILE.read_text(encoding="utf-8"))
+    data = json.loads(json.dumps(guess))
+    for _ in range(ROUNDS):
+        priors = read_priors(_with_widths(data, guess))
+        for part, names in (("time", time.MULTIPLIERS), ("memory", memory.MULTIPLIERS)):
+            fits = _calibrate_each(recordings, priors, part)
+            if fits:
+                data[part]["log_multipliers"] = _pool(fits, names, guess[part]["log_multipliers"])
+    return data
+
+
+def _with_widths(data: dict[str, Any], guess: dict[str, Any]) -> dict[str, Any]:
+    """The fitted means with the guessed widths, so that no round narrows what the next may find."""
+    wide = json.loads(json.dumps(data))
+    for part in ("time", "memory"):
+        for name, held in wide[part]["log_multipliers"].items():
+            held[1] = guess[part]["log_multipliers"][name][1]
+    return wide
+
+
+def _calibrate_each(recordings: Sequence[Recording], priors: Priors, part: str) -> dict[str, list[Posterior]]:
+    by_family = defaultdict(list)
+    for recording in recordings:
+        posterior = (_calibrate_time if part == "time" else _calibrate_memory)(recording, priors)
+        if posterior is not None:
+            by_family[recording.card.framework].append(posterior)
+    return by_family
+
+
+def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
+    from cclsearch.propose.surrogate import temper
+
+    rows = [n for n, row in enumerate(recording.rows) if row.step_time_s is not None]
+    values = np.log([recording.rows[n].step_time_s or 0.0 for n in rows])
+    evidence = _known(rows, values, noise_n=temper(values, priors.time.noise))
+    return model_of(recording.card, recording.space).calibrate_time(evidence, priors.time)
+
+
+def _calibrate_memory(recording: Recording, priors: Priors) -> Posterior | None:
+    rows = [n for n, row in enumerate(recording.rows) if row.peak_memory_gib is not None]
+    if not rows:
+        return None
+    values = np.log([recording.rows[n].peak_memory_gib or 0.0 for n in rows])
+    evidence = _known(rows, values, noise_n=None)
+    return model_of(recording.card, recording.space).calibrate_memory(evidence, priors.memory)
+
+
+def _known(rows: Sequence[int], values: Any, noise_n: Any) -> Evidence:
+    zeros = np.zeros(len(rows))
+    return Evidence(np.array(rows), values, zeros.astype(np.int8), zeros, noise_n=noise_n)
+
+
+def _pool(
+    fits: dict[str, list[Posterior]], names: Sequence[str], guess: dict[str, list[float]]
+) -> dict[str, list[float]]:
+    """Families count the same, whatever they hold; what a landscape cannot tell keeps its prior, and says so by its sd."""
+    pooled = {}
+    for p, name in enumerate(names):
+        guess_mean, guess_sd = guess[name]
+        means, weights, within = [guess_mean], [GUESS_WEIGHT], []
+        for posteriors in fits.values():
+            values = np.array([posterior.theta_P[p] for posterior in posteriors])
+            told = np.array([1 - (posterior.multiplier_sd()[p] / guess_sd) ** 2 for posterior in posteriors]).clip(0, 1)
+            if told.sum() < 0.2:
+                continue
+            mean = float(np.average(values, weights=told + 1e-6))
+            means.append(mean)
+            weights.append(float(min(told.sum(), 1.0)))
+            doubt = np.array([posterior.multiplier_sd()[p] ** 2 for posterior in posteriors])
+            within.append(float(np.average((values - mean) ** 2 + doubt, weights=told + 1e-6)))
+        mean = float(np.average(means, weights=weights))
+        between = float(np.average((np.array(means) - mean) ** 2, weights=weights))
+        spread = np.sqrt(between + (np.mean(within) if within else 0.0))
+        pooled[name] = [round(mean, 3), round(float(max(spread, SD_FLOOR_SHARE * guess_sd)), 3)]
+    return pooled
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("landscapes", type=Path, nargs="+")
+    parser.add_argument("--leave-out", metavar="FRAMEWORK", help="fit without the landscapes of this framework")
+    parser.add_argument("--out", type=Path, default=PRIOR_FILE)
+    args = parser.parse_args()
+    recordings = [load_recording(path) for folder in args.landscapes for path in find_recordings(folder)]
+    kept = [recording for recording in recordings if recording.card.framework != args.leave_out]
+    args.out.write_text(json.dumps(fit_prior(kept), indent=1) + "\n", encoding="utf-8")
+    print(f"fitted on {len(kept)} landscapes of {sorted({r.card.framework for r in kept})}; wrote {args.out}")
+
+
+if __name__ == "__main__":
+    main()
