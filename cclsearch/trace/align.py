@@ -1,0 +1,245 @@
+"""Which collective of one rank is which of the others, and by how much the ranks' clocks differ."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
+from cclsearch.trace.intervals import Int64s
+
+_POINT_TO_POINT = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV})
+_ENDS_TOGETHER = frozenset(
+    {
+        CollectiveKind.ALL_REDUCE,
+        CollectiveKind.ALL_GATHER,
+        CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.ALL_TO_ALL,
+        CollectiveKind.BARRIER,
+    }
+)
+"""Collectives that no rank leaves before the last has come."""
+MAX_CLOCK_ERROR_NS = 200_000
+"""Above this spread of the ends of blocking collectives, clocks count as not aligned."""
+
+GroupKey = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MatchedGroup:
+    """The collectives of one process group, matched over its R ranks: column k is the k-th collective of each."""
+
+    key: GroupKey
+    ranks: tuple[int, ...]
+    size: int
+    """Ranks of the group, whether or not all of them left a trace."""
+    rows_RK: Int64s
+    """Row of each collective in the table of its rank."""
+    start_ns_RK: Int64s
+    """Absolute start by the rank's own clock."""
+    dur_ns_RK: Int64s
+    calls_K: tuple[Collective, ...]
+    """What was called, as the first rank's trace says."""
+
+    @property
+    def transfer_ns_K(self) -> Int64s:
+        """The shortest duration over ranks: what is left when nobody waits."""
+        return np.asarray(self.dur_ns_RK.min(axis=0))
+
+
+@dataclass(frozen=True)
+class Matching:
+    """All collectives that could be matched, and what could not."""
+
+    groups: tuple[MatchedGroup, ...] = ()
+    mismatched: tuple[str, ...] = ()
+    """One line for each group whose sequences differ between its ranks."""
+    ranks_missing: bool = False
+    """Some group has ranks without a trace."""
+    offset_ns: Mapping[int, int] | None = None
+    """What to add to a rank's absolute times so that all agree; None where clocks cannot be aligned."""
+    clock_error_ns: float | None = None
+    """Median distance of the ends of blocking collectives after alignment."""
+    transfer_ns: Mapping[int, Int64s] = field(default_factory=dict)
+    """Rank -> for each row of its table the transfer part of its duration; -1 where it was not matched."""
+
+
+def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) -> Matching:
+    """Match the k-th collective of each process group over the ranks that have a table.
+
+    A group whose ranks differ in number, kind or size of their collectives is left out and named in `mismatched`.
+    """
+    sequences: dict[GroupKey, dict[int, Int64s]] = defaultdict(dict)
+    sizes: dict[GroupKey, int] = {}
+    for rank, table in tables.items():
+        for key, size, rows in _sequences_of(rank, table, world_size or len(tables)):
+            sequences[key][rank] = rows
+            sizes[key] = size
+    groups, mismatched, missing = [], [], False
+    for key, by_rank in sorted(sequences.items()):
+        missing |= len(by_rank) < sizes[key]
+        if len(by_rank) < 2:
+            continue
+        problem = _find_mismatch(tables, by_rank)
+        if problem:
+            mismatched.append(f"group {' '.join(key)}: {problem}")
+        else:
+            groups.append(_make_group(tables, key, sizes[key], by_rank))
+    offset_ns, error_ns = _align_clocks(tables, groups)
+    return Matching(
+        groups=tuple(groups),
+        mismatched=tuple(mismatched),
+        ranks_missing=missing,
+        offset_ns=offset_ns,
+        clock_error_ns=error_ns,
+        transfer_ns=_spread_transfers(tables, groups),
+    )
+
+
+def _sequences_of(rank: int, table: EventTable, world_size: int) -> list[tuple[GroupKey, int, Int64s]]:
+    """Communication rows of one rank by process group, in order of start."""
+    rows = np.flatnonzero((table.kind == Kind.COMM) & (table.coll_id >= 0))
+    rows = rows[np.argsort(table.ts_ns[rows], kind="stable")]
+    keys = [_group_of(rank, call, table, world_size) for call in table.collectives]
+    order = {key: number for number, key in enumerate(dict.fromkeys(k for k in keys if k))}
+    group_of_call = np.array([order[key] if key else -1 for key in keys], dtype=np.int64)
+    number_of_row = group_of_call[table.coll_id[rows]] if len(rows) else rows
+    return [(key, size, rows[number_of_row == number]) for (key, size), number in order.items()]
+
+
+def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -> tuple[GroupKey, int] | None:
+    """Name and size of the group of a call, equal on all its ranks; None where it cannot be told."""
+    if call.kind in _POINT_TO_POINT:
+        if call.peer is None or call.peer == rank:
+            return None
+        low, high = sorted((rank, call.peer))
+        return ("pair", f"{low}-{high}"), 2
+    ranks = call.group_ranks or _ranks_by_description(call, table)
+    if ranks:
+        return ("ranks", ",".join(map(str, ranks)), call.group or call.group_desc or ""), len(ranks)
+    if call.group is not None:
+        return ("group", call.group), call.group_size or world_size
+    if call.group_size not in (None, world_size):
+        return None
+    if len({group.ranks for group in table.distributed.groups if group.ranks}) > 1:
+        return None
+    return ("world",), world_size
+
+
+def _ranks_by_description(call: Collective, table: EventTable) -> tuple[int, ...] | None:
+    if not call.group_desc:
+        return None
+    for group in table.distributed.groups:
+        if group.desc == call.group_desc or group.desc.endswith(f"_{call.group_desc}"):
+            return group.ranks or None
+    return None
+
+
+def _find_mismatch(tables: Mapping[int, EventTable], by_rank: Mapping[int, Int64s]) -> str:
+    """One line on how the sequences differ; empty where they agree."""
+    (first, rows), *others = by_rank.items()
+    expected = _signatures(tables[first], rows)
+    for rank, other in others:
+        found = _signatures(tables[rank], other)
+        if len(found) != len(expected):
+            return f"{len(expected)} collectives on rank {first}, {len(found)} on rank {rank}"
+        for k, (a, b) in enumerate(zip(expected, found, strict=True)):
+            if a != b:
+                return f"collective {k} is {a[0]} of {a[1]} bytes on rank {first}, {b[0]} of {b[1]} on rank {rank}"
+    return ""
+
+
+def _signatures(table: EventTable, rows: Int64s) -> list[tuple[str, int | None]]:
+    signatures = [_signature(call) for call in table.collectives]
+    return [signatures[i] for i in table.coll_id[rows]]
+
+
+def _signature(call: Collective) -> tuple[str, int | None]:
+    """Kind and size of a call, as far as they must agree between ranks (uneven splits may differ)."""
+    if call.kind in _POINT_TO_POINT:
+        return "point-to-point", None
+    uneven = call.kind is CollectiveKind.ALL_TO_ALL or call.in_splits or call.out_splits
+    return str(call.kind), None if uneven else call.message_bytes
+
+
+def _make_group(
+    tables: Mapping[int, EventTable], key: GroupKey, size: int, by_rank: Mapping[int, Int64s]
+) -> MatchedGroup:
+    ranks = tuple(sorted(by_rank))
+    first = tables[ranks[0]]
+    return MatchedGroup(
+        key=key,
+        ranks=ranks,
+        size=size,
+        rows_RK=np.stack([by_rank[rank] for rank in ranks]),
+        start_ns_RK=np.stack([tables[rank].ts_ns[by_rank[rank]] + tables[rank].base_ns for rank in ranks]),
+        dur_ns_RK=np.stack([tables[rank].dur_ns[by_rank[rank]] for rank in ranks]),
+        calls_K=tuple(first.collectives[i] for i in first.coll_id[by_rank[ranks[0]]]),
+    )
+
+
+def _spread_transfers(tables: Mapping[int, EventTable], groups: Sequence[MatchedGroup]) -> dict[int, Int64s]:
+    transfer = {rank: np.full(len(table), -1, dtype=np.int64) for rank, table in tables.items()}
+    for group in groups:
+        for i, rank in enumerate(group.ranks):
+            transfer[rank][group.rows_RK[i]] = group.transfer_ns_K
+    return transfer
+
+
+def _align_clocks(
+    tables: Mapping[int, EventTable], groups: Sequence[MatchedGroup]
+) -> tuple[dict[int, int] | None, float | None]:
+    """Offset of each rank's clock, and how far ends of blocking collectives are apart after it.
+
+    Ranks of one host share a clock: offset 0. Otherwise the offset of a rank is the median difference of its ends from
+    those of a rank that is already placed.
+    """
+    blocking = [(group, _blocking_columns(group)) for group in groups]
+    blocking = [(group, columns) for group, columns in blocking if len(columns)]
+    hosts = {table.host for table in tables.values()}
+    if len(hosts) == 1 and "" not in hosts:
+        offsets = dict.fromkeys(tables, 0)
+        return offsets, _clock_error_ns(blocking, offsets)
+    offsets = _fit_offsets(blocking)
+    error_ns = _clock_error_ns(blocking, offsets)
+    if set(offsets) != set(tables) or error_ns is None or error_ns > MAX_CLOCK_ERROR_NS:
+        return None, error_ns
+    return offsets, error_ns
+
+
+def _blocking_columns(group: MatchedGroup) -> Int64s:
+    return np.array([k for k, call in enumerate(group.calls_K) if call.kind in _ENDS_TOGETHER], dtype=np.int64)
+
+
+def _fit_offsets(blocking: Sequence[tuple[MatchedGroup, Int64s]]) -> dict[int, int]:
+    offsets: dict[int, int] = {}
+    pending = list(blocking)
+    if pending:
+        offsets[pending[0][0].ranks[0]] = 0
+    while pending:
+        ready = next((item for item in pending if any(rank in offsets for rank in item[0].ranks)), None)
+        if ready is None:
+            break
+        pending.remove(ready)
+        group, columns = ready
+        ends_RK = (group.start_ns_RK + group.dur_ns_RK)[:, columns]
+        anchor = next(i for i, rank in enumerate(group.ranks) if rank in offsets)
+        for i, rank in enumerate(group.ranks):
+            if rank not in offsets:
+                behind = int(np.median(ends_RK[anchor] - ends_RK[i]))
+                offsets[rank] = offsets[group.ranks[anchor]] + behind
+    return offsets
+
+
+def _clock_error_ns(blocking: Sequence[tuple[MatchedGroup, Int64s]], offsets: Mapping[int, int]) -> float | None:
+    errors = []
+    for group, columns in blocking:
+        if not all(rank in offsets for rank in group.ranks):
+            continue
+        shift_R1 = np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64)
+        ends_RK = (group.start_ns_RK + group.dur_ns_RK + shift_R1)[:, columns]
+        errors.append(np.abs(ends_RK - np.median(ends_RK, axis=0)).ravel())
+    return float(np.median(np.concatenate(errors))) if errors else None

@@ -1,0 +1,126 @@
+"""What a collective moved and how long the moving took: the samples that bandwidth, volume and fits are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cclsearch.trace.events import Collective, CollectiveKind, Kind
+from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.view import RankView, TraceView
+
+_RING = {
+    CollectiveKind.ALL_REDUCE: 2.0,
+    CollectiveKind.ALL_GATHER: 1.0,
+    CollectiveKind.REDUCE_SCATTER: 1.0,
+    CollectiveKind.ALL_TO_ALL: 1.0,
+    CollectiveKind.GATHER: 1.0,
+    CollectiveKind.SCATTER: 1.0,
+}
+"""Collective -> how often each byte of the message crosses a link, over (n-1)/n; 1 whole for the rest (nccl-tests)."""
+
+
+def wire_factor(kind: CollectiveKind, size: int) -> float:
+    """Bytes on the wire for each byte of message among `size` ranks, as nccl-tests' bus bandwidth counts."""
+    return _RING[kind] * (size - 1) / size if kind in _RING else 1.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One collective with a known size."""
+
+    call: Collective
+    group: str
+    size: int
+    """Ranks of its group."""
+    message_bytes: int
+    seconds: float
+    """The shortest duration over ranks, or one rank's own where there is only one."""
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that each rank's link carried."""
+        return self.message_bytes * wire_factor(self.call.kind, self.size)
+
+    @property
+    def bus_gbps(self) -> float:
+        """Bus bandwidth in GB/s (1 GB = 1e9 bytes)."""
+        return self.wire_bytes / self.seconds / 1e9
+
+
+def group_label(call: Collective) -> str:
+    """How a process group is called in tables."""
+    return call.group_desc or call.group or "default"
+
+
+def collect_samples(trace: TraceView) -> tuple[list[Sample], bool]:
+    """Every collective whose size, group size and duration are known, and whether durations are free of waiting.
+
+    Where collectives match over ranks, a sample has the shortest duration over them; else each rank's own, which
+    includes waiting.
+    """
+    matching = trace.matching
+    if matching.groups:
+        matched = []
+        for group in matching.groups:
+            seconds_K = group.transfer_ns_K / 1e9
+            for call, seconds in zip(group.calls_K, seconds_K.tolist(), strict=True):
+                matched += _sample(call, call.group_size or group.size, seconds)
+        return matched, not matching.ranks_missing
+    return [sample for view in trace.ranks.values() for sample in _own_samples(view, trace)], False
+
+
+def _own_samples(view: RankView, trace: TraceView) -> Iterator[Sample]:
+    table = view.table
+    for row in view.comm_rows.tolist():
+        call = table.collectives[table.coll_id[row]]
+        size = call.group_size or (len(call.group_ranks) if call.group_ranks else trace.world_size)
+        if size:
+            yield from _sample(call, size, int(table.dur_ns[row]) / 1e9)
+
+
+def _sample(call: Collective, size: int, seconds: float) -> list[Sample]:
+    message = call.message_bytes
+    if not message or size < 2 or seconds <= 0 or call.kind is CollectiveKind.BARRIER:
+        return []
+    return [Sample(call, group_label(call), size, message, seconds)]
+
+
+def sized_share(view: RankView) -> float:
+    """Share of the rank's communication time whose calls have a known message size."""
+    table = view.table
+    rows = view.comm_rows
+    dur_ns = table.dur_ns[rows]
+    if not dur_ns.sum():
+        return 0.0
+    known = np.array([_is_sized(call) for call in table.collectives] or [False])
+    return float(dur_ns[known[table.coll_id[rows]]].sum() / dur_ns.sum())
+
+
+def _is_sized(call: Collective) -> bool:
+    return call.message_bytes is not None or call.kind is CollectiveKind.BARRIER
+
+
+def wire_bytes_of(view: RankView, rows: Int64s, world_size: int | None) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Wire bytes of each of these communication rows; NaN where the size is not known."""
+    per_call = [_call_wire_bytes(call, world_size) for call in view.table.collectives] or [float("nan")]
+    return np.array(per_call)[view.table.coll_id[rows]]
+
+
+def _call_wire_bytes(call: Collective, world_size: int | None) -> float:
+    if call.kind is CollectiveKind.BARRIER:
+        return 0.0
+    size = call.group_size or (len(call.group_ranks) if call.group_ranks else world_size)
+    if call.message_bytes is None or not size:
+        return float("nan")
+    return call.message_bytes * wire_factor(call.kind, size)
+
+
+def count_kinds(view: RankView) -> dict[str, int]:
+    """How many collectives of each kind the rank made."""
+    rows = view.rows(Kind.COMM)
+    kinds = np.array([str(call.kind) for call in view.table.collectives] or [""])
+    names, counts = np.unique(kinds[view.table.coll_id[rows]], return_counts=True)
+    return {str(name): int(count) for name, count in zip(names, counts, strict=True)} if len(rows) else {}

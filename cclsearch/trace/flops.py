@@ -1,0 +1,123 @@
+"""FLOP of operators from their recorded shapes, and of XLA operations from their cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cclsearch.trace.events import Kind, OpShape
+from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.view import RankView
+
+Dims = Sequence[Sequence[int]]
+
+
+def count_op_flops(name: str, shape: OpShape) -> float | None:
+    """FLOP of one call of an operator (2 a multiply-add), or None where its shapes do not tell.
+
+    Follows torch.utils.flop_counter: matrix products count 2 m n k, attention both of its products, its backward 2.5
+    times the forward (five products), convolutions 2 x outputs x kernel volume x channels of a group.
+    """
+    base = name.split("::")[-1]
+    dims = shape.dims
+    try:
+        if base in {"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_mm"}:
+            return _product_flops(base, dims)
+        if "attention" in base:
+            return _attention_flops(base, dims)
+        if "convolution" in base or base in {"conv1d", "conv2d", "conv3d"}:
+            return _convolution_flops(base, shape)
+    except (IndexError, ValueError, TypeError):
+        return None
+    return None
+
+
+def _product_flops(base: str, dims: Dims) -> float | None:
+    a, b = (dims[1], dims[2]) if base in {"addmm", "baddbmm"} else (dims[0], dims[1])
+    if not a or not b or len(b) < 2:
+        return None
+    columns = b[0] if base == "linear" else b[-1]
+    return 2.0 * math.prod(a) * columns
+
+
+def _attention_flops(base: str, dims: Dims) -> float | None:
+    backward = "backward" in base
+    shapes = [d for d in dims if len(d) == 4]
+    query, key, value = shapes[1:4] if backward else shapes[:3]
+    forward = 2.0 * math.prod(query[:2]) * query[2] * key[2] * (query[3] + value[3])
+    if "flash_attention" in base and "scaled_dot_product" not in base:  # (batch, sequence, heads, width)
+        forward = 2.0 * query[0] * query[2] * query[1] * key[1] * (query[3] + value[3])
+    return forward * (2.5 if backward else 1.0)
+
+
+def _convolution_flops(base: str, shape: OpShape) -> float | None:
+    backward = "backward" in base
+    if backward:
+        outputs, weight = math.prod(shape.dims[0]), shape.dims[2]
+        return 4.0 * outputs * math.prod(weight[1:])
+    given, weight = shape.dims[0], shape.dims[1]
+    strides, paddings, dilations = (_numbers(shape.scalars, i, len(given) - 2) for i in (3, 4, 5))
+    out = [
+        (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+        for size, kernel, stride, pad, dilation in zip(given[2:], weight[2:], strides, paddings, dilations, strict=True)
+    ]
+    return 2.0 * given[0] * weight[0] * math.prod(out) * math.prod(weight[1:])
+
+
+def _numbers(scalars: Sequence[str], at: int, count: int) -> list[int]:
+    found = [int(part) for part in scalars[at].strip("[]() ").split(",")]
+    return found * count if len(found) == 1 else found
+
+
+def find_flops(view: RankView) -> tuple[float, Int64s] | None:
+    """FLOP done in the rank's windows and the rows that did them; None where nothing says.
+
+    On GPUs an operator counts once whatever number of kernels it launched; on CPU the operator is the row itself.
+    """
+    table = view.table
+    if table.op_costs:
+        return _cost_flops(view)
+    if not table.shapes:
+        return None
+    if table.accelerator == "cpu":
+        rows = view.in_windows(np.flatnonzero(table.shape_id >= 0))
+        rows = rows[table.kind[rows] == Kind.CPU_OP]
+        return _sum_flops(view, rows, rows)
+    kernels = view.in_windows(view.compute_kernels)
+    kernels = kernels[table.op[kernels] >= 0]
+    return _sum_flops(view, np.unique(table.op[kernels]), kernels)
+
+
+def _sum_flops(view: RankView, ops: Int64s, rows: Int64s) -> tuple[float, Int64s] | None:
+    table = view.table
+    ops = ops[table.shape_id[ops] >= 0]
+    pairs = table.name_id[ops].astype(np.int64) * max(len(table.shapes), 1) + table.shape_id[ops]
+    distinct, counts = np.unique(pairs, return_counts=True)
+    total, known = 0.0, []
+    for pair, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+        name_id, shape_id = divmod(pair, max(len(table.shapes), 1))
+        flops = count_op_flops(table.names[name_id], table.shapes[shape_id])
+        if flops is not None:
+            total += flops * count
+            known.append(pair)
+    counted = ops[np.isin(pairs, known)]
+    does = (
+        rows[np.isin(rows, counted)]
+        if rows is ops or table.accelerator == "cpu"
+        else rows[np.isin(table.op[rows], counted)]
+    )
+    return (total, does) if total else None
+
+
+def _cost_flops(view: RankView) -> tuple[float, Int64s] | None:
+    table = view.table
+    per_name = np.zeros(len(table.names))
+    for name_id, cost in table.op_costs.items():
+        if cost.flops and cost.flops > 0:
+            per_name[name_id] = cost.flops
+    rows = view.in_windows(view.compute_kernels)
+    rows = rows[per_name[table.name_id[rows]] > 0]
+    total = float(per_name[table.name_id[rows]].sum())
+    return (total, rows) if total else None

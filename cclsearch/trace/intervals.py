@@ -1,0 +1,115 @@
+"""Interval arithmetic over int64 nanoseconds, vectorised.
+
+`spans_N2` is an array of [start, end) rows. *Merged* means sorted by start, disjoint and non-empty, which is what
+`merge_spans` returns and what every other function here expects and returns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+_NONE = np.zeros((0, 2), dtype=np.int64)
+
+
+def merge_spans(start_ns_N: Int64s, end_ns_N: Int64s) -> Int64s:
+    """Union of the intervals [start, end), merged; empty and inverted intervals are left out."""
+    keep = end_ns_N > start_ns_N
+    if not keep.all():
+        start_ns_N, end_ns_N = start_ns_N[keep], end_ns_N[keep]
+    if not len(start_ns_N):
+        return _NONE
+    if (start_ns_N[1:] < start_ns_N[:-1]).any():
+        order = np.argsort(start_ns_N, kind="stable")
+        start_ns_N, end_ns_N = start_ns_N[order], end_ns_N[order]
+    reach_N = np.maximum.accumulate(end_ns_N)
+    first_N = np.empty(len(start_ns_N), dtype=bool)
+    first_N[0] = True
+    np.greater(start_ns_N[1:], reach_N[:-1], out=first_N[1:])
+    at = np.flatnonzero(first_N)
+    merged = np.empty((len(at), 2), dtype=np.int64)
+    merged[:, 0] = start_ns_N[at]
+    merged[:-1, 1] = reach_N[at[1:] - 1]
+    merged[-1, 1] = reach_N[-1]
+    return merged
+
+
+def unite_spans(*parts: Int64s) -> Int64s:
+    """Union of several sets of intervals, merged."""
+    filled = [part for part in parts if len(part)]
+    if not filled:
+        return _NONE
+    both = np.concatenate(filled) if len(filled) > 1 else filled[0]
+    return merge_spans(both[:, 0], both[:, 1])
+
+
+def total_ns(spans_M2: Int64s) -> int:
+    """Total length of merged intervals."""
+    return int((spans_M2[:, 1] - spans_M2[:, 0]).sum())
+
+
+def invert_spans(spans_M2: Int64s, start_ns: int, end_ns: int) -> Int64s:
+    """The gaps between merged intervals inside [start, end), merged."""
+    inner = clip_spans(spans_M2, start_ns, end_ns)
+    edges = np.empty((len(inner) + 1, 2), dtype=np.int64)
+    edges[0, 0], edges[-1, 1] = start_ns, end_ns
+    edges[1:, 0], edges[:-1, 1] = inner[:, 1], inner[:, 0]
+    return edges[edges[:, 1] > edges[:, 0]]
+
+
+def intersect_spans(a_M2: Int64s, b_M2: Int64s) -> Int64s:
+    """What lies in both of two merged sets, merged."""
+    if not len(a_M2) or not len(b_M2):
+        return _NONE
+    low, high = int(min(a_M2[0, 0], b_M2[0, 0])), int(max(a_M2[-1, 1], b_M2[-1, 1]))
+    outside = unite_spans(invert_spans(a_M2, low, high), invert_spans(b_M2, low, high))
+    return invert_spans(outside, low, high)
+
+
+def subtract_spans(a_M2: Int64s, b_M2: Int64s) -> Int64s:
+    """What lies in the first merged set and not in the second, merged."""
+    if not len(a_M2) or not len(b_M2):
+        return a_M2
+    return intersect_spans(a_M2, invert_spans(b_M2, int(a_M2[0, 0]), int(a_M2[-1, 1])))
+
+
+def clip_spans(spans_M2: Int64s, start_ns: int, end_ns: int) -> Int64s:
+    """The part of merged intervals inside [start, end), merged."""
+    if end_ns <= start_ns or not len(spans_M2):
+        return _NONE
+    low = int(np.searchsorted(spans_M2[:, 1], start_ns, side="right"))
+    high = int(np.searchsorted(spans_M2[:, 0], end_ns, side="left"))
+    if high <= low:
+        return _NONE
+    clipped = spans_M2[low:high].copy()
+    clipped[0, 0] = max(int(clipped[0, 0]), start_ns)
+    clipped[-1, 1] = min(int(clipped[-1, 1]), end_ns)
+    return clipped
+
+
+def covered_ns(spans_M2: Int64s, windows_W2: Int64s) -> Int64s:
+    """Nanoseconds of each window that merged intervals cover; windows may overlap and come in any order."""
+    if not len(spans_M2):
+        return np.zeros(len(windows_W2), dtype=np.int64)
+    length_M = spans_M2[:, 1] - spans_M2[:, 0]
+    before_M = np.concatenate(([0], np.cumsum(length_M)))
+
+    def covered_before(time_ns_W: Int64s) -> Int64s:
+        index_W = np.searchsorted(spans_M2[:, 0], time_ns_W, side="right") - 1
+        inside_W = np.minimum(time_ns_W - spans_M2[np.maximum(index_W, 0), 0], length_M[np.maximum(index_W, 0)])
+        return np.where(index_W < 0, 0, before_M[np.maximum(index_W, 0)] + inside_W).astype(np.int64)
+
+    return covered_before(windows_W2[:, 1]) - covered_before(windows_W2[:, 0])
+
+
+def outermost(start_ns_N: Int64s, end_ns_N: Int64s) -> npt.NDArray[np.bool_]:
+    """Which of the nested intervals of one thread lie in no other (N in any order)."""
+    order = np.lexsort((-end_ns_N, start_ns_N))
+    reach_N = np.maximum.accumulate(end_ns_N[order])
+    top = np.ones(len(order), dtype=bool)
+    top[1:] = end_ns_N[order][1:] > reach_N[:-1]
+    result = np.empty(len(order), dtype=bool)
+    result[order] = top
+    return result

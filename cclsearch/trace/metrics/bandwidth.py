@@ -1,0 +1,262 @@
+"""How fast and how much the collectives move."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import JsonValue
+
+from cclsearch.card.model import Card
+from cclsearch.trace.collectives import Sample, collect_samples, sized_share, wire_bytes_of
+from cclsearch.trace.events import Reason
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.metrics.communication import find_reservation
+from cclsearch.trace.view import RankView, TraceView
+
+HEADLINE_BYTES = 1 << 20
+"""Messages below this say more about latency than about bandwidth."""
+MIN_SIZES_TO_FIT = 3
+SIZED_ENOUGH = 0.95
+"""Share of communication time that must have known sizes for a volume to count as whole."""
+
+
+def require_samples(trace: TraceView) -> tuple[list[Sample], Reason | None, str]:
+    """Samples with the reservation that figures from them carry; raises NotAvailable where there are none."""
+    if not any(len(view.comm_rows) for view in trace.ranks.values()):
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates")
+    samples, free_of_waiting = collect_samples(trace)
+    if not samples:
+        raise _explain_no_samples(trace)
+    if not free_of_waiting:
+        reason = trace.lonely_reason if len(trace.ranks) < 2 else Reason.RANKS_MISSING
+        if trace.matching.mismatched and not trace.matching.groups:
+            reason = Reason.SEQUENCE_MISMATCH
+        return samples, reason, "includes wait: durations of one rank cannot tell waiting from moving data"
+    return samples, *find_reservation(trace)
+
+
+def _explain_no_samples(trace: TraceView) -> NotAvailable:
+    calls = [call for view in trace.ranks.values() for call in view.table.collectives]
+    if any(call.in_nelems and call.in_bytes is None for call in calls):
+        dtypes = sorted({str(call.dtype) for call in calls if call.in_nelems and call.in_bytes is None})
+        return NotAvailable(Reason.UNKNOWN_DTYPE, f"no size is known of the data types {', '.join(dtypes)}")
+    if any(call.message_bytes for call in calls) and trace.num_devices < 2:
+        return NotAvailable(Reason.SINGLE_RANK, "a group of one rank moves nothing")
+    return NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective says what it moved")
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The value at which half of the weight is reached."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(np.asarray(weights)[order])
+    return float(np.asarray(values)[order][np.searchsorted(reached, reached[-1] / 2)])
+
+
+def _bandwidth(samples: Iterable[Sample]) -> float:
+    chosen = list(samples)
+    large = [s for s in chosen if s.message_bytes >= HEADLINE_BYTES] or chosen
+    return weighted_median([s.bus_gbps for s in large], [s.seconds for s in large])
+
+
+def _bucket(message_bytes: int) -> str:
+    low = 1 << (max(message_bytes, 1).bit_length() - 1)
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if low >= size:
+            return f"{low // size} {unit}"
+    return f"{low} B"
+
+
+def _group_by(samples: Iterable[Sample], *fields: str) -> dict[tuple[str, ...], list[Sample]]:
+    found: dict[tuple[str, ...], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        label = {"kind": str(sample.call.kind), "group": sample.group, "bucket": _bucket(sample.message_bytes)}
+        found[tuple(label[field] for field in fields)].append(sample)
+    return found
+
+
+@metric(
+    "bus_bw",
+    unit="GB/s",
+    over="trace",
+    summary="bus bandwidth of collectives from 1 MiB (nccl-tests' definition): duration-weighted median",
+)
+def measure_bus_bw(trace: TraceView) -> Draft:
+    """Bus bandwidth over all collectives; by collective, by group and by size in `inputs`. 1 GB is 1e9 bytes."""
+    samples, reason, detail = require_samples(trace)
+    by_size = _group_by(samples, "kind", "bucket")
+    small = not any(s.message_bytes >= HEADLINE_BYTES for s in samples)
+    return Draft(
+        value=_bandwidth(samples),
+        reason=reason,
+        detail="; ".join(filter(None, (detail, "no message reaches 1 MiB" if small else ""))),
+        inputs={
+            "by_collective_gbps": {kind: _bandwidth(found) for (kind,), found in _group_by(samples, "kind").items()},
+            "by_group_gbps": {
+                f"{kind} {group}": _bandwidth(found)
+                for (kind, group), found in _group_by(samples, "kind", "group").items()
+            },
+            "by_size_gbps": {f"{kind} from {low}": _bandwidth(found) for (kind, low), found in by_size.items()},
+            "num_samples": len(samples),
+        },
+    )
+
+
+@metric(
+    "bw_util",
+    unit="fraction",
+    over="trace",
+    summary="bus_bw over the bandwidth that the card states for the links of the group",
+)
+def measure_bw_util(trace: TraceView) -> Draft:
+    """Duration-weighted median over collectives of bus bandwidth over link bandwidth, one direction of each."""
+    if trace.card is None:
+        raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card) with link bandwidths")
+    samples, reason, detail = require_samples(trace)
+    shares: list[float] = []
+    weights: list[float] = []
+    for sample in [s for s in samples if s.message_bytes >= HEADLINE_BYTES] or samples:
+        link = link_gbytes(trace.card, sample)
+        if link:
+            shares.append(sample.bus_gbps / link)
+            weights.append(sample.seconds)
+    if not shares:
+        raise NotAvailable(Reason.CARD_MISSING_FIELD, "the card states no bandwidth for the links in use")
+    return Draft(weighted_median(shares, weights), reason=reason, detail=detail, inputs={"num_samples": len(shares)})
+
+
+def is_scale_up(card: Card, ranks: tuple[int, ...] | None, size: int) -> bool:
+    """Whether a group stays within a node: by its ranks where known (ranks fill nodes in order), else by its size."""
+    per_node = card.hardware.accelerators_per_node
+    if ranks:
+        return len({rank // per_node for rank in ranks}) == 1
+    return size <= per_node
+
+
+def link_gbytes(card: Card, sample: Sample) -> float | None:
+    """GB/s in one direction of the links that a collective's group uses; None where the card does not say."""
+    hardware = card.hardware
+    if is_scale_up(card, sample.call.group_ranks, sample.size):
+        return hardware.scale_up_gbps / 8 / 2 if hardware.scale_up_gbps else None
+    return hardware.scale_out_gbps / 8 if hardware.scale_out_gbps else None
+
+
+@metric(
+    "comm_volume",
+    unit="B/step",
+    over="trace",
+    summary="bytes that a rank's links carry in a step: message times the collective's factor, mean over ranks",
+)
+def measure_comm_volume(trace: TraceView) -> Draft:
+    """Wire bytes of a rank in a step (never of the whole file, never summed over ranks); message bytes beside it."""
+    if not any(len(view.comm_rows) for view in trace.ranks.values()):
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates")
+    volumes: dict[int, float | None] = {}
+    wire: dict[str, float] = defaultdict(float)
+    message: dict[str, float] = defaultdict(float)
+    shares = []
+    for rank, view in trace.ranks.items():
+        rows = _rows_of_steps(view)
+        per_step = max(view.windows.num_steps, 1)
+        kinds = [str(call.kind) for call in view.table.collectives]
+        bytes_ = wire_bytes_of(view, rows, trace.world_size or len(trace.ranks))
+        known = np.isfinite(bytes_)
+        volumes[rank] = float(bytes_[known].sum()) / per_step if known.any() else None
+        shares.append(sized_share(view))
+        for row, carried in zip(rows[known].tolist(), bytes_[known].tolist(), strict=True):
+            call_id = int(view.table.coll_id[row])
+            wire[kinds[call_id]] += carried / per_step / len(trace.ranks)
+            size = view.table.collectives[call_id].message_bytes or 0
+            message[kinds[call_id]] += size / per_step / len(trace.ranks)
+    found = [volume for volume in volumes.values() if volume is not None]
+    if not found:
+        raise _explain_no_samples(trace)
+    reason, detail = _volume_reservation(trace, min(shares))
+    inputs: dict[str, JsonValue] = {
+        "wire_bytes_by_collective": dict(wire),
+        "message_bytes_by_collective": dict(message),
+        "message_bytes": sum(message.values()),
+        "all_ranks_bytes": sum(found),
+        "sized_share_of_comm_time": min(shares),
+    }
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    return Draft(float(np.mean(found)), volumes, (), steps, None, reason, detail, inputs)
+
+
+def _rows_of_steps(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Communication rows of the inner steps: by the step that launched them, or by start where no launch is known."""
+    rows = view.comm_rows
+    if not view.windows.are_steps:
+        return rows
+    step_of_row = view.table.step_id[rows]
+    if (step_of_row >= 0).any() and view.windows.reason is None:
+        return rows[np.isin(step_of_row, view.windows.step_index_W)]
+    return view.in_windows(rows)
+
+
+def _volume_reservation(trace: TraceView, share: float) -> tuple[Reason | None, str]:
+    if share < SIZED_ENOUGH:
+        return Reason.NO_COLLECTIVE_ARGS, f"only {share:.0%} of communication time says what it moved: a lower bound"
+    reason = next((view.windows.reason for view in trace.ranks.values() if view.windows.reason), None)
+    return reason, "of the whole file" if reason is Reason.NO_STEP_MARKERS else ""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """t = alpha + message / beta over one collective and group."""
+
+    alpha_s: float
+    beta_bytes_per_s: float
+    num_sizes: int
+    num_samples: int
+    seconds: float
+    """Time of all samples."""
+
+
+def fit_hockney(samples: Sequence[Sample]) -> Fit | None:
+    """Least squares of t = alpha + bytes/beta over medians at each size; None below three sizes or without a slope.
+
+    Medians weigh each size the same: a size that occurs a thousand times must not drown the others.
+    """
+    sizes = sorted({sample.message_bytes for sample in samples})
+    if len(sizes) < MIN_SIZES_TO_FIT:
+        return None
+    times = [float(np.median([s.seconds for s in samples if s.message_bytes == size])) for size in sizes]
+    design = np.stack([np.ones(len(sizes)), np.array(sizes, dtype=float)], axis=1)
+    (alpha, slope), *_ = np.linalg.lstsq(design, np.array(times), rcond=None)
+    if alpha < 0:
+        alpha, slope = 0.0, float(np.dot(sizes, times) / np.dot(sizes, sizes))
+    if slope <= 0:
+        return None
+    return Fit(float(alpha), 1 / float(slope), len(sizes), len(samples), sum(s.seconds for s in samples))
+
+
+@metric(
+    "hockney_fit",
+    unit="B/s",
+    over="trace",
+    summary="beta of t = alpha + bytes/beta, fitted to each collective and group; alphas in inputs",
+)
+def measure_hockney_fit(trace: TraceView) -> Draft:
+    """Beta (message bytes a second) of the collective that takes most time; every fit with its alpha in `inputs`."""
+    samples, reason, detail = require_samples(trace)
+    fits = {key: fit for key, found in _group_by(samples, "kind", "group").items() if (fit := fit_hockney(found))}
+    if not fits:
+        raise NotAvailable(
+            Reason.NO_COLLECTIVE_ARGS,
+            f"no collective has {MIN_SIZES_TO_FIT} message sizes whose times grow with the size",
+        )
+    main = max(fits, key=lambda key: fits[key].seconds)
+    described: dict[str, JsonValue] = {
+        " ".join(key): {
+            "alpha_s": fit.alpha_s,
+            "beta_bytes_per_s": fit.beta_bytes_per_s,
+            "num_sizes": fit.num_sizes,
+            "num_samples": fit.num_samples,
+        }
+        for key, fit in fits.items()
+    }
+    inputs: dict[str, JsonValue] = {"main": " ".join(main), "alpha_s": fits[main].alpha_s, "fits": described}
+    return Draft(fits[main].beta_bytes_per_s, reason=reason, detail=detail, inputs=inputs)

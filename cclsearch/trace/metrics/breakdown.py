@@ -1,0 +1,146 @@
+"""Where the time of a step goes: four shares that add up to 1 for every rank and step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from pydantic import JsonValue
+
+from cclsearch.trace.events import Reason
+from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.view import StepParts, TraceView, require_windows
+
+
+def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Draft:
+    """Mean over ranks of a part's share of the rank's windows, with the share of each step."""
+    shares: dict[int, float | None] = {}
+    by_number: dict[int, list[float]] = {}
+    for rank, view in trace.ranks.items():
+        if not len(view.busy_M2):
+            shares[rank] = None
+            continue
+        parts = view.parts
+        shares[rank] = float(pick(parts).sum() / parts.window_ns_W.sum())
+        for number, ns, window in zip(view.windows.numbers, pick(parts), parts.window_ns_W, strict=True):
+            by_number.setdefault(number, []).append(float(ns / window))
+    found = [share for share in shares.values() if share is not None]
+    if not found:
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no event of any device")
+    windows = [view.windows for rank, view in trace.ranks.items() if shares[rank] is not None]
+    reason = next((w.reason for w in windows if w.reason), None)
+    whole = reason is Reason.NO_STEP_MARKERS
+    return Draft(
+        value=float(np.mean(found)),
+        per_rank=shares,
+        per_step=() if whole else tuple(float(np.mean(values)) for _, values in sorted(by_number.items())),
+        n_steps=min(w.num_steps for w in windows),
+        reason=reason,
+        detail="no step markers: over the whole file" if whole else "one step only" if reason else "",
+        inputs={"max": max(found), "min": min(found), "spread": max(found) - min(found)},
+    )
+
+
+@metric("compute_frac", unit="fraction", over="trace", summary="share of a step in which something computes")
+def measure_compute_frac(trace: TraceView) -> Draft:
+    """Share of the step that compute kernels cover."""
+    return _measure_share(trace, lambda parts: parts.compute_ns_W)
+
+
+@metric(
+    "exposed_comm_frac",
+    unit="fraction",
+    over="trace",
+    summary="share of a step in which communication hides behind neither compute nor copies",
+)
+def measure_exposed_comm_frac(trace: TraceView) -> Draft:
+    """Share of exposed communication; `at_least_waiting_rank` is that of the rank the others wait for."""
+    draft = _measure_share(trace, lambda parts: parts.exposed_comm_ns_W)
+    rank = find_least_waiting_rank(trace)
+    if rank is not None:
+        draft.inputs["at_least_waiting_rank"] = draft.per_rank.get(rank)
+        draft.inputs["least_waiting_rank"] = rank
+    return draft
+
+
+@metric(
+    "exposed_mem_frac", unit="fraction", over="trace", summary="share of a step in which copies hide behind no compute"
+)
+def measure_exposed_mem_frac(trace: TraceView) -> Draft:
+    """Share of exposed memory copies."""
+    return _measure_share(trace, lambda parts: parts.exposed_mem_ns_W)
+
+
+@metric("idle_frac", unit="fraction", over="trace", summary="share of a step in which the device does nothing")
+def measure_idle_frac(trace: TraceView) -> Draft:
+    """Share of idle time."""
+    return _measure_share(trace, lambda parts: parts.idle_ns_W)
+
+
+@metric("comm_time", unit="s", over="trace", summary="time of a step in which something communicates")
+def measure_comm_time(trace: TraceView) -> Draft:
+    """Seconds of a step that communication covers: mean over ranks; by collective and by group in `inputs`."""
+    seconds: dict[int, float | None] = {}
+    for rank, view in trace.ranks.items():
+        windows_W2 = require_windows(view)
+        seconds[rank] = float(covered_ns(view.comm_M2, windows_W2).mean()) / 1e9
+    found = [value for value in seconds.values() if value is not None]
+    inputs: dict[str, JsonValue] = {"max_s": max(found)}
+    inputs["by_collective_s"] = _split_comm_time(trace, lambda call: str(call.kind))
+    inputs["by_group_s"] = _split_comm_time(trace, lambda call: call.group_desc or call.group or "default")
+    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    detail = "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
+    if not any(len(view.comm_rows) for view in trace.ranks.values()):
+        detail = "no communication was recorded"
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    return Draft(float(np.mean(found)), seconds, (), steps, None, reason, detail, inputs)
+
+
+def _split_comm_time(trace: TraceView, label: Callable[..., str]) -> dict[str, JsonValue]:
+    """Covered seconds of a step by label of the call, mean over ranks."""
+    totals: dict[str, float] = {}
+    for view in trace.ranks.values():
+        labels = np.array([label(call) for call in view.table.collectives] or [""])
+        of_row = labels[np.maximum(view.table.coll_id[view.comm_rows], 0)]
+        for name in dict.fromkeys(of_row.tolist()):
+            spans = view.merge_rows(view.comm_rows[of_row == name])
+            mean_ns = float(covered_ns(spans, view.windows.spans_W2).mean())
+            totals[name] = totals.get(name, 0.0) + mean_ns / 1e9 / len(trace.ranks)
+    return {name: totals[name] for name in sorted(totals, key=lambda name: -totals[name])}
+
+
+@metric(
+    "overlap",
+    unit="fraction",
+    over="trace",
+    summary="share of communication time during which something computes",
+)
+def measure_overlap(trace: TraceView) -> Draft:
+    """Share of communication that compute hides, weighted over ranks by their communication time."""
+    hidden_ns, comm_ns = {}, {}
+    for rank, view in trace.ranks.items():
+        windows_W2 = require_windows(view)
+        comm_ns[rank] = int(covered_ns(view.comm_M2, windows_W2).sum())
+        hidden_ns[rank] = int(covered_ns(intersect_spans(view.comm_M2, view.compute_M2), windows_W2).sum())
+    if not sum(comm_ns.values()):
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates, so there is nothing to hide")
+    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    return Draft(
+        value=sum(hidden_ns.values()) / sum(comm_ns.values()),
+        per_rank={rank: hidden_ns[rank] / ns if ns else None for rank, ns in comm_ns.items()},
+        n_steps=min(view.windows.num_steps for view in trace.ranks.values()),
+        reason=reason,
+        detail="over the whole file" if reason is Reason.NO_STEP_MARKERS else "",
+        inputs={"comm_s": sum(comm_ns.values()) / 1e9, "hidden_s": sum(hidden_ns.values()) / 1e9},
+    )
+
+
+def find_least_waiting_rank(trace: TraceView) -> int | None:
+    """The rank that waits least in collectives, which is the one the others wait for; None where it cannot be told."""
+    waits: dict[int, int] = {}
+    for rank, transfer_ns in trace.matching.transfer_ns.items():
+        matched = transfer_ns >= 0
+        if matched.any():
+            waits[rank] = int((trace.ranks[rank].table.dur_ns[matched] - transfer_ns[matched]).sum())
+    return min(waits, key=lambda rank: waits[rank]) if len(waits) > 1 else None

@@ -1,0 +1,146 @@
+"""How well one chip is filled (allocation, waves, resources: the intra-chip view of DABench-LLM)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from cclsearch.trace.events import DeviceInfo, LaunchShape, Reason
+from cclsearch.trace.intervals import Int64s, covered_ns
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.metrics.efficiency import achieved_flops, find_device, find_peak
+from cclsearch.trace.view import RankView, TraceView, require_windows
+
+Floats = npt.NDArray[np.float64]
+
+MAX_BLOCKS_PER_SM = 32
+
+
+def _gridded(
+    view: RankView,
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """Compute rows in the windows that say their blocks a multiprocessor, and those numbers."""
+    require_windows(view)
+    rows = view.in_windows(view.compute_kernels)
+    blocks = view.table.blocks_per_sm[rows].astype(float)
+    known = np.isfinite(blocks) & (blocks > 0) & (view.table.dur_ns[rows] > 0)
+    if not known.any():
+        raise NotAvailable(Reason.NO_GRID_INFO, "no kernel says its grid")
+    return rows[known], blocks[known]
+
+
+@metric(
+    "allocation_ratio",
+    unit="fraction",
+    over="trace",
+    summary="share of the multiprocessors that compute kernels occupy, times compute_frac",
+)
+def measure_allocation_ratio(trace: TraceView) -> Draft:
+    """Duration-weighted mean of min(1, blocks/SM) over compute kernels times the share of time that computes."""
+    ratios: dict[int, float | None] = {}
+    coverages = []
+    for rank, view in trace.ranks.items():
+        rows, blocks = _gridded(view)
+        coverage = float(np.average(np.minimum(blocks, 1.0), weights=view.table.dur_ns[rows]))
+        busy = float(covered_ns(view.compute_M2, view.windows.spans_W2).sum() / view.parts.window_ns_W.sum())
+        coverages.append(coverage)
+        ratios[rank] = coverage * busy
+    found = [ratio for ratio in ratios.values() if ratio is not None]
+    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    inputs: dict[str, JsonValue] = {"sm_coverage": float(np.mean(coverages))}
+    return Draft(float(np.mean(found)), ratios, n_steps=steps, reason=reason, inputs=inputs)
+
+
+def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
+    """Blocks of a launch that fit on one multiprocessor at a time; None where the trace does not say enough."""
+    limits = [MAX_BLOCKS_PER_SM]
+    if device.max_threads_per_sm and grid.threads_per_block:
+        limits.append(device.max_threads_per_sm // grid.threads_per_block)
+    else:
+        return None
+    if device.registers_per_sm and grid.registers_per_thread and grid.threads_per_block:
+        limits.append(device.registers_per_sm // (grid.registers_per_thread * grid.threads_per_block))
+    if device.shared_memory_per_sm_bytes and grid.shared_memory_bytes:
+        limits.append(device.shared_memory_per_sm_bytes // grid.shared_memory_bytes)
+    return max(min(limits), 1)
+
+
+@metric(
+    "wave_balance",
+    unit="fraction",
+    over="trace",
+    summary="how full the last wave of blocks is: waves over waves rounded up, weighted by duration",
+)
+def measure_wave_balance(trace: TraceView) -> Draft:
+    """Duration-weighted mean of b / ceil(b), b = blocks a multiprocessor over the blocks that it holds at a time."""
+    ratios: dict[int, float | None] = {}
+    bounded = False
+    for rank, view in trace.ranks.items():
+        rows, blocks = _gridded(view)
+        resident, unknown = _resident_by_row(view, rows)
+        bounded |= unknown
+        waves = blocks / resident
+        ratios[rank] = float(np.average(waves / np.ceil(waves), weights=view.table.dur_ns[rows]))
+    found = [ratio for ratio in ratios.values() if ratio is not None]
+    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    detail = "how many blocks a multiprocessor holds is not known for some kernels: taken as one" if bounded else ""
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    return Draft(
+        float(np.mean(found)),
+        ratios,
+        n_steps=steps,
+        reason=Reason.NO_GRID_INFO if bounded else reason,
+        detail=detail,
+    )
+
+
+def _resident_by_row(view: RankView, rows: Int64s) -> tuple[Floats, bool]:
+    table = view.table
+    devices = {device.ordinal: device for device in table.devices}
+    device = devices.get(int(table.device[rows[0]])) or next(iter(devices.values()), None)
+    per_grid = [resident_blocks(grid, device) if device else None for grid in table.grids] + [None]
+    of_row = [per_grid[i] for i in table.grid_id[rows].tolist()]
+    return np.array([float(blocks or 1) for blocks in of_row]), any(blocks is None for blocks in of_row)
+
+
+@metric(
+    "resource_efficiency",
+    unit="fraction",
+    over="trace",
+    summary="achieved FLOP/s of matrix products over what the chip's roofline allows",
+)
+def measure_resource_efficiency(trace: TraceView) -> Draft:
+    """Achieved FLOP/s over min(peak, intensity x memory bandwidth); the peak alone where no bytes are known."""
+    card = trace.card
+    if card is None:
+        raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card that says the dtype")
+    found = achieved_flops(trace)
+    device, peak = find_peak(trace, card.precision)
+    intensity = _intensity(trace)
+    roof = min(peak, intensity * find_device(trace).hbm_bytes_per_s) if intensity else peak
+    shares: dict[int, float | None] = {rank: flops / seconds / roof for rank, (flops, seconds) in found.items()}
+    value = float(np.mean([share for share in shares.values() if share is not None]))
+    if value > 1:
+        raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the roof: dtype or device is not what ran")
+    return Draft(
+        value,
+        shares,
+        detail="" if intensity else "bytes are not recorded: against the peak, not the roofline",
+        n_steps=min(view.windows.num_steps for view in trace.ranks.values()),
+        inputs={"device": device.name, "roof_flops": roof, "flop_per_byte": intensity},
+    )
+
+
+def _intensity(trace: TraceView) -> float | None:
+    """FLOP per byte of device memory of the operations that state both (XLA); None elsewhere."""
+    flops = bytes_ = 0.0
+    for view in trace.ranks.values():
+        for cost in view.table.op_costs.values():
+            if cost.flops and cost.bytes_accessed and math.isfinite(cost.flops + cost.bytes_accessed):
+                flops += cost.flops
+                bytes_ += cost.bytes_accessed
+    return flops / bytes_ if bytes_ else None

@@ -1,0 +1,143 @@
+"""Waiting told apart from moving data: what needs the same collective on several ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from cclsearch.trace.align import Matching
+from cclsearch.trace.events import Reason
+from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.view import TraceView
+
+
+def require_matching(trace: TraceView) -> Matching:
+    """The matched collectives; raises NotAvailable where there are none, with the reason why."""
+    if not any(len(view.comm_rows) for view in trace.ranks.values()):
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates")
+    if len(trace.ranks) < 2:
+        raise NotAvailable(trace.lonely_reason, "a trace of one rank cannot tell waiting from moving data")
+    matching = trace.matching
+    if matching.groups:
+        return matching
+    if matching.mismatched:
+        raise NotAvailable(Reason.SEQUENCE_MISMATCH, matching.mismatched[0])
+    raise NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective says which group of ranks it belongs to")
+
+
+def find_reservation(trace: TraceView) -> tuple[Reason | None, str]:
+    """Why a figure over matched collectives is only partial; (None, "") where it is not."""
+    if trace.matching.mismatched:
+        return Reason.SEQUENCE_MISMATCH, f"left out: {'; '.join(trace.matching.mismatched)}"
+    if trace.matching.ranks_missing:
+        return Reason.RANKS_MISSING, "some groups have ranks without a trace: the waiting for them is not seen"
+    return None, ""
+
+
+@metric(
+    "comm_wait_frac",
+    unit="fraction",
+    over="trace",
+    summary="share of the time in collectives that is spent waiting for the other ranks",
+)
+def measure_comm_wait_frac(trace: TraceView) -> Draft:
+    """Sum over collectives of duration less the shortest over ranks, over the sum of durations; whole file."""
+    matching = require_matching(trace)
+    wait_ns = dict.fromkeys(trace.ranks, 0)
+    spent_ns = dict.fromkeys(trace.ranks, 0)
+    for group in matching.groups:
+        for i, rank in enumerate(group.ranks):
+            wait_ns[rank] += int((group.dur_ns_RK[i] - group.transfer_ns_K).sum())
+            spent_ns[rank] += int(group.dur_ns_RK[i].sum())
+    shares: dict[int, float | None] = {
+        rank: wait_ns[rank] / spent if spent else None for rank, spent in spent_ns.items()
+    }
+    found = [share for share in shares.values() if share is not None]
+    reason, detail = find_reservation(trace)
+    return Draft(
+        value=float(np.mean(found)),
+        per_rank=shares,
+        reason=reason,
+        detail=detail,
+        inputs={
+            "wait_s_by_rank": {str(rank): ns / 1e9 for rank, ns in wait_ns.items()},
+            "comm_s_by_rank": {str(rank): ns / 1e9 for rank, ns in spent_ns.items()},
+            "num_collectives": sum(len(group.calls_K) for group in matching.groups),
+        },
+    )
+
+
+def _aligned_starts(trace: TraceView) -> list[tuple[tuple[int, ...], Int64s]]:
+    """Starts of the matched collectives of each group on one clock, shape (R, K), with the group's ranks."""
+    matching = require_matching(trace)
+    if matching.offset_ns is None:
+        raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, "the clocks of the ranks cannot be brought together")
+    offsets = matching.offset_ns
+    return [
+        (group.ranks, group.start_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64))
+        for group in matching.groups
+    ]
+
+
+@metric(
+    "start_skew",
+    unit="s",
+    over="trace",
+    summary="how far apart the ranks enter a collective: median over collectives of latest less earliest start",
+)
+def measure_start_skew(trace: TraceView) -> Draft:
+    """Median spread of the starts of a collective; how late each rank is on average in `per_rank`."""
+    aligned = _aligned_starts(trace)
+    skew_ns = np.concatenate([starts.max(axis=0) - starts.min(axis=0) for _, starts in aligned])
+    late: dict[int, list[float]] = {rank: [] for rank in trace.ranks}
+    for ranks, starts in aligned:
+        for i, rank in enumerate(ranks):
+            late[rank].extend((starts[i] - starts.min(axis=0)).tolist())
+    reason, detail = find_reservation(trace)
+    return Draft(
+        value=float(np.median(skew_ns)) / 1e9,
+        per_rank={rank: float(np.mean(ns)) / 1e9 if ns else None for rank, ns in late.items()},
+        reason=reason,
+        detail=detail,
+        inputs={
+            "p95_s": float(np.percentile(skew_ns, 95)) / 1e9,
+            "max_s": float(skew_ns.max()) / 1e9,
+            "clock_error_s": None if trace.matching.clock_error_ns is None else trace.matching.clock_error_ns / 1e9,
+        },
+    )
+
+
+@metric(
+    "last_arriver",
+    unit="rank",
+    over="trace",
+    summary="the straggler: the rank that enters collectives last most often (not the one that spends most time there)",
+)
+def measure_last_arriver(trace: TraceView) -> Draft:
+    """The rank that comes last most often; what it costs is the time by which it comes after the second-last."""
+    counts: Counter[int] = Counter(dict.fromkeys(trace.ranks, 0))
+    cost_ns = dict.fromkeys(trace.ranks, 0)
+    total = 0
+    for ranks, starts in _aligned_starts(trace):
+        last_K = starts.argmax(axis=0)
+        behind_K = np.sort(starts, axis=0)[-1] - np.sort(starts, axis=0)[-2]
+        total += starts.shape[1]
+        for i, rank in enumerate(ranks):
+            counts[rank] += int((last_K == i).sum())
+            cost_ns[rank] += int(behind_K[last_K == i].sum())
+    worst = max(counts, key=lambda rank: (counts[rank], cost_ns[rank]))
+    reason, detail = find_reservation(trace)
+    return Draft(
+        value=float(worst),
+        per_rank={rank: float(count) for rank, count in counts.items()},
+        reason=reason,
+        detail=detail,
+        inputs={
+            "num_collectives": total,
+            "times_last_by_rank": {str(rank): count for rank, count in counts.items()},
+            "straggler_cost_s": sum(cost_ns.values()) / 1e9,
+            "cost_s_by_rank": {str(rank): ns / 1e9 for rank, ns in cost_ns.items()},
+        },
+    )

@@ -1,0 +1,159 @@
+"""How much of what the chip could compute is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import JsonValue
+
+from cclsearch.card.model import Card, Phase
+from cclsearch.hardware import Accelerator, match_accelerator
+from cclsearch.predict.arch import count_parts, flops_per_token
+from cclsearch.trace.events import Reason
+from cclsearch.trace.flops import find_flops
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.metrics.steps import measure_step_time, require_card
+from cclsearch.trace.view import RankView, TraceView, require_windows
+
+
+def find_device(trace: TraceView) -> Accelerator:
+    """The accelerator that the trace ran on, by the device's name, else by the card; raises NotAvailable."""
+    named = next((d for view in trace.ranks.values() for d in view.table.devices if d.name), None)
+    found = match_accelerator(named.name, _memory_gib(named.memory_bytes)) if named else None
+    if found is None and named and named.name:
+        raise NotAvailable(Reason.UNKNOWN_PEAK, f"the device {named.name!r} is not in hardware.yaml")
+    if found is None and trace.card is not None:
+        found = match_accelerator(trace.card.hardware.accelerator, trace.card.hardware.memory_gib)
+    if found is None or found.nominal:
+        raise NotAvailable(Reason.UNKNOWN_PEAK, "nobody states the peak rate of the device")
+    return found
+
+
+def _memory_gib(memory_bytes: int | None) -> float | None:
+    return memory_bytes / 2**30 if memory_bytes else None
+
+
+def find_peak(trace: TraceView, precision: str) -> tuple[Accelerator, float]:
+    """The device and its dense peak FLOP/s at the dtype; raises NotAvailable where nobody states it."""
+    device = find_device(trace)
+    peak = device.peak_flops_of(precision)
+    if not peak:
+        raise NotAvailable(Reason.UNKNOWN_PEAK, f"no peak of {device.name} at {precision!r} is known")
+    return device, peak
+
+
+def _cross_check(trace: TraceView, card: Card, device: Accelerator) -> str:
+    stated = match_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
+    if stated is None or stated.name == device.name:
+        return ""
+    return f"the trace ran on {device.name}, the card says {card.hardware.accelerator}"
+
+
+def _measure_mfu(trace: TraceView, attention: float) -> Draft:
+    card = require_card(trace)
+    device, peak = find_peak(trace, card.precision)
+    step = measure_step_time(trace)
+    per_token = flops_per_token(card.arch, card.seq_len)
+    counted = 12.0 * card.arch.num_layers * card.arch.num_heads * card.arch.head_dim * card.seq_len
+    per_token += (attention - 12.0) / 12.0 * counted
+    if card.phase is Phase.INFERENCE:
+        per_token /= 3.0
+    achieved = per_token * card.tokens_per_step / step.value / trace.num_devices
+    if achieved > peak:
+        raise NotAvailable(
+            Reason.NO_FLOPS_MODEL,
+            f"{achieved / peak:.2f} of the peak: card, dtype, step or device is not what ran",
+        )
+    return Draft(
+        value=achieved / peak,
+        n_ranks=len(trace.ranks),
+        n_steps=step.n_steps,
+        reason=step.reason,
+        detail="; ".join(filter(None, (step.detail, _cross_check(trace, card, device)))),
+        inputs={
+            "device": device.name,
+            "peak_flops": peak,
+            "flops_per_token": per_token,
+            "tokens_per_step": card.tokens_per_step,
+            "num_devices": trace.num_devices,
+            "achieved_flops_per_device": achieved,
+            "active_params": count_parts(card.arch).active,
+        },
+    )
+
+
+@metric(
+    "mfu",
+    unit="fraction",
+    over="trace",
+    summary="model FLOP of the tokens over peak: 6 (N_active - N_embedding) + 12 L hidden S a token (PaLM, appendix B)",
+)
+def measure_mfu(trace: TraceView) -> Draft:
+    """Model FLOP utilisation; forward only (a third) for inference cards. Above 1 is an error, never a value."""
+    return _measure_mfu(trace, attention=12.0)
+
+
+@metric("mfu_causal", unit="fraction", over="trace", summary="mfu with half the attention: what a causal mask needs")
+def measure_mfu_causal(trace: TraceView) -> Draft:
+    """MFU with 6 L hidden S for attention."""
+    return _measure_mfu(trace, attention=6.0)
+
+
+def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
+    """Rank -> (FLOP of its shaped operators in the windows, seconds that their kernels cover)."""
+    found: dict[int, tuple[float, float]] = {}
+    for rank, view in trace.ranks.items():
+        require_windows(view)
+        counted = find_flops(view)
+        if counted is not None:
+            flops, rows = counted
+            spans = view.merge_rows(rows)
+            seconds = float((spans[:, 1] - spans[:, 0]).sum()) / 1e9
+            if flops > 0 and seconds > 0:
+                found[rank] = (flops, seconds)
+    if not found:
+        raise NotAvailable(Reason.NO_SHAPES, "no operator says its shapes (record_shapes=True), no operation its FLOPs")
+    return found
+
+
+@metric(
+    "gemm_tflops",
+    unit="TFLOP/s",
+    over="trace",
+    summary="FLOP of the matrix products whose shapes are recorded over the time that their kernels cover",
+)
+def measure_gemm_tflops(trace: TraceView) -> Draft:
+    """Achieved TFLOP/s of mm, addmm, bmm, attention and convolutions, mean over ranks."""
+    found = achieved_flops(trace)
+    rates: dict[int, float | None] = {rank: flops / seconds / 1e12 for rank, (flops, seconds) in found.items()}
+    total = sum(flops for flops, _ in found.values())
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    inputs: dict[str, JsonValue] = {"flops": total, "kernel_s": sum(seconds for _, seconds in found.values())}
+    value = float(np.mean([rate for rate in rates.values() if rate is not None]))
+    return Draft(value, rates, n_steps=steps, inputs=inputs)
+
+
+@metric(
+    "hfu",
+    unit="fraction",
+    over="trace",
+    summary="FLOP that the recorded shapes say were done (recomputation included) over peak and step time",
+)
+def measure_hfu(trace: TraceView) -> Draft:
+    """Hardware FLOP utilisation, mean over ranks; needs the dtype of the card."""
+    card = require_card(trace)
+    device, peak = find_peak(trace, card.precision)
+    shares: dict[int, float | None] = {}
+    for rank, (flops, _) in achieved_flops(trace).items():
+        window_s = float(trace.ranks[rank].parts.window_ns_W.sum()) / 1e9
+        shares[rank] = flops / window_s / peak
+    value = float(np.mean([share for share in shares.values() if share is not None]))
+    if value > 1:
+        raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the peak: dtype or device is not what ran")
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    return Draft(value, shares, n_steps=steps, inputs={"device": device.name, "peak_flops": peak})
+
+
+def rows_of_classes(view: RankView, *classes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Compute rows in the windows whose kernels are of these classes."""
+    rows = view.in_windows(view.compute_kernels)
+    return rows[np.isin(view.table.name_class[view.table.name_id[rows]], classes)]

@@ -1,0 +1,40 @@
+"""Why the device does nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import JsonValue
+
+from cclsearch.trace.gaps import CAUSES, split_idle_ns
+from cclsearch.trace.metric import Draft, metric
+from cclsearch.trace.view import TraceView
+
+
+@metric(
+    "idle_cause",
+    unit="fraction",
+    over="trace",
+    summary="share of idle time for which the host is to blame; every cause in inputs",
+)
+def measure_idle_cause(trace: TraceView) -> Draft:
+    """Share of idle time that is host-bound (late launches, late input); shares of all causes in `inputs`."""
+    totals = dict.fromkeys(CAUSES, 0)
+    shares: dict[int, float | None] = {}
+    for rank, view in trace.ranks.items():
+        causes = split_idle_ns(view)
+        idle = sum(causes.values())
+        shares[rank] = (causes["host_bound"] + causes["input"]) / idle if idle else None
+        for cause, ns in causes.items():
+            totals[cause] += ns
+    idle = sum(totals.values())
+    if not idle:
+        return Draft(0.0, shares, detail="the device is never idle")
+    inputs: dict[str, JsonValue] = {
+        "shares": {cause: ns / idle for cause, ns in totals.items()},
+        "idle_s": idle / 1e9,
+        "main": max(totals, key=lambda cause: totals[cause]),
+    }
+    found = [share for share in shares.values() if share is not None]
+    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    return Draft(float(np.mean(found)), shares, n_steps=steps, reason=reason, inputs=inputs)

@@ -1,0 +1,96 @@
+"""Latency of inference from the markers that serving engines leave: a proxy, where there is no request log."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from cclsearch.card.model import Phase
+from cclsearch.trace.events import DEVICE_WORK, Reason
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.view import RankView, TraceView
+
+_VLLM = re.compile(r"execute_context_(\d+)\([^)]*\)_generation_(\d+)\([^)]*\)")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One engine step: how many requests were prefilled and how many decoded, and when."""
+
+    num_prefill: int
+    num_decode: int
+    start_ns: int
+    """When the host began it."""
+    end_ns: int
+    """When the device ended it."""
+
+
+def find_batches(view: RankView) -> list[Batch]:
+    """Engine steps that say what they did, in order; each ends with the last device event that it launched."""
+    table = view.table
+    rows = view.rows(*DEVICE_WORK)
+    ends = np.full(len(table.steps) + 1, -1, dtype=np.int64)
+    np.maximum.at(ends, table.step_id[rows], table.ts_ns[rows] + table.dur_ns[rows])
+    found = []
+    for i, step in enumerate(table.steps):
+        match = _VLLM.search(step.name)
+        if match and ends[i] >= 0:
+            found.append(Batch(int(match[1]), int(match[2]), step.start_ns, int(ends[i])))
+    return found
+
+
+def _require_batches(trace: TraceView) -> dict[int, list[Batch]]:
+    if trace.card is not None and trace.card.phase is not Phase.INFERENCE:
+        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is of {trace.card.phase.value}")
+    found = {rank: batches for rank, view in trace.ranks.items() if (batches := find_batches(view))}
+    if not found:
+        raise NotAvailable(Reason.NO_STEP_MARKERS, "no marker says which step prefills and which decodes")
+    return found
+
+
+def _combine(trace: TraceView, values: dict[int, list[int]], mixed: int, what: str) -> Draft:
+    medians: dict[int, float | None] = {rank: float(np.median(ns)) / 1e9 if ns else None for rank, ns in values.items()}
+    found = [value for value in medians.values() if value is not None]
+    if not found:
+        raise NotAvailable(Reason.NO_STEP_MARKERS, f"no step that only {what}")
+    count = min(len(ns) for ns in values.values() if ns)
+    return Draft(
+        max(found),
+        medians,
+        n_steps=count,
+        reason=Reason.TOO_FEW_STEPS if count < 2 else None,
+        detail="from markers of the engine, not from a request log",
+        inputs={"num_mixed_steps": mixed},
+    )
+
+
+@metric("ttft", unit="s", over="trace", summary="time of a step that only prefills, to the end of its device work")
+def measure_ttft(trace: TraceView) -> Draft:
+    """Median over prefill-only steps of host start to device end, slowest rank. Queueing before it is not seen."""
+    batches = _require_batches(trace)
+    values = {
+        rank: [b.end_ns - b.start_ns for b in found if b.num_prefill and not b.num_decode]
+        for rank, found in batches.items()
+    }
+    return _combine(trace, values, _count_mixed(batches), "prefills")
+
+
+@metric("tpot", unit="s", over="trace", summary="time of a step that only decodes: one token of every request in it")
+def measure_tpot(trace: TraceView) -> Draft:
+    """Median over decode-only steps, slowest rank: device end to device end where the step before decoded too."""
+    batches = _require_batches(trace)
+    values = {}
+    for rank, found in batches.items():
+        times = []
+        for before, batch in zip([None, *found], found, strict=False):
+            if batch.num_decode and not batch.num_prefill:
+                follows = before is not None and before.num_decode and not before.num_prefill
+                times.append(batch.end_ns - (before.end_ns if before is not None and follows else batch.start_ns))
+        values[rank] = times
+    return _combine(trace, values, _count_mixed(batches), "decodes")
+
+
+def _count_mixed(batches: dict[int, list[Batch]]) -> int:
+    return sum(bool(b.num_prefill and b.num_decode) for found in batches.values() for b in found)

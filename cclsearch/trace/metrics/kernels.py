@@ -1,0 +1,164 @@
+"""Which kernels take the time, how small they are and how they are fed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from pydantic import JsonValue
+
+from cclsearch.text import one_line
+from cclsearch.trace.events import ComputeClass, Reason
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.view import RankView, TraceView
+
+SMALL_KERNEL_NS = 5_000
+NUM_TOP = 5
+_NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=_)\d+$|\.\d+$")
+_RETURN_TYPE = re.compile(r"^(?:void|auto|std::\w+)\s+")
+
+
+def kernel_family(name: str) -> str:
+    """The name without template arguments, parameters, return type and trailing numbers: instances of one kernel."""
+    depth, kept = 0, []
+    for at, letter in enumerate(name.replace("(anonymous namespace)", "{anonymous}")):
+        if letter in "<(" and not (letter == "<" and at == 0):
+            depth += 1
+        elif letter in ">)" and depth:
+            depth -= 1
+        elif not depth:
+            kept.append(letter)
+    bare = _RETURN_TYPE.sub("", "".join(kept).strip()).replace("{anonymous}::", "")
+    return one_line(_NUMBER.sub("", bare).rstrip("_. "), 80) or one_line(name, 80)
+
+
+def family_seconds(view: RankView, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, float]:
+    """Family -> summed seconds of those of the rows that start in a window, per window."""
+    rows = view.in_windows(rows)
+    total_ns = np.bincount(
+        view.table.name_id[rows], weights=view.table.dur_ns[rows].astype(float), minlength=len(view.table.names)
+    )
+    windows = max(len(view.windows.spans_W2), 1)
+    families: dict[str, float] = {}
+    for name_id in np.flatnonzero(total_ns).tolist():
+        family = kernel_family(view.table.names[name_id])
+        families[family] = families.get(family, 0.0) + float(total_ns[name_id]) / 1e9 / windows
+    return families
+
+
+def mean_family_seconds(trace: TraceView) -> dict[str, float]:
+    """Compute family -> seconds of a step, mean over ranks, largest first."""
+    totals: dict[str, float] = {}
+    for view in trace.ranks.values():
+        for family, seconds in family_seconds(view, view.compute_kernels).items():
+            totals[family] = totals.get(family, 0.0) + seconds / len(trace.ranks)
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _top_share(trace: TraceView, count: int) -> tuple[float, dict[str, float]]:
+    families = mean_family_seconds(trace)
+    total = sum(families.values())
+    if not total:
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "nothing computes")
+    return sum(list(families.values())[:count]) / total, families
+
+
+@metric(
+    "top_kernels",
+    unit="fraction",
+    over="trace",
+    summary=f"share of compute time of the {NUM_TOP} kernel families that take most; which they are in inputs",
+)
+def measure_top_kernels(trace: TraceView) -> Draft:
+    """Share of the top families; their seconds a step, shares and classes in `inputs`."""
+    share, families = _top_share(trace, NUM_TOP)
+    total = sum(families.values())
+    top: list[JsonValue] = [
+        {"name": name, "seconds_per_step": seconds, "share": seconds / total}
+        for name, seconds in list(families.items())[: 2 * NUM_TOP]
+    ]
+    by_class = _class_shares(trace)
+    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    return Draft(share, reason=reason, n_steps=steps, inputs={"kernels": top, "by_class": by_class})
+
+
+def _class_shares(trace: TraceView) -> dict[str, JsonValue]:
+    totals = np.zeros(len(ComputeClass))
+    for view in trace.ranks.values():
+        rows = view.in_windows(view.compute_kernels)
+        classes = view.table.name_class[view.table.name_id[rows]]
+        totals += np.bincount(classes, weights=view.table.dur_ns[rows].astype(float), minlength=len(totals))
+    whole = totals.sum()
+    order = np.argsort(-totals)
+    return (
+        {ComputeClass(i).name.lower(): float(totals[i] / whole) for i in order.tolist() if totals[i]} if whole else {}
+    )
+
+
+@metric(
+    "concentration", unit="fraction", over="trace", summary="share of compute time of the one largest kernel family"
+)
+def measure_concentration(trace: TraceView) -> Draft:
+    """Share of the largest family; of the five largest in `inputs`."""
+    share, families = _top_share(trace, 1)
+    five, _ = _top_share(trace, NUM_TOP)
+    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    return Draft(share, reason=reason, n_steps=steps, inputs={"kernel": next(iter(families)), "top_5": five})
+
+
+def _require_kernels(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    if view.table.accelerator == "cpu":
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "operators of a CPU are not kernels")
+    rows = view.in_windows(view.compute_kernels)
+    if not len(rows):
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no kernel was recorded")
+    return rows
+
+
+@metric(
+    "small_kernel_frac",
+    unit="fraction",
+    summary=f"share of kernel time in compute kernels shorter than {SMALL_KERNEL_NS // 1000} us",
+)
+def measure_small_kernel_frac(rank: RankView) -> float:
+    """Summed duration of small kernels over that of all compute kernels."""
+    dur_ns = rank.table.dur_ns[_require_kernels(rank)]
+    if not dur_ns.sum():
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "kernels without duration")
+    return float(dur_ns[dur_ns < SMALL_KERNEL_NS].sum() / dur_ns.sum())
+
+
+@metric(
+    "launch_rate",
+    unit="kernels/s",
+    over="trace",
+    summary="kernels started in a second; how many are queued on the device in inputs",
+)
+def measure_launch_rate(trace: TraceView) -> Draft:
+    """Kernels a second of step time, mean over ranks; depth of the queue (launched, not started) at each start."""
+    rates: dict[int, float | None] = {}
+    depths = []
+    for rank, view in trace.ranks.items():
+        kernels = _require_kernels(view)
+        rates[rank] = len(kernels) / (float(view.parts.window_ns_W.sum()) / 1e9)
+        depths.append(_queue_depths(view))
+    found = [rate for rate in rates.values() if rate is not None]
+    known = np.concatenate(depths)
+    inputs: dict[str, JsonValue] = {}
+    if len(known):
+        inputs = {"queue_depth_p50": float(np.median(known)), "queue_depth_p5": float(np.percentile(known, 5))}
+    reason = None if len(known) else Reason.NO_LAUNCH_RECORDS
+    steps = min(view.windows.num_steps for view in trace.ranks.values())
+    detail = "" if len(known) else "no launch records: the queue is not seen"
+    return Draft(float(np.mean(found)), rates, n_steps=steps, reason=reason, detail=detail, inputs=inputs)
+
+
+def _queue_depths(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Device events launched and not yet started, at the start of each."""
+    rows = view.device_rows
+    rows = rows[view.table.launch[rows] >= 0]
+    launched = np.sort(view.table.ts_ns[view.table.launch[rows]])
+    started = np.sort(view.table.ts_ns[rows])
+    return np.searchsorted(launched, started, side="right") - np.arange(len(started)) - 1

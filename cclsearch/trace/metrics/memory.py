@@ -1,0 +1,96 @@
+"""Memory: how fast it is copied and how much is taken."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from pydantic import JsonValue
+
+from cclsearch.trace.events import Kind, Reason
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.view import RankView, TraceView
+
+_DIRECTIONS = (
+    ("h2d", re.compile(r"HtoD|Host-to-Device|Host -> Device|Pinned -> Device|Pageable -> Device", re.IGNORECASE)),
+    ("d2h", re.compile(r"DtoH|Device-to-Host|Device -> (?:Host|Pinned|Pageable)", re.IGNORECASE)),
+    ("p2p", re.compile(r"PtoP|Peer", re.IGNORECASE)),
+    ("d2d", re.compile(r"DtoD|Device-to-Device|Device -> Device", re.IGNORECASE)),
+)
+
+
+def copy_direction(name: str) -> str:
+    """`h2d`, `d2h`, `d2d`, `p2p`, or `other` for a copy event's name."""
+    return next((label for label, pattern in _DIRECTIONS if pattern.search(name)), "other")
+
+
+def _copies_by_direction(view: RankView) -> dict[str, tuple[int, int]]:
+    """Direction -> (bytes, nanoseconds) over the copies of the device whose bytes are known."""
+    table = view.table
+    rows = view.rows(Kind.MEMCPY)
+    rows = rows[(table.bytes[rows] > 0) & (table.dur_ns[rows] > 0)]
+    labels = np.array([copy_direction(name) for name in table.names] or [""])[table.name_id[rows]]
+    return {
+        str(label): (int(table.bytes[rows[labels == label]].sum()), int(table.dur_ns[rows[labels == label]].sum()))
+        for label in np.unique(labels)
+    }
+
+
+@metric(
+    "mem_copy_bw",
+    unit="GB/s",
+    over="trace",
+    summary="bytes over duration of the device's memory copies (1 GB = 1e9); by direction in inputs",
+)
+def measure_mem_copy_bw(trace: TraceView) -> Draft:
+    """Bandwidth over all copies of the file; each direction apart in `inputs`. Kernels named copy are not copies."""
+    total: dict[str, list[int]] = {}
+    rates: dict[int, float | None] = {}
+    for rank, view in trace.ranks.items():
+        found = _copies_by_direction(view)
+        for label, (moved, ns) in found.items():
+            sums = total.setdefault(label, [0, 0])
+            sums[0] += moved
+            sums[1] += ns
+        time = sum(ns for _, ns in found.values())
+        rates[rank] = sum(moved for moved, _ in found.values()) / time if time else None
+    if not total:
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no memory copy of the device says its bytes")
+    inputs: dict[str, JsonValue] = {
+        "by_direction_gbps": {label: moved / ns for label, (moved, ns) in total.items()},
+        "by_direction_bytes": {label: moved for label, (moved, _) in total.items()},
+        "by_direction_s": {label: ns / 1e9 for label, (_, ns) in total.items()},
+    }
+    known = [rate for rate in rates.values() if rate is not None]
+    return Draft(float(np.mean(known)), rates, inputs=inputs)
+
+
+@metric(
+    "peak_memory",
+    unit="B",
+    over="trace",
+    summary="most memory that the allocator reported, largest rank; counts from the start of the profiled window",
+)
+def measure_peak_memory(trace: TraceView) -> Draft:
+    """Largest total allocated over the file; reserved beside it where reported."""
+    peaks: dict[int, float | None] = {}
+    reserved: dict[str, JsonValue] = {}
+    for rank, view in trace.ranks.items():
+        points = view.table.memory
+        on_device = points.device >= 0 if view.table.accelerator != "cpu" else np.ones(len(points.ts_ns), dtype=bool)
+        allocated = points.allocated_bytes[on_device]
+        peaks[rank] = float(allocated.max()) if len(allocated) and allocated.max() > 0 else None
+        held = points.reserved_bytes[on_device]
+        if len(held) and held.max() > 0:
+            reserved[str(rank)] = int(held.max())
+    found = [peak for peak in peaks.values() if peak is not None]
+    if not found:
+        raise NotAvailable(Reason.FORMAT_UNSUPPORTED, "no report of the allocator (profile_memory=True)")
+    partial = len(found) < len(peaks)
+    return Draft(
+        max(found),
+        peaks,
+        reason=Reason.RANKS_MISSING if partial else None,
+        detail="memory taken before the profiled window is not in it",
+        inputs={"reserved_bytes_by_rank": reserved} if reserved else {},
+    )

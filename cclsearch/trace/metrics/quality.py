@@ -1,0 +1,65 @@
+"""How far the trace itself may be trusted."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import JsonValue
+
+from cclsearch.trace.collectives import sized_share
+from cclsearch.trace.events import Kind
+from cclsearch.trace.gaps import launch_matched_share
+from cclsearch.trace.intervals import total_ns
+from cclsearch.trace.metric import Draft, metric
+from cclsearch.trace.view import RankView, TraceView
+
+
+def unattributed_share(view: RankView) -> float:
+    """Share of device time that belongs to no step: backlog of an earlier one, or work launched outside any."""
+    rows = view.device_rows
+    dur_ns = view.table.dur_ns[rows]
+    if not len(view.table.steps) or not dur_ns.sum():
+        return 0.0
+    return float(dur_ns[view.table.step_id[rows] < 0].sum() / dur_ns.sum())
+
+
+@metric(
+    "trace_quality",
+    unit="fraction",
+    over="trace",
+    summary="the weakest of: complete files, ranks seen, launches matched, device time in steps, sized collectives",
+)
+def measure_trace_quality(trace: TraceView) -> Draft:
+    """The smallest of the shares that other metrics rest on; each of them in `inputs`, by name."""
+    shares: dict[str, float] = {}
+    views = list(trace.ranks.values())
+    shares["complete_files"] = float(np.mean([view.table.status == "complete" for view in views]))
+    if trace.world_size:
+        shares["ranks_seen"] = min(len(views) / trace.world_size, 1.0)
+    with_launches = [view for view in views if len(view.device_rows) and (view.table.launch >= 0).any()]
+    if with_launches:
+        shares["launch_matched"] = min(launch_matched_share(view) for view in with_launches)
+    with_steps = [view for view in views if view.table.steps and len(view.device_rows)]
+    if with_steps and any((view.table.step_id[view.device_rows] >= 0).any() for view in with_steps):
+        shares["attributed"] = min(1 - unattributed_share(view) for view in with_steps)
+    talking = [view for view in views if len(view.comm_rows)]
+    if talking:
+        shares["args_coverage"] = min(sized_share(view) for view in talking)
+    per_rank: dict[int, float | None] = {
+        view.rank: min([float(view.table.status == "complete"), 1 - unattributed_share(view)]) for view in views
+    }
+    inputs: dict[str, JsonValue] = dict(shares)
+    inputs["unattributed_frac"] = max(unattributed_share(view) for view in views)
+    inputs["profiler_overhead_frac"] = max(_overhead_share(view) for view in views)
+    error_ns = trace.matching.clock_error_ns
+    inputs["clock_error_s"] = None if error_ns is None else error_ns / 1e9
+    inputs["mismatched_groups"] = list(trace.matching.mismatched)
+    weakest = min(shares, key=lambda name: shares[name])
+    inputs["weakest"] = weakest
+    return Draft(shares[weakest], per_rank, inputs=inputs)
+
+
+def _overhead_share(view: RankView) -> float:
+    spans = view.merge_rows(view.rows(Kind.OVERHEAD))
+    if not len(spans) or not len(view.busy_M2):
+        return 0.0
+    return total_ns(spans) / max(int(view.busy_M2[-1, 1] - view.busy_M2[0, 0]), 1)

@@ -1,0 +1,72 @@
+"""How well more accelerators help: two traces of the same model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cclsearch.card.model import Phase
+from cclsearch.trace.events import Reason
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.metrics.breakdown import (
+    measure_compute_frac,
+    measure_exposed_comm_frac,
+    measure_exposed_mem_frac,
+    measure_idle_frac,
+)
+from cclsearch.trace.metrics.steps import measure_step_time, require_card
+from cclsearch.trace.view import TraceView
+
+Rule = Literal["strong", "weak"]
+
+
+@metric(
+    "scaling_efficiency",
+    unit="fraction",
+    over="trace",
+    summary="throughput at N over N/N0 times the throughput at N0 (a second trace is the base), split by cause",
+)
+def measure_scaling_efficiency(trace: TraceView) -> Draft:
+    """Speed-up over the base trace per added accelerator; the seconds that each cause adds in `inputs`.
+
+    With the base's card the batch of each decides (weak where it grows with N); without cards the batch is taken as the
+    same on both (strong), and said so.
+    """
+    if trace.baseline is None:
+        raise NotAvailable(Reason.NO_TRACE_FILES, "needs a second trace to scale from (ccl-search score BASE TRACE)")
+    base, (rule, work_ratio, stated) = trace.baseline, _batch_rule(trace, trace.baseline)
+    here, there = measure_step_time(trace), measure_step_time(base)
+    ratio = trace.num_devices / base.num_devices
+    value = work_ratio * there.value / here.value / ratio
+    change = {}
+    for name, measure in (
+        ("compute", measure_compute_frac),
+        ("exposed_comm", measure_exposed_comm_frac),
+        ("exposed_mem", measure_exposed_mem_frac),
+        ("idle", measure_idle_frac),
+    ):
+        ideal = measure(base).value * there.value * work_ratio / ratio
+        change[f"lost_to_{name}_s"] = measure(trace).value * here.value - ideal
+    return Draft(
+        value=value,
+        n_ranks=len(trace.ranks),
+        n_steps=min(here.n_steps, there.n_steps),
+        reason=here.reason or there.reason or (None if stated else Reason.CARD_MISSING_FIELD),
+        detail=f"{rule} scaling" + ("" if stated else ": the batch is taken as the same, no card says otherwise"),
+        inputs={
+            "num_devices": trace.num_devices,
+            "base_num_devices": base.num_devices,
+            "step_time_s": here.value,
+            "base_step_time_s": there.value,
+            "rule": rule,
+            **change,
+        },
+    )
+
+
+def _batch_rule(trace: TraceView, base: TraceView) -> tuple[Rule, float, bool]:
+    """Strong or weak, tokens of a step here over there, and whether cards say so."""
+    if trace.card is None or base.card is None:
+        return "strong", 1.0, False
+    card, other = require_card(trace, Phase.TRAINING), require_card(base, Phase.TRAINING)
+    ratio = card.tokens_per_step / other.tokens_per_step
+    return ("strong" if ratio == 1 else "weak"), ratio, True

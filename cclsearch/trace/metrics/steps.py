@@ -1,0 +1,140 @@
+"""How long a step takes, and what that makes of the work."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+from pydantic import JsonValue
+
+from cclsearch.card.model import Card, Phase
+from cclsearch.trace.events import Reason
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.view import RankView, TraceView
+
+
+@metric(
+    "trace_step_time",
+    unit="s",
+    over="trace",
+    summary="period of a step on the device, profiler on: median over steps, slowest rank",
+)
+def measure_step_time(trace: TraceView) -> Draft:
+    """Median period of the inner steps, the largest over ranks."""
+    medians: dict[int, float | None] = {}
+    by_number: dict[int, list[float]] = {}
+    periods: list[float] = []
+    for rank, view in trace.ranks.items():
+        if not view.windows.are_steps:
+            medians[rank] = None
+            continue
+        seconds = view.parts.window_ns_W / 1e9
+        medians[rank] = float(np.median(seconds))
+        periods.extend(seconds.tolist())
+        for number, value in zip(view.windows.numbers, seconds, strict=True):
+            by_number.setdefault(number, []).append(float(value))
+    found = {rank: value for rank, value in medians.items() if value is not None}
+    if not found:
+        raise NotAvailable(Reason.NO_STEP_MARKERS, "no marker of a step was found in any rank")
+    slowest = max(found, key=lambda rank: found[rank])
+    alone = any(trace.ranks[rank].windows.reason is Reason.TOO_FEW_STEPS for rank in found)
+    return Draft(
+        value=found[slowest],
+        per_rank=medians,
+        per_step=tuple(max(values) for _, values in sorted(by_number.items())),
+        n_steps=min(trace.ranks[rank].windows.num_steps for rank in found),
+        reason=Reason.TOO_FEW_STEPS if alone else None,
+        detail="one step only: the length of its marker on the host, not a period of the device" if alone else "",
+        inputs=_describe_periods(trace, periods, slowest),
+    )
+
+
+def _describe_periods(trace: TraceView, periods: list[float], slowest: int) -> dict[str, JsonValue]:
+    view = trace.ranks[slowest]
+    inputs: dict[str, JsonValue] = {
+        "slowest_rank": slowest,
+        "step_source": view.table.step_source,
+        "p95_s": float(np.percentile(periods, 95)),
+        "step_numbers": list(view.windows.numbers),
+    }
+    if len(periods) > 1:
+        inputs["cv"] = statistics.stdev(periods) / statistics.fmean(periods)
+    host = [
+        (view.table.steps[i].end_ns - view.table.steps[i].start_ns) / 1e9
+        for i in view.windows.step_index_W.tolist()
+        if i >= 0
+    ]
+    if host:
+        inputs["cpu_step_time_s"] = statistics.median(host)
+    lag = _launch_lag_s(view)
+    if lag is not None:
+        inputs["host_ahead_s"] = lag
+    return inputs
+
+
+def _launch_lag_s(view: RankView) -> float | None:
+    """Median time between the launch of a device event and its start; None without launch records."""
+    rows = view.device_rows
+    launched = rows[view.table.launch[rows] >= 0]
+    if not len(launched):
+        return None
+    lag_ns = view.table.ts_ns[launched] - view.table.ts_ns[view.table.launch[launched]]
+    return float(np.median(lag_ns)) / 1e9
+
+
+def require_card(trace: TraceView, phase: Phase | None = None) -> Card:
+    """The card; raises NotAvailable where there is none or its phase is another."""
+    if trace.card is None:
+        raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card)")
+    if phase is not None and trace.card.phase is not phase:
+        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is of {trace.card.phase.value}, not {phase.value}")
+    return trace.card
+
+
+def require_step_time(trace: TraceView) -> Draft:
+    """The step time, as a Draft; raises NotAvailable where there is none."""
+    return measure_step_time(trace)
+
+
+@metric(
+    "tokens_per_s",
+    unit="tokens/s",
+    over="trace",
+    summary="tokens of the card's global batch over trace_step_time",
+)
+def measure_tokens_per_s(trace: TraceView) -> Draft:
+    """Tokens that all accelerators train in a second; per device in `inputs`."""
+    card = require_card(trace, Phase.TRAINING)
+    step = require_step_time(trace)
+    rate = card.tokens_per_step / step.value
+    return Draft(
+        value=rate,
+        n_steps=step.n_steps,
+        n_ranks=len(trace.ranks),
+        reason=step.reason,
+        detail=step.detail,
+        inputs={
+            "tokens_per_step": card.tokens_per_step,
+            "trace_step_time_s": step.value,
+            "tokens_per_s_per_device": rate / trace.num_devices,
+        },
+    )
+
+
+@metric(
+    "tokens_per_s_per_device",
+    unit="tokens/s",
+    over="trace",
+    summary="tokens_per_s over the number of accelerators",
+)
+def measure_tokens_per_s_per_device(trace: TraceView) -> Draft:
+    """Tokens that one accelerator trains in a second."""
+    total = measure_tokens_per_s(trace)
+    return Draft(
+        value=total.value / trace.num_devices,
+        n_steps=total.n_steps,
+        n_ranks=total.n_ranks,
+        reason=total.reason,
+        detail=total.detail,
+        inputs={"num_devices": trace.num_devices, "tokens_per_s": total.value},
+    )

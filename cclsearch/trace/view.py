@@ -1,0 +1,176 @@
+"""A trace as metrics see it: columns, step windows and unions of intervals, each computed once if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cclsearch.trace.align import Matching, match_collectives
+from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet
+from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
+from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.windows import Windows, find_windows
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card
+    from cclsearch.values import Config
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Where the time of each window of a rank goes, in ns; the four parts add up to `window_ns_W` exactly."""
+
+    window_ns_W: Int64s
+    compute_ns_W: Int64s
+    exposed_comm_ns_W: Int64s
+    """Communication that hides behind neither compute nor copies."""
+    exposed_mem_ns_W: Int64s
+    """Copies that hide behind no compute."""
+    idle_ns_W: Int64s
+
+
+class RankView:
+    """One rank: its table, and what metrics share over it."""
+
+    def __init__(self, table: EventTable) -> None:
+        self.table = table
+        self.rank = table.rank
+
+    def rows(self, *kinds: Kind) -> Int64s:
+        """Row numbers of these kinds, in the order of the file."""
+        wanted = np.zeros(256, dtype=bool)
+        wanted[list(kinds)] = True
+        return np.flatnonzero(wanted[self.table.kind])
+
+    @cached_property
+    def compute_kernels(self) -> Int64s:
+        """Row numbers of what computes."""
+        return self.rows(Kind.COMPUTE)
+
+    @cached_property
+    def comm_rows(self) -> Int64s:
+        """Row numbers of communication, by start."""
+        rows = self.rows(Kind.COMM)
+        return rows[np.argsort(self.table.ts_ns[rows], kind="stable")]
+
+    @cached_property
+    def copy_rows(self) -> Int64s:
+        """Row numbers of memory copies and sets."""
+        return self.rows(Kind.MEMCPY, Kind.MEMSET)
+
+    @cached_property
+    def device_rows(self) -> Int64s:
+        """Row numbers of all work on the device."""
+        return self.rows(*DEVICE_WORK)
+
+    def merge_rows(self, rows: Int64s) -> Int64s:
+        """Union of the spans of these rows, merged, shape (M, 2)."""
+        start_ns = self.table.ts_ns[rows]
+        return merge_spans(start_ns, start_ns + self.table.dur_ns[rows])
+
+    @cached_property
+    def compute_M2(self) -> Int64s:
+        """When something computes."""
+        return self.merge_rows(self.compute_kernels)
+
+    @cached_property
+    def copies_M2(self) -> Int64s:
+        """When memory is copied or set."""
+        return self.merge_rows(self.copy_rows)
+
+    @cached_property
+    def comm_M2(self) -> Int64s:
+        """When something communicates."""
+        return self.merge_rows(self.comm_rows)
+
+    @cached_property
+    def work_M2(self) -> Int64s:
+        """When something computes or copies."""
+        return unite_spans(self.compute_M2, self.copies_M2)
+
+    @cached_property
+    def busy_M2(self) -> Int64s:
+        """When the device does anything."""
+        return unite_spans(self.work_M2, self.comm_M2)
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The step windows that every per-step figure uses."""
+        return find_windows(self.table, self.busy_M2)
+
+    @cached_property
+    def parts(self) -> StepParts:
+        """Where the time of each window goes."""
+        windows_W2 = self.windows.spans_W2
+        window_ns = windows_W2[:, 1] - windows_W2[:, 0]
+        compute = covered_ns(self.compute_M2, windows_W2)
+        work = covered_ns(self.work_M2, windows_W2)
+        busy = covered_ns(self.busy_M2, windows_W2)
+        return StepParts(window_ns, compute, busy - work, work - compute, window_ns - busy)
+
+    def in_windows(self, rows: Int64s) -> Int64s:
+        """Those of the rows that start inside a window of a step."""
+        windows_W2 = self.windows.spans_W2
+        if not len(windows_W2):
+            return rows[:0]
+        start_ns = self.table.ts_ns[rows]
+        at = np.searchsorted(windows_W2[:, 0], start_ns, side="right") - 1
+        inside = (at >= 0) & (start_ns < windows_W2[np.maximum(at, 0), 1])
+        return np.asarray(rows[inside])
+
+
+class TraceView:
+    """All ranks of one run, with the card and the configuration where they are known."""
+
+    def __init__(
+        self,
+        trace_set: TraceSet,
+        *,
+        card: Card | None = None,
+        config: Config | None = None,
+        baseline: TraceView | None = None,
+    ) -> None:
+        self.trace_set = trace_set
+        self.card = card
+        self.config = config
+        self.baseline = baseline
+        self.ranks: Mapping[int, RankView] = {rank: RankView(trace_set.tables[rank]) for rank in trace_set.ranks}
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the run as the trace says; None where it does not."""
+        return self.trace_set.world_size
+
+    @property
+    def num_devices(self) -> int:
+        """Accelerators of the run: the world size, or as many as there are tables."""
+        return max(self.world_size or 0, len(self.ranks))
+
+    def degree(self, knob: str) -> int:
+        """A parallel degree (`pp`, `tp`, ...) of the configuration; 1 where it is not known."""
+        return self.config.as_int(knob) if self.config is not None else 1
+
+    def stage_of(self, rank: int) -> int:
+        """Pipeline stage of a rank: stages are the outermost axis of the mesh in every supported framework."""
+        return rank * self.degree("pp") // max(self.num_devices, 1)
+
+    @cached_property
+    def matching(self) -> Matching:
+        """Which collective of one rank is which of the others."""
+        return match_collectives({rank: view.table for rank, view in self.ranks.items()}, self.world_size)
+
+    @property
+    def lonely_reason(self) -> Reason:
+        """Why what needs two ranks cannot be told from one."""
+        return Reason.RANKS_MISSING if (self.world_size or 1) > 1 else Reason.SINGLE_RANK
+
+
+def require_windows(view: RankView) -> Int64s:
+    """The rank's windows; raises NotAvailable where the rank has no device events at all."""
+    if not len(view.busy_M2):
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no event of any device")
+    return view.windows.spans_W2

@@ -1,0 +1,158 @@
+"""The critical path of one step: from its last device event back along what each event had to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cclsearch.trace.causes import median_windows
+from cclsearch.trace.events import Kind
+from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.view import RankView, TraceView
+
+SHARES = ("host", "compute", "transfer", "wait", "memcpy")
+"""What a path consists of."""
+LAUNCH_SLACK_NS = 20_000
+"""A launched event that starts so soon after another ends is taken to have waited for it."""
+MAX_SEGMENTS = 2_000_000
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """Device events of one rank by end, on the common clock."""
+
+    rows: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    launch_ns: Int64s
+    """Start of the launch call; -1 where unknown."""
+    kind: Int64s
+    transfer_ns: Int64s
+    """Transfer part of a matched collective, else -1."""
+    sync_ends_ns: Int64s
+    """Ends of the host's synchronisations, sorted."""
+
+
+def walk_critical_path(trace: TraceView) -> dict[str, int]:
+    """Nanoseconds of the path by what they are spent on, over the median step of the rank with the longest one.
+
+    Going back from an event: where another device event of the rank ended just before it started and its launch was
+    already issued, it waited for that event (stream order, or an event between streams); else the host was late, and
+    the path runs along the host to the last synchronisation, which waited for the device. In a matched collective the
+    transfer is the shortest duration over ranks; what is longer is waiting, and the path goes on at the last arriver.
+    """
+    offsets = trace.matching.offset_ns or {}
+    lanes = {rank: _make_lane(trace, view, offsets.get(rank, 0)) for rank, view in trace.ranks.items()}
+    rank, low, high = _pick_window(trace, offsets)
+    arrivers = _last_arrivers(trace) if trace.matching.offset_ns is not None else {}
+    spent = dict.fromkeys(SHARES, 0)
+    lane, at, now = lanes[rank], _last_before(lanes[rank], high), high
+    for _ in range(MAX_SEGMENTS):
+        if at < 0 or now <= low:
+            break
+        spent["host"] += max(now - max(int(lane.end_ns[at]), low), 0)
+        now = min(now, int(lane.end_ns[at]))
+        start = max(int(lane.start_ns[at]), low)
+        peer = arrivers.get((rank, int(lane.rows[at])))
+        if peer is not None and peer[0] != rank:
+            entered = max(min(peer[1], now), low)
+            _spend(spent, lane, at, now - entered)
+            rank, now = peer[0], entered
+            lane = lanes[rank]
+            at = _predecessor(lane, now, _launch_of(lane, peer[2]))
+            continue
+        _spend(spent, lane, at, now - start)
+        now = start
+        at = _predecessor(lane, now, int(lane.launch_ns[at]))
+    spent["host"] += max(now - low, 0)
+    return spent
+
+
+def _pick_window(trace: TraceView, offsets: Mapping[int, int]) -> tuple[int, int, int]:
+    """Rank with the longest median step, and start and end of that step on the common clock."""
+
+    def median_ns(rank: int) -> float:
+        lengths = trace.ranks[rank].parts.window_ns_W
+        return float(np.median(lengths)) if len(lengths) else 0.0
+
+    rank = max(trace.ranks, key=median_ns)
+    view = trace.ranks[rank]
+    start, end = view.windows.spans_W2[median_windows(view.parts.window_ns_W)[0]].tolist()
+    move = view.table.base_ns + offsets.get(rank, 0)
+    return rank, start + move, end + move
+
+
+def _make_lane(trace: TraceView, view: RankView, offset_ns: int) -> _Lane:
+    table, rows = view.table, view.device_rows
+    rows = rows[np.argsort(table.ts_ns[rows] + table.dur_ns[rows], kind="stable")]
+    move = table.base_ns + offset_ns
+    launch = table.launch[rows]
+    waits = np.array(["Synchronize" in name or name in _BLOCKING for name in table.names] or [False])
+    runtime = view.rows(Kind.RUNTIME)
+    syncs = np.concatenate([runtime[waits[table.name_id[runtime]]], view.rows(Kind.SYNC)])
+    transfer = trace.matching.transfer_ns.get(view.rank)
+    return _Lane(
+        rows=rows,
+        start_ns=table.ts_ns[rows] + move,
+        end_ns=table.ts_ns[rows] + table.dur_ns[rows] + move,
+        launch_ns=np.where(launch >= 0, table.ts_ns[launch] + move, -1),
+        kind=table.kind[rows].astype(np.int64),
+        transfer_ns=transfer[rows] if transfer is not None else np.full(len(rows), -1, dtype=np.int64),
+        sync_ends_ns=np.sort(table.ts_ns[syncs] + table.dur_ns[syncs] + move),
+    )
+
+
+_BLOCKING = frozenset({"cudaMemcpy", "hipMemcpy", "cudaMemcpyFromSymbol", "hipMemcpyWithStream"})
+
+
+def _last_before(lane: _Lane, time_ns: int) -> int:
+    """Index of the device event with the latest end up to that time; -1 where there is none."""
+    return int(np.searchsorted(lane.end_ns, time_ns, side="right")) - 1
+
+
+def _predecessor(lane: _Lane, start_ns: int, launch_ns: int) -> int:
+    """The device event that one that starts at `start_ns` had to wait for."""
+    before = _last_before(lane, start_ns)
+    if before < 0 or launch_ns < 0:
+        return before
+    waited_for_device = launch_ns <= lane.end_ns[before] or start_ns - lane.end_ns[before] <= LAUNCH_SLACK_NS // 4
+    if waited_for_device:
+        return before
+    synced = int(np.searchsorted(lane.sync_ends_ns, launch_ns, side="right")) - 1
+    if synced < 0:
+        return -1
+    return _last_before(lane, int(lane.sync_ends_ns[synced]))
+
+
+def _launch_of(lane: _Lane, row: int) -> int:
+    found = np.flatnonzero(lane.rows == row)
+    return int(lane.launch_ns[found[0]]) if len(found) else -1
+
+
+def _spend(spent: dict[str, int], lane: _Lane, at: int, ns: int) -> None:
+    kind = int(lane.kind[at])
+    if kind == Kind.COMM:
+        transfer = int(lane.transfer_ns[at])
+        moved = min(ns, transfer) if transfer >= 0 else ns
+        spent["transfer"] += moved
+        spent["wait"] += ns - moved
+    elif kind == Kind.COMPUTE:
+        spent["compute"] += ns
+    else:
+        spent["memcpy"] += ns
+
+
+def _last_arrivers(trace: TraceView) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """(rank, row of a collective) -> (rank that came last, its start on the common clock, its row)."""
+    offsets = trace.matching.offset_ns or {}
+    found: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for group in trace.matching.groups:
+        starts = group.start_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64)
+        last_K = starts.argmax(axis=0)
+        for k, last in enumerate(last_K.tolist()):
+            arrival = (group.ranks[last], int(starts[last, k]), int(group.rows_RK[last, k]))
+            for i, rank in enumerate(group.ranks):
+                found[rank, int(group.rows_RK[i, k])] = arrival
+    return found

@@ -1,0 +1,89 @@
+"""The windows of time that per-step figures are taken over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cclsearch.trace.events import DEVICE_WORK, EventTable, Reason
+from cclsearch.trace.intervals import Int64s
+
+MIN_STEPS_TO_TRIM = 4
+"""From so many complete steps on, the first and the last are left out."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Step windows of one rank, by start."""
+
+    spans_W2: Int64s
+    """Start and end of each window."""
+    step_index_W: Int64s
+    """Index into the table's `steps`; -1 where a window is the whole file."""
+    numbers: tuple[int, ...]
+    """Number of each step as its marker says."""
+    reason: Reason | None = None
+    """`no_step_markers` (one window: the whole file), `too_few_steps` (one step, of its marker's length), or None."""
+
+    @property
+    def are_steps(self) -> bool:
+        """Whether the windows are steps at all."""
+        return self.reason is not Reason.NO_STEP_MARKERS and len(self.spans_W2) > 0
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps figures are taken over; 0 where the window is the whole file."""
+        return len(self.spans_W2) if self.are_steps else 0
+
+
+def find_windows(table: EventTable, busy_M2: Int64s) -> Windows:
+    """Windows of a rank's steps.
+
+    On GPUs a window runs from the first device event that a step launched to the first that the next one launched: the
+    host's markers run ahead of the device by any amount. On CPU and XLA, where marker and work share a clock and a
+    thread, it runs from marker to marker. With one step it has the length of the marker; with none it is the file.
+    """
+    by_marker = table.accelerator == "cpu" or table.format == "xla"
+    starts = _marker_starts(table) if by_marker else _device_starts(table)
+    order = np.argsort(starts, kind="stable")
+    order = order[starts[order] < np.iinfo(np.int64).max]
+    complete = np.array([table.steps[i].complete for i in order], dtype=bool)
+    if not complete.any():
+        return _whole_file(busy_M2)
+    starts = starts[order]
+    lengths = np.array([table.steps[i].end_ns - table.steps[i].start_ns for i in order], dtype=np.int64)
+    ends = np.append(starts[1:], starts[-1] + lengths[-1])
+    at = np.flatnonzero(complete)
+    alone = len(order) == 1
+    if alone:
+        pass
+    elif len(at) >= MIN_STEPS_TO_TRIM:
+        at = at[1:-1]
+    elif not by_marker:
+        at = at[at < len(order) - 1]
+    if not len(at):
+        return _whole_file(busy_M2)
+    numbers = tuple(table.steps[i].number for i in order[at])
+    return Windows(np.stack([starts, ends], axis=1)[at], order[at], numbers, Reason.TOO_FEW_STEPS if alone else None)
+
+
+def _marker_starts(table: EventTable) -> Int64s:
+    return np.array([step.start_ns for step in table.steps], dtype=np.int64)
+
+
+def _device_starts(table: EventTable) -> Int64s:
+    """First start of a device event of each step; the largest integer where a step launched none."""
+    first = np.full(len(table.steps) + 1, np.iinfo(np.int64).max, dtype=np.int64)
+    on_device = np.zeros(256, dtype=bool)
+    on_device[list(DEVICE_WORK)] = True
+    rows = np.flatnonzero(on_device[table.kind] & (table.step_id >= 0))
+    np.minimum.at(first, table.step_id[rows], table.ts_ns[rows])
+    return first[:-1]
+
+
+def _whole_file(busy_M2: Int64s) -> Windows:
+    if not len(busy_M2):
+        return Windows(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), (), Reason.NO_STEP_MARKERS)
+    span = np.array([[busy_M2[0, 0], busy_M2[-1, 1]]], dtype=np.int64)
+    return Windows(span, np.array([-1], dtype=np.int64), (-1,), Reason.NO_STEP_MARKERS)
