@@ -1,0 +1,128 @@
+"""What a row is by its name: the rule table `rules/kernels.yaml`, and the words that profilers use for kinds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+
+from cclsearch.trace.events import CollectiveKind, ComputeClass, Kind
+
+Rule = tuple[str, re.Pattern[str]]
+
+KINETO_KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "kernel": Kind.COMPUTE,
+        "Kernel": Kind.COMPUTE,
+        "gpu_memcpy": Kind.MEMCPY,
+        "Memcpy": Kind.MEMCPY,
+        "gpu_memset": Kind.MEMSET,
+        "Memset": Kind.MEMSET,
+        "cuda_runtime": Kind.RUNTIME,
+        "cuda_driver": Kind.RUNTIME,
+        "hip_runtime": Kind.RUNTIME,
+        "xpu_runtime": Kind.RUNTIME,
+        "privateuse1_runtime": Kind.RUNTIME,
+        "privateuse1_driver": Kind.RUNTIME,
+        "Runtime": Kind.RUNTIME,
+        "cpu_op": Kind.CPU_OP,
+        "Operator": Kind.CPU_OP,
+        "user_annotation": Kind.ANNOTATION,
+        "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
+        "cuda_sync": Kind.SYNC,
+        "overhead": Kind.OVERHEAD,
+    }
+)
+"""Kineto's categories, of 2021 and of today; what is missing here is dropped (`python_function`, `Trace`)."""
+
+UNSUPPORTED_PREFIX = "mtia_"
+
+_STEP_NAMES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("profiler_step", re.compile(r"^ProfilerStep\s?#\s?(?P<number>\d+)")),
+    ("inference", re.compile(r"^(execute_context_\d|execute_\d|run_batch|execute_model(?=$|[ :_]))")),
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The compiled rule table."""
+
+    communication: re.Pattern[str]
+    collectives: tuple[Rule, ...]
+    compute: tuple[Rule, ...]
+    xla_communication: tuple[Rule, ...]
+    xla_memory: re.Pattern[str]
+    xla_container: re.Pattern[str]
+    xla_compute: tuple[Rule, ...]
+
+
+@cache
+def load_rules() -> Rules:
+    """The rule table that is shipped."""
+    import yaml
+
+    data = yaml.safe_load(resources.files("cclsearch.trace.rules").joinpath("kernels.yaml").read_text("utf-8"))
+    return Rules(
+        communication=_any_of(data["communication"]),
+        collectives=tuple(_rule(kind, pattern) for kind, pattern in data["collectives"]),
+        compute=tuple(_rule(name, pattern) for name, pattern in data["compute"]),
+        xla_communication=tuple(_rule(kind, pattern) for pattern, kind in data["xla_communication"].items()),
+        xla_memory=_any_of(data["xla_memory"]),
+        xla_container=_any_of(data["xla_container"]),
+        xla_compute=tuple(_rule(name, pattern) for name, pattern in data["xla_compute"]),
+    )
+
+
+def is_communication(kernel: str) -> bool:
+    """Whether a GPU kernel of that name communicates."""
+    return bool(load_rules().communication.search(kernel))
+
+
+def classify_collective(name: str) -> CollectiveKind:
+    """The collective that a kernel's, operator's or argument's name stands for."""
+    return CollectiveKind(_first(load_rules().collectives, name) or "unknown")
+
+
+def classify_compute(kernel: str) -> ComputeClass:
+    """What a compute kernel of that name does."""
+    return ComputeClass[(_first(load_rules().compute, kernel) or "other").upper()]
+
+
+def classify_xla(category: str, name: str) -> tuple[Kind, CollectiveKind | None, ComputeClass]:
+    """Kind, collective and class of an XLA operation, by its `hlo_category` where there is one, else by its name."""
+    rules, name = load_rules(), name.lstrip("%")
+    for word in filter(None, (category, name)):
+        collective = _first(rules.xla_communication, word)
+        if collective:
+            return Kind.COMM, CollectiveKind(collective), ComputeClass.OTHER
+        if rules.xla_container.search(word):
+            return Kind.CONTAINER, None, ComputeClass.OTHER
+        if rules.xla_memory.search(word):
+            return Kind.MEMCPY, None, ComputeClass.OTHER
+    found = _first(rules.xla_compute, name) if not category else _first(rules.xla_compute, category)
+    return Kind.COMPUTE, None, ComputeClass[(found or "other").upper()]
+
+
+def step_marker(name: str) -> tuple[str, int | None] | None:
+    """The source and number of a step marker of that name (`ProfilerStep#12` -> ("profiler_step", 12)); else None."""
+    for source, pattern in _STEP_NAMES:
+        found = pattern.search(name)
+        if found:
+            number = found.groupdict().get("number")
+            return source, int(number) if number is not None else None
+    return None
+
+
+def _first(rules: tuple[Rule, ...], text: str) -> str | None:
+    return next((name for name, pattern in rules if pattern.search(text)), None)
+
+
+def _any_of(patterns: list[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+
+
+def _rule(name: str, pattern: str) -> Rule:
+    return name, re.compile(pattern, re.IGNORECASE)

@@ -1,0 +1,1 @@
+"""One reader for each format: Kineto JSON, XLA (XSpace and JSON) and Nsight Systems SQLite."""

@@ -1,0 +1,141 @@
+"""What a collective moved: from Kineto's kernel arguments, or from shapes of gloo calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
+from cclsearch.trace.kinds import classify_collective
+
+DTYPE_BYTES = {
+    "float": 4,
+    "float32": 4,
+    "f32": 4,
+    "double": 8,
+    "float64": 8,
+    "f64": 8,
+    "half": 2,
+    "float16": 2,
+    "f16": 2,
+    "bfloat16": 2,
+    "bf16": 2,
+    "int": 4,
+    "int32": 4,
+    "s32": 4,
+    "u32": 4,
+    "uint32": 4,
+    "long": 8,
+    "longint": 8,
+    "longlongint": 8,
+    "int64": 8,
+    "s64": 8,
+    "u64": 8,
+    "uint64": 8,
+    "short": 2,
+    "shortint": 2,
+    "int16": 2,
+    "s16": 2,
+    "u16": 2,
+    "uint16": 2,
+    "char": 1,
+    "signedchar": 1,
+    "int8": 1,
+    "s8": 1,
+    "u8": 1,
+    "byte": 1,
+    "uint8": 1,
+    "unsignedchar": 1,
+    "bool": 1,
+    "pred": 1,
+    "complexfloat": 8,
+    "c64": 8,
+    "c128": 16,
+    "complexdouble": 16,
+}
+
+
+def bytes_per_element(dtype: str | None) -> int | None:
+    """Bytes of one element; None for a data type that is not known (never guessed)."""
+    if not dtype:
+        return None
+    word = dtype.rsplit("::", 1)[-1].replace(" ", "").replace("_", "").lower()
+    if word.startswith("float8") or word.startswith("f8e"):
+        return 1
+    return DTYPE_BYTES.get(word)
+
+
+def product(dims: Sequence[int]) -> int:
+    """Elements of a tensor of that shape."""
+    count = 1
+    for dim in dims:
+        count *= dim
+    return count
+
+
+def from_kernel_args(args: dict[str, Any], kernel: str, groups: dict[str, ProcessGroup]) -> Collective:
+    """The collective that a kernel's arguments describe (`Collective name`, `In msg nelems`, ...)."""
+    name = str(args.get("Collective name") or "")
+    kind = classify_collective(name) if name else CollectiveKind.UNKNOWN
+    if kind == CollectiveKind.UNKNOWN:
+        kind = classify_collective(kernel)
+    dtype = args.get("dtype")
+    size = bytes_per_element(dtype if isinstance(dtype, str) else None)
+    in_nelems, out_nelems = _count(args.get("In msg nelems")), _count(args.get("Out msg nelems"))
+    group = _text(args.get("Process Group Name"))
+    known = groups.get(group or "")
+    ranks = tuple(_numbers(args.get("Process Group Ranks"))) or (known.ranks if known else ())
+    return Collective(
+        kind=kind,
+        group=group,
+        group_desc=_text(args.get("Process Group Description")) or (known.desc if known else None),
+        group_ranks=ranks or None,
+        group_size=_count(args.get("Group size")) or (len(ranks) or None),
+        dtype=_text(dtype),
+        in_nelems=in_nelems,
+        out_nelems=out_nelems,
+        in_bytes=None if size is None or in_nelems is None else size * in_nelems,
+        out_bytes=None if size is None or out_nelems is None else size * out_nelems,
+        in_splits=tuple(_numbers(args.get("In split size"))),
+        out_splits=tuple(_numbers(args.get("Out split size"))),
+        peer=_peer(kind, args),
+        has_args=bool(name) and in_nelems is not None,
+    )
+
+
+def _peer(kind: CollectiveKind, args: dict[str, Any]) -> int | None:
+    key = {CollectiveKind.SEND: "Dst Rank", CollectiveKind.RECV: "Src Rank"}.get(kind)
+    return _count(args.get(key)) if key else None
+
+
+def from_name(kernel: str) -> Collective:
+    """The collective of which only the kernel's name tells."""
+    return Collective(kind=classify_collective(kernel))
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 <= number < 2**62 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _numbers(value: Any) -> list[int]:
+    """`"[0, 1, 2]"` or the list itself; a list that the profiler cut short (`..., 7]`) gives nothing."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return []
+    if not isinstance(value, list):
+        return []
+    numbers = [_count(item) for item in value]
+    return [n for n in numbers if n is not None] if None not in numbers else []

@@ -1,0 +1,317 @@
+"""Events of a Chrome-format JSON trace (what Kineto and XLA write), batch by batch in bounded memory.
+
+The stream is cut at the border between two events, as the first event shows it (`<indent>},<indent>{`, or `}, {"` on
+one line), and each piece is decoded as typed structs. A piece that does not decode that way is decoded leniently, and
+at last event by event with Python's own parser, which also takes NaN, broken UTF-8 and numbers written as strings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cclsearch.trace.events import Reason
+from cclsearch.trace.readers.json_slow import EventScanner, NeedMore
+from cclsearch.trace.readers.stream import ByteStream, Limits, TraceError
+
+BLOCK_BYTES = 1 << 20
+KEEP_DIGITS = 12
+"""Of a long time: float64 knows 2e12 us to 0.2 ns, and 1e12 us are eleven days."""
+
+NO_ARGS = msgspec.Raw(b"")
+
+_HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LONG_TIME = re.compile(rb'(?P<key>"ts":\s*)(?P<digits>[1-9]\d*)\.\d')
+_BOM = b"\xef\xbb\xbf"
+_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
+
+
+class Span(msgspec.Struct, tag_field="ph", tag="X", gc=False):
+    """A complete event; `args` stays undecoded until somebody wants it."""
+
+    cat: str = ""
+    name: str = ""
+    tid: int | str = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: msgspec.Raw = NO_ARGS
+
+
+class Meta(msgspec.Struct, tag_field="ph", tag="M", gc=False):
+    """The name of a process or thread."""
+
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    args: msgspec.Raw = NO_ARGS
+
+
+class Instant(msgspec.Struct, tag_field="ph", tag="i", gc=False):
+    """A point in time, such as an allocation."""
+
+    name: str = ""
+    ts: float = 0.0
+    args: msgspec.Raw = NO_ARGS
+
+
+_IGNORED = tuple(msgspec.defstruct(f"Phase_{p}", [], gc=False, tag_field="ph", tag=p) for p in "sftbenCBEIPNOD")
+"""Phases that no metric needs (flows, counters): decoded to nothing, which is the fastest way past them."""
+
+
+class AnySpan(msgspec.Struct, gc=False):
+    """An event of any phase, for traces whose events the tagged types do not fit."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    pid: int | str | float | None = None
+    tid: int | str | float | None = None
+    ts: float | None = None
+    dur: float | None = None
+    args: msgspec.Raw = NO_ARGS
+
+
+class PlacedSpan(Span, tag_field="ph", tag="X", gc=False):
+    """A complete event with its process (XLA keeps device and line there)."""
+
+    pid: int | str = 0
+
+
+class LongTime(NamedTuple):
+    """Times with more digits than float64 holds (`1712195495519703.772`): what to blank, and what it stood for."""
+
+    old: bytes
+    new: bytes
+    offset_us: int
+
+    @classmethod
+    def find(cls, text: bytes) -> LongTime:
+        """As the first time in the text has it; nothing to blank where it is short or whole."""
+        found = _LONG_TIME.search(text)
+        if not found or len(found["digits"]) <= KEEP_DIGITS + 1:
+            return cls(b"", b"", 0)
+        prefix: bytes = found["digits"][:-KEEP_DIGITS]
+        new = found["key"] + b" " * (len(prefix) - 1) + b"1"
+        return cls(found["key"] + prefix, new, (int(prefix) - 1) * 10**KEEP_DIGITS)
+
+
+class EventReader:
+    """Iterates over batches of `Span`, `Meta` and `Instant`; then `metadata`, `complete` and `num_bad` tell the rest.
+
+    Raises TraceError where the file is no trace or beyond the limits.
+    """
+
+    def __init__(self, stream: ByteStream, limits: Limits, *, with_pid: bool = False) -> None:
+        self._stream = stream
+        self._limits = limits
+        self._span_type: type[Span] = PlacedSpan if with_pid else Span
+        self._typed: Any = msgspec.json.Decoder(list[_union(self._span_type)])  # type: ignore[misc]
+        self._lenient = msgspec.json.Decoder(list[AnySpan], strict=False)
+        self._decoders = [self._decode_typed, self._decode_leniently]
+        self._buffer = bytearray(2 * BLOCK_BYTES)
+        self._start = 0
+        """Where the next event begins, or the separator before it."""
+        self._end = 0
+        self._at_end = False
+        self._is_open = False
+        self._patience = 2 * BLOCK_BYTES
+        """So much text without a border is read event by event."""
+        self._head = b""
+        self._border = b""
+        self._brace = 1
+        self._long_time = LongTime(b"", b"", 0)
+        self._scanner = EventScanner(self._span_type, limits)
+        self.complete = False
+        """Whether the list of events and the document were closed."""
+        self.num_bad = 0
+        """Events that could not be understood and are left out."""
+        self.metadata: dict[str, Any] = {}
+        """What the document holds beside its events; from its head at once, all of it at the end."""
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        self._find_events()
+        while True:
+            batch, done = self._next_batch()
+            if batch:
+                yield batch
+            if done:
+                return
+
+    def _next_batch(self) -> tuple[list[Any], bool]:
+        if not self._at_end:
+            self._fill()
+        cut = self._buffer.rfind(self._border, self._start, self._end) if self._border else -1
+        if cut > self._start:
+            return self._decode_to(cut + self._brace)
+        if not self._at_end and self._end - self._start < self._patience:
+            return [], False
+        return self._scan(self._end)
+
+    def _decode_to(self, stop: int) -> tuple[list[Any], bool]:
+        """Decodes the events between the comma (or bracket) at `_start` and `stop`, which is behind a closing brace."""
+        buffer = self._buffer
+        while buffer[self._start] in b" \t\r\n":
+            self._start += 1
+        before, after = buffer[self._start], buffer[stop]
+        batch = None
+        if before in b"[,":
+            buffer[self._start], buffer[stop] = ord("["), ord("]")
+            batch = self._try_decoders(memoryview(buffer)[self._start : stop + 1])
+            buffer[self._start], buffer[stop] = before, after
+        if batch is None:
+            return self._scan(stop)
+        self._start = stop
+        return batch, False
+
+    def _try_decoders(self, piece: memoryview) -> list[Any] | None:
+        for number, decode in enumerate(self._decoders):
+            try:
+                batch = decode(piece)
+            except _DECODE_ERRORS:
+                continue
+            if number and len(self._decoders) > 1:
+                del self._decoders[0]  # the rest of the file is of the same kind
+            return batch
+        return None
+
+    def _decode_typed(self, piece: memoryview) -> list[Any]:
+        batch: list[Any] = self._typed.decode(piece)
+        return batch
+
+    def _decode_leniently(self, piece: memoryview) -> list[Any]:
+        events = self._lenient.decode(piece)
+        return [known for event in events if (known := self._known(event)) is not None]
+
+    def _known(self, event: AnySpan) -> Span | Meta | Instant | None:
+        name = event.name or ""
+        if event.ph == "X":
+            if event.ts is None:
+                raise ValueError("a complete event without a time")  # the scanner counts it
+            span = self._span_type(event.cat or "", name, _whole(event.tid), event.ts, event.dur or 0.0, event.args)
+            if isinstance(span, PlacedSpan):
+                span.pid = _whole(event.pid)
+            return span
+        if event.ph == "M":
+            return Meta(name, _whole(event.pid), _whole(event.tid), event.args)
+        if event.ph == "i" and event.ts is not None:
+            return Instant(name, event.ts, event.args)
+        return None
+
+    def _scan(self, stop: int) -> tuple[list[Any], bool]:
+        """Event by event up to `stop`; at the end of the list also reads what follows it."""
+        if self._buffer[self._start] == ord("[") and not self._is_open:
+            self._start += 1
+        self._is_open = True
+        is_last = self._at_end and stop == self._end
+        scan = self._scanner.scan(bytes(self._buffer[self._start : stop]), self._border, is_last=is_last)
+        self.num_bad += scan.num_bad
+        self._start += scan.used
+        if self.num_bad > self._limits.bad_events:
+            raise TraceError(Reason.UNREADABLE, f"more than {self._limits.bad_events} broken events")
+        if scan.closed:
+            self._read_tail()
+        elif not scan.used and not is_last:
+            if self._patience >= self._limits.event_bytes:
+                raise TraceError(Reason.TOO_LARGE, f"one event takes more than {self._limits.event_bytes >> 20} MiB")
+            self._patience *= 2
+        return scan.events, scan.closed or is_last
+
+    def _fill(self) -> None:
+        """Moves what is left to the front and reads one block more; grows when one event needs it."""
+        left = self._end - self._start
+        if self._start:
+            self._buffer[0:left] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, left
+        if len(self._buffer) - left < BLOCK_BYTES and not self._buffer_is_full():
+            self._buffer = self._buffer + bytes(len(self._buffer))  # not in place: undecoded `args` still look into it
+        stop = min(self._end + BLOCK_BYTES, len(self._buffer))
+        if stop > self._end:
+            count = self._stream.readinto(memoryview(self._buffer)[self._end : stop])
+            self._shorten_times(self._end, self._end + count)
+            self._end += count
+            self._at_end = count == 0
+
+    def _shorten_times(self, start: int, stop: int) -> None:
+        """Blanks the leading digits that all times share, where float64 would else lose the last ones."""
+        old, new, _ = self._long_time
+        if old:
+            start = max(start - len(old), self._start)
+            self._buffer[start:stop] = self._buffer[start:stop].replace(old, new)
+
+    def _buffer_is_full(self) -> bool:
+        return self._end - self._start >= self._limits.event_bytes
+
+    def _find_events(self) -> None:
+        """Puts `_start` on the bracket that opens the list of events."""
+        while True:
+            self._fill()
+            text = bytes(self._buffer[: self._end])
+            lead = len(text) - len(text.removeprefix(_BOM).lstrip())
+            if text[lead : lead + 1] == b"[":
+                self._start = lead
+                break
+            if text and len(text) >= 4 and text[lead : lead + 1] not in (b"{", b""):
+                raise TraceError(Reason.UNREADABLE, "not JSON in UTF-8")
+            found = _HEAD.search(text)
+            if found:
+                self._start = found.end() - 1
+                self._head = text[lead : found.end()]
+                self._read_head()
+                break
+            if self._at_end or self._buffer_is_full():
+                raise TraceError(Reason.UNREADABLE, "no list of trace events in it")
+        self._long_time = LongTime.find(bytes(self._buffer[self._start : self._end]))
+        self._shorten_times(self._start, self._end)
+        self._learn_border()
+
+    @property
+    def time_offset_us(self) -> int:
+        """To be added to every `ts` for the time that the file states."""
+        return self._long_time.offset_us
+
+    def _learn_border(self) -> None:
+        """The bytes between two events, from the first pair of them."""
+        while True:
+            text = bytes(self._buffer[self._start : self._end])
+            try:
+                self._border = self._scanner.find_border(text)
+            except NeedMore:
+                if self._at_end or self._buffer_is_full():
+                    return
+                self._fill()
+                continue
+            self._brace = self._border.find(b"}") + 1
+            return
+
+    def _read_head(self) -> None:
+        text = self._head.decode("utf-8", "replace") + "]}"
+        self.metadata = self._scanner.read_object(text) or {}
+
+    def _read_tail(self) -> None:
+        """What follows the list; the document is complete only when it closes."""
+        while not self._at_end and not self._buffer_is_full():
+            self._fill()
+        tail = bytes(self._buffer[self._start : self._end]).decode("utf-8", "replace")
+        if not self._head:
+            self.complete = not self._stream.cut
+            return
+        whole = self._scanner.read_object(self._head.decode("utf-8", "replace") + "]" + tail)
+        if whole is not None:
+            self.metadata = whole
+        self.complete = whole is not None and not self._stream.cut
+
+
+def _union(span_type: type[Span]) -> Any:
+    union: Any = span_type | Meta | Instant
+    for ignored in _IGNORED:
+        union = union | ignored
+    return union
+
+
+def _whole(number: float | str | None) -> int | str:
+    if isinstance(number, str):
+        return number
+    return int(number) if number is not None and abs(number) < 2**63 else 0

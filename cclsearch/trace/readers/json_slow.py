@@ -1,0 +1,197 @@
+"""The patient way through a JSON trace: one event at a time, taking what strict parsers refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cclsearch.trace.readers.stream import Limits
+
+
+class NeedMore(Exception):
+    """The text ends before what was asked for."""
+
+
+@dataclass
+class Scan:
+    """What one call of `EventScanner.scan` found."""
+
+    events: list[Any] = field(default_factory=list)
+    used: int = 0
+    """Bytes behind which the next call goes on."""
+    closed: bool = False
+    """The bracket that ends the list was met; `used` is behind it."""
+    num_bad: int = 0
+
+
+class EventScanner:
+    """Reads events with Python's parser: NaN, infinities, control characters and broken UTF-8 are no obstacle."""
+
+    def __init__(self, span_type: type[Any], limits: Limits) -> None:
+        self._decoder = json.JSONDecoder(parse_int=_integer, strict=False)
+        self._span_type = span_type
+        self._limits = limits
+
+    def find_border(self, piece: bytes) -> bytes:
+        """The bytes that separate the first two events: from the newline before `}`, else from `}`, up to `{` or `{"`.
+
+        Empty where there is no second event; raises NeedMore when the piece ends before that is clear.
+        """
+        start = _skip(piece, 1)
+        if start >= len(piece):
+            raise NeedMore
+        try:
+            _, end = self._decoder.raw_decode(piece.decode("latin-1"), start)
+        except (ValueError, RecursionError):
+            raise NeedMore from None
+        following = _skip(piece, end)
+        if following >= len(piece) - 1:
+            raise NeedMore
+        if piece[following : following + 1] != b"{" or b"," not in piece[end:following]:
+            return b""
+        line = piece.rfind(b"\n", 0, end)
+        if line >= 0 and not piece[line : end - 1].strip():
+            return piece[line : following + 1]
+        quote = piece[following : following + 2]
+        return piece[end - 1 : following] + (quote if quote == b'{"' else b"{")
+
+    def scan(self, piece: bytes, border: bytes, *, is_last: bool) -> Scan:
+        """The events in `piece`, commas and all. A broken one is left out when a border follows it.
+
+        Not the last piece: what does not parse at its end is left for the next call.
+        """
+        scan = Scan()
+        position = 0
+        while True:
+            position = _skip(piece, position)
+            scan.used = position
+            if position >= len(piece):
+                return scan
+            if piece[position : position + 1] == b"]":
+                scan.used, scan.closed = position + 1, True
+                return scan
+            end = self._read_event(piece, position, scan)
+            if end is None:
+                following = piece.find(border, position + 1) if border else -1
+                if following < 0 or scan.num_bad >= self._limits.bad_events:
+                    scan.num_bad += is_last
+                    return scan
+                scan.num_bad += 1
+                end = following + border.find(b"}") + 1
+            position = end
+
+    def _read_event(self, piece: bytes, position: int, scan: Scan) -> int | None:
+        """Appends the event that begins at `position`; where it ends, None if it does not parse."""
+        window = 1 << 12
+        while True:
+            text = piece[position : position + window].decode("utf-8", "surrogateescape")
+            try:
+                event, length = self._decoder.raw_decode(text)
+                break
+            except RecursionError:
+                return None
+            except json.JSONDecodeError as error:
+                is_cut = error.pos > len(text) - 16 or error.msg.startswith("Unterminated")
+                if not is_cut or position + window >= len(piece):
+                    return None
+                window *= 8
+            except ValueError:
+                return None
+        end = position + len(text[:length].encode("utf-8", "surrogateescape"))
+        known = self._known(event)
+        if known is not None:
+            scan.events.append(known)
+        elif _is_span(event):
+            scan.num_bad += 1
+        return end
+
+    def _known(self, event: Any) -> Any:
+        from cclsearch.trace.readers.json_events import Instant, Meta, PlacedSpan
+
+        if not isinstance(event, dict):
+            return None
+        phase, name = event.get("ph"), _clean(event.get("name", ""))
+        time, args = number_of(event.get("ts")), _raw(event.get("args"))
+        if phase == "M":
+            return Meta(name, _key(event.get("pid")), _key(event.get("tid")), args)
+        if time is None:
+            return None
+        if phase == "i":
+            return Instant(name, time, args)
+        duration = number_of(event.get("dur", 0))
+        if phase != "X" or duration is None:
+            return None
+        span = self._span_type(_clean(event.get("cat", "")), name, _key(event.get("tid")), time, duration, args)
+        if isinstance(span, PlacedSpan):
+            span.pid = _key(event.get("pid"))
+        return span
+
+    def read_object(self, text: str) -> dict[str, Any] | None:
+        """The text as one JSON object (followed by nothing but space); None if it is not."""
+        try:
+            value, end = self._decoder.raw_decode(text)
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) and not text[end:].strip() else None
+
+
+def number_of(value: Any) -> float | None:
+    """The value as a finite number, also from a string (`"12"`, `"0x1f"`); None if it is none."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            value = int(value, 16) if value.strip().lower().startswith("0x") else float(value)
+        number = float(value)
+    except (ValueError, OverflowError, TypeError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _is_span(event: Any) -> bool:
+    return isinstance(event, dict) and event.get("ph") == "X"
+
+
+def _skip(piece: bytes, position: int) -> int:
+    while position < len(piece) and piece[position] in b" \t\r\n,":
+        position += 1
+    return position
+
+
+def _clean(value: Any) -> str:
+    text = value if isinstance(value, str) else str(value) if value is not None else ""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _key(value: Any) -> int | str:
+    if isinstance(value, str):
+        return _clean(value)
+    number = number_of(value)
+    return int(number) if number is not None and abs(number) < 2**63 else 0
+
+
+def _raw(args: Any) -> msgspec.Raw:
+    if not isinstance(args, dict):
+        return msgspec.Raw(b"")
+    text = json.dumps(args, default=str, allow_nan=True)
+    if "NaN" in text or "Infinity" in text:
+        text = json.dumps(_without_nan(args), default=str)
+    return msgspec.Raw(text.encode("utf-8", "replace"))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def _integer(text: str) -> Any:
+    return int(text) if len(text) < 40 else float(text)

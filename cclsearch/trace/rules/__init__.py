@@ -1,0 +1,1 @@
+"""Rule tables kept as data."""
