@@ -23,7 +23,7 @@ def shipped_root() -> Path:
 
 
 def project_root() -> Path:
-    """The user's project: the nearest folder from here upwards with `ccl-search.yaml`, or else the working directory."""
+    """The user's project: the nearest folder upwards from here with `ccl-search.yaml`, else the working directory."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "ccl-search.yaml").is_file():

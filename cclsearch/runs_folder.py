@@ -17,7 +17,7 @@ def runs_folder(chosen: Path | None = None) -> Path:
 
 
 def find_run(name: str, chosen: Path | None = None) -> Path:
-    """The folder of the run called so (a name under the runs folder, or a path); UserError lists the latest there are."""
+    """The folder of a run (its name under the runs folder, or a path); UserError lists the latest there are."""
     if name == "last":
         runs = list_runs(chosen)
         if runs:

@@ -131,7 +131,8 @@ def _beaten_lines(state: RunState, best: Trial) -> list[str]:
 
 
 def _ratio(other: Trial, best: Trial) -> str:
-    assert other.outcome is not None and best.outcome is not None
+    assert other.outcome is not None
+    assert best.outcome is not None
     theirs, ours = other.outcome.metrics.get("step_time_s"), best.outcome.metrics.get("step_time_s")
     return f"{theirs / ours:.3g}x its step time" if theirs and ours else "no step time"
 
