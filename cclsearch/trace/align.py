@@ -76,8 +76,9 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
     sizes: dict[GroupKey, int] = {}
     for rank, table in tables.items():
         for key, size, rows in _sequences_of(rank, table, world_size or len(tables)):
-            sequences[key][rank] = rows
-            sizes[key] = size
+            if len(rows):
+                sequences[key][rank] = rows
+                sizes[key] = size
     groups, mismatched, missing = [], [], False
     for key, by_rank in sorted(sequences.items()):
         missing |= len(by_rank) < sizes[key]

@@ -19,6 +19,8 @@ from cclsearch.trace.view import RankView, TraceView
 HEADLINE_BYTES = 1 << 20
 """Messages below this say more about latency than about bandwidth."""
 MIN_SIZES_TO_FIT = 3
+MIN_GROWTH = 0.02
+"""Between the smallest and the largest message the fitted time must grow by this share of it, or there is no slope."""
 SIZED_ENOUGH = 0.95
 """Share of communication time that must have known sizes for a volume to count as whole."""
 
@@ -228,7 +230,7 @@ def fit_hockney(samples: Sequence[Sample]) -> Fit | None:
     (alpha, slope), *_ = np.linalg.lstsq(design, np.array(times), rcond=None)
     if alpha < 0:
         alpha, slope = 0.0, float(np.dot(sizes, times) / np.dot(sizes, sizes))
-    if slope <= 0:
+    if slope * (sizes[-1] - sizes[0]) < MIN_GROWTH * max(times):
         return None
     return Fit(float(alpha), 1 / float(slope), len(sizes), len(samples), sum(s.seconds for s in samples))
 
