@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from PIL import ImageDraw
 
 OVERSAMPLE = 3
+Point = tuple[float, float]
 
 
 def write_png(scene: Scene, path: FilePath, *, scale: float = 2.0, dark: bool = False) -> None:
@@ -125,7 +126,7 @@ def _dashes(
     """The pieces of a dashed line through the points."""
     import math
 
-    pieces: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    pieces: list[tuple[Point, Point]] = []
     drawn = True
     left = on
     for (x1, y1), (x2, y2) in itertools.pairwise(points):

@@ -1,0 +1,288 @@
+"""The charts of one run: plain data in, a scene out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from cclsearch.report.axes import Frame, Scale, fit_scale, make_ticks, show_number
+from cclsearch.report.data import CONFIRMATION, FAILED, NOT_ADMITTED, RANKED, RunPage, TrialRow
+from cclsearch.report.scene import SCALE, SERIES, Item, Mark, Path, Rect, Scene, Text
+from cclsearch.values import Value
+
+WIDTH = 880.0
+LEFT, RIGHT = 76.0, 20.0
+STRIP_ROW = 22.0
+MAX_STRIP_COLUMNS = 60
+
+
+def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
+    """Step time (or score) by trial with the best so far and the failures, the configurations in a strip below."""
+    value: Callable[[TrialRow], float | None] = (lambda t: t.score) if by_score else (lambda t: t.step_time_s)
+    shown = [(trial, v) for trial in page.trials if (v := value(trial)) is not None]
+    if not shown:
+        return None
+    knobs = _varied_knobs(page.trials)
+    bottom = 268.0
+    x = Scale(0.5, len(page.trials) + 0.5, LEFT + 60, WIDTH - RIGHT)
+    place = {trial.number: n + 1 for n, trial in enumerate(page.trials)}
+    y = fit_scale([v for _, v in shown], bottom, 52)
+    frame = Frame(x, y)
+    unit = page.score_label if by_score else "seconds per step"
+    items = frame.draw("", unit + page.mark, x_ticks=_trial_ticks(len(page.trials)), x_names=_trial_names(page))
+    items += _best_so_far(shown, place, frame, by_score and page.greater_is_better)
+    for trial in page.trials:
+        items.append(_trial_mark(page, trial, value(trial), x(place[trial.number]), frame))
+    items += _legend([mark for mark in _LEGEND if _is_used(mark[0], page.trials)], 20)
+    items += _draw_strip(page, knobs, x, bottom + 34)
+    height = bottom + 34 + (STRIP_ROW * len(knobs) + 26 if len(page.trials) <= MAX_STRIP_COLUMNS else 14)
+    what = page.score_label if by_score else "Step time"
+    name = "score" if by_score else "progress"
+    return Scene(name, f"{what} by trial", _tell_progress(page, shown, unit), WIDTH, height, tuple(items))
+
+
+_LEGEND: tuple[tuple[str, str, Mark], ...] = (
+    (RANKED, "ranked", Mark(0, 0, "circle", 9, "blue")),
+    (CONFIRMATION, "confirmation", Mark(0, 0, "diamond", 9, "purple")),
+    ("best", "best", Mark(0, 0, "star", 14, "green")),
+    (NOT_ADMITTED, "not admitted", Mark(0, 0, "triangle", 9, "yellow", hollow=True)),
+    (FAILED, "failed", Mark(0, 0, "cross", 8, "orange")),
+)
+
+
+def _trial_mark(page: RunPage, trial: TrialRow, value: float | None, x: float, frame: Frame) -> Mark:
+    tip = f"trial {trial.number}: {trial.config_text}"
+    if value is None:
+        state = trial.state if trial.state in (NOT_ADMITTED, FAILED) else "running"
+        shape = {NOT_ADMITTED: "triangle", FAILED: "cross"}.get(state, "ring")
+        color = {NOT_ADMITTED: "yellow", FAILED: "orange"}.get(state, "gray")
+        tip += f"\n{state}{': ' + trial.failure_kind if trial.failure_kind else ''} {trial.reason}"
+        return Mark(x, frame.top - 8, shape, 8, color, hollow=True, tip=tip)  # type: ignore[arg-type]
+    tip += f"\n{show_number(value)} by {trial.proposer}"
+    if trial.number == page.best:
+        return Mark(x, frame.y(value), "star", 17, "green", tip=tip + "\nthe best")
+    if trial.purpose == CONFIRMATION:
+        return Mark(x, frame.y(value), "diamond", 9, "purple", tip=tip + "\nconfirmation")
+    return Mark(x, frame.y(value), "circle", 9, "blue", tip=tip)
+
+
+def _best_so_far(
+    shown: Sequence[tuple[TrialRow, float]], place: dict[int, int], frame: Frame, greater: bool
+) -> list[Item]:
+    points: list[tuple[float, float]] = []
+    best: float | None = None
+    for trial, value in shown:
+        if trial.purpose == CONFIRMATION:
+            continue
+        better = best is None or (value > best if greater else value < best)
+        if better:
+            if best is not None:
+                points.append((frame.x(place[trial.number]), frame.y(best)))
+            best = value
+            points.append((frame.x(place[trial.number]), frame.y(best)))
+    if best is None:
+        return []
+    points.append((frame.right, frame.y(best)))
+    return [Path(tuple(points), "green", 1.8)]
+
+
+def _draw_strip(page: RunPage, knobs: Sequence[str], x: Scale, top: float) -> list[Item]:
+    """One row a knob, one cell a trial: the darker, the greater among the values tried."""
+    if len(page.trials) > MAX_STRIP_COLUMNS:
+        return [Text(LEFT, top + 12, "too many trials for a strip: see the table", 11.5, "start", "muted")]
+    items: list[Item] = []
+    width = (x.end - x.start) / max(len(page.trials), 1)
+    for row, knob in enumerate(knobs):
+        values = sorted({t.config[knob] for t in page.trials if knob in t.config}, key=_value_order)
+        y = top + row * STRIP_ROW
+        items.append(Text(x.start - 8, y + 15, knob if len(knob) <= 20 else knob[:19] + "…", 11.5, "end", "muted"))
+        for n, trial in enumerate(page.trials):
+            if knob not in trial.config:
+                continue
+            value = trial.config[knob]
+            shade = round(values.index(value) / max(len(values) - 1, 1) * (len(SCALE) - 1))
+            left = x.start + n * width
+            tip = f"trial {trial.number}: {knob}={_show(value)}"
+            items.append(Rect(left + 0.6, y, width - 1.2, STRIP_ROW - 2, SCALE[shade], tip=tip))
+            ink = "onscale" if shade >= 3 else "ink"
+            text = _show(value)
+            if len(text) * 6.4 <= width - 2:
+                items.append(Text(left + width / 2, y + 15, text, 11, "middle", ink))
+    y = top + len(knobs) * STRIP_ROW + 18
+    items.append(Text((x.start + x.end) / 2, y, "trial, and its configuration", 12.5, "middle", "ink"))
+    return items
+
+
+def draw_causes(page: RunPage) -> Scene | None:
+    """Where the step's time goes, the best beside the baseline: seconds of a traced step by cause."""
+    rows = [
+        (label, trial)
+        for label, trial in (("best", page.best_trial), ("baseline", page.baseline_trial))
+        if trial is not None and trial.seconds_by_cause
+    ]
+    rows = [row for n, row in enumerate(rows) if n == 0 or row[1].number != rows[0][1].number]
+    if not rows:
+        return None
+    causes = _order_causes([trial for _, trial in rows])
+    longest = max(sum(trial.seconds_by_cause.values()) for _, trial in rows)
+    x = Scale(0.0, longest * 1.02, 150, WIDTH - RIGHT)
+    bottom = 62 + 52.0 * len(rows)
+    ticks = make_ticks(x, 6)
+    items: list[Item] = [Path(((x(t), 54), (x(t), bottom)), "grid") for t in ticks]
+    items += [Text(x(t), bottom + 18, show_number(t), 11.5, "middle", "muted") for t in ticks]
+    items.append(Text((x.start + x.end) / 2, bottom + 38, "seconds of a traced step (profiler on)", 12.5, "middle"))
+    for row, (label, trial) in enumerate(rows):
+        y, left = 62 + 52.0 * row, 0.0
+        items.append(Text(140, y + 22, f"{label} (trial {trial.number})", 12.5, "end"))
+        for cause in causes:
+            seconds = trial.seconds_by_cause.get(cause, 0.0)
+            if seconds <= 0:
+                continue
+            role = SERIES[causes.index(cause) % len(SERIES)]
+            tip = f"{cause}: {show_number(seconds)} s"
+            items.append(Rect(x(left), y, max(x(left + seconds) - x(left) - 1, 0.5), 34, role, tip=tip))
+            left += seconds
+    items += _legend([(c, c, Mark(0, 0, "square", 11, SERIES[n % len(SERIES)])) for n, c in enumerate(causes)], 24)
+    told = "; ".join(
+        f"{label}: " + ", ".join(f"{c} {show_number(s)} s" for c, s in trial.seconds_by_cause.items())
+        for label, trial in rows
+    )
+    return Scene("causes", "Where a step's time goes", told, WIDTH, bottom + 50, tuple(items))
+
+
+def draw_sensitivity(page: RunPage) -> Scene | None:
+    """Step times of the winner's neighbours over the winner's own: measured filled, predicted hollow."""
+    if not page.neighbours or page.best is None:
+        return None
+    neighbours = sorted(page.neighbours, key=lambda n: n.ratio)[:16]
+    x = fit_scale([1.0, *(n.ratio for n in neighbours)], 330, WIDTH - RIGHT)
+    bottom = 46 + 25.0 * len(neighbours)
+    ticks = make_ticks(x, 6)
+    items: list[Item] = [Path(((x(t), 38), (x(t), bottom)), "grid") for t in ticks]
+    items += [Text(x(t), bottom + 18, f"{show_number(t)}x", 11.5, "middle", "muted") for t in ticks]
+    items.append(Path(((x(1.0), 34), (x(1.0), bottom)), "green", 1.6))
+    items.append(Text((x.start + x.end) / 2, bottom + 38, "step time over the winner's", 12.5, "middle"))
+    for row, neighbour in enumerate(neighbours):
+        y = 46 + 25.0 * row + 10
+        items.append(Text(320, y + 4, neighbour.change, 12, "end"))
+        items.append(Path(((x(1.0), y), (x(neighbour.ratio), y)), "gray", 1.4))
+        measured = neighbour.trial is not None
+        tip = f"{neighbour.change}: {neighbour.ratio:.3g}x" + (
+            f", trial {neighbour.trial}" if measured else ", predicted"
+        )
+        items.append(Mark(x(neighbour.ratio), y, "circle" if measured else "ring", 10, "blue", not measured, tip))
+    kinds = [
+        ("m", "run", Mark(0, 0, "circle", 10, "blue")),
+        ("p", "predicted, not run", Mark(0, 0, "ring", 10, "blue")),
+    ]
+    used = [k for k in kinds if any((n.trial is not None) == (k[0] == "m") for n in neighbours)]
+    items += _legend(used, 20)
+    told = "; ".join(f"{n.change}: {n.ratio:.3g}x" for n in neighbours)
+    return Scene("sensitivity", "One step around the winner", told, WIDTH, bottom + 50, tuple(items))
+
+
+def draw_prediction(page: RunPage) -> Scene | None:
+    """Step time expected before the run against the one measured."""
+    points = [
+        (trial, trial.expected_step_time_s, trial.step_time_s)
+        for trial in page.trials
+        if trial.expected_step_time_s and trial.step_time_s and trial.purpose != CONFIRMATION
+    ]
+    if len(points) < 2:
+        return None
+    both = [v for _, expected, measured in points for v in (expected, measured) if v]
+    log = max(both) / min(both) > 8
+    x = fit_scale(both, LEFT, 560, log=log)
+    y = fit_scale(both, 400, 30, log=log)
+    frame = Frame(x, y)
+    ticks = make_ticks(x, 6)
+    items = frame.draw(
+        "expected seconds per step", f"seconds per step{page.mark or ' measured'}", x_ticks=ticks, y_ticks=ticks
+    )
+    items.append(Path(((frame.left, frame.bottom), (frame.right, frame.top)), "gray", 1.2, dash=(5, 4)))
+    items.append(Text(frame.right - 8, frame.top + 30, "as expected", 11.5, "end", "muted"))
+    off = []
+    for trial, expected, measured in points:
+        assert expected is not None
+        assert measured is not None
+        off.append(abs(math.log(measured / expected)))
+        came = f"expected {show_number(expected)} s, came {show_number(measured)} s"
+        tip = f"trial {trial.number}: {came}\n{trial.config_text}"
+        best = trial.number == page.best
+        items.append(
+            Mark(
+                x(expected),
+                y(measured),
+                "star" if best else "circle",
+                16 if best else 9,
+                "green" if best else "blue",
+                tip=tip,
+            )
+        )
+    middle = math.exp(sorted(off)[len(off) // 2]) - 1
+    told = f"{len(points)} trials; half of them were within {middle:.0%} of what was expected"
+    items += [Text(590, 60, told.split(";")[0], 12.5), Text(590, 80, f"half within {middle:.0%}", 12.5)]
+    return Scene("prediction", "Predicted against measured", told, WIDTH, 450, tuple(items))
+
+
+def _legend(marks: Sequence[tuple[str, str, Mark]], y: float, x: float = LEFT + 60) -> list[Item]:
+    items: list[Item] = []
+    for _, label, mark in marks:
+        items.append(Mark(x, y - 4, mark.shape, mark.size, mark.color, mark.hollow))
+        items.append(Text(x + 12, y, label, 12, "start", "muted"))
+        x += 34 + 6.6 * len(label)
+    return items
+
+
+def _is_used(kind: str, trials: Sequence[TrialRow]) -> bool:
+    if kind == CONFIRMATION:
+        return any(t.purpose == CONFIRMATION for t in trials)
+    return kind == "best" or any(t.state == kind for t in trials)
+
+
+def _varied_knobs(trials: Sequence[TrialRow]) -> list[str]:
+    """Knobs that took more than one value, in the order of the space; all of them where none varied."""
+    names = list(dict.fromkeys(knob for trial in trials for knob in trial.config))
+    varied = [k for k in names if len({(type(t.config.get(k)), t.config.get(k)) for t in trials}) > 1]
+    return varied or names
+
+
+def _trial_ticks(count: int) -> list[float]:
+    step = max(1, math.ceil(count / 30))
+    return [float(n) for n in range(1, count + 1) if n == 1 or n % step == 0]
+
+
+def _trial_names(page: RunPage) -> list[str]:
+    return [str(page.trials[int(n) - 1].number) for n in _trial_ticks(len(page.trials))]
+
+
+def _tell_progress(page: RunPage, shown: Sequence[tuple[TrialRow, float]], unit: str) -> str:
+    failed = sum(t.state == FAILED for t in page.trials)
+    refused = sum(t.state == NOT_ADMITTED for t in page.trials)
+    best = page.best_trial
+    told = f"{len(page.trials)} trials, {failed} failed, {refused} not admitted."
+    if best is not None:
+        values = [v for t, v in shown if t.number == best.number]
+        figure = show_number(values[0]) if values else "unknown"
+        told += f" The best is trial {best.number} with {figure} {unit}: {best.config_text}."
+    return told
+
+
+def _order_causes(trials: Sequence[TrialRow]) -> list[str]:
+    totals: dict[str, float] = {}
+    for trial in trials:
+        for cause, seconds in trial.seconds_by_cause.items():
+            totals[cause] = totals.get(cause, 0.0) + seconds
+    return sorted(totals, key=lambda cause: -totals[cause])
+
+
+def _value_order(value: Value) -> tuple[int, float, str]:
+    if isinstance(value, str):
+        return (1, 0.0, value)
+    return (0, float(value), "")
+
+
+def _show(value: Value) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
