@@ -1,0 +1,98 @@
+"""When the LLM stalls by what its trials show, and what credit it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cclsearch.propose.arbiter.machine import State
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.llm.history import PastTurn, Submitted, past_turns
+from cclsearch.propose.llm.look import estimate_noise
+from cclsearch.values import Model
+
+
+class Rules(Model):
+    """The arbiter's numbers."""
+
+    num_seeds: int = 2
+    patience: int = 3
+    """Trials of the LLM in a row without an improvement beyond the noise, before it is put aside."""
+    patience_again: int = 2
+    """The same after it was put aside once."""
+    same_failures: int = 2
+    """Trials of the LLM in a row that fail in the same way."""
+    explore: int = 2
+    """Trials of the fallback after the first stall; doubled with each further one."""
+    explore_most: int = 8
+    overrules: int = 1
+    """Times that the LLM may overrule the surrogate before one of them has paid."""
+    max_queue: int = 3
+    """Configurations that one turn may submit when trials run one after another."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One finished trial of the LLM."""
+
+    observation: Observation
+    item: Submitted
+    improved: bool
+    """Whether it beat, beyond the noise, the best of all trials that were numbered before it."""
+
+
+def judge_trials(view: SearchView) -> list[Judged]:
+    """The LLM's finished trials, by number."""
+    noise = estimate_noise(view)
+    items = {item.config.digest: item for turn in past_turns(view.remarks) for item in turn.submitted}
+    judged: list[Judged] = []
+    best: float | None = None
+    for o in sorted((o for o in view.observations if not o.is_confirmation), key=lambda o: o.trial):
+        improved = o.loss is not None and (best is None or o.loss < best - abs(best) * noise)
+        if o.config.digest in items:
+            judged.append(Judged(o, items[o.config.digest], improved))
+        if o.loss is not None:
+            best = o.loss if best is None else min(best, o.loss)
+    return judged
+
+
+def find_stall(view: SearchView, state: State, rules: Rules) -> tuple[str, str] | None:
+    """Cause and reason for which the LLM should be put aside now, by its trials since it took over; None if none."""
+    recent = [judged for judged in judge_trials(view) if judged.observation.trial >= state.since_trial]
+    last = recent[-rules.same_failures :]
+    kinds = {judged.observation.failure.kind for judged in last if judged.observation.failure}
+    all_failed = all(judged.observation.failure for judged in last)
+    if len(last) == rules.same_failures and all_failed and len(kinds) == 1:
+        kind = next(iter(kinds)).value.replace("_", " ")
+        return "same failure", f"its last {len(last)} trials failed in the same way ({kind})"
+    patience = rules.patience if state.stalls == 0 else rules.patience_again
+    if len(recent) >= patience and not any(judged.improved for judged in recent[-patience:]):
+        how = "trial" if patience == 1 else f"{patience} trials"
+        return "no improvement", f"its last {how} did not improve beyond the noise"
+    return None
+
+
+def overrules_left(view: SearchView, rules: Rules) -> int:
+    """How often the LLM may still overrule the surrogate: each that paid gives one back and one more."""
+    judged = judge_trials(view)
+    paid = sum(j.item.is_overrule and j.improved for j in judged)
+    used = sum(item.is_overrule for turn in past_turns(view.remarks) for item in turn.submitted)
+    return rules.overrules + 2 * paid - used
+
+
+def has_improved_since(view: SearchView, trial: int) -> bool:
+    """Whether one of the LLM's trials from that number on was an improvement."""
+    return any(judged.improved for judged in judge_trials(view) if judged.observation.trial >= trial)
+
+
+def queued(view: SearchView) -> tuple[PastTurn, list[Submitted]] | None:
+    """What the latest turn submitted and is neither measured nor running; None where there is nothing."""
+    turns = past_turns(view.remarks)
+    if not turns:
+        return None
+    seen = {o.config.digest for o in view.observations}
+    waiting = []
+    for item in turns[-1].submitted:
+        row = view.space.row(item.config)
+        if row is not None and row not in view.pending and item.config.digest not in seen:
+            waiting.append(item)
+    return (turns[-1], waiting) if waiting else None

@@ -1,0 +1,328 @@
+"""The agent: one turn from a view to a decision, with its record; it keeps no state that the ledger does not hold."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cclsearch.content import find_content
+from cclsearch.propose.base import Expectation, Proposal, Remark, SearchView
+from cclsearch.propose.llm.account import Limits, Prices, load_prices
+from cclsearch.propose.llm.clock import Clock, WallClock
+from cclsearch.propose.llm.desk import Decision, Desk, Explain
+from cclsearch.propose.llm.evidence import Evidence, NoEvidence, TrialEvidence
+from cclsearch.propose.llm.history import PastTurn, Submitted, past_turns, total_cost, turn_remark
+from cclsearch.propose.llm.journal import (
+    CONTEXT_FILE,
+    TURNS_FOLDER,
+    ExchangeRecord,
+    RemarkRecord,
+    SubmittedRecord,
+    TurnRecord,
+    record_context,
+    record_observation,
+    turn_path,
+    write_record,
+)
+from cclsearch.propose.llm.library import PolicyLibrary
+from cclsearch.propose.llm.look import LookFunction, best_observation, survey_look
+from cclsearch.propose.llm.policy import PolicyRunner, SandboxRunner
+from cclsearch.propose.llm.prompt import (
+    MAX_PROMPT_BYTES,
+    Prompt,
+    PromptInput,
+    PromptOptions,
+    last_observation,
+    write_prompt,
+)
+from cclsearch.propose.llm.retry import Patience
+from cclsearch.propose.llm.spec import make_provider, parse_spec
+from cclsearch.propose.llm.toolset import make_toolset
+from cclsearch.propose.llm.turn import Stall, Turn, TurnResult, TurnSettings
+from cclsearch.propose.llm.wire import Message, Provider, Request, Role
+from cclsearch.text import one_line
+from cclsearch.values import Config
+
+RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
+"""Of the bound on a request, kept for the turn's look-ups."""
+KEPT_REMARKS = 60
+"""Latest remarks that a turn's record holds."""
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """How an agent works; all of it is frozen at a search's start."""
+
+    mode: str = "configs"
+    """`configs` or `policy`."""
+    limits: Limits = field(default_factory=Limits)
+    anonymous: bool = False
+    seed_policy: str | None = None
+    """Name or path of the first policy program; None for the shipped one that fits the card."""
+    patience: Patience = field(default_factory=Patience)
+    max_output_tokens: int = 4096
+    max_turn_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Thought:
+    """What a turn came to, for the arbiter."""
+
+    number: int
+    proposals: tuple[Proposal, ...]
+    finish: str | None
+    stall: Stall | None
+    remark: Remark
+
+
+@dataclass
+class Agent:
+    """An LLM behind a provider, with what it may look at."""
+
+    provider: Provider
+    options: AgentOptions = field(default_factory=AgentOptions)
+    folder: Path | None = None
+    """The run folder; None keeps no files."""
+    evidence: Evidence = field(default_factory=NoEvidence)
+    explain: Explain | None = None
+    look: LookFunction = survey_look
+    policies: PolicyRunner = field(default_factory=SandboxRunner)
+    clock: Clock = field(default_factory=WallClock)
+    prices: Prices = field(default_factory=lambda: load_prices(prices_path()))
+
+    @property
+    def name(self) -> str:
+        return self.provider.name
+
+    def limit_reached(self, view: SearchView) -> str | None:
+        """Which limit earlier turns have reached, in words."""
+        return self.options.limits.reached(total_cost(past_turns(view.remarks)))
+
+    def think(self, view: SearchView, slots: int, *, max_submitted: int, overrules_left: int) -> Thought:
+        """One whole turn; raises nothing for what a provider or a model does."""
+        number = self._next_number(view)
+        library = PolicyLibrary(self.folder)
+        look = self.look(view)
+        explained: dict[str, tuple[str, ...]] = {}
+        desk = Desk(
+            view=view,
+            look=look,
+            evidence=self.evidence,
+            max_submitted=max_submitted,
+            overrules_left=overrules_left,
+            mode=self.options.mode,
+            explain=self._remembering(explained),
+            policies=self.policies,
+        )
+        known = self._gather(desk, slots, library)
+        prompt, result = self._run(known, desk, number)
+        version = library.add(result.decision.program) if result.decision and result.decision.program else None
+        self._write(known, desk, prompt, result, number=number, explained=explained)
+        return _to_thought(number, result, version, self.options.mode)
+
+    def _run(self, known: PromptInput, desk: Desk, number: int) -> tuple[Prompt, TurnResult]:
+        tools = make_toolset(known.view.space, self.options.mode, desk.max_submitted)
+        probe = Request(system="", messages=(Message(role=Role.USER),), tools=tools)
+        room = MAX_PROMPT_BYTES - RESERVED_BYTES[self.options.mode] - probe.num_bytes
+        # JSON escapes newlines and quotes, so the text's own bytes are not quite what is sent.
+        prompt_options = PromptOptions(mode=self.options.mode, anonymous=self.options.anonymous)
+        prompt = write_prompt(known, prompt_options, int(room * 0.95))
+        settings = TurnSettings(
+            clock=self.clock,
+            jitter=random.Random(f"{known.view.seed}/{number}"),
+            price=self.prices.find(self.provider.name),
+            limits=self.options.limits,
+            spent=total_cost(past_turns(known.view.remarks)),
+            patience=self.options.patience,
+            max_output_tokens=self.options.max_output_tokens,
+            max_seconds=self.options.max_turn_s,
+        )
+        return prompt, Turn(self.provider, desk, prompt, tools, settings).run()
+
+    def _gather(self, desk: Desk, slots: int, library: PolicyLibrary) -> PromptInput:
+        shown: dict[int, TrialEvidence] = {}
+        for observation in (best_observation(desk.view), last_observation(desk.view)):
+            found = desk.find_evidence(observation.trial) if observation else None
+            if observation and found:
+                shown[observation.trial] = found
+        known = PromptInput(desk.view, desk.look, slots, shown)
+        if self.options.mode != "policy":
+            return known
+        program, note = library.best(desk.view, self._seed_program(desk.view))
+        return replace(known, program=program, program_note=note)
+
+    def _seed_program(self, view: SearchView) -> str:
+        return seed_program(view, self.options.seed_policy)
+
+    def _remembering(self, explained: dict[str, tuple[str, ...]]) -> Explain | None:
+        explain = self.explain
+        if explain is None:
+            return None
+
+        def tell(config: Config) -> tuple[str, ...]:
+            explained[config.digest] = tuple(explain(config))
+            return explained[config.digest]
+
+        return tell
+
+    def _next_number(self, view: SearchView) -> int:
+        told = max((turn.number for turn in past_turns(view.remarks)), default=0)
+        if self.folder is None:
+            return told + 1
+        kept = (int(path.stem) for path in (self.folder / TURNS_FOLDER).glob("[0-9]*.json") if path.stem.isdigit())
+        return max(told, *kept, 0) + 1
+
+    def _write(
+        self,
+        known: PromptInput,
+        desk: Desk,
+        prompt: Prompt,
+        result: TurnResult,
+        *,
+        number: int,
+        explained: dict[str, tuple[str, ...]],
+    ) -> None:
+        if self.folder is None:
+            return
+        context = self.folder / TURNS_FOLDER / CONTEXT_FILE
+        if not context.exists():
+            options = self.options
+            record = record_context(
+                known.view, model=self.provider.name, mode=options.mode, anonymous=options.anonymous
+            )
+            write_record(context, record)
+        write_record(turn_path(self.folder, number), make_record(known, desk, prompt, result, number, explained))
+
+
+def make_record(
+    known: PromptInput,
+    desk: Desk,
+    prompt: Prompt,
+    result: TurnResult,
+    number: int,
+    explained: Mapping[str, tuple[str, ...]],
+) -> TurnRecord:
+    """The file's content for one turn."""
+    view = known.view
+    decision = result.decision or Decision()
+    return TurnRecord(
+        turn=number,
+        observations=tuple(record_observation(o) for o in view.observations),
+        pending=tuple(sorted(view.pending)),
+        budget_left=view.budget_left,
+        next_trial=view.next_trial,
+        remarks=tuple(
+            RemarkRecord(topic=r.topic, text=r.text, data=dict(r.data)) for r in view.remarks[-KEPT_REMARKS:]
+        ),
+        slots=known.slots,
+        max_submitted=desk.max_submitted,
+        overrules_left=desk.overrules_left,
+        evidence=desk.looked_up,
+        program=known.program,
+        program_note=known.program_note,
+        explanations=dict(explained),
+        system=prompt.system,
+        user=prompt.user,
+        exchanges=tuple(
+            ExchangeRecord(answer=e.answer, trouble=e.trouble, message=e.message, request_bytes=e.request_bytes)
+            for e in result.exchanges
+        ),
+        decision=_decision_word(result.decision),
+        submitted=tuple(_submitted_record(item) for item in decision.submitted),
+        finish=decision.finish,
+        insight=decision.insight,
+        submitted_program=decision.program,
+        stall=result.stall.text if result.stall else "",
+        stall_cause=result.stall.cause if result.stall else "",
+        faults=tuple(result.faults),
+        cost=result.cost,
+    )
+
+
+def make_agent(
+    spec: str,
+    *,
+    options: AgentOptions | None = None,
+    folder: Path | None = None,
+    evidence: Evidence | None = None,
+    explain: Explain | None = None,
+    look: LookFunction | None = None,
+) -> Agent:
+    """The agent of `--llm SPEC`, its key taken from the environment; raises UserError where spec or key will not do."""
+    options = options or AgentOptions()
+    if options.seed_policy is not None:
+        find_content("policies", options.seed_policy, ".py")
+    return Agent(
+        provider=make_provider(parse_spec(spec)),
+        options=options,
+        folder=folder,
+        evidence=evidence or NoEvidence(),
+        explain=explain,
+        look=look or survey_look,
+    )
+
+
+def seed_program(view: SearchView, name: str | None) -> str:
+    """Source of the policy program of that name; by default the shipped one that fits the card."""
+    chosen = name or ("moe" if view.card.arch.moe else "dense")
+    return find_content("policies", chosen, ".py").read_text(encoding="utf-8")
+
+
+def prices_path() -> Path:
+    """The price list in use: `CCL_SEARCH_PRICES`, or the shipped one."""
+    from cclsearch.propose.llm.account import PRICES_FILE
+
+    given = os.environ.get("CCL_SEARCH_PRICES")
+    return Path(given) if given else PRICES_FILE
+
+
+def _to_thought(number: int, result: TurnResult, version: int | None, mode: str) -> Thought:
+    decision = result.decision or Decision()
+    past = PastTurn(
+        number=number,
+        decision=_decision_word(result.decision),
+        submitted=decision.submitted,
+        insight=decision.insight,
+        cost=result.cost,
+        policy=version,
+    )
+    proposals = tuple(to_proposal(item, number, mode) for item in decision.submitted)
+    return Thought(number, proposals, decision.finish, result.stall, turn_remark(past, describe_turn(past, result)))
+
+
+def to_proposal(item: Submitted, turn: int, mode: str) -> Proposal:
+    """A submitted configuration as the search takes it."""
+    expects = Expectation(step_time_s=item.expected_step_time_s, peak_memory_gib=item.expected_memory_gib)
+    return Proposal(item.config, "policy" if mode == "policy" else "llm", item.rationale, expects, turn)
+
+
+def describe_turn(turn: PastTurn, result: TurnResult) -> str:
+    """A turn in one line, for the ledger."""
+    usd = "price unknown" if turn.cost.usd is None else f"${turn.cost.usd:.4f}"
+    cost = f"{turn.cost.usage.total:,} tokens, {usd}, {turn.cost.seconds:.1f} s"
+    if turn.decision == "submit":
+        what = "submitted " + "; ".join(str(item.config) for item in turn.submitted)
+    elif turn.decision == "finish":
+        what = f"wants to finish: {result.decision.finish if result.decision else ''}"
+    else:
+        what = f"no decision: {result.stall.text if result.stall else ''}"
+    return one_line(f"turn {turn.number} ({cost}): {what}", 500)
+
+
+def _decision_word(decision: Decision | None) -> str:
+    if decision is None:
+        return "none"
+    return "finish" if decision.finish is not None else "submit"
+
+
+def _submitted_record(item: Submitted) -> SubmittedRecord:
+    return SubmittedRecord(
+        config=item.config,
+        expected_step_time_s=item.expected_step_time_s,
+        expected_memory_gib=item.expected_memory_gib,
+        rationale=item.rationale,
+        is_overrule=item.is_overrule,
+    )

@@ -1,0 +1,103 @@
+"""Configurations as a model writes them: schema, reading, compact rows, and what is near an illegal one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cclsearch.space.table import Knob, Space
+from cclsearch.text import one_line
+from cclsearch.values import Config, Value
+
+
+def free_knobs(space: Space) -> tuple[Knob, ...]:
+    """Knobs with a choice; the others are filled in."""
+    return tuple(knob for knob in space.knobs if len(knob.choices) > 1)
+
+
+def config_schema(space: Space) -> dict[str, Any]:
+    """JSON schema of one configuration: every free knob, with its choices and nothing else."""
+    return {
+        "type": "object",
+        "properties": {knob.name: {"enum": list(knob.choices)} for knob in free_knobs(space)},
+        "required": [knob.name for knob in free_knobs(space)],
+        "additionalProperties": False,
+    }
+
+
+def where_schema(space: Space) -> dict[str, Any]:
+    """JSON schema of a filter: knob -> the values to keep."""
+    properties = {
+        knob.name: {"type": "array", "items": {"enum": list(knob.choices)}, "minItems": 1} for knob in free_knobs(space)
+    }
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def read_value(knob: Knob, value: object) -> Value | None:
+    """The choice that was meant (`4`, `4.0` and `"4"` mean 4; `1` never means true); None where there is none."""
+    for choice in knob.choices:
+        if type(choice) is type(value) and choice == value:
+            return choice
+    if isinstance(value, float) and not isinstance(value, bool):
+        return next((c for c in knob.choices if type(c) is int and c == value), None)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return next((c for c in knob.choices if type(c) is float and c == value), None)
+    if isinstance(value, str):
+        return next((c for c in knob.choices if str(c).lower() == value.strip().lower()), None)
+    return None
+
+
+def read_config(space: Space, raw: object) -> tuple[Config | None, str]:
+    """The configuration that was meant and an empty string, or None and what is wrong; it need not be legal."""
+    if not isinstance(raw, Mapping):
+        return None, f"a configuration must be an object of knobs; got {one_line(repr(raw), 80)}"
+    unknown = [one_line(str(name), 40) for name in raw if not any(knob.name == name for knob in space.knobs)]
+    if unknown:
+        return None, f"there is no knob {unknown[0]!r}; the knobs are {', '.join(k.name for k in free_knobs(space))}"
+    values: dict[str, Value] = {}
+    for knob in space.knobs:
+        if knob.name not in raw:
+            if len(knob.choices) > 1:
+                return None, f"knob {knob.name!r} is missing"
+            values[knob.name] = knob.choices[0]
+            continue
+        value = read_value(knob, raw[knob.name])
+        if value is None:
+            choices = ", ".join(_word(choice) for choice in knob.choices)
+            return None, f"{knob.name} must be one of {choices}; got {one_line(repr(raw[knob.name]), 60)}"
+        values[knob.name] = value
+    return Config(values), ""
+
+
+def header(space: Space) -> str:
+    """Column names of compact rows."""
+    return " ".join(knob.name for knob in free_knobs(space))
+
+
+def compact(space: Space, config: Mapping[str, Value]) -> str:
+    """A configuration's values under `header`."""
+    return " ".join(_word(config[knob.name]) if knob.name in config else "?" for knob in free_knobs(space))
+
+
+def spelled(space: Space, config: Mapping[str, Value]) -> str:
+    """`tp=2 dp=4`: the free knobs with their names."""
+    return " ".join(f"{knob.name}={_word(config[knob.name])}" for knob in free_knobs(space) if knob.name in config)
+
+
+def nearest_rows(space: Space, config: Mapping[str, Value], rows: Iterable[int], count: int = 3) -> list[int]:
+    """Of these rows, those that differ from the configuration in the fewest knobs, in the order given."""
+    candidates = np.fromiter(rows, dtype=np.int64)
+    if not len(candidates):
+        return []
+    differing = np.zeros(len(candidates), dtype=np.int64)
+    for k, knob in enumerate(space.knobs):
+        if knob.name in config and config[knob.name] in knob.choices:
+            code = next(i for i, c in enumerate(knob.choices) if c == config[knob.name])
+            differing += space.codes_NK[candidates, k] != code
+    return [int(row) for row in candidates[np.argsort(differing, kind="stable")[:count]]]
+
+
+def _word(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

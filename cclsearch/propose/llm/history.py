@@ -1,0 +1,139 @@
+"""What the ledger's remarks say of earlier turns and moves: the agent and the arbiter hold no other memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cclsearch.propose.base import Remark, SearchView
+from cclsearch.propose.llm.account import Cost
+from cclsearch.propose.llm.wire import Usage
+from cclsearch.text import one_line
+from cclsearch.values import Config
+
+TURN_TOPIC = "llm_turn"
+MOVE_TOPIC = "arbiter"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One configuration that a turn submitted."""
+
+    config: Config
+    expected_step_time_s: float | None = None
+    expected_memory_gib: float | None = None
+    is_overrule: bool = False
+    """The surrogate thought little of it."""
+    rationale: str = ""
+
+
+@dataclass(frozen=True)
+class PastTurn:
+    """One turn as the ledger keeps it."""
+
+    number: int
+    decision: str
+    """`submit`, `finish` or `none`."""
+    submitted: tuple[Submitted, ...]
+    insight: str
+    cost: Cost
+    policy: int | None = None
+    """Version of the policy program that it submitted."""
+
+
+def turn_remark(turn: PastTurn, text: str) -> Remark:
+    """The remark that a turn leaves in the ledger."""
+    usage = turn.cost.usage
+    return Remark(
+        TURN_TOPIC,
+        text,
+        {
+            "turn": turn.number,
+            "decision": turn.decision,
+            "submitted": json.dumps([_to_json(item) for item in turn.submitted], separators=(",", ":")),
+            "insight": turn.insight,
+            "policy": turn.policy,
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+            "cache_read_tokens": usage.cache_read_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+            "tokens_estimated": usage.is_estimated,
+            "usd": turn.cost.usd,
+            "seconds": round(turn.cost.seconds, 3),
+            "requests": turn.cost.requests,
+        },
+    )
+
+
+def past_turns(remarks: Iterable[Remark]) -> list[PastTurn]:
+    """The turns that these remarks tell of, oldest first."""
+    return [_read_turn(remark.data) for remark in remarks if remark.topic == TURN_TOPIC]
+
+
+def total_cost(turns: Iterable[PastTurn]) -> Cost:
+    """What all these turns took."""
+    return sum((turn.cost for turn in turns), Cost())
+
+
+def last_insights(view: SearchView, count: int = 6) -> list[str]:
+    """What the model noted about framework and cluster, latest last, each once."""
+    found: dict[str, None] = {}
+    for turn in past_turns(view.remarks):
+        if turn.insight:
+            found.pop(turn.insight, None)
+            found[turn.insight] = None
+    return list(found)[-count:]
+
+
+def _to_json(item: Submitted) -> dict[str, object]:
+    full = {
+        "config": dict(item.config),
+        "time": item.expected_step_time_s,
+        "memory": item.expected_memory_gib,
+        "overrule": item.is_overrule,
+        "why": one_line(item.rationale, 300),
+    }
+    return {key: value for key, value in full.items() if value not in (None, False, "")}
+
+
+def _read_turn(data: Mapping[str, object]) -> PastTurn:
+    items = json.loads(str(data.get("submitted") or "[]"))
+    usage = Usage(
+        input_tokens=_count(data.get("input_tokens")),
+        output_tokens=_count(data.get("output_tokens")),
+        cache_read_tokens=_count(data.get("cache_read_tokens")),
+        cache_write_tokens=_count(data.get("cache_write_tokens")),
+        is_estimated=bool(data.get("tokens_estimated")),
+    )
+    policy = data.get("policy")
+    return PastTurn(
+        number=_count(data.get("turn")),
+        decision=str(data.get("decision", "none")),
+        submitted=tuple(
+            Submitted(
+                Config(item["config"]),
+                item.get("time"),
+                item.get("memory"),
+                bool(item.get("overrule")),
+                str(item.get("why", "")),
+            )
+            for item in items
+        ),
+        insight=str(data.get("insight") or ""),
+        cost=Cost(
+            usage=usage,
+            usd=_number(data.get("usd")),
+            seconds=_number(data.get("seconds")) or 0.0,
+            requests=_count(data.get("requests")),
+        ),
+        policy=_count(policy) if policy is not None else None,
+    )
+
+
+def _count(value: object) -> int:
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,245 @@
+"""Turns as files: `turns/0007.json` holds what a turn saw and what came back, so that it can be replayed."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from cclsearch.card.model import Card
+from cclsearch.errors import UserError
+from cclsearch.propose.base import Observation, Remark, SearchView
+from cclsearch.propose.llm.account import Cost
+from cclsearch.propose.llm.evidence import TrialEvidence
+from cclsearch.propose.llm.wire import Answer, Trouble
+from cclsearch.redact import redact
+from cclsearch.space.table import Knob, Space
+from cclsearch.values import Config, Failure, Model, Value
+
+TURNS_FOLDER = "turns"
+CONTEXT_FILE = "context.json"
+VERSION = 1
+
+T = TypeVar("T", bound=Model)
+
+
+class KnobRecord(Model):
+    name: str
+    choices: tuple[Value, ...]
+    description: str = ""
+
+
+class ObservationRecord(Model):
+    trial: int
+    config: Config
+    loss: float | None
+    step_time_s: float | None = None
+    peak_memory_gib: float | None = None
+    failure: Failure | None = None
+    spread: float | None = None
+    metrics: dict[str, float] = {}
+    is_confirmation: bool = False
+
+
+class RemarkRecord(Model):
+    topic: str
+    text: str
+    data: dict[str, str | int | float | bool | None] = {}
+
+
+class ContextRecord(Model):
+    """What does not change during a search: `turns/context.json`."""
+
+    schema_version: int = VERSION
+    model: str
+    """`anthropic:MODEL`, ...: no key, no address."""
+    mode: str
+    anonymous: bool
+    card: Card
+    knobs: tuple[KnobRecord, ...]
+    codes: str
+    """The legal set: int16 codes, row by row, deflated, base 64."""
+    num_raw: int
+    rules: tuple[str, ...]
+    objective: str
+    seed: int
+    prior: tuple[ObservationRecord, ...] = ()
+
+    def space(self) -> Space:
+        """The space again; raises UserError where the record is damaged."""
+        try:
+            flat = np.frombuffer(zlib.decompress(base64.b64decode(self.codes)), dtype=np.int16)
+            codes = flat.reshape(-1, len(self.knobs))
+        except (ValueError, zlib.error) as error:
+            raise UserError(f"the legal set in {CONTEXT_FILE!r} cannot be read: {error}") from None
+        knobs = tuple(Knob(knob.name, knob.choices, knob.description) for knob in self.knobs)
+        return Space(knobs, codes, self.num_raw, self.rules)
+
+
+class ExchangeRecord(Model):
+    answer: Answer | None = None
+    trouble: Trouble | None = None
+    message: str = ""
+    request_bytes: int = 0
+
+
+class SubmittedRecord(Model):
+    config: Config
+    expected_step_time_s: float | None = None
+    expected_memory_gib: float | None = None
+    rationale: str = ""
+    is_overrule: bool = False
+
+
+class TurnRecord(Model):
+    """One turn."""
+
+    schema_version: int = VERSION
+    turn: int
+    observations: tuple[ObservationRecord, ...]
+    pending: tuple[int, ...]
+    budget_left: int
+    next_trial: int
+    remarks: tuple[RemarkRecord, ...]
+    slots: int
+    max_submitted: int
+    overrules_left: int
+    evidence: dict[int, TrialEvidence] = {}
+    program: str | None = None
+    program_note: str = ""
+    explanations: dict[str, tuple[str, ...]] = {}
+    """Configuration's digest -> what the constraints said of it."""
+    system: str
+    user: str
+    exchanges: tuple[ExchangeRecord, ...]
+    decision: str
+    """`submit`, `finish` or `none`."""
+    submitted: tuple[SubmittedRecord, ...] = ()
+    finish: str | None = None
+    insight: str = ""
+    submitted_program: str | None = None
+    stall: str = ""
+    stall_cause: str = ""
+    faults: tuple[str, ...] = ()
+    cost: Cost = Field(default_factory=Cost)
+
+    def view(self, context: ContextRecord, space: Space) -> SearchView:
+        """The view that this turn had."""
+        return SearchView(
+            card=context.card,
+            space=space,
+            observations=tuple(read_observation(record, space) for record in self.observations),
+            pending=frozenset(self.pending),
+            budget_left=self.budget_left,
+            seed=context.seed,
+            objective=context.objective,
+            prior=tuple(read_observation(record, space) for record in context.prior),
+            remarks=tuple(Remark(r.topic, r.text, r.data) for r in self.remarks),
+            next_trial=self.next_trial,
+        )
+
+
+def record_context(view: SearchView, *, model: str, mode: str, anonymous: bool) -> ContextRecord:
+    """The context of a search, for its folder."""
+    codes = np.ascontiguousarray(view.space.codes_NK, dtype=np.int16).tobytes()
+    return ContextRecord(
+        model=model,
+        mode=mode,
+        anonymous=anonymous,
+        card=view.card,
+        knobs=tuple(KnobRecord(name=k.name, choices=k.choices, description=k.description) for k in view.space.knobs),
+        codes=base64.b64encode(zlib.compress(codes)).decode(),
+        num_raw=view.space.num_raw,
+        rules=view.space.rules,
+        objective=view.objective,
+        seed=view.seed,
+        prior=tuple(record_observation(o) for o in view.prior),
+    )
+
+
+def record_observation(o: Observation) -> ObservationRecord:
+    """An observation for a file."""
+    return ObservationRecord(
+        trial=o.trial,
+        config=o.config,
+        loss=o.loss,
+        step_time_s=o.step_time_s,
+        peak_memory_gib=o.peak_memory_gib,
+        failure=o.failure,
+        spread=o.spread,
+        metrics=dict(o.metrics),
+        is_confirmation=o.is_confirmation,
+    )
+
+
+def read_observation(record: ObservationRecord, space: Space) -> Observation:
+    """An observation from a file."""
+    return Observation(row=space.row(record.config), **dict(record))
+
+
+def write_record(path: Path, record: Model) -> None:
+    """Write one record, redacted string by string, in one atomic step."""
+    data = redact_strings(record.model_dump(mode="json"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1, ensure_ascii=True)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def redact_strings(value: Any) -> Any:
+    """The value with secrets masked in every string, keys of mappings included."""
+    match value:
+        case str():
+            return redact(value)
+        case list():
+            return [redact_strings(item) for item in value]
+        case dict():
+            return {redact(str(key)): redact_strings(item) for key, item in value.items()}
+    return value
+
+
+def read_context(folder: Path) -> ContextRecord:
+    """The context of a run folder; raises UserError where there is none, or it cannot be read."""
+    return _read(folder / TURNS_FOLDER / CONTEXT_FILE, ContextRecord)
+
+
+def read_turns(folder: Path) -> list[TurnRecord]:
+    """All turns of a run folder, oldest first; raises UserError where one cannot be read."""
+    paths = sorted((folder / TURNS_FOLDER).glob("[0-9]*.json"))
+    return [_read(path, TurnRecord) for path in paths]
+
+
+def turn_path(folder: Path, turn: int) -> Path:
+    """`turns/0007.json`."""
+    return folder / TURNS_FOLDER / f"{turn:04d}.json"
+
+
+def _read(path: Path, model: type[T]) -> T:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > VERSION:
+            raise UserError(f"{str(path)!r} was written by a newer version; upgrade ccl-search to read it")
+        return model.model_validate(data)
+    except FileNotFoundError:
+        raise UserError(f"there is no {str(path)!r}: this run has no LLM turns to replay") from None
+    except (OSError, ValueError, ValidationError) as error:
+        raise UserError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,156 @@
+"""The chat-completions protocol, through the OpenAI SDK: OpenAI itself, vLLM, Ollama, SGLang and their like."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from cclsearch.propose.llm.reading import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
+from cclsearch.propose.llm.transport import make_http_client, to_provider_error
+from cclsearch.propose.llm.wire import Answer, Message, ProviderError, Request, Stop, ToolCall, Trouble, Usage
+
+_STOPS = {
+    "stop": Stop.DONE,
+    "tool_calls": Stop.TOOL,
+    "function_call": Stop.TOOL,
+    "length": Stop.TRUNCATED,
+    "content_filter": Stop.FILTERED,
+}
+
+
+class OpenAIProvider:
+    """One model behind chat completions. `base_url` None is OpenAI itself.
+
+    A server that refuses tools (some models of Ollama do) is asked for one JSON object of the same schemas instead,
+    from then on.
+    """
+
+    def __init__(self, model: str, *, api_key: str, base_url: str | None = None, timeout_s: float = 120.0) -> None:
+        import openai
+
+        self.name = f"openai:{model}" if base_url is None else f"compatible:{model}"
+        self._model = model
+        self._is_openai = base_url is None and not os.environ.get("OPENAI_BASE_URL")
+        self._in_json = False
+        self._client = openai.OpenAI(
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,
+            http_client=make_http_client(openai.DefaultHttpxClient, timeout_s=timeout_s),
+        )
+
+    def ask(self, request: Request) -> Answer:
+        """See `wire.Provider`."""
+        try:
+            return self._ask(request)
+        except ProviderError as error:
+            refused_tools = error.trouble is Trouble.BAD_REQUEST and "tool" in error.message.lower()
+            if self._in_json or not refused_tools:
+                raise
+            self._in_json = True
+            return self._ask(request)
+
+    def _ask(self, request: Request) -> Answer:
+        import openai
+
+        limit = "max_completion_tokens" if self._is_openai else "max_tokens"
+        make_body = json_body if self._in_json else chat_body
+        body = {**make_body(self._model, request), limit: request.max_output_tokens}
+        try:
+            raw = self._client.chat.completions.with_raw_response.create(**body)
+            answer = parse_body(raw.http_response.content)
+        except openai.OpenAIError as error:
+            raise to_provider_error(error) from None
+        return _read_answer(answer, request)
+
+
+def chat_body(model: str, request: Request) -> dict[str, Any]:
+    """The request as chat completions have it, with tools."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": request.system}]
+    for message in request.messages:
+        messages += _messages(message)
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+        }
+        for tool in request.tools
+    ]
+    return {"model": model, "messages": messages, "tools": tools, "tool_choice": "required"}
+
+
+def json_body(model: str, request: Request) -> dict[str, Any]:
+    """The request for a server without tools: the answer is one JSON object `{"tool": ..., "arguments": {...}}`."""
+    tools = "\n".join(
+        f"- {tool.name}: {tool.description} arguments: {json.dumps(tool.parameters)}" for tool in request.tools
+    )
+    how = f'\n\nAnswer with one JSON object {{"tool": NAME, "arguments": {{...}}}} and nothing else. Tools:\n{tools}'
+    messages = [{"role": "system", "content": request.system + how}]
+    for message in request.messages:
+        parts = [f"result of {result.id}: {result.text}" for result in message.results]
+        parts += [json.dumps({"tool": call.name, "arguments": call.arguments or {}}) for call in message.calls]
+        text = "\n".join([*parts, message.text] if message.text else parts)
+        messages.append({"role": message.role.value, "content": text or "(nothing)"})
+    return {"model": model, "messages": messages, "response_format": _response_format(request)}
+
+
+def _response_format(request: Request) -> dict[str, Any]:
+    choices = [
+        {
+            "type": "object",
+            "properties": {"tool": {"const": tool.name}, "arguments": tool.parameters},
+            "required": ["tool", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in request.tools
+    ]
+    schema = {"name": "decision", "schema": {"anyOf": choices}}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _messages(message: Message) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": result.id, "content": result.text} for result in message.results
+    ]
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments or {})},
+        }
+        for call in message.calls
+    ]
+    if calls:
+        out.append({"role": message.role.value, "content": message.text or None, "tool_calls": calls})
+    elif message.text or not out:
+        out.append({"role": message.role.value, "content": message.text or "(nothing)"})
+    return out
+
+
+def _read_answer(body: dict[str, Any], request: Request) -> Answer:
+    choices = body.get("choices")
+    choice = as_mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    message = as_mapping(choice.get("message"))
+    calls: list[ToolCall] = []
+    raw_calls = message.get("tool_calls")
+    for raw in raw_calls if isinstance(raw_calls, list) else []:
+        raw = as_mapping(raw)
+        function = as_mapping(raw.get("function"))
+        calls.append(make_call(raw.get("id"), function.get("name"), function.get("arguments"), len(calls)))
+    word = as_text(choice.get("finish_reason"))
+    stop = Stop.REFUSED if message.get("refusal") else _STOPS.get(word, Stop.OTHER)
+    usage = as_mapping(body.get("usage"))
+    cached = as_count(as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    told = Usage(
+        input_tokens=max(as_count(usage.get("prompt_tokens")) - cached, 0),
+        output_tokens=as_count(usage.get("completion_tokens")),
+        cache_read_tokens=cached,
+    )
+    return Answer(
+        text=as_text(message.get("content")) or as_text(message.get("refusal")),
+        calls=tuple(calls),
+        stop=stop,
+        stop_word=word[:40],
+        usage=told if told.total else estimate_usage(request, len(json.dumps(body))),
+    )

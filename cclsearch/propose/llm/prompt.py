@@ -1,0 +1,252 @@
+"""The prompt of one turn: a pure function of what is known, bounded however many trials there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.llm.configs import free_knobs
+from cclsearch.propose.llm.evidence import TrialEvidence
+from cclsearch.propose.llm.fence import FENCE_RULE, clip_bytes, fence, fence_line
+from cclsearch.propose.llm.history import last_insights
+from cclsearch.propose.llm.look import Look, best_observation, estimate_noise
+from cclsearch.propose.llm.reading import BYTES_PER_TOKEN
+from cclsearch.propose.llm.tables import (
+    calibration_lines,
+    candidate_lines,
+    failure_lines,
+    objective_line,
+    trial_lines,
+)
+from cclsearch.text import one_line
+
+MAX_PROMPT_TOKENS = 12_000
+MAX_PROMPT_BYTES = MAX_PROMPT_TOKENS * BYTES_PER_TOKEN
+"""Of one whole request: system, tools, and all messages of the turn."""
+MAX_LOOKUPS = 8
+MAX_CORRECTIONS = 2
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """How a prompt is written."""
+
+    mode: str = "configs"
+    """`configs` or `policy`."""
+    anonymous: bool = False
+    """Leaves out whatever names the workload's origin: a strong model remembers published results."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is sent first in a turn."""
+
+    system: str
+    user: str
+
+
+@dataclass(frozen=True)
+class PromptInput:
+    """All that a prompt is made of."""
+
+    view: SearchView
+    look: Look
+    slots: int
+    evidence: dict[int, TrialEvidence] = field(default_factory=dict)
+    """Of the best, the last, and whatever else is to be shown unasked."""
+    program: str | None = None
+    """The best policy program so far, in policy mode."""
+    program_note: str = ""
+
+
+def write_prompt(known: PromptInput, options: PromptOptions, limit_bytes: int) -> Prompt:
+    """The prompt, at most `limit_bytes` long with its system part; says what it leaves out."""
+    system = write_system(known.view, options)
+    room = limit_bytes - len(system.encode())
+    return Prompt(system, _fit(_sections(known, options), room))
+
+
+def write_system(view: SearchView, options: PromptOptions) -> str:
+    """The part that stays the same during a search, so that a provider can cache it."""
+    submit = "submit_policy" if options.mode == "policy" else "submit"
+    parts = [
+        "You tune how a large language model's training is split over accelerators. Each trial is an expensive real "
+        "run. Find the best configuration in few trials; avoid runs that fail; never repeat a configuration.",
+        f"In a turn you may make at most {MAX_LOOKUPS} look-ups (predict, explain, trial, compare, candidates), then "
+        f"you must call {submit} or finish. Answer with tool calls only.",
+        "A surrogate model (closed-form cost model, recalibrated on the trials so far) predicts every configuration. "
+        "Its record is shown to you: trust it where it has held, overrule it where evidence speaks against it, and say "
+        "why. Write down what you learn about this framework and cluster in `insight`: it is shown to you again.",
+        "finish ends the search early and gives the unused budget back; it is refused while something could plausibly "
+        "still win.",
+        FENCE_RULE,
+        "WORKLOAD\n" + _describe_card(view, options),
+        "OBJECTIVE\n" + objective_line(view),
+        "KNOBS\n" + _describe_knobs(view),
+    ]
+    return "\n\n".join(parts)
+
+
+def _describe_card(view: SearchView, options: PromptOptions) -> str:
+    card, arch, hardware = view.card, view.card.arch, view.card.hardware
+    lines = (
+        []
+        if options.anonymous
+        else [f"model {fence_line(card.family, 60)}, framework {fence_line(card.framework, 40)}"]
+    )
+    moe = arch.moe
+    lines += [
+        f"{arch.num_layers} layers, hidden {arch.hidden_size}, {arch.num_heads} heads ({arch.num_kv_heads} KV), "
+        f"head dim {arch.head_dim}, FFN {arch.intermediate_size}{' gated' if arch.gated_mlp else ''}, "
+        f"vocabulary {arch.vocab_size}, {one_line(card.precision, 20)}",
+        *(
+            [
+                f"mixture of experts: {moe.num_experts} experts, top-{moe.top_k}, expert width "
+                f"{moe.expert_intermediate_size}, {moe.num_shared_experts} shared, {moe.num_dense_layers} dense layers"
+            ]
+            if moe
+            else []
+        ),
+        f"fixed work: global batch {card.global_batch_size} sequences of {card.seq_len} tokens",
+        f"{hardware.num_accelerators} x {one_line(hardware.accelerator, 40)}, {hardware.accelerators_per_node} a node, "
+        f"{hardware.memory_gib:g} GiB each; Gbit/s per accelerator: {_or_unknown(hardware.scale_up_gbps)} in the node, "
+        f"{_or_unknown(hardware.scale_out_gbps)} between nodes",
+    ]
+    return "\n".join(lines)
+
+
+def _describe_knobs(view: SearchView) -> str:
+    lines = []
+    for knob in free_knobs(view.space):
+        choices = ", ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in knob.choices)
+        about = f"  {fence_line(knob.description, 160)}" if knob.description else ""
+        lines.append(one_line(f"{knob.name}: {choices}", 300) + about)
+    rules = f"; rules: {one_line(', '.join(view.space.rules), 300)}" if view.space.rules else ""
+    lines.append(f"{len(view.space)} legal configurations of {view.space.num_raw} combinations{rules}")
+    return clip_bytes("\n".join(lines), 7000)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled run of lines; the last lines go first when room is short. A higher weight gets more room."""
+
+    title: str
+    lines: Sequence[str]
+    weight: float
+
+
+def _sections(known: PromptInput, options: PromptOptions) -> list[Section]:
+    view, look = known.view, known.look
+    noise = estimate_noise(view)
+    sections = [
+        Section("STATE", _state_lines(known, noise), 2.0),
+        Section("TRIALS, best first (~ = within noise of the best)", trial_lines(view, noise), 3.0),
+        Section("FAILURES by kind", failure_lines(view), 1.5),
+        Section("SURROGATE: its best untried candidates", candidate_lines(view, look, look.order, 12), 2.0),
+        Section("SURROGATE: record", [*look.record[::-1][:12], look.why], 1.0),
+        Section("YOUR expectations against what was measured", calibration_lines(view), 1.0),
+        Section("DIAGNOSIS", _evidence_lines(known), 2.0),
+        Section("YOUR INSIGHTS so far", [fence_line(text, 300) for text in last_insights(view)][::-1], 0.7),
+        Section("WHAT THE ARBITER SAID", _move_lines(view), 0.5),
+    ]
+    if options.mode == "policy":
+        sections.append(Section("BEST PROGRAM so far" + known.program_note, _program_lines(known), 3.0))
+    return [section for section in sections if section.lines]
+
+
+def _state_lines(known: PromptInput, noise: float) -> list[str]:
+    view, best = known.view, best_observation(known.view)
+    found = f"best: trial {best.trial}, loss {best.loss:.5g}" if best else "best: nothing has run successfully yet"
+    several = f"; up to {known.slots} can start now" if known.slots > 1 else ""
+    return [
+        f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
+        f"noise: two runs differ by about {noise:.1%}; a smaller difference is no improvement",
+    ]
+
+
+def _evidence_lines(known: PromptInput) -> list[str]:
+    lines: list[str] = []
+    best = best_observation(known.view)
+    reference = known.evidence.get(best.trial) if best else None
+    for trial, evidence in known.evidence.items():
+        who = "the best" if best and trial == best.trial else "the last" if trial == _last(known.view) else "asked for"
+        text = describe_evidence(evidence, reference if evidence is not reference else None)
+        if text:
+            lines.append(f"trial {trial} ({who}):\n{fence(text, 1500)}")
+    return lines
+
+
+def describe_evidence(evidence: TrialEvidence, reference: TrialEvidence | None = None) -> str:
+    """Where the step goes, with differences against the best where there is something to compare."""
+    lines = list(evidence.diagnosis[:12])
+    against = reference.seconds_by_cause if reference else {}
+    for cause, seconds in sorted(evidence.seconds_by_cause.items(), key=lambda item: -item[1])[:12]:
+        difference = f" ({seconds - against[cause]:+.4g} s against the best)" if cause in against else ""
+        lines.append(f"{cause}: {seconds:.4g} s{difference}")
+    lines += evidence.notes[:4]
+    return "\n".join(lines)
+
+
+def _move_lines(view: SearchView) -> list[str]:
+    moves = [remark.text for remark in view.remarks if remark.topic == "arbiter"]
+    return [one_line(text, 240) for text in moves[-3:][::-1]]
+
+
+def _program_lines(known: PromptInput) -> list[str]:
+    return [fence(known.program, 9000)] if known.program else []
+
+
+def _last(view: SearchView) -> int | None:
+    return max((observation.trial for observation in view.observations), default=None)
+
+
+def last_observation(view: SearchView) -> Observation | None:
+    """The observation of the highest trial number."""
+    return max(view.observations, key=lambda o: o.trial, default=None)
+
+
+def _fit(sections: Sequence[Section], room_bytes: int) -> str:
+    """The sections, each within its share of the room; what a short section leaves goes to the long ones."""
+    full = [_render(section, None) for section in sections]
+    sizes = [len(text.encode()) + 2 for text in full]
+    if sum(sizes) <= room_bytes:
+        return "\n\n".join(full)
+    shares = _share([section.weight for section in sections], sizes, room_bytes)
+    return "\n\n".join(_render(section, share) for section, share in zip(sections, shares, strict=True))
+
+
+def _share(weights: Sequence[float], sizes: Sequence[int], room: int) -> list[int]:
+    shares = [0] * len(sizes)
+    waiting = list(range(len(sizes)))
+    while waiting:
+        total = sum(weights[i] for i in waiting)
+        content = [i for i in waiting if sizes[i] <= room * weights[i] / total]
+        if not content:
+            for i in waiting:
+                shares[i] = int(room * weights[i] / total)
+            break
+        for i in content:
+            shares[i] = sizes[i]
+            room -= sizes[i]
+        waiting = [i for i in waiting if i not in content]
+    return shares
+
+
+def _render(section: Section, limit_bytes: int | None) -> str:
+    lines = [section.title, *section.lines]
+    if limit_bytes is None:
+        return "\n".join(lines)
+    kept: list[str] = []
+    left = limit_bytes - 60
+    for line in lines:
+        left -= len(line.encode()) + 1
+        if left < 0:
+            break
+        kept.append(line)
+    missing = len(lines) - len(kept)
+    return "\n".join([*kept, f"({missing} of {len(lines) - 1} left out: no room)"] if missing else kept)
+
+
+def _or_unknown(number: float | None) -> str:
+    return "unknown" if number is None else f"{number:g}"

@@ -1,0 +1,127 @@
+"""Runs a program that somebody else wrote: in an interpreter without files, network or environment, in a process of
+its own without ours, under limits on time, memory and output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cclsearch.text import one_line, plain
+from cclsearch.values import Model
+
+CHILD = Path(__file__).with_name("sandbox_child.py")
+
+
+class Limits(Model):
+    """What one run of a program may take."""
+
+    time_s: float = 3.0
+    memory_bytes: int = 128 * 2**20
+    output_bytes: int = 64_000
+    """Of what it prints (which is dropped) and, separately, of what it returns."""
+    recursion: int = 300
+    program_bytes: int = 60_000
+
+    @property
+    def wall_s(self) -> float:
+        """After this the process is killed, whatever it does: start-up on a loaded machine included."""
+        return 4 * self.time_s + 30.0
+
+
+class SandboxError(Exception):
+    """The program gave no dictionary; the message tells its author why, in one bounded line or traceback."""
+
+
+def run_policy(
+    program: str,
+    workload: dict[str, Any],
+    environment: dict[str, Any],
+    history: list[dict[str, Any]] | None = None,
+    *,
+    limits: Limits | None = None,
+) -> dict[str, Any]:
+    """What `generate_config(workload, environment)` of that program returns: a flat dictionary of plain values.
+
+    Raises SandboxError where it does not, or where a limit was passed.
+    """
+    limits = limits or Limits()
+    if "\0" in program or len(program.encode("utf-8", "replace")) > limits.program_bytes:
+        raise SandboxError(f"a program must be text of at most {limits.program_bytes:,} bytes")
+    order = {
+        "program": program.encode("utf-8", "replace").decode(),
+        "inputs": {"workload": workload, "environment": environment, "history": history or []},
+        "limits": limits.model_dump(),
+    }
+    answer = _run_child(json.dumps(order), limits)
+    if "error" in answer:
+        raise SandboxError(_message(str(answer["error"])))
+    return _check_result(answer.get("result"))
+
+
+def _run_child(order: str, limits: Limits) -> dict[str, Any]:
+    process = subprocess.Popen(
+        [sys.executable, "-I", str(CHILD)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=_bare_environment(),
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(order.encode(), timeout=limits.wall_s)
+    except subprocess.TimeoutExpired:
+        raise SandboxError("the program passed the time limit and was killed") from None
+    finally:
+        _end_group(process)
+    try:
+        answer = json.loads(output[: limits.output_bytes * 8])
+    except (ValueError, RecursionError):
+        raise SandboxError("the program broke its sandbox process (memory or recursion limit)") from None
+    return answer if isinstance(answer, dict) else {"error": "the sandbox gave no answer"}
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """The interpreter's process goes with its parent, however that ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _bare_environment() -> dict[str, str]:
+    """Nothing of ours but where the interpreter lies."""
+    return {"PATH": os.path.dirname(sys.executable), "LANG": "C.UTF-8"}
+
+
+def _check_result(text: object) -> dict[str, Any]:
+    try:
+        result = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        result = None
+    if not isinstance(result, dict):
+        raise SandboxError("generate_config must return a dict of knob -> value")
+    if len(result) > 200:
+        raise SandboxError(f"generate_config returned {len(result)} entries; a configuration has far fewer")
+    for key, value in result.items():
+        is_plain = isinstance(value, str | int | float | bool) and not (
+            isinstance(value, float) and not math.isfinite(value)
+        )
+        if not is_plain:
+            raise SandboxError(f"the value of {one_line(key, 40)!r} must be a plain number, word or boolean")
+    return result
+
+
+def _message(error: str) -> str:
+    lines = plain(error).strip().splitlines()
+    short = [line[:300] for line in (lines if len(lines) <= 8 else [*lines[:2], "...", *lines[-5:]])]
+    text = "\n".join(short)
+    if "does not yet support" in text or "NotImplementedError" in text or "ModuleNotFoundError" in text:
+        text += "\n(the sandbox runs a subset of Python: write this another way)"
+    return text[:1500]

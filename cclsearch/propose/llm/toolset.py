@@ -1,0 +1,119 @@
+"""The tools as a provider is told of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cclsearch.propose.llm.configs import config_schema, where_schema
+from cclsearch.propose.llm.wire import ToolSpec
+from cclsearch.space.table import Space
+
+LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
+SORTS = ("promise", "time", "memory", "fits")
+MAX_PREDICTED = 8
+MAX_LISTED = 20
+
+
+def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec, ...]:
+    """All tools of a turn, in a fixed order; the last two decide."""
+    config = config_schema(space)
+    trial = {"type": "integer", "minimum": 1}
+    decide = _submit_policy() if mode == "policy" else _submit(config, max_submitted)
+    return (
+        ToolSpec(
+            name="predict",
+            description=f"The surrogate's time, memory and P(fits) for up to {MAX_PREDICTED} configurations.",
+            parameters=_object({"configurations": {"type": "array", "items": config, "minItems": 1}}, "configurations"),
+        ),
+        ToolSpec(
+            name="explain",
+            description="Whether a configuration is legal, which rule rejects it, and the nearest legal ones.",
+            parameters=_object({"config": config}, "config"),
+        ),
+        ToolSpec(
+            name="trial",
+            description="All that is known of one trial: figures, where its step's time went, failure, log tail.",
+            parameters=_object({"trial": trial}, "trial"),
+        ),
+        ToolSpec(
+            name="compare",
+            description="Two trials side by side, with the differences of where their time went.",
+            parameters=_object({"a": trial, "b": trial}, "a", "b"),
+        ),
+        ToolSpec(
+            name="candidates",
+            description=f"Untried legal configurations by a filter (knob -> values to keep), at most {MAX_LISTED}.",
+            parameters=_object(
+                {
+                    "where": where_schema(space),
+                    "sort": {"enum": list(SORTS)},
+                    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED},
+                }
+            ),
+        ),
+        decide,
+        ToolSpec(
+            name="finish",
+            description="End the search: nothing left could beat the best beyond the noise. Checked first.",
+            parameters=_object({"reason": {"type": "string"}, "insight": _INSIGHT}, "reason"),
+        ),
+    )
+
+
+def _submit(config: dict[str, Any], max_submitted: int) -> ToolSpec:
+    item = _object(
+        {
+            "config": config,
+            "rationale": {"type": "string", "description": "why, in a sentence"},
+            "expected_step_time_s": {"type": "number"},
+            "expected_memory_gib": {"type": "number"},
+        },
+        "config",
+        "rationale",
+        "expected_step_time_s",
+        "expected_memory_gib",
+    )
+    many = {"type": "array", "items": item, "minItems": 1, "maxItems": max_submitted}
+    return ToolSpec(
+        name="submit",
+        description=f"Decide: run these new legal configurations next, at most {max_submitted}, the best first.",
+        parameters=_object({"configurations": many, "insight": _INSIGHT}, "configurations"),
+    )
+
+
+def _submit_policy() -> ToolSpec:
+    return ToolSpec(
+        name="submit_policy",
+        description=(
+            "Decide: a whole Python program with `generate_config(workload: dict, environment: dict) -> dict`, run in "
+            "a sandbox (no files, network, environment; no yield, del, class-heavy libraries; math, json, itertools, "
+            "functools, collections, re are there). workload has config_space (list of {key, type, choices, "
+            "description}), num_layers, num_heads, hidden_size, batch_size, seq_len, moe, ...; environment has "
+            "total_gpus, gpus_per_node, gpu_memory_gb, ... It must return a new legal configuration: it runs next."
+        ),
+        parameters=_object(
+            {
+                "program": {"type": "string"},
+                "rationale": {"type": "string"},
+                "expected_step_time_s": {"type": "number"},
+                "expected_memory_gib": {"type": "number"},
+                "insight": _INSIGHT,
+            },
+            "program",
+            "rationale",
+            "expected_step_time_s",
+            "expected_memory_gib",
+        ),
+    )
+
+
+_INSIGHT = {"type": "string", "description": "what you learnt about this framework and cluster; shown to you again"}
+
+
+def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
