@@ -1,0 +1,44 @@
+"""From a trial's trace folder to what judging needs of it: a search meets the trace toolkit here and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cclsearch.card.model import Card
+from cclsearch.launch.contract import TrialInput
+from cclsearch.redact import redact
+from cclsearch.score.evidence import TraceEvidence
+from cclsearch.text import one_line
+from cclsearch.trace.metric import MetricResult, Status
+from cclsearch.trace.read import read_traces
+from cclsearch.trace.score import TraceScore, score_traces
+
+
+def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence:
+    """The metrics and the diagnosis of a trial's traces; says what could not be read, and raises nothing for it."""
+    return score_to_evidence(score_traces(read_traces(folder), card=card, config=payload.config))
+
+
+def score_to_evidence(score: TraceScore) -> TraceEvidence:
+    """What judging takes from the toolkit's result: whole metrics only, the rest with its reason."""
+    whole = {name: result.value for name, result in score.metrics.items() if result.status is Status.OK}
+    rest = {name: result for name, result in score.metrics.items() if result.status is not Status.OK}
+    diagnosis = score.diagnosis
+    return TraceEvidence(
+        metrics={name: value for name, value in whole.items() if value is not None},
+        unavailable={name: f"{result.status.value}: {result.reason}" for name, result in rest.items()},
+        ranks=score.ranks,
+        step_time_s=score.value("trace_step_time"),
+        flops_per_step=_flops_per_step(score.metrics.get("gemm_tflops")),
+        diagnosis=tuple(redact(one_line(text, 400)) for text in diagnosis.sentences) if diagnosis else (),
+        seconds_by_cause={cause.value: s for cause, s in diagnosis.seconds_by_cause.items()} if diagnosis else {},
+        notes=(redact(one_line(score.message)),) if score.message else (),
+    )
+
+
+def _flops_per_step(result: MetricResult | None) -> float | None:
+    """FLOPs of one step over all ranks, where every matrix product of whole steps has its shapes."""
+    if result is None or result.status is not Status.OK or not result.n_steps:
+        return None
+    flops = result.inputs.get("flops")
+    return float(flops) / result.n_steps if isinstance(flops, int | float) else None
