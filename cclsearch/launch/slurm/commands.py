@@ -1,0 +1,263 @@
+"""Slurm's commands: argument lists, a clean environment, a time limit, and answers as plain rows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.errors import UserError
+from cclsearch.redact import public_environment
+from cclsearch.text import one_line
+
+SEPARATOR = "\x1f"
+QUEUE_FIELDS = ("%i", "%T", "%r", "%M", "%L", "%N", "%Z", "%k", "%j")
+IDS_PER_CALL = 200
+
+_STEERING = re.compile(r"(SBATCH|SQUEUE|SACCT|SCANCEL|SCONTROL|SINFO|SALLOC|SRUN|SLURM)_")
+_SITE_DEFAULTS = ("ACCOUNT", "PARTITION", "QOS", "CONSTRAINT", "RESERVATION", "CLUSTERS")
+_KEPT = frozenset(
+    [
+        *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"),
+        *(f"SBATCH_{name}" for name in _SITE_DEFAULTS),
+    ]
+)
+JOB_VARIABLES = frozenset(
+    [
+        *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "KRB5CCNAME"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "MODULEPATH", "MODULESHOME", "LMOD_CMD", "LMOD_PKG", "LMOD_DIR"),
+    ]
+)
+"""What a job takes over from the environment of the search. Nothing else goes along."""
+
+_AWAY = (
+    "unable to contact slurm controller",
+    "socket timed out",
+    "connection refused",
+    "connection timed out",
+    "communication connection failure",
+    "transport endpoint",
+    "zero bytes were transmitted",
+    "slurm backup controller in standby",
+    "unable to establish controller",
+    "resource temporarily unavailable",
+    "temporarily unable to accept job",
+    "slurmdbd: connection",
+    "header lengths are longer than data received",
+)
+
+
+class ControllerAway(Exception):
+    """Slurm does not answer now; ask again later. The message is Slurm's own."""
+
+
+class SlurmRefusal(Exception):
+    """Slurm answered with an error; the message is Slurm's own, on one line."""
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """One line of squeue. `left_s` is None where the job has no time limit or does not run."""
+
+    job_id: str
+    state: str
+    reason: str
+    elapsed_s: float | None
+    left_s: float | None
+    nodes: str
+    folder: str
+    comment: str
+    name: str
+
+
+@dataclass(frozen=True)
+class AccountRow:
+    """What sacct says of a job: its own line and its steps'."""
+
+    job_id: str
+    state: str
+    nodes: str
+    step_states: tuple[str, ...]
+
+
+def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without variables that would change what Slurm's commands do or print.
+
+    `SBATCH_REQUEUE`, `SBATCH_WCKEY`, `SQUEUE_FORMAT` and the like override a script and a caller; a site's own
+    defaults for account, partition, QOS, constraint and reservation stay, for profiles that name none.
+    """
+    source = os.environ if environment is None else environment
+    return {name: value for name, value in source.items() if name in _KEPT or not _STEERING.match(name)}
+
+
+def job_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment that sbatch is given, and so the job: no secret, and nothing that nobody asked for."""
+    clean = public_environment(clean_environment(environment))
+    return {name: value for name, value in clean.items() if name in JOB_VARIABLES or name in _KEPT}
+
+
+def require_command(name: str) -> str:
+    """Path of a Slurm command; UserError where it is not installed here."""
+    path = shutil.which(name)
+    if path is None:
+        raise UserError(f"a Slurm launcher needs {name!r} on the PATH, but there is none here; use a login node")
+    return path
+
+
+def run_slurm(
+    command: Sequence[str],
+    *,
+    timeout_s: float = 60.0,
+    pass_fds: tuple[int, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """What a Slurm command printed; `ControllerAway` or `SlurmRefusal` where it failed."""
+    try:
+        done = subprocess.run(
+            [require_command(command[0]), *command[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            env=clean_environment() if environment is None else environment,
+            pass_fds=pass_fds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ControllerAway(f"{command[0]} gave no answer in {timeout_s:.0f} s") from None
+    if done.returncode == 0:
+        return done.stdout
+    said = one_line(done.stderr or done.stdout or f"{command[0]} ended with {done.returncode}", 600)
+    if any(sign in said.lower() for sign in _AWAY):
+        raise ControllerAway(said)
+    raise SlurmRefusal(said)
+
+
+def read_queue(*, timeout_s: float = 60.0) -> list[QueueRow]:
+    """All jobs of this user that the controller still knows, ended ones of the last minutes too: one query."""
+    text = run_slurm(
+        [
+            *("squeue", f"--user={os.getuid()}", "--states=all", "--array", "--noheader"),
+            f"--format={SEPARATOR.join(QUEUE_FIELDS)}",
+        ],
+        timeout_s=timeout_s,
+    )
+    return [row for line in text.splitlines() if (row := _parse_row(line)) is not None]
+
+
+def _parse_row(line: str) -> QueueRow | None:
+    parts = line.split(SEPARATOR)
+    if len(parts) < len(QUEUE_FIELDS):
+        return None
+    job_id, state, reason, elapsed, left, nodes, folder, comment = parts[:8]
+    return QueueRow(
+        job_id=job_id,
+        state=state,
+        reason=reason,
+        elapsed_s=parse_duration(elapsed),
+        left_s=parse_duration(left),
+        nodes=nodes,
+        folder=folder,
+        comment=comment,
+        name=SEPARATOR.join(parts[8:]),
+    )
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds of `D-HH:MM:SS`, `HH:MM:SS`, `MM:SS`; None for `UNLIMITED`, `INVALID`, `NOT_SET`."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def read_accounts(job_ids: Sequence[str]) -> dict[str, AccountRow]:
+    """What the accounting knows of these jobs; empty where there is no accounting, or it does not answer."""
+    if not job_ids or shutil.which("sacct") is None:
+        return {}
+    states: dict[str, tuple[str, str]] = {}
+    steps: dict[str, list[str]] = {}
+    for chunk in _chunks(sorted({job.split("_")[0] for job in job_ids})):
+        try:
+            text = run_slurm(
+                [
+                    *("sacct", "--parsable2", "--noheader", "--duplicates", "--format=JobID,State,NodeList"),
+                    f"--jobs={','.join(chunk)}",
+                ],
+                timeout_s=30.0,
+            )
+        except (ControllerAway, SlurmRefusal):
+            return {}
+        for line in text.splitlines():
+            job, _, rest = line.partition("|")
+            state, _, nodes = rest.partition("|")
+            if "." in job:
+                steps.setdefault(job.split(".")[0], []).append(state)
+            elif job:
+                states[job] = (state, nodes)
+    return {
+        job: AccountRow(job_id=job, state=state, nodes=nodes, step_states=tuple(steps.get(job, ())))
+        for job, (state, nodes) in states.items()
+        if job in set(job_ids)
+    }
+
+
+def ask_job(job_id: str) -> str | None:
+    """The state of one job by `scontrol show job`; None where the controller no longer knows it."""
+    try:
+        shown = run_slurm(["scontrol", "show", "job", "--oneliner", job_id], timeout_s=30.0)
+    except SlurmRefusal:
+        return None
+    match = re.search(r"\bJobState=(\S+)", shown)
+    return match.group(1) if match else None
+
+
+def find_bad_nodes(nodes: str) -> list[str]:
+    """Those of these nodes that are down, failing or do not answer; empty where that cannot be told."""
+    if not nodes.strip():
+        return []
+    try:
+        text = run_slurm(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"], timeout_s=30.0)
+    except (ControllerAway, SlurmRefusal):
+        return []
+    bad = {
+        node
+        for node, _, state in (line.partition("|") for line in text.splitlines())
+        if state.endswith("*") or state.startswith(("down", "fail", "error", "unknown", "power"))
+    }
+    return sorted(bad)
+
+
+def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
+    """scancel; jobs that are gone already are no error. `ControllerAway` where Slurm does not answer."""
+    for chunk in _chunks(list(job_ids)):
+        try:
+            run_slurm(["scancel", *([f"--signal={signal}", "--full"] if signal else []), *chunk])
+        except SlurmRefusal as refusal:
+            if "invalid job" not in str(refusal).lower() and "already complet" not in str(refusal).lower():
+                raise
+
+
+def submit_script(
+    script: Path, *, options: Sequence[str] = (), pass_fds: tuple[int, ...] = (), without: Iterable[str] = ()
+) -> str:
+    """Job number of a script given to sbatch, read as submitit reads it.
+
+    `pass_fds` are held open by sbatch itself; `without` are defaults of the site that the profile overrides.
+    """
+    from submitit.slurm.slurm import SlurmExecutor
+
+    environment = {name: value for name, value in job_environment().items() if name not in set(without)}
+    command = ["sbatch", *options, str(script)]
+    answer = run_slurm(command, timeout_s=120.0, pass_fds=pass_fds, environment=environment)
+    return str(SlurmExecutor._get_job_id_from_submission_command(answer))
+
+
+def _chunks(ids: list[str]) -> Iterable[list[str]]:
+    return (ids[start : start + IDS_PER_CALL] for start in range(0, len(ids), IDS_PER_CALL))

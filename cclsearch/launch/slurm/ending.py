@@ -1,0 +1,223 @@
+"""Why a job ended without a result: from Slurm's state, what the job left of itself, and its logs. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.launch.contract import STDERR_FILE
+from cclsearch.launch.slurm.payload import CANCELLED_FILE, END_FILE, STARTED_FILE, End, NodeReport, Payload, read_model
+from cclsearch.text import one_line
+from cclsearch.values import Failure, FailureKind, Stage
+
+TAIL_BYTES = 64 * 1024
+
+ENDED_STATES = frozenset(
+    [
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "TIMEOUT"),
+    ]
+)
+WAITING_STATES = frozenset(
+    [
+        *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
+        "POWER_UP_NODE",
+    ]
+)
+
+_STEPD = re.compile(r"^(?:\d+: )?(?:slurmstepd|srun): error: (.*)$", re.MULTILINE)
+_DUE_TO = re.compile(r"(?:DUE TO|due to) (PREEMPTION|TIME LIMIT|NODE FAILURE|REVOCATION|job requeue)", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"oom[-_]kill event|Detected \d+ oom|task \d+.*: Out Of Memory|exceeded (?:job|step|virtual)? ?memory limit", re.I
+)
+_NO_STEP = re.compile(
+    r"Unable to create step|Unable to confirm allocation|Job/step already completing|allocation \d+ has been revoked",
+    re.IGNORECASE,
+)
+_NODE_LOST = re.compile(
+    r"Node failure on|Node \S+ is not responding|DUE TO NODE FAILURE|Aborting, .*nodes? failed", re.I
+)
+_STARTING = re.compile(
+    r"Task launch for .* failed|Application launch failed|Unable to (?:contact|resolve)|Communication connection"
+    r"|Invalid job credential|Prolog failed|Slurmd could not|slurmd shutdown|Timed out waiting for job step",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """All that is known of a job that is over. `state` is None where Slurm no longer knows the job."""
+
+    job_id: str
+    state: str | None
+    step_states: tuple[str, ...]
+    cancelled_by_us: bool
+    began: bool
+    """Whether the job claimed its attempt."""
+    end: End | None
+    reports: tuple[NodeReport, ...]
+    stderr: str
+    """Last part of the trial's standard error."""
+    batch_log: str
+    """Last part of the job script's own output."""
+    bad_nodes: tuple[str, ...]
+
+
+def read_ending(
+    payload: Payload,
+    job_id: str,
+    *,
+    state: str | None,
+    step_states: tuple[str, ...] = (),
+    bad_nodes: tuple[str, ...] = (),
+    submission_folder: Path | None = None,
+) -> Ending:
+    """The ending of the attempt, read from its folders."""
+    folder = payload.folder
+    reports = (read_model(path, NodeReport) for path in sorted(folder.glob("node-*.json")))
+    logs = sorted(submission_folder.glob(f"slurm-{job_id}.log")) if submission_folder else []
+    return Ending(
+        job_id=job_id,
+        state=state,
+        step_states=step_states,
+        cancelled_by_us=(folder / CANCELLED_FILE).exists(),
+        began=(folder / STARTED_FILE).exists(),
+        end=read_model(folder / END_FILE, End),
+        reports=tuple(report for report in reports if report is not None),
+        stderr=read_tail(payload.trial_dir / STDERR_FILE),
+        batch_log="".join(read_tail(path) for path in logs),
+        bad_nodes=bad_nodes,
+    )
+
+
+def read_tail(path: Path, limit: int = TAIL_BYTES) -> str:
+    """The last part of a log; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - limit))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def explain_infrastructure(ending: Ending, timeout_s: float, time_limit_min: int) -> Failure | None:
+    """The launcher's own reason for the end; None where the trial's own logs must tell.
+
+    Slurm's final state counts most, then what its daemons wrote, then what the node program saw.
+    """
+    for rule in (_by_state, _by_memory, _by_words):
+        found = rule(ending)
+        if found is not None:
+            return _fail(*found)
+    if _is(ending, "TIMEOUT", "DEADLINE"):
+        return _fail(FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit of {time_limit_min} min")
+    if ending.end is not None and ending.end.reason == "timeout":
+        return _fail(FailureKind.TIMEOUT, f"no result after {timeout_s:.0f} s, the limit of a trial")
+    return _by_interruption(ending)
+
+
+def _by_state(ending: Ending) -> tuple[FailureKind, str] | None:
+    job = f"job {ending.job_id}"
+    if ending.cancelled_by_us:
+        return FailureKind.CANCELLED, f"{job} was cancelled by the search"
+    if _is(ending, "PREEMPTED"):
+        return FailureKind.PREEMPTED, f"Slurm took the nodes of {job} for a job of higher priority (PREEMPTED)"
+    if _is(ending, "NODE_FAIL", "BOOT_FAIL"):
+        return FailureKind.NODE_FAILED, f"a node of {job} failed ({ending.state}){_name(ending.bad_nodes)}"
+    if _is(ending, "OUT_OF_MEMORY"):
+        return FailureKind.OUT_OF_MEMORY, f"Slurm ended {job} because a node's memory was used up (OUT_OF_MEMORY)"
+    return None
+
+
+def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
+    if any(state.startswith("OUT_OF_ME") for state in ending.step_states):
+        return FailureKind.OUT_OF_MEMORY, f"a step of job {ending.job_id} was ended because memory was used up"
+    said = _find_line(_OUT_OF_MEMORY, ending)
+    if said is not None:
+        return FailureKind.OUT_OF_MEMORY, said
+    killed = [report for report in ending.reports if report.oom_kills and report.exit_code != 0]
+    if killed and _is(ending, "FAILED", "COMPLETED", None):
+        return FailureKind.OUT_OF_MEMORY, f"the kernel killed a process on {killed[0].node} because memory was used up"
+    return None
+
+
+def _by_words(ending: Ending) -> tuple[FailureKind, str] | None:
+    """What Slurm's daemons wrote into the logs: still there when Slurm has forgotten the job."""
+    due = _DUE_TO.search(f"{ending.batch_log}\n{_daemon_lines(ending)}")
+    cause = due.group(1).upper() if due else ""
+    if cause in {"PREEMPTION", "JOB REQUEUE"}:
+        return FailureKind.PREEMPTED, f"Slurm ended job {ending.job_id} ({cause.lower()})"
+    if cause == "TIME LIMIT":
+        return FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit"
+    if cause == "NODE FAILURE" or (said := _find_line(_NODE_LOST, ending)):
+        return FailureKind.NODE_FAILED, f"a node of job {ending.job_id} failed{_name(ending.bad_nodes)}" + (
+            f": {said}" if not cause else ""
+        )
+    if said := _find_line(_NO_STEP, ending):
+        return FailureKind.ALLOCATION_ENDED, f"the allocation was ending: {said}"
+    return None
+
+
+def _by_interruption(ending: Ending) -> Failure | None:
+    """Ends that are nobody's fault here: cancelled by someone, a node that went away, a step that never began."""
+    if _is(ending, "CANCELLED", "REVOKED"):
+        who = re.search(r"by (\S+)", ending.state or "")
+        by = f" by user {who.group(1)}" if who else ""
+        return _fail(FailureKind.CANCELLED, f"job {ending.job_id} was cancelled{by}, not by the search")
+    if ending.bad_nodes:
+        return _fail(FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} went away{_name(ending.bad_nodes)}")
+    if said := _find_line(_STARTING, ending):
+        return _fail(FailureKind.LAUNCHER, said)
+    if ending.end is not None and ending.end.signal:
+        return _fail(FailureKind.CANCELLED, f"job {ending.job_id} got {ending.end.signal} from outside")
+    if not ending.began:
+        said = one_line(ending.batch_log.strip() or "it left no output", 300)
+        return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} ({ending.state or 'gone'}) never began: {said}")
+    if ending.end is None and ending.state is None:
+        return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} is gone, and neither it nor Slurm says why")
+    return None
+
+
+def explain_end(
+    ending: Ending, timeout_s: float, time_limit_min: int, classify: Callable[[], Failure | None]
+) -> Failure:
+    """Why there is no result; `classify` reads the trial's own logs."""
+    infrastructure = explain_infrastructure(ending, timeout_s, time_limit_min)
+    if infrastructure is not None:
+        return infrastructure
+    own = classify()
+    if own is not None:
+        return own
+    code = ending.end.exit_code if ending.end else None
+    if code == 0 or (code is None and _is(ending, "COMPLETED")):
+        return _fail(FailureKind.CRASHED, "the run script ended with code 0 and left no result")
+    said = one_line(ending.stderr.strip().splitlines()[-1] if ending.stderr.strip() else "it wrote nothing", 300)
+    how = "ended" if code is None else f"ended with code {code}"
+    return _fail(FailureKind.CRASHED, f"the run script {how} and left no result: {said}")
+
+
+def _is(ending: Ending, *states: str | None) -> bool:
+    if ending.state is None:
+        return None in states
+    return any(state is not None and ending.state.startswith(state) for state in states)
+
+
+def _find_line(pattern: re.Pattern[str], ending: Ending) -> str | None:
+    """The first line by Slurm's own daemons that says so."""
+    lines = [*ending.batch_log.splitlines(), *_daemon_lines(ending).splitlines()]
+    return next((one_line(line, 300) for line in lines if pattern.search(line)), None)
+
+
+def _daemon_lines(ending: Ending) -> str:
+    return "\n".join(match.group(0) for match in _STEPD.finditer(ending.stderr))
+
+
+def _name(nodes: tuple[str, ...]) -> str:
+    return f" ({', '.join(nodes)})" if nodes else ""
+
+
+def _fail(kind: FailureKind, message: str) -> Failure:
+    return Failure(stage=Stage.RUN, kind=kind, message=message)

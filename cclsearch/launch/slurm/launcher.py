@@ -1,0 +1,277 @@
+"""The `slurm` launcher: one job a trial."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cclsearch.errors import UserError
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
+from cclsearch.launch.profile import Profile
+from cclsearch.launch.slurm.commands import ControllerAway, QueueRow, SlurmRefusal, read_queue, require_command
+from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
+from cclsearch.launch.slurm.payload import (
+    CANCELLED_FILE,
+    JOBS_FILE,
+    PAYLOAD_FILE,
+    JobList,
+    Payload,
+    link_scratch,
+    prepare_folder,
+    read_model,
+)
+from cclsearch.launch.slurm.payloads import Program, make_payload
+from cclsearch.launch.slurm.script import node_command, render_script
+from cclsearch.launch.slurm.settings import SlurmSettings, check_environment
+from cclsearch.launch.slurm.submit import Submitter, Unresolved
+from cclsearch.launch.slurm.watch import Classify, Queue, Watcher, cancel_attempts, mark_cancelled
+from cclsearch.plugins import LAUNCHERS
+from cclsearch.text import one_line
+from cclsearch.values import Failure, FailureKind, Provenance, Stage
+
+PATIENCE_S = 600.0
+"""How long `find` waits for a controller that does not answer: resuming blindly could submit a job twice."""
+NOTICE_S = 2.0
+"""Pause between two looks for result files."""
+
+
+@LAUNCHERS.register("slurm")
+class SlurmLauncher:
+    """One Slurm job a trial, over as many nodes as its ranks need."""
+
+    name = "slurm"
+    provenance = Provenance.MEASURED
+
+    def __init__(
+        self, settings: SlurmSettings, program: Program, *, classify: Classify, run_dir: Path | None = None
+    ) -> None:
+        self.settings = settings
+        self.program = program
+        self.run_dir = run_dir
+        self.poll_interval_s = min(NOTICE_S, settings.poll_s)
+        self._submitter = Submitter(settings)
+        self._watcher = Watcher(settings, classify, Queue(settings.poll_s))
+        self._payloads: dict[Path, Payload] = {}
+        self._next_try = 0.0
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> SlurmLauncher:
+        """The launcher of a profile; UserError where a field is wrong. Nothing is asked of the cluster yet."""
+        settings = read_slurm_settings(profile)
+        return cls(settings, read_program(profile), classify=classify_trial, run_dir=profile.run_dir)
+
+    @functools.cached_property
+    def max_parallel(self) -> int:
+        return find_max_jobs(self.settings)
+
+    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
+        """Submit in chunks below the limits; what a limit keeps out waits here, and `poll` submits it later."""
+        for command in ("sbatch", "squeue", "scancel"):
+            require_command(command)
+        payloads = [make_payload(job, self.program, self.settings) for job in jobs]
+        for payload in payloads:
+            self._make_ready(payload)
+        if len(payloads) > 1 and self.settings.max_array is None:
+            self._submitter.max_array = self._max_array
+        self._submitter.submit(payloads)
+        return [self._handle(payload) for payload in payloads]
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
+        """One query of the queue for all, at most every `poll_s` seconds; result files are looked for every time."""
+        payloads = [self._payload(handle) for handle in handles]
+        known = [payload for payload in payloads if payload is not None]
+        refused = self._submit_waiting(known)
+        numbered = [(payload, job) for payload in known if (job := self._submitter.ids.get(payload.folder)) is not None]
+        seen = dict(zip([p.folder for p, _ in numbered], self._watcher.look(numbered), strict=True))
+        return [
+            _forgotten(handle)
+            if payload is None
+            else seen.get(payload.folder) or refused or JobStatus(state=JobState.QUEUED, note=self._why_waiting())
+            for handle, payload in zip(handles, payloads, strict=True)
+        ]
+
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        """Cancel and wait until Slurm lists none of them as alive."""
+        payloads = [payload for handle in handles if (payload := self._payload(handle)) is not None]
+        for payload in payloads:
+            mark_cancelled(payload)
+        try:
+            numbered = [(p, job) for p in payloads if (job := self._submitter.resolve(p.folder)) is not None]
+            left = cancel_attempts(numbered) if numbered else []
+        except (ControllerAway, Unresolved) as away:
+            raise UserError(
+                f"Slurm does not answer ({one_line(str(away), 120)}), so jobs may go on: `ccl-search clean RUN` later"
+            ) from None
+        if left:
+            raise UserError(f"Slurm still lists {', '.join(left)} after scancel: `ccl-search clean RUN` later")
+
+    def find(self, run_id: str) -> list[Handle]:
+        """Every attempt of the run that was submitted, by what lies in its folders and by what the queue knows."""
+        rows = self._ask_patiently() if _has_slurm() else []
+        found: dict[Path, Handle] = {}
+        for folder in [*self._folders_on_disk(), *_folders_in_queue(rows, run_id)]:
+            payload = read_model(folder / PAYLOAD_FILE, Payload)
+            if payload is None or payload.run_id != run_id or folder in found or not self._is_ours(folder):
+                continue
+            if self._submitter.resolve(folder, rows) is not None:
+                self._payloads[folder] = payload
+                found[folder] = self._handle(payload)
+        return list(found.values())
+
+    def render(self, job: Job) -> str:
+        """The job's script; given to sbatch by hand it runs the trial once more, in a folder of its own."""
+        payload = make_payload(job, self.program, self.settings)
+        return render_script(
+            payload.shape,
+            self.settings,
+            name=payload.name,
+            comment=f"ccl-search run={job.run_id} trial={job.trial} by hand",
+            folder=payload.trial_dir,
+            command=node_command(payload.host_python, payload.program, "again", payload.folder / PAYLOAD_FILE),
+        )
+
+    def check(self) -> list[Check]:
+        """Whether the cluster takes such jobs and runs them; submits a small job of its own."""
+        from cclsearch.launch.slurm.check import check_cluster
+
+        return check_cluster(self.settings, self.program, self.run_dir)
+
+    def close(self) -> None:
+        """Nothing is held: jobs go on."""
+
+    @functools.cached_property
+    def _max_array(self) -> int:
+        return find_max_array()
+
+    def _make_ready(self, payload: Payload) -> None:
+        """Write the attempt's files, unless a search that was killed has got further than that."""
+        self._payloads[payload.folder] = payload
+        try:
+            submitted = self._submitter.resolve(payload.folder)
+        except Unresolved:
+            return
+        if submitted is not None:
+            return
+        (payload.folder / CANCELLED_FILE).unlink(missing_ok=True)
+        prepare_folder(payload)
+        if self.settings.scratch is not None:
+            link_scratch(payload, Path(self.settings.scratch).expanduser())
+
+    def _submit_waiting(self, payloads: Sequence[Payload]) -> JobStatus | None:
+        """Submit what a limit kept out, at most once in `poll_s` seconds; the failure where Slurm now refuses it."""
+        waiting = [p for p in payloads if p.folder not in self._submitter.ids and not self._resolve_quietly(p)]
+        waiting = [p for p in waiting if not (p.folder / CANCELLED_FILE).exists()]
+        if not waiting or time.monotonic() < self._next_try:
+            return None
+        self._next_try = time.monotonic() + self.settings.poll_s
+        try:
+            for payload in waiting:
+                self._submitter.submit([payload])
+                if payload.folder not in self._submitter.ids:
+                    break
+        except UserError as error:
+            failure = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=str(error))
+            return JobStatus(state=JobState.DONE, failure=failure)
+        return None
+
+    def _resolve_quietly(self, payload: Payload) -> bool:
+        try:
+            return self._submitter.resolve(payload.folder) is not None
+        except Unresolved as away:
+            self._submitter.waiting_for = str(away)
+            return False
+
+    def _why_waiting(self) -> str:
+        return f"waits to be submitted: {one_line(self._submitter.waiting_for or 'a limit of the cluster', 160)}"
+
+    def _payload(self, handle: Handle) -> Payload | None:
+        folder = Path(handle.details.get("folder", ""))
+        if folder not in self._payloads:
+            payload = read_model(folder / PAYLOAD_FILE, Payload)
+            if payload is None:
+                return None
+            self._payloads[folder] = payload
+            if handle.job_id:
+                self._submitter.ids.setdefault(folder, handle.job_id)
+        return self._payloads[folder]
+
+    def _handle(self, payload: Payload) -> Handle:
+        return Handle(
+            launcher=self.name,
+            job_name=payload.name,
+            job_id=self._submitter.ids.get(payload.folder, ""),
+            trial_dir=payload.trial_dir,
+            details={"folder": str(payload.folder)},
+        )
+
+    def _folders_on_disk(self) -> Iterator[Path]:
+        if self.run_dir is not None:
+            yield from sorted(self.run_dir.absolute().glob("trials/*/slurm-a*"))
+
+    def _is_ours(self, folder: Path) -> bool:
+        """Whether it lies in this run's folder: another project may have a run of the same name."""
+        return self.run_dir is None or folder.resolve().is_relative_to(self.run_dir.resolve())
+
+    def _ask_patiently(self) -> list[QueueRow]:
+        deadline, pause = time.monotonic() + PATIENCE_S, 1.0
+        while True:
+            try:
+                return read_queue()
+            except (ControllerAway, SlurmRefusal) as away:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"Slurm must answer before jobs can be found again: {one_line(str(away), 120)}; try again later"
+                    ) from None
+            time.sleep(pause)
+            pause = min(pause * 2, 20.0)
+
+
+def read_slurm_settings(profile: Profile) -> SlurmSettings:
+    """The Slurm fields of a profile, checked with its environment."""
+    settings = profile.read_settings(SlurmSettings)
+    wrong = check_environment(profile.environment)
+    if wrong is not None:
+        raise UserError(f"{profile.source or profile.name}: environment: {wrong}")
+    return settings
+
+
+def read_program(profile: Profile) -> Program:
+    """The run script of the profile's framework."""
+    from cclsearch.space.framework import load_framework
+
+    framework = load_framework(profile.require_framework())
+    return Program(script=framework.script, runner=framework.runner, environment=dict(profile.environment))
+
+
+def classify_trial(trial_dir: Path) -> Failure | None:
+    """What the trial's own logs say of its end."""
+    from cclsearch.launch.collect import classify_log
+
+    return classify_log(trial_dir)
+
+
+def _folders_in_queue(rows: Sequence[QueueRow], run_id: str) -> Iterator[Path]:
+    """Attempt folders of the run's jobs that the queue lists: by name, comment or working directory."""
+    for folder in dict.fromkeys(row.folder for row in rows if _may_be_of(row, run_id)):
+        jobs = read_model(Path(folder) / JOBS_FILE, JobList)
+        if jobs is not None and jobs.run_id == run_id:
+            yield from (path.parent for path in jobs.jobs)
+
+
+def _may_be_of(row: QueueRow, run_id: str) -> bool:
+    return row.name.startswith(f"{run_id}-") or f"run={run_id} " in f"{row.comment} " or "/submission-" in row.folder
+
+
+def _forgotten(handle: Handle) -> JobStatus:
+    message = f"the files of job {handle.job_id or handle.job_name} are gone from {handle.trial_dir}"
+    failure = Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=message)
+    return JobStatus(state=JobState.DONE, failure=failure)
+
+
+def _has_slurm() -> bool:
+    try:
+        return bool(require_command("squeue"))
+    except UserError:
+        return False

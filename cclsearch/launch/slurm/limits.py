@@ -1,0 +1,67 @@
+"""How many jobs a search may have in the queue: the profile's word, then Slurm's own limits where it tells them."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shutil
+
+from cclsearch.errors import UserError
+from cclsearch.launch.slurm.commands import ControllerAway, SlurmRefusal, run_slurm
+from cclsearch.launch.slurm.settings import SlurmSettings
+
+MOST_JOBS = 64
+"""In flight, where nothing else says: more would outrun any proposer."""
+USUAL_ARRAY = 1000
+
+
+def find_max_array() -> int:
+    """Most tasks of an array here: MaxArraySize less one, or Slurm's usual thousand."""
+    text = _ask(["scontrol", "show", "config"])
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
+    return max(1, int(match.group(1)) - 1) if match else USUAL_ARRAY
+
+
+def find_max_jobs(settings: SlurmSettings) -> int:
+    """Most jobs in flight: `max_jobs`, and no more than the account and the QOS let this user submit."""
+    most = settings.max_jobs or MOST_JOBS
+    for limit in (_association_limit(settings), _qos_limit(settings)):
+        if limit is not None:
+            most = min(most, max(1, limit))
+    return most
+
+
+def _association_limit(settings: SlurmSettings) -> int | None:
+    """MaxSubmitJobs of the user's association with the profile's account; None where there is none, or no answer."""
+    where = ["user=" + getpass.getuser()] + (["account=" + settings.account] if settings.account else [])
+    text = _ask(
+        ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", *where, "format=partition,maxsubmit,grpsubmit"]
+    )
+    limits = []
+    for line in text.splitlines():
+        partition, *numbers = line.split("|")
+        if partition in {"", settings.partition or ""}:
+            limits += [int(number) for number in numbers if number.isdigit()]
+    return min(limits) if limits else None
+
+
+def _qos_limit(settings: SlurmSettings) -> int | None:
+    if settings.qos is None:
+        return None
+    text = _ask(
+        [
+            *("sacctmgr", "--noheader", "--parsable2", "show", "qos", settings.qos),
+            "format=MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpSubmitJobs",
+        ]
+    )
+    limits = [int(number) for line in text.splitlines() for number in line.split("|") if number.isdigit()]
+    return min(limits) if limits else None
+
+
+def _ask(command: list[str]) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        return run_slurm(command, timeout_s=20.0)
+    except (ControllerAway, SlurmRefusal, UserError):
+        return ""

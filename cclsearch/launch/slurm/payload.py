@@ -1,0 +1,181 @@
+"""What a job is given (a JSON file) and what it leaves in its attempt's folder: the truth that needs no scheduler."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from cclsearch.errors import UserError
+from cclsearch.launch.base import Job
+from cclsearch.launch.contract import TRACE_FOLDER
+from cclsearch.values import Model
+
+PAYLOAD_FILE = "payload.json"
+JOBS_FILE = "jobs.json"
+SCRIPT_FILE = "job.sbatch"
+SUBMISSION_FILE = "submission.json"
+SUBMITTED_FILE = "submitted.json"
+STARTED_FILE = "started.json"
+END_FILE = "end.json"
+CANCELLED_FILE = "cancelled.json"
+M = TypeVar("M", bound=Model)
+
+NODE_PROGRAM = Path(__file__).with_name("node.py")
+
+
+class Shape(Model):
+    """What trials must have in common to stand in one array, and what is asked of Slurm for them."""
+
+    nodes: int
+    gpus_per_node: int
+    time_min: int
+
+
+class Payload(Model):
+    """One attempt at one trial, as the compute node gets it."""
+
+    run_id: str
+    trial: int
+    attempt: int
+    name: str
+    trial_dir: Path
+    folder: Path
+    """The attempt's folder: this payload and all that the job leaves of itself."""
+    shape: Shape
+    nodes: int
+    num_ranks: int
+    ranks_per_node: int
+    runner: str
+    """`torchrun` or `process`."""
+    python: str
+    host_python: str
+    program: Path
+    """Path of `node.py`: a copy in the attempt's folder, which every node sees."""
+    script: Path
+    prefix: tuple[str, ...] = ()
+    """Container command before the rank's own."""
+    srun_arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    timeout_s: float
+
+
+class JobList(Model):
+    """`jobs.json` of one submission: index of the array (0 for a single job) -> payload."""
+
+    run_id: str
+    jobs: tuple[Path, ...]
+
+
+class Submission(Model):
+    """`submission.json` of an attempt: written before sbatch is called, so that a kill in between is seen."""
+
+    folder: Path
+    """The folder whose `jobs.json` was submitted."""
+    index: int | None
+    """Its place in the array; None for a single job."""
+    at: float
+
+
+class Submitted(Model):
+    """`submitted.json` of a submission: sbatch has answered."""
+
+    job_id: str
+    at: float
+
+
+class Started(Model):
+    """`started.json`: which job claimed the attempt; a second job that comes later does nothing."""
+
+    job_id: str
+    host: str
+    at: float
+
+
+class End(Model):
+    """`end.json`: what the job itself saw of its end."""
+
+    job_id: str
+    started_at: float
+    ended_at: float
+    exit_code: int
+    reason: str
+    """`finished`, `timeout`, `signal` or `lingered`."""
+    signal: str | None = None
+
+
+class NodeReport(Model):
+    """`node-<k>.json`: how one node's share ended."""
+
+    node: str
+    exit_code: int
+    oom_kills: int
+
+
+def attempt_folder(trial_dir: Path, attempt: int) -> Path:
+    """Where one attempt's scheduler files are."""
+    return trial_dir / f"slurm-a{attempt}"
+
+
+def read_model(path: Path, model: type[M]) -> M | None:
+    """The file as that model; None where it is missing, half there, or not of that form."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def write_model(path: Path, value: Model) -> None:
+    """Written whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(value.model_dump_json(indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def prepare_folder(payload: Payload) -> None:
+    """Make the attempt's folder with the payload and the node program."""
+    payload.folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(NODE_PROGRAM, payload.program)
+    write_model(payload.folder / PAYLOAD_FILE, payload)
+
+
+def link_scratch(payload: Payload, scratch: Path) -> None:
+    """Put the traces on another shared file system: `trace` becomes a link to a folder of this attempt's own there."""
+    target = scratch / payload.name / TRACE_FOLDER
+    link = payload.trial_dir / TRACE_FOLDER
+    if link.is_symlink() or link.exists():
+        return
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"scratch must be a folder that can be written, but {str(scratch)!r}: {error.strerror}"
+        ) from None
+    link.symlink_to(target, target_is_directory=True)
+
+
+def sees_file(path: Path) -> bool:
+    """Whether the file is there, asking the folder: network file systems remember that a file was missing."""
+    try:
+        return path.name in os.listdir(path.parent)
+    except OSError:
+        return False
+
+
+def parse_attempt(name: str) -> tuple[str, int, int] | None:
+    """(run id, trial, attempt) of a job's name; None for a name of somebody else's."""
+    match = re.fullmatch(r"(?P<run>.+)-t(?P<trial>\d{4,})-a(?P<attempt>\d+)", name)
+    return (match["run"], int(match["trial"]), int(match["attempt"])) if match else None
+
+
+def describe_job(job: Job) -> str:
+    """The comment by which Slurm's own listings tell whose job it is."""
+    return f"ccl-search run={job.run_id} trial={job.trial} attempt={job.attempt}"

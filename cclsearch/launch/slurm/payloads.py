@@ -1,0 +1,60 @@
+"""What a profile and a trial make together: the payload of a job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.launch.base import Job
+from cclsearch.launch.contract import trial_environment
+from cclsearch.launch.slurm.payload import NODE_PROGRAM, Payload, attempt_folder
+from cclsearch.launch.slurm.script import choose_shape, container_prefix, srun_arguments
+from cclsearch.launch.slurm.settings import SlurmSettings
+
+
+@dataclass(frozen=True)
+class Program:
+    """The run script that trials run."""
+
+    script: Path
+    runner: str
+    """`torchrun`, or `process` for a script that starts its own ranks."""
+    environment: dict[str, str]
+    """The profile's own variables."""
+
+
+MakePayload = Callable[[Job], Payload]
+
+
+def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload:
+    """The payload of one attempt: absolute paths, no secrets, nothing that depends on where the search runs."""
+    trial_dir = job.trial_dir.absolute()
+    folder = attempt_folder(trial_dir, job.attempt)
+    ranks, per_node = job.payload.num_ranks, job.payload.ranks_per_node
+    environment = {**program.environment, **trial_environment(trial_dir, job.payload)}
+    python = settings.python or (sys.executable if settings.container is None else "python3")
+    host_python = settings.host_python or (python if settings.container is None else "python3")
+    shape = choose_shape(ranks, per_node, job.timeout_s, settings)
+    return Payload(
+        run_id=job.run_id,
+        trial=job.trial,
+        attempt=job.attempt,
+        name=job.name,
+        trial_dir=trial_dir,
+        folder=folder,
+        shape=shape,
+        nodes=shape.nodes,
+        num_ranks=ranks,
+        ranks_per_node=min(ranks, per_node),
+        runner=program.runner,
+        python=python,
+        host_python=host_python,
+        program=folder / NODE_PROGRAM.name,
+        script=program.script.absolute(),
+        prefix=container_prefix(settings, trial_dir.parent, environment),
+        srun_arguments=srun_arguments(settings, trial_dir.parent),
+        environment=environment,
+        timeout_s=min(job.timeout_s, settings.time_limit * 60.0),
+    )

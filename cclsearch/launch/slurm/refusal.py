@@ -1,0 +1,84 @@
+"""What a refusal of sbatch means: wait, or nothing like this can ever run here."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+_POLICY = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
+_WAIT = (
+    "maxsubmit",
+    "grpsubmit",
+    "maximum number of jobs",
+    "maxjobcount",
+    "resource temporarily unavailable",
+    "slurm temporarily unable",
+    "too many jobs",
+    "queue is full",
+    "submission rate",
+)
+_GENERIC_POLICY = "job violates accounting/qos policy"
+_REMEDIES = (
+    (
+        "account",
+        "set `account` in the profile (`sacctmgr show assoc user=$USER format=account` lists yours)",
+    ),
+    ("qos", "set `qos` in the profile to one that your account may use (`sacctmgr show assoc user=$USER format=qos`)"),
+    ("partition", "set `partition` in the profile (`sinfo -s` lists them)"),
+    ("time limit", "lower `time_limit` in the profile (`sinfo -o '%P %l'` shows each partition's)"),
+    ("walldurationperjob", "lower `time_limit` in the profile: the QOS or account allows less"),
+    ("feature", "correct `constraint` in the profile (`sinfo -o '%n %f'` lists features)"),
+    ("node count", "the trial wants more nodes than the partition has: correct the profile's hardware"),
+    (
+        "node configuration",
+        "no node has what is asked for: see `gpus_per_node`, `gpu_type`, `mem`, `cpus_per_task`",
+    ),
+    ("gres", "correct `gpu_request` or `gpu_type` in the profile (`sinfo -o '%n %G'` shows what nodes have)"),
+    ("reservation", "correct `reservation` in the profile (`scontrol show reservation`)"),
+    ("unrecognized option", "take the option out of the profile's `options`"),
+)
+
+
+class Refusal(StrEnum):
+    """What to do about it."""
+
+    WAIT = "wait"
+    """A limit on jobs in the queue: it passes as jobs end."""
+    SMALLER_ARRAY = "smaller_array"
+    NEVER = "never"
+
+
+def judge_refusal(message: str, *, others_queued: bool) -> Refusal:
+    """What sbatch's words mean; `others_queued`: whether this user has jobs that count against a limit.
+
+    Slurm's generic sentence names the submit limit along with size and time limits; only the policy's own name, where
+    it is given, tells them apart.
+    """
+    text = message.lower()
+    if "invalid job array" in text:
+        return Refusal.SMALLER_ARRAY
+    policies = [name.lower() for name in _POLICY.findall(message)]
+    if any(sign in text for sign in _WAIT):
+        return Refusal.WAIT
+    if _GENERIC_POLICY in text and not policies and others_queued:
+        return Refusal.WAIT
+    return Refusal.NEVER
+
+
+def suggest_remedy(message: str) -> str:
+    """What to do about a job that can never run."""
+    text = message.lower()
+    return next((remedy for sign, remedy in _REMEDIES if sign in text), "see `ccl-search launcher check PROFILE`")
+
+
+NEVER_STARTS = (
+    *("BadConstraints", "PartitionNodeLimit", "PartitionTimeLimit", "PartitionConfig", "AccountNotAllowed"),
+    *("QOSNotAllowed", "InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin"),
+    *("AssociationJobLimitInvalid", "InactiveLimit", "FrontEndDown", "JobArrayTaskLimitInvalid"),
+)
+_PER_JOB = re.compile(r"^(?:QOS|Assoc)Max(?:\w*PerJob(?:Limit)?|WallDuration\w*)$|launch failed|held", re.IGNORECASE)
+
+
+def never_starts(reason: str) -> bool:
+    """Whether a pending job with that reason waits for something that time does not bring."""
+    return reason in NEVER_STARTS or bool(_PER_JOB.search(reason))

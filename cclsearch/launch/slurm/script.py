@@ -1,0 +1,136 @@
+"""The sbatch script of one submission: submitit writes it, our node program is what it runs. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cclsearch.launch.slurm.payload import Shape
+from cclsearch.launch.slurm.settings import SlurmSettings
+
+MARGIN_S = 120
+"""Asked of Slurm beyond the trial's own limit: start-up, traces, the end of the processes."""
+
+
+def choose_shape(num_ranks: int, ranks_per_node: int, timeout_s: float, settings: SlurmSettings) -> Shape:
+    """Nodes, accelerators a node and minutes of a trial."""
+    nodes = math.ceil(num_ranks / ranks_per_node)
+    per_node = settings.gpus_per_node or ranks_per_node
+    if not settings.whole_nodes:
+        per_node = min(num_ranks, ranks_per_node)
+    minutes = min(settings.time_limit, math.ceil((timeout_s + MARGIN_S) / 60))
+    return Shape(nodes=nodes, gpus_per_node=0 if settings.gpu_flag == "none" else per_node, time_min=minutes)
+
+
+def render_script(
+    shape: Shape,
+    settings: SlurmSettings,
+    *,
+    name: str,
+    comment: str,
+    folder: Path,
+    command: str,
+    array_size: int | None = None,
+) -> str:
+    """The text for sbatch: submitit's own, without its warning signal, its wckey and its automatic requeue.
+
+    submitit asks for a USR2 before the time limit, from which torch dies and which NCCL may swallow: the line is left
+    out, and the node program keeps the time itself.
+    """
+    from submitit.slurm import slurm as submitit_slurm
+
+    text: str = submitit_slurm._make_sbatch_string(
+        command=command,
+        folder=folder,
+        job_name=name,
+        time=shape.time_min,
+        nodes=shape.nodes,
+        ntasks_per_node=1,
+        comment=comment,
+        wckey=None,
+        map_count=array_size,
+        array_parallelism=array_size or 1,
+        setup=_setup_lines(settings),
+        use_srun=False,
+        stderr_to_stdout=True,
+        additional_parameters={**_follow_up(folder, array_size), **_ask_for(shape, settings), **settings.options},
+    )
+    return "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("#SBATCH --signal="))
+
+
+def node_command(host_python: str, program: Path, role: str, path: Path) -> str:
+    """The script's last line; `exec`, so that what Slurm signals reaches the node program."""
+    return f"exec {shlex.join([host_python, str(program), role, str(path)])}"
+
+
+def _follow_up(folder: Path, array_size: int | None) -> dict[str, Any]:
+    """Options by which the launcher keeps hold of a job.
+
+    `--export=ALL` of the few variables that sbatch itself is given: any shorter list makes Slurm run a login shell on
+    the node first, which takes seconds and brings in whatever the user's start-up files set.
+    """
+    return {
+        "chdir": folder,
+        "output": "slurm-%A_%a.log" if array_size else "slurm-%j.log",
+        "no-requeue": True,
+        "export": "ALL",
+    }
+
+
+def _ask_for(shape: Shape, settings: SlurmSettings) -> dict[str, Any]:
+    """The profile's own options, those it sets."""
+    asked: dict[str, Any] = {
+        name: getattr(settings, name.replace("-", "_"))
+        for name in (
+            *("partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist"),
+            *("cpus-per-task", "mem"),
+        )
+    }
+    if settings.exclusive:
+        asked["exclusive"] = True
+    if shape.gpus_per_node:
+        count = f"{settings.gpu_type}:{shape.gpus_per_node}" if settings.gpu_type else str(shape.gpus_per_node)
+        asked[settings.gpu_request] = f"gpu:{count}" if settings.gpu_request == "gres" else count
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _setup_lines(settings: SlurmSettings) -> list[str]:
+    """Shell lines before the trial: the modules, then the profile's own lines."""
+    lines = []
+    if settings.modules:
+        lines.append("type module >/dev/null 2>&1 || . /etc/profile")
+        lines.append(f"module load {shlex.join(settings.modules)} || exit 96")
+    return [*lines, *settings.setup]
+
+
+def container_prefix(settings: SlurmSettings, run_root: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Words before the rank's command that put it into the container; empty without one, and for pyxis."""
+    box = settings.container
+    if box is None or box.runtime == "pyxis":
+        return ()
+    mounts = [f"{run_root}:{run_root}", *box.mounts]
+    if box.runtime == "shifter":
+        volumes = [f"--volume={mount}" for mount in mounts]
+        return ("shifter", f"--image={box.image}", *volumes, *box.arguments)
+    if box.runtime == "podman-hpc":
+        volumes = [f"--volume={mount}" for mount in mounts]
+        names = sorted({*environment, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+        passed = [f"--env={name}" for name in names]
+        return ("podman-hpc", "run", "--rm", "--net=host", "--ipc=host", *volumes, *passed, *box.arguments, box.image)
+    binds = [f"--bind={mount}" for mount in mounts]
+    return (box.runtime, "exec", *binds, *box.arguments, box.image)
+
+
+def srun_arguments(settings: SlurmSettings, run_root: Path) -> tuple[str, ...]:
+    """Arguments of srun: the profile's, its cores (srun no longer takes them from sbatch), the container of pyxis."""
+    words = list(settings.srun_options)
+    if settings.cpus_per_task is not None:
+        words.append(f"--cpus-per-task={settings.cpus_per_task}")
+    box = settings.container
+    if box is not None and box.runtime == "pyxis":
+        mounts = ",".join([f"{run_root}:{run_root}", *box.mounts])
+        words += [f"--container-image={box.image}", f"--container-mounts={mounts}", *box.arguments]
+    return tuple(words)

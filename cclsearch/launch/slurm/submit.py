@@ -1,0 +1,230 @@
+"""Submission that can be repeated after a kill at any point: no attempt is given to Slurm twice.
+
+Before sbatch is called an attempt's folder says so (`submission.json`), after it the submission's folder holds the
+number (`submitted.json`). Where only the first is there, the job itself (`started.json`) or the queue, which knows a
+job's working directory, tells whether sbatch came through. sbatch holds a lock while it lives, also when the search
+that called it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cclsearch.errors import UserError
+from cclsearch.launch.slurm.commands import (
+    ControllerAway,
+    QueueRow,
+    SlurmRefusal,
+    cancel_jobs,
+    read_queue,
+    submit_script,
+)
+from cclsearch.launch.slurm.payload import (
+    JOBS_FILE,
+    PAYLOAD_FILE,
+    SCRIPT_FILE,
+    STARTED_FILE,
+    SUBMISSION_FILE,
+    SUBMITTED_FILE,
+    JobList,
+    Payload,
+    Started,
+    Submission,
+    Submitted,
+    read_model,
+    write_model,
+)
+from cclsearch.launch.slurm.refusal import Refusal, judge_refusal, suggest_remedy
+from cclsearch.launch.slurm.script import node_command, render_script
+from cclsearch.launch.slurm.settings import SlurmSettings
+
+_SITE_DEFAULTS = {
+    "account": "SBATCH_ACCOUNT",
+    "partition": "SBATCH_PARTITION",
+    "qos": "SBATCH_QOS",
+    "constraint": "SBATCH_CONSTRAINT",
+    "reservation": "SBATCH_RESERVATION",
+}
+
+
+class Unresolved(Exception):
+    """Whether an attempt was submitted cannot be told now: Slurm does not answer."""
+
+
+@dataclass
+class Submitter:
+    """Gives attempts to sbatch in chunks that the limits allow."""
+
+    settings: SlurmSettings
+    max_array: int = 1000
+    ids: dict[Path, str] = field(default_factory=dict)
+    """Attempt folder -> job number, as far as known."""
+    waiting_for: str = ""
+    """Slurm's own words for why attempts wait to be submitted; empty where none does."""
+
+    def submit(self, payloads: Sequence[Payload]) -> None:
+        """Submit what is not submitted yet; attempts that a limit keeps out stay without a number in `ids`.
+
+        Raises UserError where Slurm says that such a job can never run; nothing of this call is then left in the queue.
+        """
+        self.waiting_for = ""
+        fresh = []
+        for payload in payloads:
+            try:
+                if self.resolve(payload.folder) is None:
+                    fresh.append(payload)
+            except Unresolved as away:
+                self.waiting_for = str(away)
+        done: list[Payload] = []
+        try:
+            for chunk in self._chunk(fresh):
+                if self.waiting_for:
+                    break
+                self._submit_chunk(chunk, done)
+        except UserError:
+            with contextlib.suppress(ControllerAway, SlurmRefusal):
+                cancel_jobs([self.ids[payload.folder] for payload in done])
+            raise
+
+    def resolve(self, folder: Path, rows: Sequence[QueueRow] | None = None) -> str | None:
+        """Job number of the attempt in that folder; None where it was never submitted.
+
+        Raises `Unresolved` where that cannot be told now.
+        """
+        if folder in self.ids:
+            return self.ids[folder]
+        submission = read_model(folder / SUBMISSION_FILE, Submission)
+        if submission is None:
+            return None
+        found = self._read_evidence(folder, submission)
+        if found is None:
+            with _hold_lock(folder.parent.parent):  # a sbatch that outlived its search ends first
+                found = self._read_evidence(folder, submission) or _find_in_queue(submission, rows)
+        if found is not None:
+            self.ids[folder] = found
+        return found
+
+    def _read_evidence(self, folder: Path, submission: Submission) -> str | None:
+        submitted = read_model(submission.folder / SUBMITTED_FILE, Submitted)
+        if submitted is not None:
+            return submitted.job_id if submission.index is None else f"{submitted.job_id}_{submission.index}"
+        started = read_model(folder / STARTED_FILE, Started)
+        return None if started is None else started.job_id
+
+    def _chunk(self, payloads: Sequence[Payload]) -> Iterator[list[Payload]]:
+        """Attempts of one shape together, at most an array's worth."""
+        size = self._array_size()
+        shapes = dict.fromkeys(payload.shape for payload in payloads)
+        for shape in shapes:
+            same = [payload for payload in payloads if payload.shape == shape]
+            yield from (same[start : start + size] for start in range(0, len(same), size))
+
+    def _array_size(self) -> int:
+        if not self.settings.arrays:
+            return 1
+        return max(1, min(self.max_array, self.settings.max_array or self.max_array))
+
+    def _submit_chunk(self, chunk: list[Payload], done: list[Payload]) -> None:
+        """One call of sbatch; where a limit refuses the chunk, its halves are tried, down to a single job."""
+        try:
+            self._call_sbatch(chunk)
+            done.extend(chunk)
+            return
+        except ControllerAway as away:
+            self.waiting_for = str(away)
+            return
+        except SlurmRefusal as refusal:
+            for payload in chunk:
+                (payload.folder / SUBMISSION_FILE).unlink(missing_ok=True)
+            meaning = judge_refusal(str(refusal), others_queued=_has_jobs())
+            if meaning is Refusal.NEVER or (meaning is Refusal.SMALLER_ARRAY and len(chunk) == 1):
+                raise UserError(f"Slurm refuses the job: {refusal}; {suggest_remedy(str(refusal))}") from None
+            if len(chunk) == 1:
+                self.waiting_for = str(refusal)
+                return
+            if meaning is Refusal.SMALLER_ARRAY:
+                self.max_array = max(1, len(chunk) // 2)
+        for half in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
+            if not self.waiting_for:
+                self._submit_chunk(half, done)
+
+    def _call_sbatch(self, chunk: list[Payload]) -> None:
+        first = chunk[0]
+        folder = first.folder / f"submission-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True)
+        write_model(
+            folder / JOBS_FILE,
+            JobList(run_id=first.run_id, jobs=tuple(payload.folder / PAYLOAD_FILE for payload in chunk)),
+        )
+        script = folder / SCRIPT_FILE
+        script.write_text(render_chunk(chunk, folder, self.settings), encoding="utf-8")
+        with _hold_lock(first.trial_dir.parent) as descriptor:
+            for index, payload in enumerate(chunk):
+                place = index if len(chunk) > 1 else None
+                write_model(payload.folder / SUBMISSION_FILE, Submission(folder=folder, index=place, at=time.time()))
+            without = [name for setting, name in _SITE_DEFAULTS.items() if getattr(self.settings, setting)]
+            job_id = submit_script(script, pass_fds=(descriptor,), without=without)
+            write_model(folder / SUBMITTED_FILE, Submitted(job_id=job_id, at=time.time()))
+        for index, payload in enumerate(chunk):
+            self.ids[payload.folder] = f"{job_id}_{index}" if len(chunk) > 1 else job_id
+        time.sleep(self.settings.submit_pause_s)
+
+
+def render_chunk(chunk: Sequence[Payload], folder: Path, settings: SlurmSettings) -> str:
+    """The sbatch script of one submission: a job, or an array of them."""
+    first = chunk[0]
+    alone = len(chunk) == 1
+    what = f"trial={first.trial} attempt={first.attempt}" if alone else f"trials={len(chunk)}"
+    return render_script(
+        first.shape,
+        settings,
+        name=first.name if alone else f"{first.run_id}-x{len(chunk)}",
+        comment=f"ccl-search run={first.run_id} {what}",
+        folder=folder,
+        command=node_command(first.host_python, first.program, "batch", folder / JOBS_FILE),
+        array_size=None if alone else len(chunk),
+    )
+
+
+def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> str | None:
+    """Job number by the submission's folder, which is the job's working directory."""
+    try:
+        known = read_queue() if rows is None else rows
+    except (ControllerAway, SlurmRefusal) as away:
+        raise Unresolved(str(away)) from None
+    ids = [row.job_id for row in known if Path(row.folder) == submission.folder]
+    if submission.index is None:
+        return ids[0] if ids else None
+    return next((job_id for job_id in ids if job_id.endswith(f"_{submission.index}")), None)
+
+
+def _has_jobs() -> bool:
+    try:
+        return any(row.state in {"PENDING", "RUNNING", "CONFIGURING", "COMPLETING"} for row in read_queue())
+    except (ControllerAway, SlurmRefusal):
+        return True
+
+
+@contextlib.contextmanager
+def _hold_lock(folder: Path) -> Iterator[int]:
+    """A lock for the submissions of one run on this machine; yields its descriptor, for sbatch to hold as well."""
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    place = Path(tempfile.gettempdir()) / f"ccl-search-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.lstat().st_uid != os.getuid() or place.is_symlink():
+        raise UserError(f"{str(place)!r} must be a folder of your own: it belongs to somebody else; set TMPDIR")
+    descriptor = os.open(place / f"submit-{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,254 @@
+"""Where jobs are: the result file first, then one query for all, then whatever else answers, and a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cclsearch.launch.base import JobState, JobStatus
+from cclsearch.launch.contract import RESULT_FILE
+from cclsearch.launch.slurm.commands import (
+    AccountRow,
+    ControllerAway,
+    QueueRow,
+    SlurmRefusal,
+    cancel_jobs,
+    find_bad_nodes,
+    read_accounts,
+    read_queue,
+)
+from cclsearch.launch.slurm.ending import ENDED_STATES, WAITING_STATES, explain_end, explain_infrastructure, read_ending
+from cclsearch.launch.slurm.payload import (
+    CANCELLED_FILE,
+    END_FILE,
+    STARTED_FILE,
+    SUBMISSION_FILE,
+    Payload,
+    Started,
+    Submission,
+    read_model,
+    sees_file,
+)
+from cclsearch.launch.slurm.refusal import never_starts
+from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.text import one_line
+from cclsearch.values import Failure, FailureKind, Stage
+
+AWAY_MAX_S = 60.0
+"""Longest pause between two questions to a controller that does not answer."""
+SETTLE_S = 5.0
+"""How long a job may be missing from the queue just after its submission."""
+DEADLINE_S = 900.0
+"""Beyond a trial's own limit: how long a job may say nothing while Slurm says nothing either."""
+
+Classify = Callable[[Path], Failure | None]
+"""Reads a trial's logs for the reason of its end."""
+
+
+@dataclass
+class Queue:
+    """The user's jobs as last seen, asked for at most once in `poll_s` seconds however many jobs there are."""
+
+    poll_s: float
+    rows: dict[str, QueueRow] = field(default_factory=dict)
+    asked_at: float = 0.0
+    """Wall time of the last answer."""
+    away: str = ""
+    """Slurm's words, while it does not answer."""
+    _last_try: float = -1e9
+    _failures: int = 0
+
+    def refresh(self, *, urgent: bool = False) -> bool:
+        """Ask again where it is time; whether there is a new answer."""
+        pause = min(self.poll_s * 2**self._failures, max(AWAY_MAX_S, self.poll_s))
+        if urgent and not self._failures:
+            pause = min(pause, 1.0)
+        if time.monotonic() - self._last_try < pause:
+            return False
+        started = time.time()
+        try:
+            rows = read_queue()
+        except (ControllerAway, SlurmRefusal) as away:
+            self.away, self._failures = str(away), min(self._failures + 1, 10)
+            self._last_try = time.monotonic()
+            return False
+        self.rows = {row.job_id: row for row in rows}
+        self.asked_at, self.away, self._failures = started, "", 0
+        self._last_try = time.monotonic()
+        return True
+
+
+@dataclass
+class Watcher:
+    """Tells where submitted attempts are; remembers only what saves questions."""
+
+    settings: SlurmSettings
+    classify: Classify
+    queue: Queue
+    _accounts: dict[str, AccountRow] = field(default_factory=dict)
+    _accounts_at: float = 0.0
+    _over_since: dict[str, float] = field(default_factory=dict)
+
+    def look(self, attempts: Sequence[tuple[Payload, str]]) -> list[JobStatus]:
+        """The status of every attempt with a job number, in order."""
+        done = {payload.folder: _read_result(payload) for payload, _ in attempts}
+        open_ones = [(payload, job) for payload, job in attempts if done[payload.folder] != "ok"]
+        if open_ones:
+            self.queue.refresh(urgent=any(sees_file(payload.folder / END_FILE) for payload, _ in open_ones))
+            self._ask_accounts([job for payload, job in open_ones if self._is_missing(payload, job)])
+        return [
+            JobStatus(state=JobState.DONE)
+            if done[payload.folder] == "ok"
+            else self._status(payload, job, failed_result=done[payload.folder] == "failed")
+            for payload, job in attempts
+        ]
+
+    def _is_missing(self, payload: Payload, job_id: str) -> bool:
+        """Whether the queue, asked since the submission, no longer knows the job."""
+        if job_id in self.queue.rows:
+            return False
+        submission = read_model(payload.folder / SUBMISSION_FILE, Submission)
+        return self.queue.asked_at > (submission.at if submission else 0.0) + SETTLE_S
+
+    def _ask_accounts(self, missing: list[str]) -> None:
+        wanted = [job for job in missing if job not in self._accounts or not _is_over(self._accounts[job].state)]
+        if wanted and self.queue.asked_at > self._accounts_at:
+            self._accounts_at = self.queue.asked_at
+            self._accounts.update(read_accounts(wanted))
+
+    def _status(self, payload: Payload, job_id: str, *, failed_result: bool) -> JobStatus:
+        row = self.queue.rows.get(job_id)
+        ended = sees_file(payload.folder / END_FILE)
+        if row is not None and not _is_over(row.state):
+            if row.state in WAITING_STATES and not sees_file(payload.folder / STARTED_FILE):
+                return self._pending(payload, row)
+            if not ended or row.state == "COMPLETING" or not self._is_patient(job_id):
+                return JobStatus(state=JobState.RUNNING, note=_describe(row))
+        if row is None and not self._is_missing(payload, job_id):
+            return self._unseen(payload, job_id, ended=ended)
+        return self._over(payload, job_id, ended=ended, failed_result=failed_result)
+
+    def _is_patient(self, job_id: str) -> bool:
+        """Whether a job that wrote its end but is still listed as running has had time to leave."""
+        return time.monotonic() - self._over_since.setdefault(job_id, time.monotonic()) > self.settings.grace_s
+
+    def _pending(self, payload: Payload, row: QueueRow) -> JobStatus:
+        if never_starts(row.reason):
+            return self._give_up(payload, row, f"job {row.job_id} can never start: Slurm's reason is {row.reason}")
+        submission = read_model(payload.folder / SUBMISSION_FILE, Submission)
+        limit = self.settings.queue_limit
+        if limit is not None and submission and time.time() - submission.at > limit * 60:
+            message = f"job {row.job_id} waited {limit} min in the queue ({row.reason}), the profile's queue_limit"
+            return self._give_up(payload, row, message)
+        return JobStatus(state=JobState.QUEUED, note=f"pending: {one_line(row.reason, 80)}")
+
+    def _give_up(self, payload: Payload, row: QueueRow, message: str) -> JobStatus:
+        with contextlib.suppress(ControllerAway, SlurmRefusal):
+            cancel_jobs([row.job_id])
+        failure = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
+        return JobStatus(state=JobState.DONE, failure=failure)
+
+    def _unseen(self, payload: Payload, job_id: str, *, ended: bool) -> JobStatus:
+        """Slurm has said nothing of the job yet, or says nothing at all just now."""
+        started = read_model(payload.folder / STARTED_FILE, Started)
+        quiet_since = started.at + payload.timeout_s + DEADLINE_S if started else None
+        if self.queue.away and not ended and quiet_since is not None and time.time() > quiet_since:
+            message = f"job {job_id} is past its time, and Slurm does not answer: {self.queue.away}"
+            failure = Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=message)
+            return JobStatus(state=JobState.DONE, failure=failure)
+        note = f"Slurm does not answer: {one_line(self.queue.away, 120)}" if self.queue.away else "submitted"
+        return JobStatus(state=JobState.RUNNING if started else JobState.QUEUED, note=note)
+
+    def _over(self, payload: Payload, job_id: str, *, ended: bool, failed_result: bool) -> JobStatus:
+        """The job is over by Slurm's word, or unknown to Slurm: say why, once its files have had time to appear."""
+        row, account = self.queue.rows.get(job_id), self._accounts.get(job_id)
+        state = row.state if row is not None else account.state if account is not None else None
+        if state is not None and not _is_over(state) and row is None:
+            return JobStatus(state=JobState.RUNNING, note=f"{state} by the accounting")
+        since = self._over_since.setdefault(job_id, time.monotonic())
+        may_come = state is None or state.startswith(("COMPLETED", "FAILED"))
+        if may_come and not ended and not failed_result and time.monotonic() - since < self.settings.grace_s:
+            return JobStatus(state=JobState.RUNNING, note="ended; its result file may still appear")
+        nodes = row.nodes if row is not None else account.nodes if account is not None else ""
+        submission = read_model(payload.folder / SUBMISSION_FILE, Submission)
+        ending = read_ending(
+            payload,
+            job_id,
+            state=state,
+            step_states=self._step_states(job_id, state),
+            bad_nodes=tuple(find_bad_nodes(nodes)) if _may_be_a_node(state) else (),
+            submission_folder=submission.folder if submission else None,
+        )
+        if failed_result:
+            failure = explain_infrastructure(ending, payload.timeout_s, payload.shape.time_min)
+        else:
+            failure = explain_end(
+                ending, payload.timeout_s, payload.shape.time_min, lambda: self.classify(payload.trial_dir)
+            )
+        return JobStatus(state=JobState.DONE, failure=failure)
+
+    def _step_states(self, job_id: str, state: str | None) -> tuple[str, ...]:
+        """What the accounting says of the steps of a job that failed: only there is running out of memory told."""
+        if state is not None and not state.startswith("FAILED"):
+            return ()
+        if job_id not in self._accounts:
+            self._accounts.update(read_accounts([job_id]))
+        return self._accounts[job_id].step_states if job_id in self._accounts else ()
+
+
+def cancel_attempts(attempts: Sequence[tuple[Payload, str]], *, patience_s: float = 120.0) -> list[str]:
+    """Cancel these jobs and wait until Slurm lists none of them as alive; the numbers of those it still does.
+
+    Raises `ControllerAway` where Slurm does not answer in that time.
+    """
+    wanted = {job for _, job in attempts}
+    deadline, harder = time.monotonic() + patience_s, time.monotonic() + patience_s / 2
+    pause = 0.2
+    while True:
+        try:
+            alive = wanted & {row.job_id for row in read_queue() if not _is_over(row.state)}
+            if not alive:
+                return []
+            cancel_jobs(sorted(alive), signal="KILL" if time.monotonic() > harder else None)
+        except (ControllerAway, SlurmRefusal) as away:
+            if time.monotonic() > deadline:
+                raise ControllerAway(str(away)) from None
+        else:
+            if time.monotonic() > deadline:
+                return sorted(alive)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 3.0)
+
+
+def mark_cancelled(payload: Payload) -> None:
+    """Note that the search itself ends the attempt, so that its end is not taken for somebody else's doing."""
+    payload.folder.mkdir(parents=True, exist_ok=True)
+    (payload.folder / CANCELLED_FILE).write_text("{}\n", encoding="utf-8")
+
+
+def _read_result(payload: Payload) -> str:
+    """`ok`, `failed`, or empty where there is no result yet; what cannot be read is for the judge to tell."""
+    path = payload.trial_dir / RESULT_FILE
+    if not sees_file(path):
+        return ""
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return "ok"
+    return "failed" if isinstance(said, dict) and said.get("status") == "failed" else "ok"
+
+
+def _is_over(state: str) -> bool:
+    return state.split()[0] in ENDED_STATES if state.strip() else False
+
+
+def _may_be_a_node(state: str | None) -> bool:
+    return state is None or state.startswith(("FAILED", "NODE_FAIL"))
+
+
+def _describe(row: QueueRow) -> str:
+    return f"{row.state.lower()} on {row.nodes}" if row.nodes else row.state.lower()

@@ -1,0 +1,102 @@
+"""A real Slurm for a test module: started once, stopped at its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+REQUIRED = os.environ.get("CCL_REQUIRE_SLURM") == "1"
+
+
+@dataclass
+class Cluster:
+    """A running Slurm; `ask` runs one of its commands."""
+
+    folder: Path
+    port: int
+
+    def up(self, *options: str) -> None:
+        """Bring back what is down, or change the cluster."""
+        run(["bash", str(HERE / "slurm-up"), str(self.folder), "--port", str(self.port), *options], timeout_s=300)
+
+    def fail_node(self, node: str) -> None:
+        run(["bash", str(HERE / "slurm-node-fail"), node, str(self.folder)])
+
+    def ask(self, *command: str) -> str:
+        return run(list(command))
+
+    def pid(self, daemon: str) -> int:
+        return int((self.folder / "run" / f"{daemon}.pid").read_text())
+
+
+def run(command: list[str], timeout_s: float = 120) -> str:
+    """Output of a command that must succeed."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def start_cluster(*options: str) -> Iterator[Cluster]:
+    """A cluster of four nodes with four declared GPUs each, under a folder of its own; skips where it cannot be."""
+    reason = why_not()
+    if reason is not None:
+        pytest.fail(reason) if REQUIRED else pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="ccl-sl-"))
+    cluster = Cluster(folder, find_ports(80))
+    before = os.environ.get("SLURM_CONF")
+    try:
+        cluster.up(*([] if REQUIRED else ["--no-install"]), *options)
+        os.environ["SLURM_CONF"] = str(folder / "etc" / "slurm.conf")
+        yield cluster
+    finally:
+        if before is None:
+            os.environ.pop("SLURM_CONF", None)
+        else:
+            os.environ["SLURM_CONF"] = before
+        subprocess.run(
+            ["bash", str(HERE / "slurm-down"), str(folder), "--purge"], capture_output=True, timeout=180, check=False
+        )
+
+
+def why_not() -> str | None:
+    """Why no Slurm can be started here; None where it can."""
+    if os.getuid() != 0:
+        return "a real Slurm is started as root, and this is another user"
+    if not REQUIRED and not all(shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in DAEMONS):
+        return "Debian's Slurm packages are not installed (CCL_REQUIRE_SLURM=1 installs them)"
+    if REQUIRED and shutil.which("apt-get") is None:
+        return "Debian's packages are needed, and there is no apt-get"
+    return None
+
+
+DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd")
+
+
+def find_ports(count: int) -> int:
+    """First of `count` ports in a row that are free now, below those that outgoing connections take."""
+    for base in range(12000 + os.getpid() % 50 * 100, 19000, 100):
+        if all(_is_free(port) for port in range(base, base + count)):
+            return base
+    raise AssertionError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
