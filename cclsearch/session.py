@@ -24,6 +24,7 @@ from cclsearch.launch.contract import TrialInput
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
+from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.record.book import Book
 from cclsearch.record.event import SearchResumed, SearchStarted
 from cclsearch.record.observe import Observer
@@ -133,6 +134,8 @@ def _open_launcher(destination: Destination, framework: str, run_dir: Path | Non
 def _choose_strategy(request: Request) -> str:
     """The strategy's name, checked; `hybrid` with an LLM, `default` without."""
     strategy = request.strategy or ("hybrid" if request.llm else "default")
+    if request.llm:
+        parse_spec(request.llm)
     if strategy in LLM_STRATEGIES:
         if not request.llm:
             raise UserError(f"strategy {strategy!r} needs an LLM: `--llm anthropic:MODEL`, `openai:MODEL` or a URL")
@@ -142,6 +145,9 @@ def _choose_strategy(request: Request) -> str:
 
 
 def _llm_hint(request: Request, strategy: str) -> tuple[str, ...]:
+    if request.llm and strategy in LLM_STRATEGIES:
+        key = missing_key(parse_spec(request.llm))
+        return (f"no LLM takes part: {key} is not set, and the search goes on without",) if key else ()
     if request.llm or strategy != "default":
         return ()
     return ("no LLM takes part (`--llm anthropic:MODEL` or `openai:MODEL` adds one)",)

@@ -33,9 +33,13 @@ ALLOWED = {
     Phase.LLM: {Phase.FALLBACK, Phase.OFF, Phase.FINISHED},
     Phase.FALLBACK: {Phase.LLM, Phase.OFF},
     Phase.OFF: set(),
-    Phase.FINISHED: {Phase.LLM},
+    Phase.FINISHED: {Phase.LLM, Phase.FALLBACK, Phase.OFF},
 }
 """Phase -> phases that may follow."""
+
+
+NO_KEY = "no key"
+"""The one cause of `off` that a later session can mend."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,16 @@ class State:
         return f"{who} since trial {self.since_trial}" + (f": {self.reason}" if self.reason else "")
 
 
-def read_state(view: SearchView) -> State:
-    """The state that the ledger's remarks tell of; seeds before the first move."""
+def read_state(view: SearchView, *, with_llm: bool = True) -> State:
+    """The state that the ledger's remarks tell of; seeds before the first move.
+
+    `with_llm` says whether there is an LLM now: a search that began without a key gets one by `resume`.
+    """
     for remark in reversed(view.remarks):
         if remark.topic == MOVE_TOPIC:
             data = remark.data
+            if with_llm and data.get("cause") == NO_KEY:
+                continue
             return State(
                 phase=Phase(str(data["phase"])),
                 since_trial=_int(data.get("since_trial")),
