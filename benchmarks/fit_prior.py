@@ -14,6 +14,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
 
     rows = [n for n, row in enumerate(recording.rows) if row.step_time_s is not None]
     values = np.log([recording.rows[n].step_time_s or 0.0 for n in rows])
-    evidence = _known(rows, values, noise_n=temper(values, priors.time.noise))
+    evidence = replace(_known(rows, values, noise_n=temper(values, priors.time.noise)), one_sided=True)
     return model_of(recording.card, recording.space).calibrate_time(evidence, priors.time)
 
 
@@ -105,9 +106,12 @@ def _pool(
             weights.append(float(min(told.sum(), 1.0)))
             doubt = np.array([posterior.multiplier_sd()[p] ** 2 for posterior in posteriors])
             within.append(float(np.average((values - mean) ** 2 + doubt, weights=told + 1e-6)))
+        if not within:
+            pooled[name] = [guess_mean, guess_sd]
+            continue
         mean = float(np.average(means, weights=weights))
         between = float(np.average((np.array(means) - mean) ** 2, weights=weights))
-        spread = np.sqrt(between + (np.mean(within) if within else 0.0))
+        spread = np.sqrt(between + np.mean(within))
         pooled[name] = [round(mean, 3), round(float(max(spread, SD_FLOOR_SHARE * guess_sd)), 3)]
     return pooled
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
-from cclsearch.predict.features import Features, KernelShape, kernel
+from cclsearch.predict.features import Features, KernelShape, kernel, kernel_diagonal
 from cclsearch.predict.layout import Array
 
 Form = Callable[[NDArray[np.int64], Array], Array]
@@ -54,6 +55,8 @@ class Evidence:
     """Probability that the side says nothing (a crash taken for out of memory)."""
     limit: float = 0.0
     softness: float = 0.03
+    one_sided: bool = False
+    """Whether only values above what was expected may be outliers."""
     noise_n: Array | None = None
     """Relative noise by observation; None for the prior's."""
 
@@ -71,6 +74,9 @@ class Posterior:
     alpha_n: Array
     inverse_nn: Array
     jacobian_nP: Array
+    value_n: Array
+    residual_inverse_nn: Array
+    """Inverse covariance of residual and noise, the multipliers given."""
     weight_n: Array
     """Trust in each observation: 1 is full, near 0 an outlier."""
     log_evidence: float
@@ -87,6 +93,46 @@ class Posterior:
         cross = residual + (jacobian * self.prior.sd_P**2) @ self.jacobian_nP.T
         return mean + residual @ self.alpha_n, own - cross @ self.inverse_nn @ cross.T
 
+    def marginals(self, rows: NDArray[np.int64]) -> tuple[Array, Array]:
+        """(m,) means and (m,) variances at these rows; cheaper than `at`."""
+        jacobian = _jacobian(self.form, rows, self.theta_P)
+        here = self.features.take(rows)
+        own = (jacobian**2) @ self.prior.sd_P**2 + kernel_diagonal(here, self.prior.shape)
+        mean = self.form(rows, self.theta_P)
+        if len(self.rows_n) == 0:
+            return mean, own
+        residual = kernel(here, self.features.take(self.rows_n), self.prior.shape)
+        cross = residual + (jacobian * self.prior.sd_P**2) @ self.jacobian_nP.T
+        known = np.sum((cross @ self.inverse_nn) * cross, axis=1)
+        return mean + residual @ self.alpha_n, np.maximum(own - known, 1e-10)
+
+    def ensemble(self, rows: NDArray[np.int64], normal_SP: Array) -> tuple[Array, Array]:
+        """(S, m) means at these rows of S plausible models, and the (m,) variance that each leaves to the residual.
+
+        `normal_SP` are standard normal draws. Unlike `marginals`, each model is the closed form itself and not its
+        tangent: a step is never faster than its arithmetic, however uncertain its latencies.
+        """
+        samples = self.theta_P + normal_SP @ self._theta_root.T
+        here = self.features.take(rows)
+        left = kernel_diagonal(here, self.prior.shape)
+        mean_Sm = np.array([self.form(rows, sample) for sample in samples])
+        if len(self.rows_n) == 0:
+            return mean_Sm, left
+        cross = kernel(here, self.features.take(self.rows_n), self.prior.shape)
+        error_Sn = np.array([self.value_n - self.form(self.rows_n, sample) for sample in samples])
+        known = np.sum((cross @ self.residual_inverse_nn) * cross, axis=1)
+        return mean_Sm + error_Sn @ self.residual_inverse_nn @ cross.T, np.maximum(left - known, 1e-10)
+
+    @cached_property
+    def _theta_root(self) -> Array:
+        """(P, P) root of the covariance of the log multipliers after calibration."""
+        covariance = np.diag(self.prior.sd_P**2)
+        if len(self.rows_n):
+            scaled = self.jacobian_nP * self.prior.sd_P**2
+            covariance = covariance - scaled.T @ self.inverse_nn @ scaled
+        values, vectors = np.linalg.eigh(covariance)
+        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+
     def multiplier_sd(self) -> Array:
         """(P,) standard deviation of the log multipliers after calibration."""
         if len(self.rows_n) == 0:
@@ -101,18 +147,20 @@ def calibrate(form: Form, features: Features, prior: Prior, evidence: Evidence) 
     theta = prior.mean_P.copy()
     n = len(evidence.rows_n)
     if n == 0:
-        empty = np.zeros(0)
+        nothing, square = np.zeros(0), np.zeros((0, 0))
         return Posterior(
-            form,
-            prior,
-            features,
-            evidence.rows_n,
-            theta,
-            empty,
-            np.zeros((0, 0)),
-            np.zeros((0, len(theta))),
-            empty,
-            0.0,
+            form=form,
+            prior=prior,
+            features=features,
+            rows_n=evidence.rows_n,
+            theta_P=theta,
+            alpha_n=nothing,
+            inverse_nn=square,
+            jacobian_nP=np.zeros((0, len(theta))),
+            value_n=nothing,
+            residual_inverse_nn=square,
+            weight_n=nothing,
+            log_evidence=0.0,
         )
     here = features.take(evidence.rows_n)
     residual_nn = kernel(here, here, prior.shape)
@@ -131,8 +179,21 @@ def calibrate(form: Form, features: Features, prior: Prior, evidence: Evidence) 
         sites.update(mean, np.maximum(variance, 1e-10))
     sign, log_det = np.linalg.slogdet(covariance + np.diag(sites.variance_n + _JITTER))
     log_evidence = -0.5 * float((sites.target_n - prior_mean) @ alpha) - 0.5 * float(sign * log_det)
+    # a Student-t is a normal whose precision is drawn from a gamma law: distrusting an observation costs its density
+    log_evidence += 0.5 * prior.freedom * float(np.sum(np.log(sites.weight_n) - sites.weight_n + 1))
     return Posterior(
-        form, prior, features, evidence.rows_n, theta, alpha, inverse, jacobian, sites.weight_n, log_evidence
+        form=form,
+        prior=prior,
+        features=features,
+        rows_n=evidence.rows_n,
+        theta_P=theta,
+        alpha_n=alpha,
+        inverse_nn=inverse,
+        jacobian_nP=jacobian,
+        value_n=sites.target_n,
+        residual_inverse_nn=np.linalg.inv(residual_nn + np.diag(sites.variance_n + _JITTER)),
+        weight_n=sites.weight_n,
+        log_evidence=log_evidence,
     )
 
 
@@ -152,7 +213,10 @@ class _Sites:
 
     def update(self, mean_n: Array, variance_n: Array) -> None:
         """Re-weigh measured values by their Student-t weight; move thresholds to match the truncated moments."""
-        error2 = (self.target_n - mean_n) ** 2 + variance_n
+        # a cluster may hold a run up but never speeds one up: only what came slower than expected is doubted
+        error = self.target_n - mean_n
+        slower = np.maximum(error, 0.0) if self._evidence.one_sided else np.abs(error)
+        error2 = slower**2 + np.where(slower > 0, variance_n, 0.0)
         weight = (self._freedom + 1) / (self._freedom + error2 / self._noise2)
         self.weight_n = np.where(self._known, 0.5 * self.weight_n + 0.5 * np.minimum(weight, 1.0), self.weight_n)
         known_variance = self._noise2 / self.weight_n

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,12 @@ def kernel(left: Features, right: Features, shape: KernelShape) -> Array:
     return np.asarray(shape.bumps**2 * near * same + shape.slope**2 * slopes + shape.word**2 * effects)
 
 
+def kernel_diagonal(features: Features, shape: KernelShape) -> Array:
+    """(n,) prior variance of the residual."""
+    slopes = np.sum(features.numbers_ND**2, axis=1)
+    return np.asarray(shape.bumps**2 + shape.slope**2 * slopes + shape.word**2 * features.words_NC.shape[1])
+
+
 @dataclass(frozen=True)
 class KernelShape:
     """How far the closed form may be off, in units of log seconds (or log GiB)."""
@@ -81,3 +87,7 @@ class KernelShape:
     """Standard deviation of the effect of a word or switch."""
     word_share: float = 0.7
     """What two configurations that differ in one word keep in common."""
+
+    def scaled(self, factor: float) -> KernelShape:
+        """The same reach with deviations that many times as large."""
+        return replace(self, bumps=self.bumps * factor, slope=self.slope * factor, word=self.word * factor)

@@ -17,7 +17,7 @@ from cclsearch.predict.layout import Array, Layout
 from cclsearch.predict.machine import Machine
 
 GIB = float(2**30)
-MULTIPLIERS = ("all", "states", "unsharded", "activations", "replicated", "logits", "fixed")
+MULTIPLIERS = ("all", "states", "gradients", "unsharded", "activations", "replicated", "logits", "fixed")
 """What may be calibrated, in the order of every vector of log multipliers."""
 
 
@@ -92,7 +92,9 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
 def combine_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> Array:
     """(N,) GiB of the fullest device with these log multipliers (in the order of `MULTIPLIERS`)."""
     m = dict(zip(MULTIPLIERS, np.exp(log_multipliers), strict=True))
-    states = m["states"] * (parts.weights + parts.gradients + parts.optimizer + m["unsharded"] * parts.unsharded)
+    states = m["states"] * (
+        parts.weights + m["gradients"] * parts.gradients + parts.optimizer + m["unsharded"] * parts.unsharded
+    )
     first, last = _stage_activations(parts, m)
     return np.asarray(
         m["all"] * (states + np.maximum(first, last + m["logits"] * parts.logits)) + m["fixed"] * parts.fixed
@@ -108,7 +110,7 @@ def split_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> di
     states = m["all"] * m["states"]
     return {
         "weights": states * parts.weights,
-        "gradients": states * parts.gradients,
+        "gradients": states * m["gradients"] * parts.gradients,
         "optimizer": states * (parts.optimizer + m["unsharded"] * parts.unsharded),
         "activations": m["all"] * np.where(is_last, last, first),
         "logits": m["all"] * np.where(is_last, logits, 0.0),

@@ -39,9 +39,9 @@ class DefaultProposer:
         best = belief.best_log_loss
         if best is None:
             best = float(np.min(belief.mean_m + 3.0 * (1 - belief.works_m))) + 0.3
-        gain = expected_improvement(belief.mean_m, belief.sd_m, best) * belief.works_m - FAILURE_PRICE * (
-            1 - belief.works_m
-        )
+        gain = belief.weight_k @ expected_improvement(
+            belief.mean_km, belief.sd_km, best
+        ) * belief.works_m - FAILURE_PRICE * (1 - belief.works_m)
         row = int(np.argmax(gain))
         n = belief.rows_m[row]
         expects = Expectation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,11 @@ class Belief:
 
     rows_m: NDArray[np.int64]
     """Rows that may be proposed."""
-    mean_m: Array
+    weight_k: Array
+    """Of each of k rival models, which differ in how far the closed form may be off and how noisy the cluster is."""
+    mean_km: Array
     """Log loss."""
-    covariance_mm: Array
+    sd_km: Array
     fits_m: Array
     """Probability that the trial fits into memory."""
     works_m: Array
@@ -44,9 +46,15 @@ class Belief:
     memory: Posterior
 
     @property
+    def mean_m(self) -> Array:
+        """(m,) expected log loss."""
+        return np.asarray(self.weight_k @ self.mean_km)
+
+    @property
     def sd_m(self) -> Array:
         """(m,) standard deviation of the log loss."""
-        return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance_mm), 1e-12)))
+        second = self.weight_k @ (self.sd_km**2 + self.mean_km**2)
+        return np.asarray(np.sqrt(np.maximum(second - self.mean_m**2, 1e-12)))
 
 
 def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
@@ -57,18 +65,20 @@ def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
     open_rows = np.setdiff1d(np.arange(len(view.space)), np.array(sorted(taken), dtype=np.int64))
     if not len(open_rows):
         return None
-    time = model.calibrate_time(_time_evidence(view.observations, priors), priors.time)
+    rivals, weights = _calibrate_rivals(model, view.observations, priors)
+    time = rivals[int(np.argmax(weights))]
     memory = model.calibrate_memory(_memory_evidence(view.observations, model, priors), priors.memory)
     rows = _sift(model, time, memory, open_rows, priors)
-    mean, covariance = time.at(rows)
-    log_memory, memory_covariance = memory.at(rows)
-    spread = np.sqrt(np.maximum(np.diag(memory_covariance), 0.0) + priors.softness**2)
+    means, sds, shares = _ensemble(rivals, weights, rows, view)
+    log_memory, memory_variance = memory.marginals(rows)
+    spread = np.sqrt(memory_variance + priors.softness**2)
     fits = ndtr((model.log_limit - log_memory) / spread)
     stays = 1 - _crash_probability(view.observations, model, memory, priors, rows)
     return Belief(
         rows_m=rows,
-        mean_m=mean,
-        covariance_mm=covariance,
+        weight_k=shares,
+        mean_km=means,
+        sd_km=sds,
         fits_m=fits,
         works_m=fits * stays,
         memory_gib_m=np.exp(log_memory),
@@ -76,6 +86,46 @@ def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
         time=time,
         memory=memory,
     )
+
+
+DEVIATIONS = (0.6, 1.5, 3.0)
+NOISES = (1.0, 4.0)
+RIVAL_SHARE = 0.05
+
+
+def _calibrate_rivals(
+    model: CardModel, observations: Sequence[Observation], priors: Priors
+) -> tuple[list[Posterior], Array]:
+    """Models that differ in the size of deviations and of noise, with their posterior weights; the unlikely are dropped."""
+    rivals, scores = [], []
+    for noise in NOISES:
+        for deviation in DEVIATIONS:
+            prior = replace(priors.time, shape=priors.time.shape.scaled(deviation), noise=priors.time.noise * noise)
+            rival = model.calibrate_time(_time_evidence(observations, replace(priors, time=prior)), prior)
+            rivals.append(rival)
+            scores.append(rival.log_evidence - 0.5 * (np.log(deviation / 1.0) ** 2) - 0.2 * np.log(noise))
+    weights = np.exp(np.array(scores) - max(scores))
+    weights /= weights.sum()
+    kept = np.flatnonzero(weights >= RIVAL_SHARE)
+    return [rivals[k] for k in kept], weights[kept] / weights[kept].sum()
+
+
+ENSEMBLE = 48
+
+
+def _ensemble(
+    rivals: list[Posterior], weights: Array, rows: NDArray[np.int64], view: SearchView
+) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng([view.seed, len(view.observations)])
+    means, sds, shares = [], [], []
+    for rival, weight in zip(rivals, weights, strict=True):
+        count = max(4, round(ENSEMBLE * weight))
+        normal = rng.standard_normal((count, len(rival.theta_P)))
+        mean, variance = rival.ensemble(rows, normal)
+        means.append(mean)
+        sds.append(np.broadcast_to(np.sqrt(variance), mean.shape))
+        shares.append(np.full(count, weight / count))
+    return np.concatenate(means), np.concatenate(sds), np.concatenate(shares)
 
 
 def temper(log_loss_n: Array, noise: float) -> Array:
@@ -95,7 +145,9 @@ def _time_evidence(observations: Sequence[Observation], priors: Priors) -> Evide
     rows = np.array([row for row, _ in seen], dtype=np.int64)
     values = np.array([value for _, value in seen], dtype=np.float64)
     zeros = np.zeros(len(rows))
-    return Evidence(rows, values, zeros.astype(np.int8), zeros, noise_n=temper(values, priors.time.noise))
+    return Evidence(
+        rows, values, zeros.astype(np.int8), zeros, one_sided=True, noise_n=temper(values, priors.time.noise)
+    )
 
 
 def _memory_evidence(observations: Sequence[Observation], model: CardModel, priors: Priors) -> Evidence:
@@ -127,8 +179,8 @@ def _crash_probability(
     sides = np.array([-1 if o.failure is None else 1 for o in seen], dtype=np.int8)
     doubt = np.zeros(len(seen))
     if len(seen):
-        log_memory, covariance = memory.at(seen_rows)
-        spread = np.sqrt(np.maximum(np.diag(covariance), 0.0) + priors.softness**2)
+        log_memory, variance = memory.marginals(seen_rows)
+        spread = np.sqrt(variance + priors.softness**2)
         fits = ndtr((model.log_limit - log_memory) / spread)
         prior_crash = 0.15
         doubt = np.where(sides > 0, (1 - fits) / (1 - fits + fits * prior_crash), 0.0)
@@ -144,8 +196,8 @@ def _crash_probability(
         return np.full(len(at), theta[0])
 
     posterior = calibrate(constant, model.features, CRASH, evidence)
-    mean, covariance = posterior.at(rows)
-    return np.asarray(ndtr(mean / np.sqrt(1.0 + np.maximum(np.diag(covariance), 0.0))))
+    mean, variance = posterior.marginals(rows)
+    return np.asarray(ndtr(mean / np.sqrt(1.0 + variance)))
 
 
 def _sift(
