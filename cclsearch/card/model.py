@@ -97,7 +97,7 @@ class Card(Model):
     """`bf16`, `fp32`, ...: the dtype of the matrix multiplications."""
     hardware: Hardware
     framework: str
-    """Name of a framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other word."""
+    """A framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other word."""
     knobs: tuple[KnobDeclaration, ...] = ()
     """Knobs declared beyond the framework's own, or with other choices."""
     recording: str | None = None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cclsearch.values import Config, Value
 
 DEGREES = ("tp", "dp", "pp", "ep")
-"""Parallel degrees; a space without one of them runs it at 1. `ep` lives inside `dp` x `tp`, so it multiplies nothing."""
+"""Parallel degrees; a space without one runs it at 1. `ep` lives inside `dp` x `tp`, so it multiplies nothing."""
 
 
 @dataclass(frozen=True)

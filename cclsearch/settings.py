@@ -1,0 +1,56 @@
+"""The project's own defaults: `ccl-search.yaml` in its root."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+
+from pydantic import Field, field_validator
+
+from cclsearch.content import project_root
+from cclsearch.values import Model
+from cclsearch.yaml_file import parse_yaml_value, read_yaml, validate_mapping
+
+SETTINGS_FILE = "ccl-search.yaml"
+
+
+class Settings(Model):
+    """Defaults of a project; the command line goes before them."""
+
+    version: int = Field(default=1, ge=1, le=1)
+    launcher: str | None = None
+    """Profile in `launchers/` that `run` uses; None: this machine, or the workload's recording."""
+    llm: str | None = None
+    """`anthropic:MODEL`, `openai:MODEL` or the URL of a compatible server; never a key."""
+    objective: str = "step_time"
+    """File in `objectives/`."""
+    budget: int | None = Field(default=None, ge=1)
+    """Trials of a search where `--budget` is not given."""
+    runs: Path = Path("runs")
+    """Folder of searches, under the project's root unless absolute."""
+
+    @field_validator("launcher", "llm", "objective")
+    @classmethod
+    def _check_word(cls, word: str | None) -> str | None:
+        if word is not None and not word.strip():
+            raise ValueError("must not be empty")
+        return word
+
+    @field_validator("runs")
+    @classmethod
+    def _check_runs(cls, folder: Path) -> Path:
+        if ".." in PurePath(folder).parts:
+            raise ValueError("must not lead out of the project with '..'")
+        return folder
+
+
+def load_settings(root: Path | None = None) -> Settings:
+    """The settings of the project around the working directory (or of `root`); defaults where there is no file.
+
+    Raises UserError that names the file and every wrong field.
+    """
+    path = (root or project_root()) / SETTINGS_FILE
+    if not path.is_file():
+        return Settings()
+    if not path.read_bytes().strip() or parse_yaml_value(path.read_text("utf-8", "replace"), str(path)) is None:
+        return Settings()
+    return validate_mapping(Settings, read_yaml(path), str(path))

@@ -1,0 +1,224 @@
+"""The legal set of a card under a framework: enumerated once, vectorised, and explained rule by rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.card.model import Card, KnobDeclaration, Phase
+from cclsearch.errors import UserError
+from cclsearch.space.framework import Framework
+from cclsearch.space.rules import Columns, Rule
+from cclsearch.space.table import Knob, Space
+from cclsearch.values import Config, Model, Value
+
+MAX_ROWS = 20_000_000
+"""Most combinations held at once while enumerating: beyond it the knobs must be narrowed."""
+
+
+COUNTED = {"tp": 1, "dp": 1, "pp": 1, "ep": 1, "micro_batch_size": 1, "virtual_pipeline": 1, "zero_stage": 0}
+"""Knobs whose choices are whole numbers -> the least."""
+MAX_COUNT = 1_000_000
+FIXED_WORK = frozenset({"num_accelerators", "accumulation_whole", "degrees_on_torus"})
+"""Rules that hold even where the space lacks their first knob (it runs at 1)."""
+
+
+class RuleVerdict(Model):
+    """What one rule says of one configuration."""
+
+    rule: str
+    ok: bool | None
+    """None where a knob that the rule looks at was not given."""
+    detail: str
+    """The numbers of this configuration."""
+    summary: str = ""
+    """What the rule demands of any."""
+
+
+def build_space(
+    card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = (), use_fewer: bool = False
+) -> Space:
+    """Every legal configuration, in the order of the knobs and their choices.
+
+    `extra_knobs` (of a profile or the user) add a knob, or replace the choices of one. `use_fewer` lets configurations
+    leave accelerators idle; a framework may say so by itself. Raises UserError where no configuration is legal (with
+    the rules that left nothing), and where there are too many combinations to hold.
+    """
+    if card.phase is not Phase.TRAINING:
+        raise UserError(f"{card.name} is an {card.phase.value} workload: only training can be searched")
+    knobs = resolve_knobs(card, framework, extra_knobs)
+    rules = resolve_rules(card, framework, knobs, use_fewer=use_fewer)
+    codes_NK = _enumerate(knobs, rules)
+    if len(codes_NK) == 0:
+        raise UserError(_explain_empty(card, knobs, rules))
+    num_raw = math.prod(len(knob.choices) for knob in knobs)
+    return Space(knobs, codes_NK, num_raw=num_raw, rules=tuple(rule.name for rule in rules))
+
+
+def explain_config(
+    card: Card,
+    framework: Framework,
+    config: Mapping[str, Value],
+    extra_knobs: Sequence[KnobDeclaration] = (),
+    use_fewer: bool = False,
+) -> tuple[RuleVerdict, ...]:
+    """What every rule says of one configuration; it is legal where all are ok.
+
+    The first verdict is on the choices. Raises UserError for a knob that the space does not have.
+    """
+    knobs = resolve_knobs(card, framework, extra_knobs)
+    check_knob_names(config, knobs)
+    rules = resolve_rules(card, framework, knobs, use_fewer=use_fewer)
+    return (_judge_choices(knobs, config), *(_judge(rule, knobs, config) for rule in rules))
+
+
+def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = ()) -> tuple[Knob, ...]:
+    """The knobs of a space: the framework's, then what the card and `extra_knobs` add or replace."""
+    knobs = {k.name: k.resolve(card) for k in framework.knobs if card.arch.moe is not None or not k.moe_only}
+    for declared in (*card.knobs, *extra_knobs):
+        held = knobs.get(declared.name)
+        optional = framework.find_optional(declared.name)
+        description = declared.description or (held or optional or declared).description
+        knobs[declared.name] = Knob(declared.name, _distinct(declared.choices), description)
+    for knob in knobs.values():
+        _check_choices(knob)
+    return tuple(knobs.values())
+
+
+def _check_choices(knob: Knob) -> None:
+    """Rules count with these knobs: a choice that is no number must not reach them."""
+    if knob.name not in COUNTED:
+        return
+    least = COUNTED[knob.name]
+    for choice in knob.choices:
+        if isinstance(choice, bool) or not isinstance(choice, int) or not least <= choice <= MAX_COUNT:
+            raise UserError(f"knob {knob.name!r} takes whole numbers from {least} to {MAX_COUNT}, not {choice!r}")
+
+
+def resolve_rules(
+    card: Card, framework: Framework, knobs: Sequence[Knob], *, use_fewer: bool = False
+) -> tuple[Rule, ...]:
+    """The rules of a space, those about a knob that it lacks left out."""
+    present = {knob.name for knob in knobs}
+    rules = framework.make_rules(card, use_fewer=use_fewer or framework.use_fewer)
+    return tuple(rule for rule in rules if _is_about(rule, present))
+
+
+def _is_about(rule: Rule, present: set[str]) -> bool:
+    if rule.needs_all:
+        return present.issuperset(rule.knobs)
+    return rule.knobs[0] in present or rule.name in FIXED_WORK
+
+
+def check_knob_names(names: Mapping[str, object] | Sequence[str], knobs: Sequence[Knob]) -> None:
+    """Raises UserError that lists the knobs where one of these names is none."""
+    known = {knob.name for knob in knobs}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(f"there is no knob {', '.join(map(repr, unknown))}; there are: {', '.join(sorted(known))}")
+
+
+def _distinct(choices: tuple[Value, ...]) -> tuple[Value, ...]:
+    return tuple({(isinstance(choice, bool), choice): choice for choice in choices}.values())
+
+
+def _column(knob: Knob) -> NDArray[np.generic]:
+    """(choices,) as numbers or truth where they are all of one such type, as objects otherwise."""
+    kinds = {type(choice) for choice in knob.choices}
+    return np.array(knob.choices, dtype=None if kinds <= {int} or kinds <= {bool} else object)
+
+
+def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16]:
+    """(N, K) choice positions. Knobs join one by one, and each rule filters as soon as all its knobs are there."""
+    codes: list[NDArray[np.int16]] = []
+    size = 1
+    names: set[str] = set()
+    waiting = list(rules)
+    present = {knob.name for knob in knobs}
+    for knob in knobs:
+        count = len(knob.choices)
+        if size * count > MAX_ROWS or count > np.iinfo(np.int16).max:
+            raise UserError(
+                f"the space is too large to enumerate ({size * count} combinations at knob {knob.name!r}, at most"
+                f" {MAX_ROWS}): give that knob fewer choices"
+            )
+        codes = [np.repeat(column, count) for column in codes]
+        codes.append(np.tile(np.arange(count, dtype=np.int16), size))
+        size *= count
+        names.add(knob.name)
+        ready = [rule for rule in waiting if present.intersection(rule.knobs) <= names]
+        waiting = [rule for rule in waiting if rule not in ready]
+        for rule in ready:
+            keep = rule.check(_columns(knobs, codes, rule, size))
+            if not keep.all():
+                codes = [column[keep] for column in codes]
+                size = len(codes[0])
+    return np.stack(codes, axis=1) if codes else np.zeros((0, 0), dtype=np.int16)
+
+
+def _columns(knobs: Sequence[Knob], codes: Sequence[NDArray[np.int16]], rule: Rule, size: int) -> Columns:
+    return Columns({k.name: _column(k)[c] for k, c in zip(knobs, codes, strict=False) if k.name in rule.knobs}, size)
+
+
+def _judge_choices(knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
+    wrong = []
+    for knob in knobs:
+        if knob.name in config and not any(_is_choice(config[knob.name], choice) for choice in knob.choices):
+            wrong.append(f"{knob.name}={config[knob.name]} is none of {', '.join(_text(c) for c in knob.choices)}")
+    missing = [knob.name for knob in knobs if knob.name not in config]
+    detail = "; ".join(wrong) or (
+        f"not given: {', '.join(missing)}" if missing else "every value is a choice of its knob"
+    )
+    return RuleVerdict(
+        rule="choices",
+        ok=False if wrong else None if missing else True,
+        detail=detail,
+        summary="every knob has one of its choices",
+    )
+
+
+def _judge(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
+    looked_at = [knob.name for knob in knobs if knob.name in rule.knobs]
+    missing = [name for name in looked_at if name not in config]
+    if missing:
+        detail = f"cannot tell without {', '.join(missing)}"
+        return RuleVerdict(rule=rule.name, ok=None, detail=detail, summary=rule.summary)
+    words = [name for name in looked_at if isinstance(config[name], str)]
+    try:
+        columns = Columns({name: np.array([config[name]], dtype=object) for name in looked_at}, 1)
+        ok = bool(rule.check(columns)[0])
+        detail = rule.why(config)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        ok, detail = False, f"{', '.join(words or looked_at)} must be a number above 0"
+    return RuleVerdict(rule=rule.name, ok=ok, detail=detail, summary=rule.summary)
+
+
+def _is_choice(value: Value, choice: Value) -> bool:
+    return isinstance(value, bool) == isinstance(choice, bool) and value == choice
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _explain_empty(card: Card, knobs: Sequence[Knob], rules: Sequence[Rule]) -> str:
+    """Which rules left nothing: those that alone stand in the way, or else all that reject something."""
+    guilty = [rule for rule in rules if len(_enumerate(knobs, [other for other in rules if other is not rule]))]
+    if not guilty:
+        guilty = [rule for rule in rules if _rejects_any(knobs, rule)]
+    reasons = "; ".join(f"{rule.name} ({rule.summary})" for rule in guilty)
+    together = "this rule leaves nothing" if len(guilty) == 1 else "these rules together leave nothing"
+    return f"{card.name} has no legal configuration: {together}: {reasons}"
+
+
+def _rejects_any(knobs: Sequence[Knob], rule: Rule) -> bool:
+    involved = [knob for knob in knobs if knob.name in rule.knobs]
+    return not involved or len(_enumerate(involved, [rule])) < math.prod(len(knob.choices) for knob in involved)
+
+
+def example_config(space: Space) -> Config:
+    """The first legal configuration: for messages and documentation."""
+    return space.config(0)

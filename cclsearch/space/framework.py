@@ -1,0 +1,175 @@
+"""Frameworks: `launchers/<name>.framework.yaml` says what runs a trial, which knobs it has and which rules hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from cclsearch.card.model import Card
+from cclsearch.content import content_roots, list_content
+from cclsearch.errors import UserError
+from cclsearch.space.rules import ALWAYS, PARAMETERS, RULES, Rule
+from cclsearch.space.table import Knob
+from cclsearch.space.torus import RULE_NAME as _TORUS_RULE
+from cclsearch.text import one_line
+from cclsearch.values import Model, Value
+from cclsearch.yaml_file import read_yaml, validate_mapping
+
+SUFFIX = ".framework.yaml"
+FOLDER = "launchers"
+DIVIDED = ("accelerators", "accelerators_per_node", "global_batch", "experts", "layers", "heads")
+
+assert _TORUS_RULE in RULES
+
+
+class Divisors(Model):
+    """Choices that follow from the card: every divisor of one of its numbers."""
+
+    divisors_of: Literal["accelerators", "accelerators_per_node", "global_batch", "experts", "layers", "heads"]
+    most: int | None = Field(default=None, ge=1)
+
+    def choices(self, card: Card) -> tuple[int, ...]:
+        """The divisors in order, up to `most`."""
+        number = {
+            "accelerators": card.hardware.num_accelerators,
+            "accelerators_per_node": min(card.hardware.accelerators_per_node, card.hardware.num_accelerators),
+            "global_batch": card.global_batch_size,
+            "experts": card.arch.moe.num_experts if card.arch.moe else 1,
+            "layers": card.arch.num_layers,
+            "heads": card.arch.num_heads,
+        }[self.divisors_of]
+        return tuple(divisor for divisor in list_divisors(number) if self.most is None or divisor <= self.most)
+
+
+class FrameworkKnob(Model):
+    """One knob of a framework."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
+    choices: Divisors | tuple[Value, ...]
+    description: str = ""
+    env: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
+    """Environment variable that the run script sets to the knob's value (`NCCL_ALGO`)."""
+    moe_only: bool = False
+    """Whether a model without experts lacks the knob."""
+
+    def resolve(self, card: Card) -> Knob:
+        """The knob with its choices for that card."""
+        choices = self.choices.choices(card) if isinstance(self.choices, Divisors) else self.choices
+        return Knob(self.name, choices, self.description)
+
+
+class Framework(Model):
+    """One framework, as its file declares it."""
+
+    name: str
+    title: str = ""
+    aliases: tuple[str, ...] = ()
+    """Other words that cards use for it."""
+    script: str | None = None
+    """Run script beside the file (`cpu.py`); None where none is shipped: its recordings can be searched, no more."""
+    runner: Literal["torchrun", "process"] = "torchrun"
+    """How ranks start: one process a rank under torchrun, or one process a host that drives all its devices."""
+    use_fewer: bool = False
+    """Whether configurations on fewer accelerators than there are belong to the space by default."""
+    knobs: tuple[FrameworkKnob, ...] = Field(min_length=1)
+    optional_knobs: tuple[FrameworkKnob, ...] = ()
+    """Knobs that join a space only where a card, a profile or the user names them."""
+    rules: tuple[str | dict[str, Any], ...] = ()
+    """Names of rules, or `{rule: NAME, ...parameters}`, beyond those that always hold."""
+    source: str = ""
+    """Where the rules come from: documentation and version."""
+    path: Path | None = None
+    """The file it was read from."""
+
+    @field_validator("rules")
+    @classmethod
+    def _check_rules(cls, rules: tuple[str | dict[str, Any], ...], info: ValidationInfo) -> Any:
+        for entry in rules:
+            _check_rule(entry)
+        return rules
+
+    @property
+    def script_path(self) -> Path:
+        """The run script's file; raises UserError where the framework has none."""
+        folder = self.path.parent if self.path is not None else Path()
+        if self.script is None or not (folder / self.script).is_file():
+            what = f"its run script {self.script!r} is not there" if self.script else "it has no run script"
+            raise UserError(f"framework {self.name!r} cannot run here: {what}; recordings of it can be searched")
+        return folder / self.script
+
+    def find_optional(self, name: str) -> FrameworkKnob | None:
+        """The optional knob of that name."""
+        return next((knob for knob in self.optional_knobs if knob.name == name), None)
+
+    def knob_environment(self, config: Mapping[str, Value]) -> dict[str, str]:
+        """Variables that follow from knobs with an `env`; a knob at `default` leaves its variable alone."""
+        declared = [knob for knob in (*self.knobs, *self.optional_knobs) if knob.env and knob.name in config]
+        return {k.env: str(config[k.name]) for k in declared if k.env and config[k.name] != "default"}
+
+    def make_rules(self, card: Card, *, use_fewer: bool) -> tuple[Rule, ...]:
+        """The rules for that card, those that always hold first; one that cannot apply to the card is left out."""
+        entries = [{"rule": name} for name in ALWAYS]
+        entries += [{"rule": entry} if isinstance(entry, str) else entry for entry in self.rules]
+        made = [RULES[e["rule"]](card, {**e, "use_fewer": use_fewer}) for e in entries]
+        return tuple(rule for rule in made if rule is not None)
+
+
+def load_framework(name: str) -> Framework:
+    """The framework of that name or alias (case and underscores aside); raises UserError that lists those there are."""
+    wanted = _normalise(name)
+    for candidate in list_frameworks():
+        framework = _read(candidate)
+        if wanted in {_normalise(word) for word in (framework.name, *framework.aliases)}:
+            return framework
+    raise UserError(
+        f"there is no framework {one_line(name, 60)!r}; there are: {', '.join(list_frameworks())}"
+        f" (choose one with --framework, or describe yours in {FOLDER}/NAME{SUFFIX})"
+    )
+
+
+def list_frameworks() -> list[str]:
+    """Names of the frameworks there are, sorted."""
+    return list_content(FOLDER, SUFFIX)
+
+
+def list_divisors(number: int) -> list[int]:
+    """Every divisor of a number, in order."""
+    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return low + [number // d for d in reversed(low) if d * d != number]
+
+
+def _read(name: str) -> Framework:
+    path = next(
+        root / FOLDER / f"{name}{SUFFIX}" for root in content_roots() if (root / FOLDER / f"{name}{SUFFIX}").is_file()
+    )
+    return validate_mapping(Framework, {**read_yaml(path), "name": name, "path": path}, str(path))
+
+
+def _normalise(word: str) -> str:
+    return word.strip().lower().replace("_", "-")
+
+
+def _check_rule(entry: str | dict[str, Any]) -> None:
+    name = entry if isinstance(entry, str) else entry.get("rule")
+    if name not in RULES:
+        raise ValueError(f"there is no rule {name!r}; there are: {', '.join(sorted(RULES))}")
+    if isinstance(entry, str):
+        entry = {"rule": name}
+    unknown = set(entry) - {"rule"} - PARAMETERS[str(name)]
+    if unknown:
+        raise ValueError(f"rule {name!r} has no parameter {', '.join(sorted(unknown))}")
+    if name == "implies":
+        _check_implies(entry)
+    elif not all(isinstance(entry[key], int) for key in set(entry) - {"rule"}):
+        raise ValueError(f"parameters of rule {name!r} must be whole numbers or truth values")
+
+
+def _check_implies(entry: Mapping[str, Any]) -> None:
+    if not isinstance(entry.get("name"), str) or not all(
+        isinstance(entry.get(part), dict) and entry[part] for part in ("when", "then")
+    ):
+        raise ValueError("rule 'implies' needs `name`, `when: {knob: value}` and `then: {knob: value}`")

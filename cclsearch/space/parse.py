@@ -1,0 +1,148 @@
+"""Configurations and knobs as people type them: `tp=2,dp=4 micro_batch_size=1`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from cclsearch.card.model import Card, KnobDeclaration
+from cclsearch.errors import UserError
+from cclsearch.space.build import check_knob_names, resolve_knobs
+from cclsearch.space.framework import Framework
+from cclsearch.space.table import Knob, Space
+from cclsearch.text import one_line
+from cclsearch.values import Config, Value
+
+_NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
+_INTEGER = re.compile(r"^[+-]?\d{1,18}$")
+_DECIMAL = re.compile(r"^[+-]?(\d{1,30}\.\d*|\.\d+|\d{1,30})([eE][+-]?\d{1,3})?$")
+_WORDS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
+SHORT = {
+    "mbs": "micro_batch_size",
+    "micro_batch": "micro_batch_size",
+    "ac": "activation_checkpointing",
+    "zero": "zero_stage",
+    "sp": "sequence_parallel",
+    "vpp": "virtual_pipeline",
+}
+"""Short names that people use -> knobs."""
+
+
+def parse_config(text: str, space: Space) -> Config:
+    """The configuration that the text names, in the space's knobs, values typed as their choices are.
+
+    Knobs with a single choice may be left out. Raises UserError for an unknown, doubled or missing knob and for a
+    value that is no choice; whether the rules allow the configuration is `space.row`'s to say.
+    """
+    return complete_config(parse_assignments(text, space.knobs), space)
+
+
+def parse_assignments(text: str, knobs: Sequence[Knob]) -> dict[str, Value]:
+    """What the text assigns, value by value, typed; knobs may be missing and values need not be choices."""
+    known = {knob.name: knob for knob in knobs}
+    given: dict[str, Value] = {}
+    for part in _split(text, knobs):
+        name, equals, word = part.partition("=")
+        name, word = name.strip(), word.strip().strip("\"'")
+        if not equals or not name or not word:
+            raise UserError(f"a configuration is written like tp=2,dp=4, not {one_line(part, 80)!r}")
+        name = name if name in known else SHORT.get(name, name)
+        check_knob_names([name], knobs)
+        if name in given:
+            raise UserError(f"knob {name!r} is given twice")
+        given[name] = _match(word, known[name])
+    if not given:
+        raise UserError("a configuration is written like tp=2,dp=4; none was given")
+    return given
+
+
+def complete_config(given: Mapping[str, Value], space: Space) -> Config:
+    """The mapping as a configuration of the space's knobs in their order, each value exactly one of the choices.
+
+    Knobs with a single choice may be missing. `1` and `0` do for a truth value, and a truth value does for
+    activation checkpointing `none` or `full`. Raises UserError as `parse_config`.
+    """
+    check_knob_names(given, space.knobs)
+    missing = [knob.name for knob in space.knobs if knob.name not in given and len(knob.choices) > 1]
+    if missing:
+        raise UserError(f"the configuration must also give {', '.join(missing)}")
+    values: dict[str, Value] = {}
+    for knob in space.knobs:
+        value = given.get(knob.name, knob.choices[0])
+        choice = _find_choice(value, knob)
+        if choice is None:
+            choices = ", ".join(_text(choice) for choice in knob.choices)
+            raise UserError(f"{knob.name} must be one of {choices}, not {one_line(_text(value), 60)}")
+        values[knob.name] = choice
+    return Config(values)
+
+
+def parse_knobs(texts: Sequence[str], card: Card, framework: Framework) -> tuple[KnobDeclaration, ...]:
+    """What the user's `NAME=CHOICE,CHOICE` settings declare; `NAME` alone switches an optional knob on as it is.
+
+    Raises UserError that lists the knobs where the framework and the card know none of that name.
+    """
+    own = {knob.name for knob in resolve_knobs(card, framework)}
+    known = {**dict.fromkeys(own), **{knob.name: knob for knob in framework.optional_knobs}}
+    declared = []
+    for text in texts:
+        name = text.partition("=")[0].strip()
+        name = SHORT.get(name, name)
+        if name not in known:
+            raise UserError(f"there is no knob {one_line(name, 60)!r}; there are: {', '.join(sorted(known))}")
+        optional = known[name]
+        if "=" in text or optional is None:
+            declared.append(parse_knob(text))
+        else:
+            declared.append(KnobDeclaration(name=name, choices=optional.resolve(card).choices))
+    return tuple(declared)
+
+
+def parse_knob(text: str) -> KnobDeclaration:
+    """A knob with its choices from `NAME=CHOICE,CHOICE`; raises UserError where it is not of that form."""
+    name, equals, words = text.partition("=")
+    name = SHORT.get(name.strip(), name.strip())
+    choices = tuple(_read(word.strip().strip("\"'")) for word in words.split(",") if word.strip())
+    if not equals or not _NAME.match(name) or not choices:
+        raise UserError(f"a knob is written NAME=CHOICE,CHOICE (for example tp=1,2,4), not {one_line(text, 80)!r}")
+    return KnobDeclaration(name=name, choices=choices)
+
+
+def _split(text: str, knobs: Sequence[Knob]) -> list[str]:
+    """Parts at commas and blanks, but only where an assignment begins: a word may hold either."""
+    names = "|".join(re.escape(name) for name in sorted({k.name for k in knobs} | set(SHORT), key=len, reverse=True))
+    parts = re.split(rf"(?:^|[,;\s]+)(?=(?:{names})\s*=|[A-Za-z_][\w-]*=)", one_line(text, 10_000))
+    return [part.strip(" ,;") for part in parts if part.strip(" ,;")]
+
+
+def _match(word: str, knob: Knob) -> Value:
+    """The choice that is written so; else the word's own reading."""
+    for choice in knob.choices:
+        if _text(choice) == word or str(choice) == word:
+            return choice
+    value = _read(word)
+    return value if (found := _find_choice(value, knob)) is None else found
+
+
+def _find_choice(value: Value, knob: Knob) -> Value | None:
+    exact = [c for c in knob.choices if isinstance(c, bool) == isinstance(value, bool) and c == value]
+    if exact:
+        return exact[0]
+    if isinstance(value, bool) and {"none", "full"} <= set(knob.choices):
+        return "full" if value else "none"
+    truths = [c for c in knob.choices if isinstance(c, bool)]
+    if len(truths) == len(knob.choices) and not isinstance(value, str) and value in (0, 1):
+        return next((c for c in truths if c == bool(value)), None)
+    return None
+
+
+def _read(word: str) -> Value:
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    if _INTEGER.match(word):
+        return int(word)
+    return float(word) if _DECIMAL.match(word) else word
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,53 @@
+"""The rule of TPU slices: each parallel degree takes whole axes of the ICI torus."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cclsearch.card.model import Card
+from cclsearch.space.rules import PARAMETERS, RULES, BoolArray, Columns, Rule
+
+RULE_NAME = "degrees_on_torus"
+
+
+def fit_degrees(torus: tuple[int, ...]) -> set[tuple[int, int, int]]:
+    """Every (tp, dp, pp) that comes of giving each axis of the torus to one of the three.
+
+    That is what JAX's `mesh_utils.create_device_mesh` can lay out without `allow_split_physical_axes`.
+    """
+    return {
+        (
+            math.prod(axis for axis, owner in zip(torus, owners, strict=True) if owner == 0),
+            math.prod(axis for axis, owner in zip(torus, owners, strict=True) if owner == 1),
+            math.prod(axis for axis, owner in zip(torus, owners, strict=True) if owner == 2),
+        )
+        for owners in itertools.product(range(3), repeat=len(torus))
+    }
+
+
+def make_torus_rule(card: Card, options: Mapping[str, Any]) -> Rule | None:
+    """The rule for a card with a torus; None for any other."""
+    torus = card.hardware.torus
+    if torus is None:
+        return None
+    allowed = np.array(sorted(fit_degrees(torus)), dtype=np.int64)
+    shape = "x".join(map(str, torus))
+
+    def check(at: Columns) -> BoolArray:
+        degrees_N3 = np.stack([at["tp"], at["dp"], at["pp"]], axis=1)
+        return np.asarray((degrees_N3[:, None, :] == allowed[None, :, :]).all(axis=2).any(axis=1), dtype=bool)
+
+    def why(config: Mapping[str, Any]) -> str:
+        degrees = ", ".join(f"{degree} {config.get(degree, 1)}" for degree in ("tp", "dp", "pp"))
+        return f"{degrees} on a torus of {shape}"
+
+    return Rule(RULE_NAME, ("tp", "dp", "pp"), f"tp, dp and pp each take whole axes of the {shape} torus", check, why)
+
+
+RULES[RULE_NAME] = make_torus_rule
+PARAMETERS[RULE_NAME] = frozenset()
