@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("cclsearch.cli.show", "everything known of one trial"),
     "space": ("cclsearch.cli.space", "the legal set of a workload; which rule rejects a configuration"),
     "predict": ("cclsearch.cli.predict", "predicted time and memory of configurations, with their parts"),
+    "score": ("cclsearch.cli.score", "what the traces of a run say: metrics, and where the time of a step goes"),
     "doctor": ("cclsearch.cli.doctor", "what is there to work with, and what to do about what is missing"),
     "init": ("cclsearch.cli.init", "write a project folder of one's own"),
 }

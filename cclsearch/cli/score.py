@@ -1,0 +1,199 @@
+"""`ccl-search score`: what the traces of a run say."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cclsearch.errors import UserError
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card
+    from cclsearch.trace.metric import MetricResult
+    from cclsearch.trace.view import TraceView
+    from cclsearch.values import Config
+
+EXAMPLE = (
+    "ccl-search score runs/my-run/trials/0007 --card wl2\n"
+    "  ccl-search score traces/ --metric bus_bw --metric straggler\n"
+    "  ccl-search score traces/ --all --json\n"
+    "  ccl-search score traces/before traces/after"
+)
+
+CORE = (
+    "trace_step_time",
+    "compute_frac",
+    "exposed_comm_frac",
+    "exposed_mem_frac",
+    "idle_frac",
+    "comm_time",
+    "overlap",
+    "comm_wait_frac",
+    "last_arriver",
+    "bus_bw",
+    "comm_volume",
+    "compute_imbalance",
+    "top_kernels",
+    "peak_memory",
+    "tokens_per_s",
+    "mfu",
+    "trace_quality",
+)
+"""Metrics shown when none is asked for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `score`."""
+    parser.add_argument("trace", nargs="*", help="trace file, folder of traces or trial folder; two to compare")
+    parser.add_argument("--metric", action="append", default=[], metavar="NAME", help="only this metric (repeatable)")
+    parser.add_argument("--all", action="store_true", help="every metric there is")
+    parser.add_argument("--list", action="store_true", help="names, units and meanings of all metrics")
+    parser.add_argument(
+        "--json", action="store_true", help="an object by metric name; with two traces a, b, difference"
+    )
+    parser.add_argument("--diagnosis", action="store_true", help="only the diagnosis (with --json as data)")
+    parser.add_argument("--steps", action="store_true", help="the table by rank also by step")
+    parser.add_argument("--card", metavar="WORKLOAD", help="workload card, for tokens, MFU, links, experts")
+    parser.add_argument("--config", metavar="FILE", help="configuration (config.json), for pipeline and MoE metrics")
+    parser.add_argument("--picture", metavar="FOLDER", help="write breakdown.svg and timeline.svg into this folder")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that read ranks")
+    parser.add_argument("--reference-accelerators", type=float, default=16, metavar="N0", help="of gpu_step_score")
+    parser.add_argument("--reference-step-time", type=float, default=0.44, metavar="T0", help="seconds, gpu_step_score")
+    parser.add_argument("--reference-weight", type=float, default=0.5, metavar="W", help="of gpu_step_score, 0 to 1")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 where something was scored, 1 where no trace could be read."""
+    if args.list:
+        print(_list_metrics())
+        return 0
+    if not 1 <= len(args.trace) <= 2:
+        raise UserError(f"score takes one trace, or two to compare; {len(args.trace)} came")
+    _check_reference(args)
+    names = _wanted_names(args)
+    views = _open_views(args)
+    results = [_measure(view, names, args) for view in views]
+    if args.picture:
+        _write_pictures(views[-1], Path(args.picture))
+    _print_results(views, results, args)
+    return 0 if all(view.ranks for view in views) else 1
+
+
+def _check_reference(args: argparse.Namespace) -> None:
+    if not 0 <= args.reference_weight <= 1:
+        raise UserError(f"--reference-weight must lie between 0 and 1, not {args.reference_weight!r}")
+    for name in ("reference_accelerators", "reference_step_time"):
+        if not getattr(args, name) > 0:
+            raise UserError(f"--{name.replace('_', '-')} must be above 0, not {getattr(args, name)!r}")
+    if args.workers < 1:
+        raise UserError(f"--workers must be at least 1, not {args.workers!r}")
+
+
+def _list_metrics() -> str:
+    from cclsearch.plugins import METRICS
+    from cclsearch.trace.alias import ALIASES, STEP_SCORE
+    from cclsearch.trace.show import format_table
+
+    rows = [(name, METRICS.get(name).unit, METRICS.get(name).summary) for name in METRICS.names()]
+    rows += [(name, "", f"CCL-Bench's name, answered by {a.metric}") for name, a in ALIASES.items() if name != a.metric]
+    rows += [("collective_vol_*", "GB/step", "CCL-Bench's name, answered by comm_volume")]
+    rows += [("bandwidth_utilization_*", "GB/s", "CCL-Bench's name, answered by bus_bw")]
+    rows += [(STEP_SCORE, "score", "CCL-Bench's composite: w N0/N + (1-w) T0/T")]
+    return format_table(("metric", "unit", "meaning"), rows)
+
+
+def _wanted_names(args: argparse.Namespace) -> list[str]:
+    from cclsearch.plugins import METRICS
+    from cclsearch.trace.alias import check_name
+
+    for name in args.metric:
+        check_name(name)
+    if args.metric:
+        return list(dict.fromkeys(args.metric))
+    if args.all or args.json:
+        return METRICS.names()
+    return list(CORE)
+
+
+def _open_views(args: argparse.Namespace) -> list[TraceView]:
+    from cclsearch.card.load import load_card
+    from cclsearch.trace.open import open_trace, read_config
+
+    card: Card | None = load_card(args.card) if args.card else None
+    config: Config | None = read_config(Path(args.config)) if args.config else None
+    views: list[TraceView] = []
+    for path in args.trace:
+        baseline = views[0] if views else None
+        views.append(open_trace(Path(path), card=card, config=config, baseline=baseline, workers=args.workers))
+    return views
+
+
+def _measure(view: TraceView, names: list[str], args: argparse.Namespace) -> dict[str, MetricResult]:
+    from cclsearch.plugins import METRICS
+    from cclsearch.trace.alias import StepScoreReference, measure_name
+
+    reference = StepScoreReference(args.reference_accelerators, args.reference_step_time, args.reference_weight)
+    results: dict[str, MetricResult] = {}
+    for name in [] if args.diagnosis else names:
+        results.update(measure_name(view, name, reference) if args.metric else {name: METRICS.get(name)(view)})
+    return results
+
+
+def _print_results(views: list[TraceView], results: list[dict[str, MetricResult]], args: argparse.Namespace) -> None:
+    import orjson
+
+    from cclsearch.trace.show import compare_metrics
+
+    if args.json:
+        data = [_as_data(view, found, args) for view, found in zip(views, results, strict=True)]
+        shown = data[0] if len(data) == 1 else {"a": data[0], "b": data[1], "difference": compare_metrics(*results)}
+        print(orjson.dumps(shown, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+        return
+    from cclsearch.text import plain
+
+    print(plain("\n\n".join(filter(None, _text_parts(views, results, args)))))
+
+
+def _as_data(view: TraceView, found: dict[str, MetricResult], args: argparse.Namespace) -> object:
+    from cclsearch.trace.score import try_diagnose
+
+    if args.diagnosis:
+        diagnosis = try_diagnose(view)
+        return diagnosis.model_dump(mode="json") if diagnosis else None
+    return {name: result.model_dump(mode="json") for name, result in found.items()}
+
+
+def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], args: argparse.Namespace) -> list[str]:
+    from cclsearch.trace.score import try_diagnose
+    from cclsearch.trace.show import format_comparison, format_diagnosis, format_metrics, format_ranks
+
+    parts = []
+    for path, view in zip(args.trace, views, strict=True):
+        trace = view.trace_set
+        heading = f"{path}: {len(view.ranks)} of {view.world_size or '?'} ranks, {trace.status}"
+        if trace.message:
+            heading += f" ({trace.reason}: {trace.message})" if trace.reason else f" ({trace.message})"
+        parts.append(heading)
+        whole = not args.metric or args.diagnosis
+        diagnosis = try_diagnose(view) if whole else None
+        if diagnosis:
+            parts.append(format_diagnosis(diagnosis))
+        if (whole or args.steps) and view.ranks:
+            parts.append(format_ranks(view, by_step=args.steps))
+    if len(results) == 2:
+        return [*parts, format_comparison(*results) if results[0] else ""]
+    shown = results[0] if views[0].ranks or args.metric else {}
+    return [*parts, format_metrics(shown) if shown else ""]
+
+
+def _write_pictures(view: TraceView, folder: Path) -> None:
+    from cclsearch.trace.draw import draw_breakdown, draw_timeline
+    from cclsearch.trace.score import try_diagnose
+
+    diagnosis = try_diagnose(view)
+    if diagnosis is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "breakdown.svg").write_text(draw_breakdown(diagnosis), encoding="utf-8")
+    (folder / "timeline.svg").write_text(draw_timeline(view), encoding="utf-8")

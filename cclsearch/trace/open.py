@@ -1,0 +1,52 @@
+"""Opens whatever a user points at: a trace file, a folder of traces, or a trial's folder with its configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from cclsearch.card.model import Card
+from cclsearch.errors import UserError
+from cclsearch.text import one_line
+from cclsearch.trace.read import read_traces
+from cclsearch.trace.view import TraceView
+from cclsearch.values import Config
+
+TRACE_FOLDER = "trace"
+CONFIG_FILE = "config.json"
+
+
+def open_trace(
+    path: Path,
+    *,
+    card: Card | None = None,
+    config: Config | None = None,
+    baseline: TraceView | None = None,
+    workers: int = 1,
+) -> TraceView:
+    """The view over the traces at `path`; a trial's folder gives its own configuration unless one is handed in.
+
+    Raises UserError where nothing is at the path. What the files hold never raises: the trace set says what is wrong.
+    """
+    if not path.exists():
+        raise UserError(f"there is nothing at {str(path)!r}: give a trace file, a folder of traces or a trial's folder")
+    folder = path / TRACE_FOLDER if (path / TRACE_FOLDER).is_dir() else path
+    beside = path / CONFIG_FILE
+    if config is None and folder != path and beside.is_file():
+        config = read_config(beside)
+    return TraceView(read_traces(folder, workers=workers), card=card, config=config, baseline=baseline)
+
+
+def read_config(path: Path) -> Config:
+    """The knobs of a `config.json`: a trial's input (its `config` field) or a plain object of knobs."""
+    if not path.is_file():
+        raise UserError(f"there is no configuration file {str(path)!r}")
+    try:
+        data = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON ({one_line(str(error))})") from error
+    knobs = data.get("config", data) if isinstance(data, dict) else None
+    if not isinstance(knobs, dict) or not all(isinstance(v, bool | int | float | str) for v in knobs.values()):
+        raise UserError(f"{path}: must hold an object of knobs and plain values")
+    return Config(knobs)

@@ -1,0 +1,134 @@
+"""A score as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cclsearch.text import one_line
+from cclsearch.trace.diagnose import Diagnosis
+from cclsearch.trace.metric import MetricResult, Status
+from cclsearch.trace.view import TraceView
+
+MAX_RANKS_SHOWN = 32
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A figure with a unit that reads well; `-` where there is none."""
+    if value is None:
+        return "-"
+    if unit in ("fraction",):
+        return f"{100 * value:.2f} %"
+    if unit == "s":
+        for suffix, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+            if abs(value) >= size:
+                return f"{value / size:.4g} {suffix}"
+        return f"{value * 1e9:.4g} ns" if value else "0 s"
+    if unit in ("B", "B/step", "B/s"):
+        for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+            if abs(value) >= size:
+                return f"{value / size:.4g} {prefix}{unit}"
+    if unit == "rank":
+        return f"rank {value:.0f}"
+    return f"{value:.4g} {unit}"
+
+
+def format_metrics(metrics: Mapping[str, MetricResult]) -> str:
+    """One line a metric: name, value, ranks and steps, and what to know about it."""
+    rows = [
+        (
+            result.name,
+            format_value(result.value, result.unit),
+            f"{result.n_ranks}/{result.world_size or '?'}" if result.n_ranks else "",
+            str(result.n_steps or ""),
+            _remark(result),
+        )
+        for result in metrics.values()
+    ]
+    return format_table(("metric", "value", "ranks", "steps", ""), rows)
+
+
+def _remark(result: MetricResult) -> str:
+    status = "" if result.status is Status.OK else f"{result.status.value}: {result.reason}"
+    differs = result.inputs.get("differs")
+    note = f"answered by {result.inputs['answered_by']}; {differs}" if differs else ""
+    return one_line(". ".join(part for part in (status, result.detail, note) if part), 500)
+
+
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned by their widest cell; the last column runs free."""
+    widths = [max(len(str(row[i])) for row in [heads, *rows]) for i in range(len(heads) - 1)]
+    lines = [
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), str(row[-1])]).rstrip()
+        for row in [heads, *rows]
+    ]
+    return "\n".join(lines)
+
+
+def format_diagnosis(diagnosis: Diagnosis) -> str:
+    """The sentences, then seconds by cause."""
+    causes = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
+    rows = [
+        (str(cause), format_value(seconds, "s"), f"{100 * seconds / diagnosis.window_s:.1f} %")
+        for cause, seconds in causes
+    ]
+    rows.append(("total", format_value(diagnosis.window_s, "s"), ""))
+    return "\n".join([*diagnosis.sentences, "", format_table(("cause", "seconds", "share"), rows)])
+
+
+def format_ranks(trace: TraceView, *, by_step: bool = False) -> str:
+    """A table by rank (and by step): period, and the shares that add up to it."""
+    rows = []
+    for rank, view in list(trace.ranks.items())[:MAX_RANKS_SHOWN]:
+        parts, windows = view.parts, view.windows
+        columns = (parts.compute_ns_W, parts.exposed_comm_ns_W, parts.exposed_mem_ns_W, parts.idle_ns_W)
+        if by_step:
+            for w, number in enumerate(windows.numbers):
+                shares = [f"{100 * int(ns[w]) / int(parts.window_ns_W[w]):.2f} %" for ns in columns]
+                step = str(number) if windows.are_steps else "file"
+                rows.append((str(rank), step, format_value(int(parts.window_ns_W[w]) / 1e9, "s"), *shares))
+        elif len(windows.numbers):
+            whole = int(parts.window_ns_W.sum())
+            shares = [f"{100 * int(ns.sum()) / whole:.2f} %" for ns in columns]
+            steps = str(windows.num_steps) if windows.are_steps else "file"
+            rows.append((str(rank), steps, format_value(whole / len(windows.numbers) / 1e9, "s"), *shares))
+    heads = ("rank", "step" if by_step else "steps", "period", "compute", "exposed comm", "exposed copies", "idle")
+    text = format_table(heads, rows)
+    left = len(trace.ranks) - MAX_RANKS_SHOWN
+    return f"{text}\n... and {left} more ranks" if left > 0 else text
+
+
+def compare_metrics(a: Mapping[str, MetricResult], b: Mapping[str, MetricResult]) -> dict[str, dict[str, float | None]]:
+    """Metric -> values of both, difference and ratio of the second to the first; None where one has no value."""
+    compared: dict[str, dict[str, float | None]] = {}
+    for name in a:
+        if name not in b:
+            continue
+        left, right = a[name].value, b[name].value
+        both = left is not None and right is not None
+        compared[name] = {
+            "a": left,
+            "b": right,
+            "difference": right - left if both and left is not None and right is not None else None,
+            "ratio": right / left if both and left and right is not None else None,
+        }
+    return compared
+
+
+def format_comparison(a: Mapping[str, MetricResult], b: Mapping[str, MetricResult]) -> str:
+    """Both values side by side, difference and ratio."""
+    rows = []
+    for name, pair in compare_metrics(a, b).items():
+        unit = a[name].unit
+        ratio = pair["ratio"]
+        reasons = [str(side[name].reason) for side in (a, b) if side[name].reason]
+        rows.append(
+            (
+                name,
+                format_value(pair["a"], unit),
+                format_value(pair["b"], unit),
+                "" if pair["difference"] is None or unit == "rank" else format_value(pair["difference"], unit),
+                "" if ratio is None or unit == "rank" else f"x{ratio:.3f}",
+                ", ".join(dict.fromkeys(reasons)),
+            )
+        )
+    return format_table(("metric", "first", "second", "difference", "ratio", ""), rows)
