@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.report.summary import best_as_json, summarise_run
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run
+    from cclsearch.session import make_input
     from cclsearch.text import plain
 
     loaded = load_run(find_run(args.run, args.runs))
@@ -35,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
         print(plain(line))
     if best is None:
         return EXIT_FAILED
-    print(f"as flags of {loaded.spec.framework}: {' '.join(framework_flags(loaded.spec, best.config))}")
+    print(
+        f"as flags of {loaded.spec.framework}: {' '.join(framework_flags(loaded.spec, make_input(loaded.spec, best)))}"
+    )
     script = loaded.trial_folder(best.number) / SCRIPT_FILE
     if loaded.spec.recording is None and script.is_file():
         print(f"job script: {script}\n")

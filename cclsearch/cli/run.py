@@ -12,7 +12,7 @@ EXAMPLE = "ccl-search run --workload wl2 --budget 15\n  ccl-search run -w tiny -
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
-    parser.add_argument("-b", "--budget", type=positive_int, default=15, metavar="N", help="trials (default: 15)")
+    parser.add_argument("-b", "--budget", type=positive_int, metavar="N", help="trials (default: 15)")
     add_search_arguments(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="show space, first proposals and job script; run nothing"
@@ -80,7 +80,7 @@ def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     from cclsearch.runs_folder import find_run
     from cclsearch.session import Request
     from cclsearch.settings import load_settings
-    from cclsearch.space.parse import parse_declaration
+    from cclsearch.space.parse import parse_knob
     from cclsearch.spec import Limits
 
     settings = load_settings()
@@ -93,7 +93,7 @@ def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     return Request(
         workload=args.workload,
         limits=Limits(
-            budget=args.budget,
+            budget=args.budget or settings.budget or 15,
             parallel=args.parallel,
             confirm=args.confirm,
             trial_timeout_s=args.timeout_min * 60,
@@ -104,13 +104,13 @@ def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         launcher=args.launcher or (None if args.recording else settings.launcher),
         recording=args.recording,
         framework=args.framework,
-        objective=args.objective or settings.objective or "step_time",
+        objective=args.objective or settings.objective,
         strategy=args.strategy,
         llm=args.llm or (settings.llm if args.strategy in (None, "hybrid", "llm") else None),
         llm_options={name: value for name, value in options.items() if value is not None},
         seed=args.seed,
         use_fewer=args.use_fewer,
         learn_from=tuple(str(find_run(name, args.runs)) for name in args.learn_from),
-        knobs=tuple(parse_declaration(text) for text in args.knob),
+        knobs=tuple(parse_knob(text) for text in args.knob),
         run_id=args.name,
     )

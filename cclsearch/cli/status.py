@@ -29,7 +29,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
     from cclsearch.errors import UserError
     from cclsearch.run_folder import load_run
 
-    rows = []
+    rows: list[dict[str, object]] = []
     for folder in folders:
         try:
             run = load_run(folder)
@@ -62,7 +62,9 @@ def _row_text(row: dict[str, object]) -> str:
     if "why" in row:
         return f"{row['run']}  {row['standing']}: {one_line(str(row['why']))}"
     step_time_s = row["best_step_time_s"]
-    best = f"best {step_time_s:.4g} s ({row['provenance']})  {row['best_config']}" if step_time_s else "no best yet"
+    best = "no best yet"
+    if isinstance(step_time_s, float):
+        best = f"best {step_time_s:.4g} s ({row['provenance']})  {row['best_config']}"
     return f"{row['run']}  {row['standing']}, {row['trials']} trials, {best}"
 
 

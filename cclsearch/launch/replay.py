@@ -28,6 +28,7 @@ class ReplayLauncher:
 
     name = "replay"
     provenance = Provenance.RECORDED
+    poll_interval_s = 0.0
 
     def __init__(self, recording: Recording, max_parallel: int = 64) -> None:
         self.recording = recording

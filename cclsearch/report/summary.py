@@ -134,7 +134,10 @@ def _ratio(other: Trial, best: Trial) -> str:
     assert other.outcome is not None
     assert best.outcome is not None
     theirs, ours = other.outcome.metrics.get("step_time_s"), best.outcome.metrics.get("step_time_s")
-    return f"{theirs / ours:.3g}x its step time" if theirs and ours else "no step time"
+    if not theirs or not ours:
+        return "no step time"
+    ratio = theirs / ours
+    return f"{ratio:.3g} x its step time" if ratio >= 1.1 else f"{ratio - 1:+.1%} of its step time"
 
 
 def _no_best_lines(state: RunState) -> list[str]:

@@ -10,10 +10,7 @@ from cclsearch.record.event import (
     EVENT,
     Event,
     Note,
-    SearchEnded,
-    SearchStopped,
     TrialFinished,
-    TrialProposed,
     TrialRepeated,
     TrialSubmitted,
 )
@@ -65,11 +62,7 @@ def describe_event(event: Event, state: RunState, budget: int) -> str | None:
             return describe_trial(state.trials[event.trial], state, budget)
         case Note() if event.topic not in QUIET_TOPICS:
             return f"           {event.topic}: {one_line(event.text, 200)}"
-        case SearchStopped():
-            return f"stopped: {event.reason}"
-        case SearchEnded():
-            return f"ended: {event.reason}"
-        case TrialProposed() | _:
+        case _:
             return None
 
 
