@@ -1,0 +1,251 @@
+"""From a run folder to what its report shows. All text from outside is made plain, and secrets are masked, here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+
+from cclsearch.errors import TrialError
+from cclsearch.record.event import Purpose
+from cclsearch.record.state import RunState, Trial, collect_losses
+from cclsearch.redact import redact
+from cclsearch.report.axes import show_number
+from cclsearch.report.data import (
+    FAILED,
+    NOT_ADMITTED,
+    RANKED,
+    RUNNING,
+    Check,
+    Neighbour,
+    RunPage,
+    TrialRow,
+)
+from cclsearch.run_folder import Run
+from cclsearch.score.noise import Interval, estimate_noise, find_interval
+from cclsearch.score.objective import Objective
+from cclsearch.score.outcome import Outcome
+from cclsearch.spec import RunSpec
+from cclsearch.text import one_line
+from cclsearch.values import Provenance, Value
+
+TEXT_LIMIT = 2000
+
+
+def gather_run(run: Run) -> RunPage:
+    """Everything a report shows of one run."""
+    spec, state = run.spec, run.state
+    baseline = find_baseline_trial(state)
+    rows = tuple(_gather_trial(run, trial, _metrics_of(baseline)) for trial in state.trials.values())
+    best = state.best
+    interval = find_best_interval(state, spec.provenance)
+    return RunPage(
+        run_id=spec.run_id,
+        workload=clean(spec.workload),
+        card=clean(spec.card.name),
+        title=clean(spec.card.title),
+        model=clean(spec.card.family),
+        work=describe_work(spec),
+        hardware=f"{spec.card.hardware.num_accelerators} x {clean(spec.card.hardware.accelerator)}",
+        accelerator=clean(spec.card.hardware.accelerator),
+        framework=clean(spec.framework),
+        provenance=spec.provenance.value,
+        objective=clean(spec.objective.spec),
+        score_label=label_score(spec.objective),
+        greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
+        standing=_tell_standing(run),
+        banner=tuple(clean(line) for line in spec.banner),
+        trials=rows,
+        best=best.number if best else None,
+        baseline=baseline.number if baseline else None,
+        facts=_gather_facts(run, rows),
+        confidence=_tell_confidence(run),
+        interval=(interval.low, interval.high) if interval else None,
+        neighbours=_find_neighbours(rows, best),
+        costs=_gather_costs(run, rows),
+        remarks=tuple((clean(note.topic), clean(note.text)) for note in state.notes),
+        created=spec.created,
+    )
+
+
+def clean(text: str) -> str:
+    """The text as one safe line without secrets."""
+    return one_line(redact(text), TEXT_LIMIT)
+
+
+def describe_work(spec: RunSpec) -> str:
+    """What two runs must share to compare: model shape, global batch, sequence length, precision."""
+    card, arch = spec.card, spec.card.arch
+    shape = f"{arch.num_layers} layers of {arch.hidden_size}"
+    return clean(f"{card.family} ({shape}), {card.global_batch_size} x {card.seq_len} tokens a step, {card.precision}")
+
+
+def label_score(objective: Objective) -> str:
+    """What the objective's figure is called on an axis."""
+    if objective.is_weighted:
+        return f"{objective.name} score"
+    term = objective.terms[0]
+    return f"{term.metric} ({term.unit})" if term.unit else term.metric
+
+
+def find_baseline_trial(state: RunState) -> Trial | None:
+    """The first trial of the search that was admitted: what weighted scores refer to."""
+    for trial in state.trials.values():
+        if trial.loss is not None and trial.purpose is Purpose.SEARCH:
+            return trial
+    return None
+
+
+def find_best_interval(state: RunState, provenance: Provenance) -> Interval | None:
+    """Interval of the best configuration's loss; None where nothing was measured here."""
+    best = state.best
+    if best is None or provenance is not Provenance.MEASURED:
+        return None
+    runs = collect_losses(state)
+    spreads = [t.outcome.spread for t in state.trials.values() if t.loss is not None and t.outcome and t.outcome.spread]
+    return find_interval(runs[best.config], estimate_noise(list(runs.values()), spreads))
+
+
+def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:
+    outcome = trial.outcome
+    state, reason = _state_of(trial)
+    measured = run.spec.provenance is Provenance.MEASURED
+    folder = run.trial_folder(trial.number)
+    return TrialRow(
+        number=trial.number,
+        config=dict(trial.config),
+        proposer=clean(trial.proposer),
+        rationale=clean(trial.rationale),
+        purpose=trial.purpose.value,
+        state=state,
+        reason=reason,
+        failure_kind=outcome.failure.kind.value if outcome and outcome.failure else "",
+        score=_score(run.spec.objective, outcome, baseline) if state == RANKED else None,
+        loss=trial.loss,
+        metrics=dict(outcome.metrics) if outcome else {},
+        spread=outcome.spread if outcome else None,
+        expected_step_time_s=trial.expects.step_time_s,
+        expected_memory_gib=trial.expects.peak_memory_gib,
+        checks=_checks(outcome),
+        notes=tuple(clean(text) for text in (*trial.repeats, *(outcome.notes if outcome else ()))),
+        diagnosis=tuple(clean(text) for text in outcome.diagnosis) if outcome else (),
+        seconds_by_cause=dict(outcome.seconds_by_cause) if outcome else {},
+        evidence=folder.relative_to(run.folder).as_posix(),
+        wall_s=trial.finished_s - trial.proposed_s if measured and trial.finished_s else None,
+        turn=trial.turn,
+    )
+
+
+def _state_of(trial: Trial) -> tuple[str, str]:
+    outcome = trial.outcome
+    if outcome is None:
+        return RUNNING, ""
+    if outcome.failure is not None:
+        return FAILED, clean(outcome.failure.message)
+    if trial.loss is None:
+        reasons = outcome.admission.reasons if outcome.admission else ()
+        return NOT_ADMITTED, clean("; ".join(reasons))
+    return RANKED, ""
+
+
+def _checks(outcome: Outcome | None) -> tuple[Check, ...]:
+    if outcome is None or outcome.admission is None:
+        return ()
+    return tuple(Check(v.rule, v.ok, clean(v.detail)) for v in outcome.admission.verdicts)
+
+
+def _score(objective: Objective, outcome: Outcome | None, baseline: Mapping[str, float] | None) -> float | None:
+    if outcome is None:
+        return None
+    try:
+        return objective.score(outcome.metrics, baseline if objective.needs_baseline else None)
+    except (TrialError, ValueError):
+        return None
+
+
+def _metrics_of(trial: Trial | None) -> Mapping[str, float] | None:
+    return trial.outcome.metrics if trial and trial.outcome else None
+
+
+def _tell_standing(run: Run) -> str:
+    end = run.state.ended or (run.state.stopped if run.standing == "stopped" else None)
+    return clean(f"{run.standing}: {end.reason}" if end else run.standing)
+
+
+def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str], ...]:
+    spec = run.spec
+    best = run.state.best
+    facts: list[tuple[str, str]] = []
+    if best is not None and best.outcome is not None:
+        metrics = best.outcome.metrics
+        facts.append(("best step time", f"{show_number(metrics['step_time_s'])} s"))
+        if spec.objective.metrics != ("step_time_s",):
+            row = next(row for row in rows if row.number == best.number)
+            facts.append((label_score(spec.objective), show_number(row.score) if row.score is not None else "unknown"))
+        for label, name, unit in (
+            ("tokens/s", "tokens_per_s", ""),
+            ("tokens/s an accelerator", "tokens_per_s_per_accelerator", ""),
+            ("peak memory", "peak_memory_gib", " GiB"),
+        ):
+            if name in metrics:
+                facts.append((label, show_number(metrics[name]) + unit))
+        if "mfu" in metrics:
+            facts.append(("MFU", f"{metrics['mfu']:.1%}"))
+    failed = sum(row.state == FAILED for row in rows)
+    facts.append(("trials", f"{len(rows)} of {spec.limits.budget}, {failed} failed"))
+    facts.append(("space", f"{spec.space_size:,} configurations"))
+    return tuple(facts)
+
+
+def _tell_confidence(run: Run) -> tuple[str, ...]:
+    from cclsearch.report.summary import describe_confidence
+
+    best = run.state.best
+    if best is None:
+        return ("no trial was admitted",)
+    return tuple(clean(line) for line in describe_confidence(run.state, best, run.spec.provenance))
+
+
+def _find_neighbours(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Neighbour, ...]:
+    """Ranked trials that differ from the best in one or two knobs (two, as one degree grows while another shrinks)."""
+    winner = next((row for row in rows if best and row.number == best.number), None)
+    if winner is None or not winner.step_time_s:
+        return ()
+    found = []
+    for row in rows:
+        time_s = row.step_time_s
+        changed = [knob for knob in winner.config if row.config.get(knob) != winner.config[knob]]
+        if time_s and 1 <= len(changed) <= 2:
+            change = ", ".join(f"{k} {_show(winner.config[k])} → {_show(row.config.get(k, '?'))}" for k in changed)
+            found.append(Neighbour(change, time_s / winner.step_time_s, row.number))
+    return tuple(found)
+
+
+def _show(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str], ...]:
+    costs: list[tuple[str, str]] = []
+    hours = [row.accelerator_hours for row in rows if row.accelerator_hours is not None]
+    if hours:
+        costs.append(("accelerator-hours, waiting in queues included", show_number(sum(hours))))
+    elif run.spec.provenance is not Provenance.MEASURED:
+        costs.append(("accelerator-hours", f"none: {run.spec.provenance.value}, nothing ran"))
+    totals: Counter[str] = Counter()
+    for note in run.state.notes:
+        for key in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "usd"):
+            value = note.data.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                totals[key] += value  # type: ignore[assignment]
+    tokens = {key.removesuffix("_tokens").replace("_", " "): n for key, n in totals.items() if key != "usd" and n}
+    if tokens:
+        costs.append(("LLM tokens", ", ".join(f"{n:,.0f} {name}" for name, n in tokens.items())))
+    if totals.get("usd"):
+        costs.append(("LLM cost", f"{totals['usd']:.2f} USD"))
+    if run.state.started_s and run.state.last_s > run.state.started_s:
+        costs.append(("wall time", str(timedelta(seconds=round(run.state.last_s - run.state.started_s)))))
+    who = Counter(trial.proposer for trial in run.state.trials.values())
+    if who:
+        costs.append(("proposed by", ", ".join(f"{clean(name)} {count}" for name, count in who.most_common())))
+    return tuple(costs)

@@ -1,0 +1,229 @@
+"""The report as one HTML page that opens offline: styles, script, charts and data are inside it.
+
+Everything from outside is escaped by the template engine; a content security policy lets no script run but ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from cclsearch import __version__
+from cclsearch.report.axes import show_number
+from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
+from cclsearch.report.compare import Standing, draw_against_step_time, draw_bests, rank_runs, tell_frameworks
+from cclsearch.report.data import RunPage, TrialRow
+from cclsearch.report.scene import Scene
+from cclsearch.report.svg import palette_css, render_svg
+
+HERE = Path(__file__).parent
+RANKING_COLUMNS = (
+    "rank", "run", "model", "hardware", "framework", "provenance", "step time (s)", "to the best",
+    "tokens/s/accelerator", "MFU", "objective", "configuration",
+)  # fmt: skip
+FILTERS = ("model", "hardware", "framework", "provenance")
+COMPARED = (
+    "step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_gib", "overlap", "compute_frac",
+    "exposed_comm_frac", "idle_frac", "comm_wait_frac", "compute_imbalance", "pipeline_bubble", "num_accelerators",
+)  # fmt: skip
+"""Metrics that the side by side shows first, where both trials have them."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a sortable table; `sort` is None for text."""
+
+    text: str
+    sort: float | str | None = None
+
+
+def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Scene] = ()) -> str:
+    """The whole page over one run or several; `extra_charts` (a front) stand first."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    standings = rank_runs(pages)
+    heading = pages[0].run_id if len(pages) == 1 else f"{len(pages)} runs compared"
+    return environment.get_template("page.html.j2").render(
+        heading=heading,
+        pages=pages,
+        views=[_view_run(page, f"r{n}", extra_charts if len(pages) == 1 else ()) for n, page in enumerate(pages, 1)],
+        framework_lines=tell_frameworks(pages),
+        ranking=[{"cells": _ranking_cells(s), "filters": _ranking_keys(s)} for s in standings],
+        ranking_columns=RANKING_COLUMNS,
+        ranking_filters=[(name, sorted({dict(_ranking_keys(s))[name] for s in standings})) for name in FILTERS],
+        comparison_charts=[*extra_charts, *draw_comparisons(pages)] if len(pages) > 1 else [],
+        figure=_figure,
+        palette=Markup(palette_css()),
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data_json=Markup(dump_for_script([_as_data(page) for page in pages])),
+        version=__version__,
+    )
+
+
+def draw_run(page: RunPage) -> list[Scene]:
+    """The charts of one run that its data allow."""
+    by_score = page.score_label.split(" ")[0] != "step_time_s"
+    scenes = [
+        draw_progress(page),
+        draw_progress(page, by_score=True) if by_score else None,
+        draw_causes(page),
+        draw_sensitivity(page),
+        draw_prediction(page),
+        draw_against_step_time([page], "overlap", "overlap"),
+        draw_against_step_time([page], "mfu", "MFU"),
+    ]
+    return [scene for scene in scenes if scene is not None]
+
+
+def draw_comparisons(pages: Sequence[RunPage]) -> list[Scene]:
+    """The charts over several runs that their data allow."""
+    scenes = [
+        draw_bests(pages),
+        draw_against_step_time(pages, "overlap", "overlap"),
+        draw_against_step_time(pages, "mfu", "MFU"),
+    ]
+    return [scene for scene in scenes if scene is not None]
+
+
+def dump_for_script(data: object) -> str:
+    """JSON that may stand inside a `<script>` element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _figure(chart: Scene) -> Markup:
+    region = '<div class="scroll" tabindex="0" role="region" aria-label="{}">{}</div>'
+    return Markup(f"<figure><figcaption>{{}}</figcaption>{region}</figure>").format(
+        chart.title,
+        chart.title,
+        Markup(render_svg(chart)),
+    )
+
+
+def _view_run(page: RunPage, prefix: str, extra: Sequence[Scene]) -> dict[str, Any]:
+    columns, rows = _trial_table(page)
+    best, baseline = page.best_trial, page.baseline_trial
+    return {
+        "charts": [replace(scene, name=f"{prefix}-{scene.name}") for scene in (*extra, *draw_run(page))],
+        "columns": columns,
+        "rows": rows,
+        "states": sorted({trial.state for trial in page.trials}),
+        "proposers": sorted({trial.proposer for trial in page.trials}),
+        "side_by_side": _compare_two(best, baseline) if best and baseline and best.number != baseline.number else [],
+        "diagnoses": [
+            (f"{label} (trial {trial.number})", trial.diagnosis)
+            for label, trial in (("Best", best), ("Baseline", baseline))
+            if trial and trial.diagnosis
+        ],
+    }
+
+
+def _trial_table(page: RunPage) -> tuple[list[str], list[dict[str, Any]]]:
+    knobs = list(dict.fromkeys(knob for trial in page.trials for knob in trial.config))
+    shown = [
+        (label, name)
+        for label, name in (
+            ("tokens/s/accel.", "tokens_per_s_per_accelerator"),
+            ("MFU", "mfu"),
+            ("GiB", "peak_memory_gib"),
+            ("overlap", "overlap"),
+        )
+        if any(name in trial.metrics for trial in page.trials)
+    ]
+    has_expected = any(trial.expected_step_time_s for trial in page.trials)
+    by_score = page.score_label.split(" ")[0] != "step_time_s"
+    columns = ["trial", *knobs, "state", "step time (s)", *([page.score_label] if by_score else [])]
+    columns += [*(["expected (s)"] if has_expected else []), "spread", *(label for label, _ in shown), "proposed by"]
+    rows = []
+    for trial in page.trials:
+        cells = [_value_cell(trial.config.get(knob)) for knob in knobs]
+        state = f"{trial.state}: {trial.failure_kind}" if trial.failure_kind else trial.state
+        cells.append(Cell(f"{state} (confirmation)" if trial.purpose == "confirmation" else state))
+        cells.append(_number_cell(trial.metrics.get("step_time_s")))
+        if by_score:
+            cells.append(_number_cell(trial.score))
+        if has_expected:
+            cells.append(_number_cell(trial.expected_step_time_s))
+        cells.append(Cell(f"{trial.spread:.1%}", trial.spread) if trial.spread is not None else Cell("", ""))
+        cells += [_number_cell(trial.metrics.get(name)) for _, name in shown]
+        rows.append({"trial": trial, "cells": [*cells, Cell(trial.proposer)]})
+    return columns, rows
+
+
+def _compare_two(best: TrialRow, baseline: TrialRow) -> list[tuple[str, str, str, str]]:
+    names = [name for name in COMPARED if name in best.metrics and name in baseline.metrics]
+    rows = []
+    for name in names:
+        ours, theirs = best.metrics[name], baseline.metrics[name]
+        rows.append((name, show_number(ours), show_number(theirs), f"{ours / theirs:.3g}x" if theirs else ""))
+    return rows
+
+
+def _ranking_cells(standing: Standing) -> list[Cell]:
+    page, trial = standing.page, standing.trial
+    return [
+        Cell(str(standing.rank), standing.rank),
+        Cell(page.run_id),
+        Cell(page.model),
+        Cell(page.hardware),
+        Cell(page.framework),
+        Cell(page.provenance),
+        _number_cell(trial.step_time_s),
+        Cell(f"{standing.ratio:.3g}x", standing.ratio),
+        _number_cell(trial.metrics.get("tokens_per_s_per_accelerator")),
+        _number_cell(trial.metrics.get("mfu")),
+        Cell(page.objective),
+        Cell(trial.config_text),
+    ]
+
+
+def _ranking_keys(standing: Standing) -> list[tuple[str, str]]:
+    page = standing.page
+    values = (page.model, page.hardware, page.framework, page.provenance)
+    return list(zip(FILTERS, values, strict=True))
+
+
+def _number_cell(value: float | None) -> Cell:
+    return Cell("", "") if value is None else Cell(show_number(value), value)
+
+
+def _value_cell(value: object) -> Cell:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Cell("" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
+    return Cell(show_number(value), float(value))
+
+
+def _as_data(page: RunPage) -> dict[str, Any]:
+    """What the page holds for programs that read it."""
+    return {
+        "run": page.run_id,
+        "provenance": page.provenance,
+        "objective": page.objective,
+        "work": page.work,
+        "hardware": page.hardware,
+        "framework": page.framework,
+        "best": page.best,
+        "trials": [
+            {
+                k: v
+                for k, v in asdict(trial).items()
+                if k in ("number", "config", "state", "proposer", "loss", "metrics", "spread")
+            }
+            for trial in page.trials
+        ],
+    }
