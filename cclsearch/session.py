@@ -124,7 +124,7 @@ def _live_space(request: Request, asked: Card, destination: Destination) -> tupl
     name = request.framework or profile.framework or card.framework
     framework = load_framework(name)
     extra = (*profile.knobs, *request.knobs)
-    return card, name, build_space(card, framework, extra_knobs=extra, use_fewer=request.use_fewer)
+    return card, framework.name, build_space(card, framework, extra_knobs=extra, use_fewer=request.use_fewer)
 
 
 def _open_launcher(destination: Destination, framework: str, run_dir: Path | None) -> Launcher:
