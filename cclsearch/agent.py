@@ -1,86 +1,109 @@
-"""The LLM agent of one search: its evidence is the run folder, its fallback the default strategy."""
+"""The LLM agent of one search: the arbiter's parts, joined to the run folder that they look things up in."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.arbiter.arbiter import make_arbiter
+from cclsearch.propose.arbiter.keyless import Keyless
 from cclsearch.propose.base import Proposer
 from cclsearch.propose.llm.account import Limits
 from cclsearch.propose.llm.agent import AgentOptions, make_agent
+from cclsearch.propose.llm.desk import Explain
 from cclsearch.propose.llm.evidence import TrialEvidence
-from cclsearch.record.ledger import LEDGER_FILE, read_events
-from cclsearch.record.state import fold_events
-from cclsearch.redact import redact
+from cclsearch.propose.llm.spec import missing_key, parse_spec
+from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec
-from cclsearch.values import Config
+from cclsearch.values import Config, Provenance
 
-LOG_TAIL_BYTES = 4096
-
-
-def make_agent_for(spec: RunSpec, folder: Path) -> Proposer:
-    """The proposer of strategy `hybrid` or `llm`; raises UserError where the LLM's spec or key will not do."""
-    options: dict[str, Any] = spec.llm_options
-    limits = Limits(max_tokens=options.get("max_tokens"), max_usd=options.get("max_usd"))
-    agent = make_agent(
-        spec.llm or "",
-        options=AgentOptions(
-            mode=str(options.get("mode", "configs")), limits=limits, seed_policy=options.get("seed_policy")
-        ),
-        folder=folder,
-        evidence=RunEvidence(folder),
-        explain=None if spec.recording else make_explain(spec),
-    )
-    return make_arbiter(spec.strategy, PROPOSERS.get("default")(), agent, parallel=spec.limits.parallel)
+LOG_TAIL_BYTES = 4000
 
 
-class RunEvidence:
-    """Looks up what a run's trials left behind, for the agent's tools."""
+class FolderEvidence:
+    """What trials of a run folder left behind; see `propose.llm.evidence.Evidence`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, trial: int) -> TrialEvidence | None:
-        """What that trial left; None where there is no such finished trial."""
-        known = fold_events(read_events(self._folder / LEDGER_FILE)).trials.get(trial)
-        if known is None or known.outcome is None:
+        """Diagnosis and log tail of a finished trial; None where its folder holds neither."""
+        from cclsearch.evidence import METRICS_FILE
+
+        folder = self._folder / "trials" / f"{trial:04d}"
+        outcome = _read_outcome(folder / METRICS_FILE)
+        log = _read_tail(folder / STDERR_FILE) or _read_tail(folder / STDOUT_FILE)
+        if outcome is None and not log:
             return None
-        outcome = known.outcome
+        if outcome is None:
+            return TrialEvidence(log_tail=log)
         return TrialEvidence(
             diagnosis=outcome.diagnosis,
             seconds_by_cause=outcome.seconds_by_cause,
             notes=outcome.notes,
-            log_tail=self._log_tail(trial) if outcome.failure else "",
+            log_tail=log if outcome.failure else "",
         )
 
-    def _log_tail(self, trial: int) -> str:
-        folder = self._folder / "trials" / f"{trial:04d}"
-        return next((tail for name in (STDERR_FILE, STDOUT_FILE) if (tail := _read_tail(folder / name))), "")
+
+def make_agent_for(spec: RunSpec, folder: Path) -> Proposer:
+    """Whoever proposes in a search with `--llm`; without a key the fallback alone, which says so."""
+    fallback: Proposer = PROPOSERS.get("default")()
+    assert spec.llm is not None, "the strategy needs an LLM"
+    key = missing_key(parse_spec(spec.llm))
+    if key:
+        return Keyless(fallback, f"{key} is not set")
+    agent = make_agent(
+        spec.llm,
+        options=read_options(spec),
+        folder=folder,
+        evidence=FolderEvidence(folder),
+        explain=_make_explain(spec),
+    )
+    return make_arbiter(spec.strategy, fallback, agent, parallel=spec.limits.parallel)
 
 
-def _read_tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(file.tell() - LOG_TAIL_BYTES, 0))
-            return redact(file.read().decode("utf-8", errors="replace")).strip()
-    except OSError:
-        return ""
+def read_options(spec: RunSpec) -> AgentOptions:
+    """The agent's options, as frozen in the spec. A recording's origin never reaches a prompt."""
+    options = spec.llm_options
+    tokens, usd, seed_policy = options.get("max_tokens"), options.get("max_usd"), options.get("seed_policy")
+    return AgentOptions(
+        mode=str(options.get("mode") or "configs"),
+        limits=Limits(
+            max_tokens=int(tokens) if tokens is not None else None, max_usd=float(usd) if usd is not None else None
+        ),
+        anonymous=spec.provenance is not Provenance.MEASURED,
+        seed_policy=str(seed_policy) if seed_policy else None,
+    )
 
 
-def make_explain(spec: RunSpec) -> Any:
-    """Configuration -> why each broken rule of the space rejects it."""
+def _make_explain(spec: RunSpec) -> Explain | None:
+    if spec.recording is not None:
+        return None
     from cclsearch.space.build import explain_config
     from cclsearch.space.framework import load_framework
 
     framework = load_framework(spec.framework)
 
     def explain(config: Config) -> Sequence[str]:
-        return [f"{v.rule}: {v.detail}" for v in explain_config(spec.card, framework, config) if v.ok is False]
+        verdicts = explain_config(spec.card, framework, config, spec.knobs, spec.use_fewer)
+        return [f"{verdict.rule}: {verdict.detail}" for verdict in verdicts if not verdict.ok]
 
     return explain
+
+
+def _read_outcome(path: Path) -> Outcome | None:
+    try:
+        return Outcome.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _read_tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - LOG_TAIL_BYTES, 0))
+            return file.read(LOG_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
