@@ -36,14 +36,12 @@ class AnthropicProvider:
 
     def ask(self, request: Request) -> Answer:
         """See `wire.Provider`."""
-        import anthropic
-
         try:
             raw = self._client.messages.with_raw_response.create(**anthropic_body(self._model, request))
-            body = parse_body(raw.http_response.content)
-        except anthropic.AnthropicError as error:
+            content = raw.http_response.content
+        except Exception as error:  # the SDK's own, and what its HTTP library lets through
             raise to_provider_error(error) from None
-        return _read_answer(body, request)
+        return _read_answer(parse_body(content), request)
 
 
 def anthropic_body(model: str, request: Request) -> dict[str, Any]:

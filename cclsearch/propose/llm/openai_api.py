@@ -52,17 +52,15 @@ class OpenAIProvider:
             return self._ask(request)
 
     def _ask(self, request: Request) -> Answer:
-        import openai
-
         limit = "max_completion_tokens" if self._is_openai else "max_tokens"
         make_body = json_body if self._in_json else chat_body
         body = {**make_body(self._model, request), limit: request.max_output_tokens}
         try:
             raw = self._client.chat.completions.with_raw_response.create(**body)
-            answer = parse_body(raw.http_response.content)
-        except openai.OpenAIError as error:
+            content = raw.http_response.content
+        except Exception as error:  # the SDK's own, and what its HTTP library lets through
             raise to_provider_error(error) from None
-        return _read_answer(answer, request)
+        return _read_answer(parse_body(content), request)
 
 
 def chat_body(model: str, request: Request) -> dict[str, Any]:

@@ -38,19 +38,13 @@ def ask_patiently(
         return max(drawn, error.retry_after_s or 0.0) if error else drawn
 
     def is_over(state: tenacity.RetryCallState) -> bool:
-        used_s = clock.now_s() - started_s
-        return state.attempt_number >= patience.max_tries or used_s + wait_s_of[state.attempt_number] > patience.total_s
-
-    wait_s_of: dict[int, float] = {}
-
-    def stop(state: tenacity.RetryCallState) -> bool:
-        wait_s_of[state.attempt_number] = wait_s(state)
-        return is_over(state)
+        used_s = clock.now_s() - started_s + state.upcoming_sleep
+        return state.attempt_number >= patience.max_tries or used_s > patience.total_s
 
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: isinstance(error, ProviderError) and error.trouble.is_retried),
-        stop=stop,
-        wait=lambda state: wait_s_of.get(state.attempt_number, 0.0),
+        stop=is_over,
+        wait=wait_s,
         sleep=clock.sleep,
         reraise=True,
     )

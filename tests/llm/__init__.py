@@ -1,0 +1,1 @@
+"""A provider stand-in: a local server with both wire protocols, and players that see the prompt alone."""

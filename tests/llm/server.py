@@ -1,0 +1,316 @@
+"""A local HTTP server that speaks Anthropic's messages and OpenAI's chat completions, scripted.
+
+As a tool for developers, any model (or a person) can be put behind it:
+
+    python -m tests.llm.server --files FOLDER     each request to FOLDER/0001.request.json, and its answer is
+                                                  awaited in 0001.answer.json
+    python -m tests.llm.server --person           each request to the terminal, the answer one JSON line
+
+and `ccl-search run --llm http://127.0.0.1:PORT/v1#any` is pointed at it. An answer is
+`{"text": "...", "calls": [{"name": "submit", "arguments": {...}}]}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from cclsearch.propose.llm.wire import Request
+
+from .reading import BadRequest, read_anthropic, read_openai
+
+KEY = "sk-test-0123456789abcdefghij"
+MODEL = "stand-in"
+
+
+@dataclass(frozen=True)
+class Say:
+    """An ordinary answer."""
+
+    calls: tuple[tuple[str, Any], ...] = ()
+    """(tool, arguments); arguments that are text go out as they are where the protocol allows it."""
+    text: str = ""
+    stop: str = ""
+    """`truncated`, `refused`, `filtered`; empty for the ordinary one."""
+    usage: tuple[int, int] | None = (1000, 100)
+    cached: int = 0
+
+
+@dataclass(frozen=True)
+class Status:
+    """An error."""
+
+    code: int
+    headers: dict[str, str] = field(default_factory=dict)
+    message: str = "scripted"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """These bytes with status 200."""
+
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The connection is cut in the middle of the body."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Nothing comes for so long."""
+
+    seconds: float
+
+
+Reaction = Say | Status | Raw | Cut | Hang
+Script = Callable[[Request], Reaction]
+
+
+class StandIn:
+    """The server, running; `requests` holds what came, in order."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.requests: list[Request] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.refused: list[str] = []
+        self.lock = threading.Lock()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(self))
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Base address, without `/v1`."""
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join(10)
+
+
+@contextlib.contextmanager
+def serve(script: Script) -> Iterator[StandIn]:
+    """The server for the length of a block."""
+    server = StandIn(script)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def in_turn(*reactions: Reaction) -> Script:
+    """A script that gives these one after another, the last for ever."""
+    left = list(reactions)
+
+    def script(request: Request) -> Reaction:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return script
+
+
+def _make_handler(owner: StandIn) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            protocol = {"/v1/messages": "anthropic", "/v1/chat/completions": "openai"}.get(self.path)
+            if protocol is None:
+                return self._send_error(404, "not found", "openai")
+            if not self._has_key(protocol):
+                return self._send_error(401, "invalid api key", protocol)
+            try:
+                raw = json.loads(body)
+                request = read_anthropic(raw) if protocol == "anthropic" else read_openai(raw)
+            except (BadRequest, KeyError, ValueError, AttributeError, TypeError) as error:
+                owner.refused.append(f"{type(error).__name__}: {error}")
+                return self._send_error(400, str(error), protocol)
+            if raw.get("model") != MODEL:
+                return self._send_error(404, f"model: {raw.get('model')}", protocol)
+            with owner.lock:
+                owner.requests.append(request)
+                owner.bodies.append(raw)
+                reaction = owner.script(request)
+            self._react(reaction, protocol, is_json="response_format" in raw)
+            return None
+
+        def _has_key(self, protocol: str) -> bool:
+            given = self.headers.get("x-api-key") or self.headers.get("authorization", "").removeprefix("Bearer ")
+            right = self.headers.get("anthropic-version") if protocol == "anthropic" else True
+            return given == KEY and bool(right)
+
+        def _react(self, reaction: Reaction, protocol: str, *, is_json: bool) -> None:
+            if isinstance(reaction, Hang):
+                time.sleep(reaction.seconds)
+                self.close_connection = True
+            elif isinstance(reaction, Cut):
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", "100000")
+                self.end_headers()
+                self.wfile.write(b'{"id": "x", ')
+                self.close_connection = True
+            elif isinstance(reaction, Status):
+                self._send_error(reaction.code, reaction.message, protocol, reaction.headers)
+            elif isinstance(reaction, Raw):
+                self._send(200, reaction.body, reaction.headers)
+            else:
+                make = anthropic_answer if protocol == "anthropic" else openai_answer
+                self._send(200, json.dumps(make(reaction, is_json)).encode())
+
+        def _send_error(self, code: int, message: str, protocol: str, headers: dict[str, str] | None = None) -> None:
+            error = {"type": "error", "message": message}
+            body = {"type": "error", "error": error} if protocol == "anthropic" else {"error": error}
+            self._send(code, json.dumps(body).encode(), headers)
+
+        def _send(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+            self.send_response(code)
+            for name, value in {"content-type": "application/json", **(headers or {})}.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.wfile.write(body)
+
+    return Handler
+
+
+def anthropic_answer(say: Say, is_json: bool = False) -> dict[str, Any]:
+    """A message as Anthropic sends it."""
+    content: list[dict[str, Any]] = [{"type": "text", "text": say.text}] if say.text else []
+    content += [
+        {"type": "tool_use", "id": f"toolu_{i}", "name": name, "input": arguments}
+        for i, (name, arguments) in enumerate(say.calls)
+    ]
+    stop = {"truncated": "max_tokens", "refused": "refusal", "filtered": "refusal"}.get(say.stop)
+    body: dict[str, Any] = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": MODEL,
+        "content": content,
+        "stop_reason": stop or ("tool_use" if say.calls else "end_turn"),
+        "stop_sequence": None,
+    }
+    if say.usage:
+        inputs, outputs = say.usage
+        body["usage"] = {"input_tokens": inputs, "output_tokens": outputs, "cache_read_input_tokens": say.cached}
+    return body
+
+
+def openai_answer(say: Say, is_json: bool = False) -> dict[str, Any]:
+    """A chat completion as OpenAI sends it."""
+    stop = {"truncated": "length", "refused": "stop", "filtered": "content_filter"}.get(say.stop)
+    message: dict[str, Any] = {"role": "assistant", "content": say.text or None, "refusal": None}
+    if say.stop == "refused":
+        message["refusal"], message["content"] = say.text or "no", None
+    if say.calls and is_json:
+        name, arguments = say.calls[0]
+        message["content"] = json.dumps({"tool": name, "arguments": arguments})
+    elif say.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{i}",
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+                },
+            }
+            for i, (name, arguments) in enumerate(say.calls)
+        ]
+    body: dict[str, Any] = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": MODEL,
+        "choices": [{"index": 0, "message": message, "finish_reason": stop or ("tool_calls" if say.calls else "stop")}],
+    }
+    if say.usage:
+        body["usage"] = {
+            "prompt_tokens": say.usage[0] + say.cached,
+            "completion_tokens": say.usage[1],
+            "total_tokens": sum(say.usage) + say.cached,
+            "prompt_tokens_details": {"cached_tokens": say.cached},
+        }
+    return body
+
+
+def through_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) -> Script:
+    """A script that hands each request to a file and waits for the answer's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+
+    def script(request: Request) -> Reaction:
+        nonlocal number
+        number += 1
+        answer = folder / f"{number:04d}.answer.json"
+        part = folder / f"{number:04d}.request.part"
+        part.write_text(request.model_dump_json(indent=1), encoding="utf-8")
+        part.rename(folder / f"{number:04d}.request.json")
+        deadline = time.monotonic() + wait_s
+        while not answer.exists():
+            if time.monotonic() > deadline:
+                return Status(504, message="nobody answered")
+            time.sleep(poll_s)
+        return read_answer(answer.read_text(encoding="utf-8"))
+
+    return script
+
+
+def through_person() -> Script:
+    """A script that shows each request and reads one JSON line."""
+
+    def script(request: Request) -> Reaction:
+        for message in request.messages[-1:]:
+            print(request.system if len(request.messages) == 1 else "", message.text, sep="\n")
+            for result in message.results:
+                print(f"--- {result.id}\n{result.text}")
+        return read_answer(input("answer> "))
+
+    return script
+
+
+def read_answer(text: str) -> Reaction:
+    """The answer that somebody wrote; what is no JSON object goes out as plain text."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return Say(text=text)
+    if not isinstance(data, dict):
+        return Say(text=text)
+    calls = tuple((str(call["name"]), call.get("arguments", {})) for call in data.get("calls", []))
+    return Say(calls=calls, text=str(data.get("text", "")), stop=str(data.get("stop", "")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A provider stand-in with a file or a person behind it.")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--files", type=Path, metavar="FOLDER")
+    group.add_argument("--person", action="store_true")
+    args = parser.parse_args()
+    with serve(through_person() if args.person else through_files(args.files)) as server:
+        print(f"export CCL_SEARCH_LLM_API_KEY={KEY}\n--llm '{server.url}/v1#{MODEL}'", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Both wire protocols through the real SDKs, against a server that refuses what the providers would refuse."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from llm.server import KEY, MODEL, Cut, Hang, Raw, Reaction, Say, StandIn, Status, in_turn, serve
+
+from cclsearch.propose.llm.anthropic_api import AnthropicProvider
+from cclsearch.propose.llm.openai_api import OpenAIProvider
+from cclsearch.propose.llm.retry import Patience, ask_patiently
+from cclsearch.propose.llm.wire import (
+    Message,
+    Provider,
+    ProviderError,
+    Request,
+    Role,
+    Stop,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Trouble,
+)
+
+pytestmark = pytest.mark.serial
+
+TOOL = ToolSpec(name="submit", description="decide", parameters={"type": "object", "properties": {}})
+ASK = Request(system="be brief", messages=(Message(role=Role.USER, text="go"),), tools=(TOOL,))
+PROTOCOLS = ("anthropic", "compatible")
+
+
+class ManualClock:
+    """A clock that only waiting moves."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        self.waits: list[float] = []
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.time_s += seconds
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    with serve(in_turn(Say())) as server:
+        yield server
+
+
+@pytest.fixture(params=PROTOCOLS)
+def provider(request: pytest.FixtureRequest, stand_in: StandIn) -> Provider:
+    return connect(request.param, stand_in)
+
+
+def connect(protocol: str, server: StandIn, *, key: str = KEY, model: str = MODEL, timeout_s: float = 30.0) -> Provider:
+    if protocol == "anthropic":
+        return AnthropicProvider(model, api_key=key, base_url=server.url, timeout_s=timeout_s)
+    return OpenAIProvider(model, api_key=key, base_url=f"{server.url}/v1", timeout_s=timeout_s)
+
+
+def patiently(provider: Provider, clock: ManualClock, **patience: float) -> Callable[[], object]:
+    return lambda: ask_patiently(
+        provider,
+        ASK,
+        clock=clock,
+        patience=Patience(**patience),
+        jitter=random.Random(0),  # type: ignore[arg-type]
+    )
+
+
+def test_tool_calls_text_stop_and_usage_come_through(provider: Provider, stand_in: StandIn) -> None:
+    stand_in.script = in_turn(Say((("submit", {"tp": 2}), ("submit", {})), text="so", usage=(900, 40), cached=100))
+    answer = provider.ask(ASK)
+    assert [(call.name, call.arguments) for call in answer.calls] == [("submit", {"tp": 2}), ("submit", {})]
+    assert (answer.text, answer.stop) == ("so", Stop.TOOL)
+    usage = answer.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens) == (900, 40, 100)
+    assert stand_in.requests[0].system == "be brief"
+    assert stand_in.requests[0].tools[0].name == "submit"
+
+
+def test_a_conversation_with_tool_results_is_accepted(provider: Provider, stand_in: StandIn) -> None:
+    calls = (ToolCall(id="a", name="submit", arguments={}), ToolCall(id="b", name="submit", arguments=None))
+    results = (ToolResult(id="a", text="1"), ToolResult(id="b", text="bad", is_error=True))
+    talk = (
+        *ASK.messages,
+        Message(role=Role.ASSISTANT, calls=calls),
+        Message(role=Role.USER, text="now", results=results),
+    )
+    provider.ask(ASK.model_copy(update={"messages": talk}))
+    assert stand_in.refused == []
+    assert [result.text for result in stand_in.requests[0].messages[-1].results] == ["1", "bad"]
+
+
+@pytest.mark.parametrize(("word", "stop"), [("truncated", Stop.TRUNCATED), ("refused", Stop.REFUSED), ("", Stop.DONE)])
+def test_stop_reasons_are_told_apart(provider: Provider, stand_in: StandIn, word: str, stop: Stop) -> None:
+    stand_in.script = in_turn(Say(text="x", stop=word))
+    assert provider.ask(ASK).stop is stop
+
+
+def test_a_content_filter_is_not_a_refusal(stand_in: StandIn) -> None:
+    stand_in.script = in_turn(Say(text="x", stop="filtered"))
+    assert connect("compatible", stand_in).ask(ASK).stop is Stop.FILTERED
+
+
+def test_system_and_tools_are_marked_for_the_prompt_cache(stand_in: StandIn) -> None:
+    connect("anthropic", stand_in).ask(ASK)
+    assert stand_in.bodies[0]["system"][-1]["cache_control"] == {"type": "ephemeral"}
+
+
+@pytest.mark.parametrize(
+    ("reaction", "trouble"),
+    [
+        (Status(429, {"retry-after": "7"}), Trouble.RATE_LIMIT),
+        (Status(529), Trouble.OVERLOADED),
+        (Status(500), Trouble.SERVER),
+        (Status(400), Trouble.BAD_REQUEST),
+        (Status(403), Trouble.AUTHENTICATION),
+        (Cut(), Trouble.CONNECTION),
+        (Raw(b"<html>"), Trouble.MALFORMED),
+        (Raw(b"[1]"), Trouble.MALFORMED),
+        (Raw(b'"' + b"x" * 10_000_000 + b'"'), Trouble.TOO_LARGE),
+        (Raw(b"{}", {"content-encoding": "gzip"}), Trouble.TOO_LARGE),
+        (Status(302, {"location": "http://127.0.0.1:1/v1/messages"}), Trouble.BAD_REQUEST),
+    ],
+)
+def test_every_failure_has_its_name(
+    provider: Provider, stand_in: StandIn, reaction: Reaction, trouble: Trouble
+) -> None:
+    stand_in.script = in_turn(reaction)
+    with pytest.raises(ProviderError) as caught:
+        provider.ask(ASK)
+    assert caught.value.trouble is trouble
+    assert KEY not in caught.value.message
+    assert stand_in.url not in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_silence_is_a_timeout(stand_in: StandIn, protocol: str) -> None:
+    stand_in.script = in_turn(Hang(1.5))
+    with pytest.raises(ProviderError) as caught:
+        connect(protocol, stand_in, timeout_s=0.4).ask(ASK)
+    assert caught.value.trouble is Trouble.TIMEOUT
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_wrong_key_and_an_unknown_model_are_asked_once(stand_in: StandIn, protocol: str) -> None:
+    for wrong, trouble in (
+        ({"key": "sk-wrong"}, Trouble.AUTHENTICATION),
+        ({"model": "no-such"}, Trouble.UNKNOWN_MODEL),
+    ):
+        clock = ManualClock()
+        with pytest.raises(ProviderError) as caught:
+            patiently(connect(protocol, stand_in, **wrong), clock)()  # type: ignore[arg-type]
+        assert caught.value.trouble is trouble
+        assert clock.waits == []
+
+
+def test_waiting_honours_retry_after_and_grows_with_jitter(provider: Provider, stand_in: StandIn) -> None:
+    clock = ManualClock()
+    stand_in.script = in_turn(Status(500), Status(429, {"retry-after": "30"}), Status(529), Say(text="at last"))
+    patiently(provider, clock)()
+    assert len(clock.waits) == 3
+    assert 0.5 <= clock.waits[0] <= 1.0
+    assert clock.waits[1] >= 30
+    assert 2.0 <= clock.waits[2] <= 4.0
+
+
+def test_waiting_ends_within_the_total_limit(provider: Provider, stand_in: StandIn) -> None:
+    clock = ManualClock()
+    stand_in.script = in_turn(Status(429, {"retry-after": "3600"}))
+    with pytest.raises(ProviderError):
+        patiently(provider, clock, total_s=180)()
+    assert clock.waits == []
+    stand_in.script = in_turn(Status(503))
+    with pytest.raises(ProviderError):
+        patiently(provider, clock, total_s=20, max_tries=50)()
+    assert sum(clock.waits) <= 20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"content": 3, "choices": {"0": 1}, "usage": "many"}',
+        b'{"content": [1, {"type": "tool_use"}], "choices": [{"message": {"tool_calls": [7, {"function": 1}]}}]}',
+        b'{"content": [{"type": "text", "text": "\\ud800"}], "choices": [{"message": {"content": "\\ud800"}}]}',
+        b'{"usage": {"input_tokens": -5, "output_tokens": 1e999, "prompt_tokens": true, "completion_tokens": "7"}}',
+        b'{"choices": [' + b"[" * 30 + b"]" * 30 + b"]}",
+    ],
+)
+def test_wrong_shapes_give_an_answer_that_can_be_kept(provider: Provider, stand_in: StandIn, body: bytes) -> None:
+    stand_in.script = in_turn(Raw(body))
+    answer = provider.ask(ASK)
+    assert answer.model_dump_json()
+    assert answer.usage.is_estimated
+
+
+def test_malformed_arguments_are_a_fault_of_the_call(stand_in: StandIn) -> None:
+    stand_in.script = in_turn(
+        Say((("submit", '{"tp": '), ("submit", "[1]"), ("submit", '{"a": "' + "x" * 50_000 + '"}')))
+    )
+    calls = connect("compatible", stand_in).ask(ASK).calls
+    assert [call.arguments for call in calls] == [None, None, None]
+    assert all(call.fault for call in calls)
+
+
+def test_a_server_without_tools_is_asked_for_json(stand_in: StandIn) -> None:
+    stand_in.script = in_turn(Status(400, message="this model does not support tools"), Say((("submit", {"tp": 1}),)))
+    provider = connect("compatible", stand_in)
+    assert '"tool": "submit"' in provider.ask(ASK).text
+    assert stand_in.bodies[-1]["response_format"]["type"] == "json_schema"
+    provider.ask(ASK)
+    assert "tools" not in stand_in.bodies[-1]
+
+
+def test_streaming_is_refused(stand_in: StandIn) -> None:
+    import openai
+
+    client = openai.OpenAI(api_key=KEY, base_url=f"{stand_in.url}/v1", max_retries=0)
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True)
