@@ -73,6 +73,10 @@ class Framework(Model):
     """Run script beside the file (`cpu.py`); None where none is shipped: its recordings can be searched, no more."""
     runner: Literal["torchrun", "process"] = "torchrun"
     """How ranks start: one process a rank under torchrun, or one process a host that drives all its devices."""
+    forks_ranks: bool = False
+    """Whether the script, started without a rank, is its own torchrun for the ranks of one node."""
+    package: str | None = None
+    """The Python package that the script needs, for checks."""
     use_fewer: bool = False
     """Whether configurations on fewer accelerators than there are belong to the space by default."""
     knobs: tuple[FrameworkKnob, ...] = Field(min_length=1)

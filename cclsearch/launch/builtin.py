@@ -1,0 +1,3 @@
+"""Imports the launchers that come with the engine, so that they register themselves."""
+
+from cclsearch.launch import local, replay  # noqa: F401

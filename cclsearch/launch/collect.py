@@ -1,0 +1,206 @@
+"""What came of a job: its `result.json`, or why there is none, from what its ranks and logs left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal as signals
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, RunStatus, TrialResult
+from cclsearch.text import one_line
+from cclsearch.values import Failure, FailureKind, Stage
+
+EXIT_FILE = "exit_code"
+"""Exit code of the run script as a shell saw it (128 + n after signal n), where a launcher leaves one."""
+FAILURES_FOLDER = "failures"
+"""One JSON file a failed rank: `rank`, `time_ns`, `kind`, `message`."""
+
+_TAIL_BYTES = 512 * 1024
+_MESSAGE_LENGTH = 1000
+_RESULT_BYTES = 64 * 2**20
+
+_MARKS: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
+    (
+        FailureKind.LAUNCHER,
+        re.compile(r"No space left on device|Errno 28|Disk quota exceeded|Errno 122", re.IGNORECASE),
+    ),
+    (
+        FailureKind.OUT_OF_MEMORY,
+        re.compile(
+            r"OutOfMemoryError|out of memory|DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory"
+            r"|RESOURCE_EXHAUSTED|Ran out of memory|\bMemoryError\b|std::bad_alloc|oom[-_ ]?kill"
+            r"|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory|exceed(?:s|ed) (?:HBM|memory) capacity",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        FailureKind.COMMUNICATION,
+        re.compile(
+            r"\bNCCL\b|ncclSystemError|ncclRemoteError|ProcessGroupNCCL|\bgloo\b|Connection closed by peer"
+            r"|Connection reset by peer|DistNetworkError|DistStoreError|DistBackendError|Watchdog caught collective"
+            r"|RendezvousTimeoutError|RendezvousConnectionError|coordination service|DEADLINE_EXCEEDED: Barrier",
+            re.IGNORECASE,
+        ),
+    ),
+)
+_RANK_PREFIX = re.compile(r"^\s*(?:\[(?:rank|default)?(?P<rank>\d+)\]:?|(?P<slurm>\d+):) ?")
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Config)|JaxRuntimeError)(?::|$)"
+)
+_NATIVE = re.compile(
+    r"^(?:terminate called|Fatal Python error|F\d{4} |\[?libprotobuf FATAL"
+    r"|.*\bslurmstepd: error|.*oom[-_ ]kill|.*No space left on device|.*RESOURCE_EXHAUSTED)",
+    re.IGNORECASE,
+)
+_WRAPPER = re.compile(
+    r"(?:ChildFailedError|ProcessExitedException|ProcessRaisedException|SignalException|CalledProcessError)"
+)
+
+
+def collect_result(
+    trial_dir: Path, *, exit_code: int | None = None, signal: int | None = None
+) -> TrialResult | Failure:
+    """The run script's own result; where there is no sound one, why: never an exception for what a job left.
+
+    `exit_code` and `signal` are what the launcher knows of the end; the `exit_code` file stands in for them.
+    """
+    path = trial_dir / RESULT_FILE
+    if path.is_file():
+        return _read_result(path)
+    code = _read_exit_code(trial_dir) if exit_code is None else exit_code
+    if signal is None and code is not None and (code < 0 or 128 < code <= 192):
+        signal = -code if code < 0 else code - 128
+    root = _read_rank_failure(trial_dir) or _classify_files(trial_dir)
+    if root is not None:
+        return root
+    return _explain_end(code, signal, trial_dir)
+
+
+def classify_log(text: str) -> Failure | None:
+    """The root failure that a log tells, with its rank where lines name it; None where it tells none.
+
+    The first exception counts, whatever the wrappers around it say; one that only says that a peer went away
+    (NCCL, gloo) gives way to any other rank's own reason.
+    """
+    found = [_judge_line(line, rank) for line, rank in _find_exceptions(text)]
+    if not found:
+        return None
+    own = [failure for failure in found if failure.kind is not FailureKind.COMMUNICATION]
+    specific = [failure for failure in own if failure.kind is not FailureKind.CRASHED]
+    return (specific or own or found)[0]
+
+
+def kind_of_text(text: str) -> FailureKind:
+    """Failure kind that an exception's text tells; crashed where it tells none."""
+    return next((kind for kind, mark in _MARKS if mark.search(text)), FailureKind.CRASHED)
+
+
+def tail_text(path: Path, limit_bytes: int = _TAIL_BYTES) -> str:
+    """The end of a text file, however long it is; empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - limit_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_result(path: Path) -> TrialResult | Failure:
+    try:
+        if path.stat().st_size > _RESULT_BYTES:
+            return _crashed(f"{RESULT_FILE} has {path.stat().st_size:,} bytes: no run script's report is so long")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        return Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=f"{RESULT_FILE} cannot be read: {error}")
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        return _crashed(f"{RESULT_FILE} is not JSON: {one_line(str(error), 200)}")
+    return _validate_result(data)
+
+
+def _validate_result(data: Any) -> TrialResult | Failure:
+    if isinstance(data, dict) and isinstance(data.get("schema_version", 1), int) and data.get("schema_version", 1) > 1:
+        return _crashed(f"{RESULT_FILE} has schema_version {data['schema_version']}; this engine knows 1")
+    try:
+        result = TrialResult.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the whole"
+        return _crashed(f"{RESULT_FILE} breaks the trial contract: {field}: {first['msg']} ({first['input']!r:.100})")
+    if result.status is RunStatus.FAILED:
+        return result.failure or _crashed(f"{RESULT_FILE} says `failed` and gives no failure")
+    return result
+
+
+def _read_exit_code(trial_dir: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int((trial_dir / EXIT_FILE).read_text().strip())
+    return None
+
+
+def _read_rank_failure(trial_dir: Path) -> Failure | None:
+    """The first rank's own account; one that only lost its peer gives way to the others'."""
+    records = []
+    for path in sorted((trial_dir / FAILURES_FOLDER).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            data = json.loads(path.read_text(encoding="utf-8"))
+            kind = FailureKind(data["kind"])
+            failure = Failure(
+                stage=Stage.RUN, kind=kind, message=_shorten(str(data["message"])), rank=int(data["rank"])
+            )
+            records.append((kind is FailureKind.COMMUNICATION, int(data["time_ns"]), failure))
+    return min(records, key=lambda record: record[:2])[2] if records else None
+
+
+def _classify_files(trial_dir: Path) -> Failure | None:
+    found = [classify_log(tail_text(trial_dir / name)) for name in (STDERR_FILE, STDOUT_FILE)]
+    told = [failure for failure in found if failure is not None]
+    return min(told, key=lambda f: _WEIGHT.get(f.kind, 0)) if told else None
+
+
+_WEIGHT = {FailureKind.CRASHED: 1, FailureKind.COMMUNICATION: 2}
+
+
+def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
+    """Last line of every traceback and every line of a native death, with its rank."""
+    for raw in text.splitlines():
+        prefix = _RANK_PREFIX.match(raw)
+        line = raw[prefix.end() :] if prefix else raw
+        rank = int(prefix["rank"]) if prefix and prefix["rank"] else None
+        if (_EXCEPTION.match(line) or _NATIVE.match(line)) and not _WRAPPER.search(line.split(":", 1)[0]):
+            yield line, rank
+
+
+def _judge_line(line: str, rank: int | None) -> Failure:
+    return Failure(stage=Stage.RUN, kind=kind_of_text(line), message=_shorten(line), rank=rank)
+
+
+def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failure:
+    last = next((line for line in reversed(tail_text(trial_dir / STDERR_FILE).splitlines()) if line.strip()), "")
+    said = f"; its last words: {one_line(last, 300)}" if last else ""
+    if signal is not None:
+        try:
+            name = signals.Signals(signal).name
+        except ValueError:
+            name = f"signal {signal}"
+        hint = " (the kernel does so when memory runs out)" if name == "SIGKILL" else ""
+        return _crashed(f"the run script died of {name}{hint}{said}")
+    if code == 0:
+        return _crashed(f"the run script exited with 0 but left no {RESULT_FILE}{said}")
+    if code is None:
+        return _crashed(f"the run script ended without {RESULT_FILE}, and how it ended is not known{said}")
+    return _crashed(f"the run script exited with {code} and left no {RESULT_FILE}{said}")
+
+
+def _crashed(message: str) -> Failure:
+    return Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=_shorten(message))
+
+
+def _shorten(message: str) -> str:
+    return one_line(message, _MESSAGE_LENGTH)

@@ -1,0 +1,71 @@
+"""Processes of this machine: whether one is the same as before, which belong to a job, and ending all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """This boot of the machine; empty where it cannot be told. A start time means something within one boot only."""
+    with contextlib.suppress(OSError):
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """When that process started, in clock ticks since boot; None where there is none, or it is a zombie."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def find_marked(variable: str, prefix: str) -> dict[int, dict[str, str]]:
+    """Own processes whose environment has `variable` begin with `prefix`: process id -> `CCL_*` variables."""
+    needle = f"{variable}={prefix}".encode()
+    found = {}
+    for folder in _PROC.glob("[0-9]*"):
+        try:
+            entries = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        pid = int(folder.name)
+        if any(entry.startswith(needle) for entry in entries) and start_ticks(pid) is not None:
+            pairs = (entry.decode(errors="replace").partition("=") for entry in entries if entry.startswith(b"CCL_"))
+            found[pid] = {name: value for name, _, value in pairs}
+    return found
+
+
+def end_processes(pids: Iterable[int], *, grace_s: float = 2.0, wait_s: float = 20.0) -> bool:
+    """Ask these processes to end, then kill them; returns whether all are gone."""
+    started = {pid: ticks for pid in pids if pid != os.getpid() and (ticks := start_ticks(pid)) is not None}
+    _signal_all(started, signal.SIGTERM)
+    if not _wait_gone(started, grace_s):
+        _signal_all(started, signal.SIGKILL)
+    return _wait_gone(started, wait_s)
+
+
+def _signal_all(started: dict[int, int], number: signal.Signals) -> None:
+    for pid, ticks in started.items():
+        if start_ticks(pid) == ticks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def _wait_gone(started: dict[int, int], wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while any(start_ticks(pid) == ticks for pid, ticks in started.items()):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,308 @@
+"""Run script `cpu`: really trains a small transformer on this machine's processors, under torch over gloo.
+
+Under `torchrun` (RANK is set) each process is one rank. Started alone it is its own torchrun: torch is imported once
+and the ranks are forked from it by the same elastic agent, which saves most of the start-up time.
+
+Knobs: tp, dp, pp, ep, micro_batch_size, activation_checkpointing (none, selective, full), zero_stage (0, 1).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import torch.distributed as dist
+from common import (
+    CpuClock,
+    IllegalConfig,
+    PeakMemory,
+    Trial,
+    device_name,
+    foreign_cores,
+    host_name,
+    limit_memory,
+    package_versions,
+    read_trial,
+    reporting_failures,
+    write_result,
+)
+from cpu_model import Axis, Layout, MixtureOfExperts, Stage, all_reduce
+from torch import Tensor
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile, schedule
+
+NUM_LOSSES = 4
+"""First steps whose loss is reported."""
+
+
+class FlatParameters:
+    """The parameters that one axis replicates, in one flat buffer: one collective and one optimizer for all.
+
+    With ZeRO stage 1 each rank of the axis updates its share: reduce-scatter, update, all-gather.
+    """
+
+    def __init__(self, parameters: list[Tensor], axis: Axis, zero_stage: int) -> None:
+        self.axis, self.sharded = axis, zero_stage >= 1 and axis.size > 1
+        size = sum(p.numel() for p in parameters)
+        padded = -(-size // axis.size) * axis.size
+        self.values, self.grads = torch.zeros(padded), torch.zeros(padded)
+        start = 0
+        for parameter in parameters:
+            stop = start + parameter.numel()
+            self.values[start:stop] = parameter.data.flatten()
+            parameter.data = self.values[start:stop].view_as(parameter)
+            parameter.grad = self.grads[start:stop].view_as(parameter)
+            start = stop
+        share = padded // axis.size
+        own = slice(axis.index * share, (axis.index + 1) * share) if self.sharded else slice(0, padded)
+        self.own = torch.nn.Parameter(self.values[own])
+        self.optimizer = torch.optim.AdamW([self.own], lr=1e-3, eps=1e-6, foreach=False)
+
+    def reduce(self) -> None:
+        """Sum the gradients over the axis, each rank its share where sharded."""
+        if not self.sharded:
+            self.own.grad = all_reduce(self.axis, self.grads)
+            return
+        self.own.grad = torch.empty_like(self.own)
+        with record_function(f"comm::{self.axis.name}::reduce_scatter"):
+            dist.reduce_scatter_tensor(self.own.grad, self.grads, group=self.axis.group)
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.grads.zero_()
+        if self.sharded:
+            with record_function(f"comm::{self.axis.name}::all_gather"):
+                dist.all_gather_into_tensor(self.values, self.own.detach().clone(), group=self.axis.group)
+
+
+class Trainer:
+    """One rank's model, optimizer and schedule; `run_step` is one optimizer step over the global batch."""
+
+    def __init__(self, trial: Trial, layout: Layout) -> None:
+        data, config = trial.data, trial.config
+        self.trial, self.layout, self.arch = trial, layout, data["arch"]
+        self.micro_batch = trial.micro_batch_size
+        self.accumulation = int(data["gradient_accumulation"])
+        trained = layout.dp.size * self.micro_batch * self.accumulation
+        if trained != data["global_batch_size"]:
+            terms = f"dp {layout.dp.size} x micro-batch {self.micro_batch} x accumulation {self.accumulation}"
+            raise IllegalConfig(f"{terms} must be the global batch of {data['global_batch_size']}, but is {trained}")
+        self.is_bf16 = data["precision"] == "bf16"
+        self.stage = Stage(
+            self.arch,
+            layout,
+            seq_len=data["seq_len"],
+            seed=data["seed"],
+            checkpointing=str(config.get("activation_checkpointing", "none")),
+        )
+        self.routers = [module.router for module in self.stage.modules() if isinstance(module, MixtureOfExperts)]
+        self.buffers = self._flatten(int(config.get("zero_stage", 0)))
+        self.step = 0
+        self.losses: list[float] = []
+        self._sent: list[tuple[Any, Tensor]] = []
+
+    def _flatten(self, zero_stage: int) -> list[FlatParameters]:
+        experts = [p for m in self.stage.modules() if isinstance(m, MixtureOfExperts) for p in (m.into, m.out)]
+        known = {id(p) for p in experts}
+        dense = [p for p in self.stage.parameters() if id(p) not in known]
+        groups = [(dense, self.layout.dp), (experts, self.layout.edp)]
+        return [FlatParameters(parameters, axis, zero_stage) for parameters, axis in groups if parameters]
+
+    def run_step(self) -> None:
+        """Forward and backward of all micro-batches in 1F1B order, then reduction and update."""
+        tokens = self._draw_tokens()
+        ahead = min(self.layout.pp.size - self.layout.pp.index - 1, self.accumulation)
+        loss, held = 0.0, deque[tuple[Tensor | None, Tensor]]()
+        for micro in range(self.accumulation):
+            loss += self._forward(tokens[micro], held)
+            if micro >= ahead:
+                self._backward(held)
+        while held:
+            self._backward(held)
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
+        self._update()
+        self.losses.append(loss)
+        self.step += 1
+
+    def _draw_tokens(self) -> Tensor:
+        """(accumulation, B, S + 1) tokens of this data-parallel rank: a noisy rule that a model can learn."""
+        data, vocab = self.trial.data, self.arch["vocab_size"]
+        generator = torch.Generator().manual_seed(data["seed"] * 7919 + self.step)
+        shape = (data["global_batch_size"], data["seq_len"] + 1)
+        noise = torch.randint(0, 3, shape, generator=generator)
+        noise[:, 0] = torch.randint(0, vocab, shape[:1], generator=generator)
+        tokens = noise.cumsum(dim=1) % vocab
+        return tokens.chunk(self.layout.dp.size)[self.layout.dp.index].view(self.accumulation, self.micro_batch, -1)
+
+    def _forward(self, tokens: Tensor, held: deque[tuple[Tensor | None, Tensor]]) -> float:
+        layout, received = self.layout, None
+        if not layout.is_first:
+            received = torch.empty(self.micro_batch, self.trial.data["seq_len"], self.arch["hidden_size"])
+            self._receive(received, layout.pp.index - 1)
+            received.requires_grad_()
+        with record_function("forward"), torch.autocast("cpu", torch.bfloat16, enabled=self.is_bf16):
+            out = self.stage(tokens[:, :-1] if received is None else received, tokens[:, 1:])
+        if layout.is_last:
+            out = out / (self.accumulation * layout.dp.size)
+        else:
+            self._send(out.detach(), layout.pp.index + 1)
+        held.append((received, out))
+        return float(out.detach()) if layout.is_last else 0.0
+
+    def _backward(self, held: deque[tuple[Tensor | None, Tensor]]) -> None:
+        layout, (received, out) = self.layout, held.popleft()
+        grad = None
+        if not layout.is_last:
+            grad = torch.empty_like(out)
+            self._receive(grad, layout.pp.index + 1)
+        with record_function("backward"):
+            out.backward(grad)
+        if received is not None:
+            self._send(received.grad, layout.pp.index - 1)
+
+    def _send(self, tensor: Tensor, stage: int) -> None:
+        with record_function("comm::pp::send"):
+            pp = self.layout.pp
+            self._sent.append((dist.isend(tensor, pp.ranks[stage], group=pp.group), tensor))
+
+    def _receive(self, tensor: Tensor, stage: int) -> None:
+        with record_function("comm::pp::recv"):
+            dist.recv(tensor, self.layout.pp.ranks[stage], group=self.layout.pp.group)
+
+    def _update(self) -> None:
+        layout = self.layout
+        for router in self.routers:  # each tensor-parallel rank routed its share of the tokens
+            all_reduce(layout.tp, router.grad)
+        if self.arch["tied_embeddings"] and layout.pp.size > 1 and (layout.is_first or layout.is_last):
+            all_reduce(layout.ends, (self.stage.embedding if layout.is_first else self.stage.head).grad)
+        for buffer in self.buffers:
+            buffer.reduce()
+        with record_function("optimizer"):
+            for buffer in self.buffers:
+                buffer.update()
+
+
+def train(trial: Trial) -> None:
+    """One rank's whole trial: model, warm-up, timed window, profiled window, report."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with reporting_failures(trial, rank):
+        if world != trial.data["num_ranks"]:
+            raise IllegalConfig(f"the trial wants {trial.data['num_ranks']} ranks, but {world} were started")
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+        layout = Layout(rank, **{axis: trial.degree(axis) for axis in ("tp", "dp", "pp", "ep")})
+        dist.barrier()
+        limit_memory()
+        memory = PeakMemory()
+        trainer = Trainer(trial, layout)
+        report = _measure(trial, trainer)
+        report["peak_memory_bytes"] = memory.peak_bytes()
+        if trial.data["profiled_steps"]:
+            _profile(trial, trainer, rank)
+        reports: list[Any] = [None] * world
+        dist.all_gather_object(reports, report)
+        if rank == 0:
+            _write_report(trial, reports)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
+    """Warm-up and timed window; what this rank saw of them."""
+    for _ in range(trial.data["warmup_steps"]):
+        trainer.run_step()
+    dist.barrier()
+    start, step_times_s = CpuClock.read(), []
+    for _ in range(trial.data["timed_steps"]):
+        began = time.perf_counter()
+        trainer.run_step()
+        step_times_s.append(time.perf_counter() - began)
+    dist.barrier()
+    end, layout = CpuClock.read(), trainer.layout
+    counts_loss = layout.is_last and layout.tp.index == 0
+    return {
+        "step_times_s": step_times_s,
+        "clock": (start, end),
+        "losses": trainer.losses[:NUM_LOSSES] if counts_loss else None,
+        "num_params": trainer.stage.num_params,
+        "sequences": layout.dp.size * trainer.accumulation * trainer.micro_batch,
+        "device": device_name(),
+        "host": host_name(),
+    }
+
+
+def _profile(trial: Trial, trainer: Trainer, rank: int) -> None:
+    """The separate profiled window: one step to warm the profiler up, then those that the trace holds."""
+    steps = trial.data["profiled_steps"]
+    plan = schedule(wait=0, warmup=1, active=steps, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True, profile_memory=True) as profiler:
+        for _ in range(1 + steps):
+            trainer.run_step()
+            profiler.step()
+    profiler.export_chrome_trace(str(trial.trace_folder / f"rank{rank}.json.gz"))
+
+
+def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
+    """`result.json` from what all ranks saw: the slowest rank's time of each step, losses summed over the data axis."""
+    here = [report for report in reports if report["host"] == reports[0]["host"]]
+    start, end = reports[0]["clock"]
+    own_s = sum(report["clock"][1].own_s - report["clock"][0].own_s for report in here)
+    losses = [report["losses"] for report in reports if report["losses"] is not None]
+    write_result(
+        trial,
+        world_size=len(reports),
+        global_batch_size=reports[0]["sequences"],
+        seq_len=trial.data["seq_len"],
+        num_layers=trial.data["arch"]["num_layers"],
+        num_params=sum(report["num_params"] for report in reports),
+        step_times_s=[max(times) for times in zip(*(r["step_times_s"] for r in reports), strict=True)],
+        warmup_steps=trial.data["warmup_steps"],
+        peak_memory_bytes=[report["peak_memory_bytes"] for report in reports],
+        memory_kind="rss",
+        losses=[sum(step) for step in zip(*losses, strict=True)],
+        versions=package_versions("torch", "numpy"),
+        devices=[report["device"] for report in reports],
+        hosts=[report["host"] for report in reports],
+        foreign_cpu_cores=foreign_cores(start, end, own_s),
+        logical_cores=os.cpu_count(),
+    )
+
+
+def fork_ranks(trial: Trial) -> int:
+    """Be torchrun for this one node: the ranks are forked from this process, which has imported torch for them."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args, get_args_parser
+
+    options = [
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--start-method", "fork"),
+        *("--nproc-per-node", str(trial.data["num_ranks"]), "--monitor-interval", "0.05", __file__),
+    ]
+    launch, _, _ = config_from_args(get_args_parser().parse_args(options))
+    try:
+        elastic_launch(launch, train)(trial)
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def main() -> int:
+    trial = read_trial()
+    if "RANK" not in os.environ:
+        return fork_ranks(trial)
+    train(trial)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
