@@ -30,10 +30,10 @@ class Scale:
 def fit_scale(
     values: Sequence[float], start: float, end: float, *, log: bool | None = None, zero: bool = False, pad: float = 0.06
 ) -> Scale:
-    """A scale that holds all the values with some room; by ratio where they span more than a factor of 12."""
+    """A scale that holds all the values with some room; by ratio where they span more than a factor of 5."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if log is None:
-        log = low > 0 and high / low > 12 and not zero
+        log = low > 0 and high / low > 5 and not zero
     if log and low > 0:
         room = max((high / low) ** pad, 1.05)
         return Scale(low / room, high * room, start, end, log=True)

@@ -192,8 +192,8 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         if "mfu" in metrics:
             facts.append(("MFU", f"{metrics['mfu']:.1%}"))
     failed = sum(row.state == FAILED for row in rows)
-    facts.append(("trials", f"{len(rows)} of {spec.limits.budget}, {failed} failed"))
-    facts.append(("space", f"{spec.space_size:,} configurations"))
+    facts.append((f"trials, {failed} failed", str(len(rows))))
+    facts.append(("configurations in the space", f"{spec.space_size:,}"))
     return tuple(facts)
 
 

@@ -133,7 +133,7 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Scene]) -> dict[str, A
     }
 
 
-def _trial_table(page: RunPage) -> tuple[list[str], list[dict[str, Any]]]:
+def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
     knobs = list(dict.fromkeys(knob for trial in page.trials for knob in trial.config))
     shown = [
         (label, name)
@@ -147,8 +147,10 @@ def _trial_table(page: RunPage) -> tuple[list[str], list[dict[str, Any]]]:
     ]
     has_expected = any(trial.expected_step_time_s for trial in page.trials)
     by_score = page.score_label.split(" ")[0] != "step_time_s"
+    has_spread = any(trial.spread is not None for trial in page.trials)
     columns = ["trial", *knobs, "state", "step time (s)", *([page.score_label] if by_score else [])]
-    columns += [*(["expected (s)"] if has_expected else []), "spread", *(label for label, _ in shown), "proposed by"]
+    columns += [*(["expected (s)"] if has_expected else []), *(["spread"] if has_spread else [])]
+    columns += [*(label for label, _ in shown), "proposed by"]
     rows = []
     for trial in page.trials:
         cells = [_value_cell(trial.config.get(knob)) for knob in knobs]
@@ -159,10 +161,12 @@ def _trial_table(page: RunPage) -> tuple[list[str], list[dict[str, Any]]]:
             cells.append(_number_cell(trial.score))
         if has_expected:
             cells.append(_number_cell(trial.expected_step_time_s))
-        cells.append(Cell(f"{trial.spread:.1%}", trial.spread) if trial.spread is not None else Cell("", ""))
+        if has_spread:
+            cells.append(Cell(f"{trial.spread:.1%}", trial.spread) if trial.spread is not None else Cell("", ""))
         cells += [_number_cell(trial.metrics.get(name)) for _, name in shown]
         rows.append({"trial": trial, "cells": [*cells, Cell(trial.proposer)]})
-    return columns, rows
+    numeric = [all(row["cells"][n].sort is not None for row in rows) for n in range(len(columns) - 1)]
+    return list(zip(columns, [False, *numeric], strict=True)), rows
 
 
 def _compare_two(best: TrialRow, baseline: TrialRow) -> list[tuple[str, str, str, str]]:
