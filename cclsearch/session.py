@@ -32,7 +32,7 @@ from cclsearch.record.state import Trial
 from cclsearch.recording import load_recording
 from cclsearch.score.objective import load_objective
 from cclsearch.search import Parts
-from cclsearch.space.build import build_space
+from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 from cclsearch.spec import SPEC_FILE, Limits, RecordingRef, RunSpec, hash_file, read_spec, write_spec
@@ -123,6 +123,7 @@ def _live_space(request: Request, asked: Card, destination: Destination) -> tupl
     card = asked.model_copy(update={"hardware": type(hardware).model_validate(hardware.model_dump())})
     name = request.framework or profile.framework or card.framework
     framework = load_framework(name)
+    require_known_knobs(request.knobs, card, framework, profile.knobs)
     extra = (*profile.knobs, *request.knobs)
     return card, framework.name, build_space(card, framework, extra_knobs=extra, use_fewer=request.use_fewer)
 

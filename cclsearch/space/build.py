@@ -98,6 +98,22 @@ def _check_choices(knob: Knob) -> None:
             raise UserError(f"knob {knob.name!r} takes whole numbers from {least} to {MAX_COUNT}, not {choice!r}")
 
 
+def require_known_knobs(
+    declared: Sequence[KnobDeclaration], card: Card, framework: Framework, others: Sequence[KnobDeclaration] = ()
+) -> None:
+    """Raises UserError that lists the knobs where what the user declared is none of framework, card or `others`.
+
+    A profile may bring knobs that only its cluster knows; a user who types one that nobody reads has mistyped it.
+    """
+    known = {knob.name for knob in (*framework.knobs, *framework.optional_knobs, *card.knobs, *others)}
+    unknown = [knob.name for knob in declared if knob.name not in known]
+    if unknown:
+        raise UserError(
+            f"framework {framework.name!r} has no knob {', '.join(map(repr, unknown))}; there are:"
+            f" {', '.join(sorted(known))}"
+        )
+
+
 def resolve_rules(
     card: Card, framework: Framework, knobs: Sequence[Knob], *, use_fewer: bool = False
 ) -> tuple[Rule, ...]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from cclsearch.card.model import Card, KnobDeclaration
+from cclsearch.card.model import KnobDeclaration
 from cclsearch.errors import UserError
-from cclsearch.space.build import check_knob_names, resolve_knobs
-from cclsearch.space.framework import Framework
+from cclsearch.space.build import check_knob_names
 from cclsearch.space.table import Knob, Space
 from cclsearch.text import one_line
 from cclsearch.values import Config, Value
@@ -75,27 +74,6 @@ def complete_config(given: Mapping[str, Value], space: Space) -> Config:
             raise UserError(f"{knob.name} must be one of {choices}, not {one_line(_text(value), 60)}")
         values[knob.name] = choice
     return Config(values)
-
-
-def parse_knobs(texts: Sequence[str], card: Card, framework: Framework) -> tuple[KnobDeclaration, ...]:
-    """What the user's `NAME=CHOICE,CHOICE` settings declare; `NAME` alone switches an optional knob on as it is.
-
-    Raises UserError that lists the knobs where the framework and the card know none of that name.
-    """
-    own = {knob.name for knob in resolve_knobs(card, framework)}
-    known = {**dict.fromkeys(own), **{knob.name: knob for knob in framework.optional_knobs}}
-    declared = []
-    for text in texts:
-        name = text.partition("=")[0].strip()
-        name = SHORT.get(name, name)
-        if name not in known:
-            raise UserError(f"there is no knob {one_line(name, 60)!r}; there are: {', '.join(sorted(known))}")
-        optional = known[name]
-        if "=" in text or optional is None:
-            declared.append(parse_knob(text))
-        else:
-            declared.append(KnobDeclaration(name=name, choices=optional.resolve(card).choices))
-    return tuple(declared)
 
 
 def parse_knob(text: str) -> KnobDeclaration:
