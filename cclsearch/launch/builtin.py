@@ -1,3 +1,4 @@
 """Imports the launchers that come with the engine, so that they register themselves."""
 
 from cclsearch.launch import local, replay  # noqa: F401
+from cclsearch.launch.slurm import launcher  # noqa: F401
