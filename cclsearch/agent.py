@@ -88,7 +88,7 @@ def _make_explain(spec: RunSpec) -> Explain | None:
 
     def explain(config: Config) -> Sequence[str]:
         verdicts = explain_config(spec.card, framework, config, spec.knobs, spec.use_fewer)
-        return [f"{verdict.rule}: {verdict.detail}" for verdict in verdicts if not verdict.ok]
+        return [f"{verdict.rule}: {verdict.summary} ({verdict.detail})" for verdict in verdicts if verdict.ok is False]
 
     return explain
 
