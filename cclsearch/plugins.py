@@ -75,3 +75,6 @@ PROPOSERS: Registry[Any] = Registry("strategy", "cclsearch.propose.builtin")
 
 METRICS: Registry[Any] = Registry("metric", "cclsearch.trace.metrics")
 """name -> metric over an event table; see `cclsearch.trace.metric`."""
+
+READERS: Registry[Any] = Registry("trace reader", "cclsearch.trace.readers.builtin")
+"""name -> reader of one trace format; see `cclsearch.trace.readers.base.Reader`."""
