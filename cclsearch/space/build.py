@@ -81,7 +81,7 @@ def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDe
     for declared in (*card.knobs, *extra_knobs):
         held = knobs.get(declared.name)
         optional = framework.find_optional(declared.name)
-        description = declared.description or (held or optional or declared).description
+        description = declared.description or (held.description if held else optional.description if optional else "")
         knobs[declared.name] = Knob(declared.name, _distinct(declared.choices), description)
     for knob in knobs.values():
         _check_choices(knob)

@@ -1,0 +1,34 @@
+"""`ccl-search doctor`: what is there to work with, and what to do about what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+EXAMPLE = "ccl-search doctor"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Only the form of the answer."""
+    parser.add_argument("--json", action="store_true", help="one JSON object for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one line a check; 1 where something without which nothing works is missing."""
+    from cclsearch.doctor import examine_machine
+    from cclsearch.text import one_line
+
+    findings = examine_machine()
+    usable = all(finding.check.ok for finding in findings if finding.is_required)
+    if args.json:
+        checks = [{**finding.check.model_dump(), "required": finding.is_required} for finding in findings]
+        print(json.dumps({"ok": usable, "checks": checks}))
+        return 0 if usable else 1
+    for finding in findings:
+        mark = "ok" if finding.check.ok else "NO" if finding.is_required else "--"
+        print(f"{mark:<4}{finding.check.name:<22}{one_line(finding.check.detail)}")
+        if not finding.check.ok:
+            print(f"{'':<26}-> {one_line(finding.check.remedy, 300)}")
+    print("\neverything needed is there" if usable else "\nwhat is marked NO must be mended first")
+    print("(-- is not there, and needed only for what its line says)")
+    return 0 if usable else 1

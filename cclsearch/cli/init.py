@@ -1,0 +1,138 @@
+"""`ccl-search init`: a project folder of one's own that runs at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from cclsearch.errors import UserError
+
+EXAMPLE = "ccl-search init my-tuning --yes"
+
+FOLDERS = ("workloads", "launchers", "objectives", "policies", "runs")
+_SETTINGS = """\
+# Defaults of this project; the command line goes before them. Keys are read from the environment, never from here.
+version: 1
+# A profile of launchers/. Without one, `ccl-search run` uses this machine, or the workload's recording.
+{launcher}
+# Who proposes beside the optimizer: anthropic:MODEL, openai:MODEL, or the URL of a compatible server.
+{llm}
+# What better means: a file of objectives/.
+objective: {objective}
+runs: runs
+"""
+_CARD = """\
+version: 1
+description: a small transformer that really trains on this machine's CPUs; make it yours
+source: ours
+workload:
+  model:
+    phase: training
+    moe: false
+    model_family: mine
+    precision: fp32
+    model_arch: # the widths of your model (config.json on its model page has them)
+      num_layers: 4
+      num_heads: 8
+      num_kv_heads: 4
+      head_dim: 32
+      hidden_size: 256
+      intermediate_size: 512
+      vocab_size: 1024
+      tied_embeddings: false
+  data:
+    batch_size: 16 # sequences per optimizer step over all accelerators: fixed for a whole search
+    seq_len: 128
+  hardware:
+    network_topo:
+      bandwidth_gbps: [10, 16] # to other nodes, inside a node; Gbit/s per accelerator, one direction
+    xpu_spec:
+      type: CPU
+      model: cpu # or nvidia_h100, nvidia_a100, tpu_v6e, ... (`hardware.yaml` lists what is known)
+      memory_gb: 4
+      total_count: 4
+      count_per_node: 4
+Model-executor:
+  framework:
+    name: cpu # or megatron, torchtitan, maxtext, jax-cpu
+"""
+_IGNORE = "runs/*\n"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where, and whether to ask."""
+    parser.add_argument("directory", metavar="DIR", nargs="?", default=".", help="the folder (default: this one)")
+    parser.add_argument("--yes", action="store_true", help="ask nothing, take the defaults")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the project and say what to type next."""
+    folder = Path(args.directory).expanduser()
+    files = plan_project(folder, _defaults() if args.yes else _ask())
+    write_project(folder, files)
+    print(f"wrote {len(files)} files in {folder}: " + ", ".join(str(name) for name in files))
+    where = "" if folder.resolve() == Path.cwd().resolve() else f"cd {folder} && "
+    print(f"next: {where}ccl-search run --workload mine --budget 5   (it trains on this machine)")
+    return 0
+
+
+def plan_project(folder: Path, answers: dict[str, str]) -> dict[Path, str]:
+    """The project's files and what they hold; raises UserError where one of them, or something else, is in the way."""
+    settings = _SETTINGS.format(
+        launcher=f"launcher: {answers['launcher']}" if answers["launcher"] else "# launcher: slurm-generic",
+        llm=f"llm: {answers['llm']}" if answers["llm"] else "# llm: anthropic:MODEL",
+        objective=answers["objective"] or "step_time",
+    )
+    files = {Path("ccl-search.yaml"): settings, Path("workloads/mine.yaml"): _CARD, Path(".gitignore"): _IGNORE}
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{str(folder)!r} must be a folder, and is a file: give another name")
+    taken = [str(name) for name in files if (folder / name).exists() and name != Path(".gitignore")]
+    if taken:
+        raise UserError(f"{str(folder)!r} already has {', '.join(taken)}: nothing was written; give another folder")
+    if (folder / ".gitignore").exists():
+        del files[Path(".gitignore")]
+    return files
+
+
+def write_project(folder: Path, files: dict[Path, str]) -> None:
+    """Write the folders and files; raises UserError where that is not allowed."""
+    try:
+        for name in FOLDERS:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            with (folder / path).open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or str(folder)!r}: {error.strerror or error}") from None
+
+
+def _defaults() -> dict[str, str]:
+    return {"launcher": "", "llm": "", "objective": ""}
+
+
+def _ask() -> dict[str, str]:
+    """Three answers from the terminal, each checked; UserError where nobody is there to answer."""
+    questions = {
+        "launcher": "cluster profile (a name of launchers/; empty: this machine or a recording): ",
+        "llm": "LLM, as anthropic:MODEL, openai:MODEL or a URL (empty: none): ",
+        "objective": "objective (empty: step_time): ",
+    }
+    answers = {}
+    for name, question in questions.items():
+        try:
+            answers[name] = check_answer(name, input(question))
+        except (EOFError, OSError):
+            print(file=sys.stderr)
+            raise UserError("nobody is there to answer: use `ccl-search init --yes` for the defaults") from None
+    return answers
+
+
+def check_answer(question: str, answer: str) -> str:
+    """The answer as one plain word; raises UserError where YAML or a shell could read more into it."""
+    import re
+
+    word = answer.strip()
+    if word and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@+\-]{0,200}", word):
+        raise UserError(f"{question} must be one word of letters, digits and . _ : / @ + -, not {word[:80]!r}")
+    return word

@@ -1,0 +1,191 @@
+"""`ccl-search space`: the legal set of a workload, and which rule rejects a configuration."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card
+    from cclsearch.space.build import RuleVerdict
+    from cclsearch.space.framework import Framework
+    from cclsearch.space.table import Space
+    from cclsearch.values import Value
+
+EXAMPLE = """ccl-search space --workload wl2
+  ccl-search space explain --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to show, of which workload, under which framework."""
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "explain"), default="list", help="explain: judge one configuration"
+    )
+    parser.add_argument("-w", "--workload", required=True, help="name of a card in workloads/, or a file")
+    parser.add_argument("--config", help="with explain: knobs and values, such as tp=2,dp=8")
+    parser.add_argument("--framework", help="framework in launchers/ (default: the card's)")
+    parser.add_argument("--overlay", action="append", default=[], metavar="CARD", help="a second card laid over it")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
+    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
+    parser.add_argument("--use-fewer", action="store_true", help="allow configurations that leave accelerators idle")
+    parser.add_argument("--rows", type=int, default=0, metavar="N", help="also list the first N configurations")
+    parser.add_argument("--json", action="store_true", help="one JSON object for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the space, or the verdicts on one configuration; 1 where that one is illegal."""
+    from cclsearch.card.load import load_card
+    from cclsearch.errors import UserError
+    from cclsearch.space.build import require_known_knobs
+    from cclsearch.space.framework import load_framework
+    from cclsearch.space.parse import parse_knob
+
+    if args.rows < 0:
+        raise UserError(f"--rows must be 0 or more, not {args.rows}")
+    if (args.action == "explain") != (args.config is not None):
+        raise UserError("`space explain` needs --config (for example tp=2,dp=8), and only explain takes it")
+    card = load_card(args.workload, args.overlay, args.set)
+    framework = load_framework(args.framework or card.framework)
+    extra = tuple(parse_knob(text) for text in args.knob)
+    require_known_knobs(extra, card, framework)
+    if args.action == "explain":
+        return _explain(args, card, framework, extra)
+    return _list(args, card, framework, extra)
+
+
+def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
+    from cclsearch.space.build import build_space, resolve_rules
+
+    space = build_space(card, framework, extra, args.use_fewer)
+    rules = resolve_rules(card, framework, space.knobs, use_fewer=args.use_fewer)
+    rows = [dict(space.config(row)) for row in range(min(args.rows, len(space)))]
+    if args.json:
+        answer = {
+            "workload": card.name,
+            "framework": framework.name,
+            "legal": len(space),
+            "raw": space.num_raw,
+            "knobs": [{"name": k.name, "choices": k.choices, "description": k.description} for k in space.knobs],
+            "rules": [{"name": rule.name, "summary": rule.summary} for rule in rules],
+            "rows": rows,
+        }
+        print(json.dumps(answer))
+        return 0
+    print(f"{card.name} under {framework.name}: {len(space)} legal configurations of {space.num_raw} combinations")
+    if card.recording is not None:
+        print(f"(where no cluster is named, the recording {card.recording} stands in, and its rows are the space)")
+    for note in card.notes:
+        print(f"note: {note}")
+    print("\nknobs")
+    for knob in space.knobs:
+        print(f"  {knob.name:<26}{', '.join(_text(choice) for choice in knob.choices)}")
+    print("\nrules")
+    for rule in rules:
+        print(f"  {rule.name:<36}{rule.summary}")
+    if rows:
+        print("\nconfigurations")
+    for row in range(len(rows)):
+        print(f"  {space.config(row)}")
+    return 0
+
+
+def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
+    from cclsearch.errors import UserError
+    from cclsearch.space.build import build_space, explain_config, resolve_knobs
+    from cclsearch.space.parse import parse_assignments
+
+    knobs = resolve_knobs(card, framework, extra)
+    config = parse_assignments(args.config, knobs)
+    config |= {knob.name: knob.choices[0] for knob in knobs if len(knob.choices) == 1 and knob.name not in config}
+    verdicts = explain_config(card, framework, config, extra, args.use_fewer)
+    rejected = [verdict for verdict in verdicts if verdict.ok is False]
+    space, why_empty = None, ""
+    try:
+        space = build_space(card, framework, extra, args.use_fewer)
+    except UserError as error:
+        why_empty = str(error)
+    completions = _count_matches(space, config) if space is not None else 0
+    is_complete = all(knob.name in config for knob in knobs)
+    prediction = _predict(card, space, config) if space is not None and is_complete else None
+    legal = not rejected and completions > 0
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "workload": card.name,
+                    "framework": framework.name,
+                    "config": config,
+                    "legal": legal,
+                    "verdicts": [verdict.model_dump() for verdict in verdicts],
+                    "completions": completions,
+                    "prediction": prediction,
+                    "note": why_empty,
+                }
+            )
+        )
+        return 0 if legal else 1
+    _print_explanation(config, verdicts, completions, is_complete)
+    if why_empty:
+        print(why_empty)
+    if prediction is not None:
+        _print_prediction(prediction, card.hardware.memory_gib)
+    return 0 if legal else 1
+
+
+def _print_explanation(
+    config: Mapping[str, Value], verdicts: tuple[RuleVerdict, ...], completions: int, is_complete: bool
+) -> None:
+    print(" ".join(f"{knob}={_text(value)}" for knob, value in config.items()))
+    for verdict in verdicts:
+        mark = {True: "ok", False: "NO", None: "? "}[verdict.ok]
+        print(f"  {mark}  {verdict.rule:<36}{verdict.detail}")
+        if verdict.ok is False:
+            print(f"      {'':<36}must hold: {verdict.summary}")
+    rejected = [verdict.rule for verdict in verdicts if verdict.ok is False]
+    if rejected:
+        print(f"illegal: rejected by {', '.join(rejected)}")
+    elif is_complete:
+        print("legal")
+    else:
+        print(
+            f"{completions} legal configurations agree with this" if completions else "illegal however it is completed"
+        )
+
+
+def _count_matches(space: Space, config: Mapping[str, Value]) -> int:
+    import numpy as np
+
+    agree = np.ones(len(space), dtype=bool)
+    for k, knob in enumerate(space.knobs):
+        if knob.name in config:
+            value = config[knob.name]
+            hits = [isinstance(c, bool) == isinstance(value, bool) and c == value for c in knob.choices]
+            agree &= np.array(hits)[space.codes_NK[:, k]]
+    return int(agree.sum())
+
+
+def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str, Any] | None:
+    """What the closed forms say of it: uncalibrated, for nothing was measured yet."""
+    row = space.row(config)
+    if row is None:
+        return None
+    from cclsearch.predict.model import predict_space
+
+    prediction = predict_space(card, space)
+    return {
+        "step_time_s": float(prediction.time_s_N[row]),
+        "memory_gib": float(prediction.memory_gib_N[row]),
+        "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
+    }
+
+
+def _print_prediction(prediction: Mapping[str, Any], limit_gib: float) -> None:
+    parts = ", ".join(f"{name.replace('_', ' ')} {gib:.2f}" for name, gib in prediction["memory_parts_gib"].items())
+    print(f"predicted, not measured: memory {prediction['memory_gib']:.2f} GiB of {limit_gib:g} a device ({parts})")
+    print(f"predicted, not measured: step time {prediction['step_time_s']:.3g} s")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
