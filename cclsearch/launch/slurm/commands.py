@@ -244,19 +244,31 @@ def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
                 raise
 
 
-def submit_script(
-    script: Path, *, options: Sequence[str] = (), pass_fds: tuple[int, ...] = (), without: Iterable[str] = ()
-) -> str:
+def submit_script(script: Path, *, pass_fds: tuple[int, ...] = (), without: Iterable[str] = ()) -> str:
     """Job number of a script given to sbatch, read as submitit reads it.
 
-    `pass_fds` are held open by sbatch itself; `without` are defaults of the site that the profile overrides.
+    `pass_fds` are held open by sbatch itself; `without` are defaults of the site that the profile overrides. Words that
+    hold no number leave open whether there is a job: `ControllerAway`.
     """
+    from submitit.core.utils import FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
 
-    environment = {name: value for name, value in job_environment().items() if name not in set(without)}
-    command = ["sbatch", *options, str(script)]
-    answer = run_slurm(command, timeout_s=120.0, pass_fds=pass_fds, environment=environment)
-    return str(SlurmExecutor._get_job_id_from_submission_command(answer))
+    answer = run_slurm(
+        ["sbatch", str(script)], timeout_s=120.0, pass_fds=pass_fds, environment=_site_environment(without)
+    )
+    try:
+        return str(SlurmExecutor._get_job_id_from_submission_command(answer))
+    except FailedSubmissionError:
+        raise ControllerAway(f"sbatch gave no job number: {one_line(answer, 200)!r}") from None
+
+
+def try_script(script: Path, *, without: Iterable[str] = ()) -> None:
+    """`sbatch --test-only`: nothing is submitted; `SlurmRefusal` where Slurm would not take it."""
+    run_slurm(["sbatch", "--test-only", str(script)], timeout_s=120.0, environment=_site_environment(without))
+
+
+def _site_environment(without: Iterable[str]) -> dict[str, str]:
+    return {name: value for name, value in job_environment().items() if name not in set(without)}
 
 
 def _chunks(ids: list[str]) -> Iterable[list[str]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.launch.slurm.payload import CANCELLED_FILE, END_FILE, STARTED_FILE, End, NodeReport, Payload, read_model
 from cclsearch.text import one_line
 from cclsearch.values import Failure, FailureKind, Stage
@@ -27,13 +25,13 @@ WAITING_STATES = frozenset(
     ]
 )
 
-_STEPD = re.compile(r"^(?:\d+: )?(?:slurmstepd|srun): error: (.*)$", re.MULTILINE)
 _DUE_TO = re.compile(r"(?:DUE TO|due to) (PREEMPTION|TIME LIMIT|NODE FAILURE|REVOCATION|job requeue)", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(
     r"oom[-_]kill event|Detected \d+ oom|task \d+.*: Out Of Memory|exceeded (?:job|step|virtual)? ?memory limit", re.I
 )
 _NO_STEP = re.compile(
-    r"Unable to create step|Unable to confirm allocation|Job/step already completing|allocation \d+ has been revoked",
+    r"Unable to create step|Unable to confirm allocation|Job/step already completing|allocation \d+ has been revoked"
+    r"|job \d+ has expired|Expired or invalid job",
     re.IGNORECASE,
 )
 _NODE_LOST = re.compile(
@@ -58,10 +56,8 @@ class Ending:
     """Whether the job claimed its attempt."""
     end: End | None
     reports: tuple[NodeReport, ...]
-    stderr: str
-    """Last part of the trial's standard error."""
     batch_log: str
-    """Last part of the job script's own output."""
+    """Last part of the job script's own output, with what Slurm's daemons wrote: never the trial's."""
     bad_nodes: tuple[str, ...]
 
 
@@ -86,7 +82,6 @@ def read_ending(
         began=(folder / STARTED_FILE).exists(),
         end=read_model(folder / END_FILE, End),
         reports=tuple(report for report in reports if report is not None),
-        stderr=read_tail(payload.trial_dir / STDERR_FILE),
         batch_log="".join(read_tail(path) for path in logs),
         bad_nodes=bad_nodes,
     )
@@ -146,7 +141,7 @@ def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
 
 def _by_words(ending: Ending) -> tuple[FailureKind, str] | None:
     """What Slurm's daemons wrote into the logs: still there when Slurm has forgotten the job."""
-    due = _DUE_TO.search(f"{ending.batch_log}\n{_daemon_lines(ending)}")
+    due = _DUE_TO.search(ending.batch_log)
     cause = due.group(1).upper() if due else ""
     if cause in {"PREEMPTION", "JOB REQUEUE"}:
         return FailureKind.PREEMPTED, f"Slurm ended job {ending.job_id} ({cause.lower()})"
@@ -181,22 +176,22 @@ def _by_interruption(ending: Ending) -> Failure | None:
     return None
 
 
-def explain_end(
-    ending: Ending, timeout_s: float, time_limit_min: int, classify: Callable[[], Failure | None]
-) -> Failure:
-    """Why there is no result; `classify` reads the trial's own logs."""
+def find_exit_code(ending: Ending) -> int | None:
+    """The exit code of the share that failed first: not of those that were ended because of it."""
+    codes = [report.exit_code for report in ending.reports if report.exit_code not in (0, -15, 143)]
+    if codes:
+        return codes[0]
+    return ending.end.exit_code if ending.end else None
+
+
+def explain_end(ending: Ending, timeout_s: float, time_limit_min: int, own: Failure | None) -> Failure:
+    """Why there is no result; `own` is what the trial's own files say."""
     infrastructure = explain_infrastructure(ending, timeout_s, time_limit_min)
     if infrastructure is not None:
         return infrastructure
-    own = classify()
     if own is not None:
         return own
-    code = ending.end.exit_code if ending.end else None
-    if code == 0 or (code is None and _is(ending, "COMPLETED")):
-        return _fail(FailureKind.CRASHED, "the run script ended with code 0 and left no result")
-    said = one_line(ending.stderr.strip().splitlines()[-1] if ending.stderr.strip() else "it wrote nothing", 300)
-    how = "ended" if code is None else f"ended with code {code}"
-    return _fail(FailureKind.CRASHED, f"the run script {how} and left no result: {said}")
+    return _fail(FailureKind.CRASHED, f"the run script of job {ending.job_id} ended and left no result")
 
 
 def _is(ending: Ending, *states: str | None) -> bool:
@@ -207,12 +202,7 @@ def _is(ending: Ending, *states: str | None) -> bool:
 
 def _find_line(pattern: re.Pattern[str], ending: Ending) -> str | None:
     """The first line by Slurm's own daemons that says so."""
-    lines = [*ending.batch_log.splitlines(), *_daemon_lines(ending).splitlines()]
-    return next((one_line(line, 300) for line in lines if pattern.search(line)), None)
-
-
-def _daemon_lines(ending: Ending) -> str:
-    return "\n".join(match.group(0) for match in _STEPD.finditer(ending.stderr))
+    return next((one_line(line, 300) for line in ending.batch_log.splitlines() if pattern.search(line)), None)
 
 
 def _name(nodes: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cclsearch.content import project_root
 from cclsearch.errors import UserError
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.profile import Profile
@@ -22,7 +23,7 @@ from cclsearch.launch.slurm.payload import (
     prepare_folder,
     read_model,
 )
-from cclsearch.launch.slurm.payloads import Program, make_payload
+from cclsearch.launch.slurm.payloads import Program, classify_trial, make_payload
 from cclsearch.launch.slurm.script import node_command, render_script
 from cclsearch.launch.slurm.settings import SlurmSettings, check_environment
 from cclsearch.launch.slurm.submit import Submitter, Unresolved
@@ -45,11 +46,19 @@ class SlurmLauncher:
     provenance = Provenance.MEASURED
 
     def __init__(
-        self, settings: SlurmSettings, program: Program, *, classify: Classify, run_dir: Path | None = None
+        self,
+        settings: SlurmSettings,
+        program: Program,
+        *,
+        classify: Classify,
+        run_dir: Path | None = None,
+        ranks_per_node: int = 1,
     ) -> None:
         self.settings = settings
         self.program = program
         self.run_dir = run_dir
+        self.ranks_per_node = ranks_per_node
+        """Accelerators of a node as far as the profile says; trials bring their own number."""
         self.poll_interval_s = min(NOTICE_S, settings.poll_s)
         self._submitter = Submitter(settings)
         self._watcher = Watcher(settings, classify, Queue(settings.poll_s))
@@ -60,7 +69,17 @@ class SlurmLauncher:
     def from_profile(cls, profile: Profile) -> SlurmLauncher:
         """The launcher of a profile; UserError where a field is wrong. Nothing is asked of the cluster yet."""
         settings = read_slurm_settings(profile)
-        return cls(settings, read_program(profile), classify=classify_trial, run_dir=profile.run_dir)
+        if settings.in_allocation is not False and cls is SlurmLauncher:
+            from cclsearch.launch.slurm.allocation import AllocationLauncher
+
+            return AllocationLauncher.from_profile(profile)
+        return cls(
+            settings,
+            read_program(profile),
+            classify=classify_trial,
+            run_dir=profile.run_dir,
+            ranks_per_node=profile.hardware.accelerators_per_node or 1,
+        )
 
     @functools.cached_property
     def max_parallel(self) -> int:
@@ -136,7 +155,8 @@ class SlurmLauncher:
         """Whether the cluster takes such jobs and runs them; submits a small job of its own."""
         from cclsearch.launch.slurm.check import check_cluster
 
-        return check_cluster(self.settings, self.program, self.run_dir)
+        ranks = self.settings.gpus_per_node or self.ranks_per_node
+        return check_cluster(self.settings, self.program, ranks, self.run_dir or project_root() / "runs")
 
     def close(self) -> None:
         """Nothing is held: jobs go on."""
@@ -242,14 +262,12 @@ def read_program(profile: Profile) -> Program:
     from cclsearch.space.framework import load_framework
 
     framework = load_framework(profile.require_framework())
-    return Program(script=framework.script, runner=framework.runner, environment=dict(profile.environment))
-
-
-def classify_trial(trial_dir: Path) -> Failure | None:
-    """What the trial's own logs say of its end."""
-    from cclsearch.launch.collect import classify_log
-
-    return classify_log(trial_dir)
+    return Program(
+        script=framework.script_path,
+        runner=framework.runner,
+        environment=dict(profile.environment),
+        knob_environment=framework.knob_environment,
+    )
 
 
 def _folders_in_queue(rows: Sequence[QueueRow], run_id: str) -> Iterator[Path]:

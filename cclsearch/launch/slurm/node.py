@@ -97,17 +97,25 @@ def run_claimed(payload: dict[str, Any], payload_path: str, me: str) -> int:
     received: list[str] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _: received.append(signal.Signals(got).name))
-    with (
-        open(os.path.join(payload["trial_dir"], "stdout.log"), "ab") as out,
-        open(os.path.join(payload["trial_dir"], "stderr.log"), "ab") as err,
-    ):
-        process = subprocess.Popen(
-            srun_command(payload, payload_path), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=job_environment()
-        )
-        end["exit_code"] = watch(process, payload, end, received)
+    process = subprocess.Popen(srun_command(payload, payload_path), stdin=subprocess.DEVNULL, env=job_environment())
+    end["exit_code"] = watch(process, payload, end, received)
+    gather_logs(payload)
     end["ended_at"] = time.time()
     write_json(os.path.join(folder, "end.json"), end)
     return 0 if end["exit_code"] == 0 else 1
+
+
+def gather_logs(payload: dict[str, Any]) -> None:
+    """Append the other nodes' output to the head node's, so that one log tells all."""
+    for index in range(1, payload["nodes"]):
+        for stream in ("stdout", "stderr"):
+            source = log_path(payload, stream, index)
+            try:
+                with open(source, "rb") as part, open(log_path(payload, stream, 0), "ab") as whole:
+                    shutil.copyfileobj(part, whole)
+                os.unlink(source)
+            except OSError:
+                continue
 
 
 def claim(folder: str, me: str) -> bool:
@@ -196,18 +204,28 @@ def run_task(path: str) -> int:
     environment.update({"CCL_NODE_RANK": str(index), "CCL_NUM_NODES": str(payload["nodes"])})
     if payload["runner"] != "torchrun":
         environment.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
-    process = subprocess.Popen(
-        [*payload["prefix"], *rank_command(payload, index, address, port)],
-        env=environment,
-        cwd=payload["trial_dir"],
-        stdin=subprocess.DEVNULL,
-    )
+    with open(log_path(payload, "stdout", index), "ab") as out, open(log_path(payload, "stderr", index), "ab") as err:
+        process = subprocess.Popen(
+            [*payload["prefix"], *rank_command(payload, index, address, port)],
+            env=environment,
+            cwd=payload["trial_dir"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: process.send_signal(got))
     code = process.wait()
     report = {"node": node_name(), "exit_code": code, "oom_kills": max(0, count_oom_kills() - before)}
     write_json(os.path.join(payload["folder"], f"node-{index}.json"), report)
     return 128 - code if code < 0 else code
+
+
+def log_path(payload: dict[str, Any], stream: str, index: int) -> str:
+    """One writer a file, past srun, which loses last words: the head node's is the trial's own log."""
+    if index == 0:
+        return os.path.join(payload["trial_dir"], f"{stream}.log")
+    return os.path.join(payload["folder"], f"{stream}-{index}.log")
 
 
 def rank_command(payload: dict[str, Any], index: int, address: str, port: int) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shutil
 import uuid
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from cclsearch.errors import UserError
-from cclsearch.launch.base import Job
-from cclsearch.launch.contract import TRACE_FOLDER
+from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
 from cclsearch.values import Model
 
 PAYLOAD_FILE = "payload.json"
@@ -170,12 +169,13 @@ def sees_file(path: Path) -> bool:
         return False
 
 
-def parse_attempt(name: str) -> tuple[str, int, int] | None:
-    """(run id, trial, attempt) of a job's name; None for a name of somebody else's."""
-    match = re.fullmatch(r"(?P<run>.+)-t(?P<trial>\d{4,})-a(?P<attempt>\d+)", name)
-    return (match["run"], int(match["trial"]), int(match["attempt"])) if match else None
-
-
-def describe_job(job: Job) -> str:
-    """The comment by which Slurm's own listings tell whose job it is."""
-    return f"ccl-search run={job.run_id} trial={job.trial} attempt={job.attempt}"
+def read_result_status(payload: Payload) -> str:
+    """`ok`, `failed`, or empty where there is no result yet; what cannot be read is for the judge to tell."""
+    path = payload.trial_dir / RESULT_FILE
+    if not sees_file(path):
+        return ""
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return "ok"
+    return "failed" if isinstance(said, dict) and said.get("status") == "failed" else "ok"

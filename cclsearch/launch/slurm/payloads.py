@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.launch.base import Job
+from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import trial_environment
 from cclsearch.launch.slurm.payload import NODE_PROGRAM, Payload, attempt_folder
 from cclsearch.launch.slurm.script import choose_shape, container_prefix, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.values import Failure, Value
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,8 @@ class Program:
     """`torchrun`, or `process` for a script that starts its own ranks."""
     environment: dict[str, str]
     """The profile's own variables."""
-
-
-MakePayload = Callable[[Job], Payload]
+    knob_environment: Callable[[Mapping[str, Value]], dict[str, str]] = lambda _: {}
+    """Variables that follow from a configuration (`NCCL_ALGO`)."""
 
 
 def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload:
@@ -33,9 +33,11 @@ def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload
     trial_dir = job.trial_dir.absolute()
     folder = attempt_folder(trial_dir, job.attempt)
     ranks, per_node = job.payload.num_ranks, job.payload.ranks_per_node
-    environment = {**program.environment, **trial_environment(trial_dir, job.payload)}
-    python = settings.python or (sys.executable if settings.container is None else "python3")
-    host_python = settings.host_python or (python if settings.container is None else "python3")
+    environment = {
+        **program.environment,
+        **program.knob_environment(job.payload.config),
+        **trial_environment(trial_dir, job.payload),
+    }
     shape = choose_shape(ranks, per_node, job.timeout_s, settings)
     return Payload(
         run_id=job.run_id,
@@ -49,8 +51,8 @@ def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload
         num_ranks=ranks,
         ranks_per_node=min(ranks, per_node),
         runner=program.runner,
-        python=python,
-        host_python=host_python,
+        python=settings.default_python(),
+        host_python=settings.default_host_python(),
         program=folder / NODE_PROGRAM.name,
         script=program.script.absolute(),
         prefix=container_prefix(settings, trial_dir.parent, environment),
@@ -58,3 +60,9 @@ def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload
         environment=environment,
         timeout_s=min(job.timeout_s, settings.time_limit * 60.0),
     )
+
+
+def classify_trial(trial_dir: Path, exit_code: int | None) -> Failure | None:
+    """What the trial's own files say of its end; None where they hold a sound result."""
+    found = collect_result(trial_dir, exit_code=exit_code)
+    return found if isinstance(found, Failure) else None

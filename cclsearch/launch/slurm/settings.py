@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
@@ -145,6 +146,10 @@ class SlurmSettings(Model):
     """Further options of sbatch, passed through: name without dashes -> value, or true."""
     srun_options: tuple[ShellLine, ...] = ()
     """Further arguments of srun, each one word (`--cpu-bind=cores`)."""
+    in_allocation: bool | Word = False
+    """Run trials as steps of an allocation that is held already: its number, or true for the one this runs in."""
+    step_options: tuple[ShellLine, ...] = ("--overlap",)
+    """Further arguments of srun inside a held allocation: by default it shares with the step of a shell there."""
     scratch: Word | None = None
     """Shared folder for traces, where the run folder's own file system is too small or too slow."""
     max_jobs: int | None = Field(default=None, ge=1)
@@ -176,7 +181,7 @@ class SlurmSettings(Model):
                 _check_line(value)
         return options
 
-    @field_validator("srun_options")
+    @field_validator("srun_options", "step_options")
     @classmethod
     def _srun_options_are_options(cls, options: tuple[str, ...]) -> tuple[str, ...]:
         for option in options:
@@ -189,6 +194,14 @@ class SlurmSettings(Model):
         if self.cpu_only and self.gpus_per_node is not None:
             raise ValueError("cpu_only and gpus_per_node exclude each other")
         return self
+
+    def default_python(self) -> str:
+        """The ranks' python: the profile's, else the one that runs the search, else the container's own."""
+        return self.python or (sys.executable if self.container is None else "python3")
+
+    def default_host_python(self) -> str:
+        """The python that starts a trial on a compute node, outside any container."""
+        return self.host_python or (self.default_python() if self.container is None else "python3")
 
     @property
     def gpu_flag(self) -> str:

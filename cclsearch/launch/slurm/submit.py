@@ -171,8 +171,7 @@ class Submitter:
             for index, payload in enumerate(chunk):
                 place = index if len(chunk) > 1 else None
                 write_model(payload.folder / SUBMISSION_FILE, Submission(folder=folder, index=place, at=time.time()))
-            without = [name for setting, name in _SITE_DEFAULTS.items() if getattr(self.settings, setting)]
-            job_id = submit_script(script, pass_fds=(descriptor,), without=without)
+            job_id = submit_script(script, pass_fds=(descriptor,), without=overridden_defaults(self.settings))
             write_model(folder / SUBMITTED_FILE, Submitted(job_id=job_id, at=time.time()))
         for index, payload in enumerate(chunk):
             self.ids[payload.folder] = f"{job_id}_{index}" if len(chunk) > 1 else job_id
@@ -193,6 +192,11 @@ def render_chunk(chunk: Sequence[Payload], folder: Path, settings: SlurmSettings
         command=node_command(first.host_python, first.program, "batch", folder / JOBS_FILE),
         array_size=None if alone else len(chunk),
     )
+
+
+def overridden_defaults(settings: SlurmSettings) -> list[str]:
+    """Variables of the site's own defaults that would win over what the profile says."""
+    return [name for setting, name in _SITE_DEFAULTS.items() if getattr(settings, setting)]
 
 
 def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> str | None:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cclsearch.launch.base import JobState, JobStatus
-from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.launch.slurm.commands import (
     AccountRow,
     ControllerAway,
     QueueRow,
     SlurmRefusal,
+    ask_job,
     cancel_jobs,
     find_bad_nodes,
     read_accounts,
     read_queue,
 )
-from cclsearch.launch.slurm.ending import ENDED_STATES, WAITING_STATES, explain_end, explain_infrastructure, read_ending
+from cclsearch.launch.slurm.ending import (
+    ENDED_STATES,
+    WAITING_STATES,
+    explain_end,
+    explain_infrastructure,
+    find_exit_code,
+    read_ending,
+)
 from cclsearch.launch.slurm.payload import (
     CANCELLED_FILE,
     END_FILE,
@@ -31,6 +37,7 @@ from cclsearch.launch.slurm.payload import (
     Started,
     Submission,
     read_model,
+    read_result_status,
     sees_file,
 )
 from cclsearch.launch.slurm.refusal import never_starts
@@ -42,11 +49,13 @@ AWAY_MAX_S = 60.0
 """Longest pause between two questions to a controller that does not answer."""
 SETTLE_S = 5.0
 """How long a job may be missing from the queue just after its submission."""
+MOST_ASKED_SINGLY = 20
+"""Jobs that neither queue nor accounting knows: so many are asked for one by one at a time."""
 DEADLINE_S = 900.0
 """Beyond a trial's own limit: how long a job may say nothing while Slurm says nothing either."""
 
-Classify = Callable[[Path], Failure | None]
-"""Reads a trial's logs for the reason of its end."""
+Classify = Callable[[Path, int | None], Failure | None]
+"""Reads what a trial left, given its exit code, for the reason of its end."""
 
 
 @dataclass
@@ -95,7 +104,7 @@ class Watcher:
 
     def look(self, attempts: Sequence[tuple[Payload, str]]) -> list[JobStatus]:
         """The status of every attempt with a job number, in order."""
-        done = {payload.folder: _read_result(payload) for payload, _ in attempts}
+        done = {payload.folder: read_result_status(payload) for payload, _ in attempts}
         open_ones = [(payload, job) for payload, job in attempts if done[payload.folder] != "ok"]
         if open_ones:
             self.queue.refresh(urgent=any(sees_file(payload.folder / END_FILE) for payload, _ in open_ones))
@@ -119,6 +128,10 @@ class Watcher:
         if wanted and self.queue.asked_at > self._accounts_at:
             self._accounts_at = self.queue.asked_at
             self._accounts.update(read_accounts(wanted))
+            for job in [job for job in wanted if job not in self._accounts][:MOST_ASKED_SINGLY]:
+                state = ask_job(job)
+                if state is not None:
+                    self._accounts[job] = AccountRow(job_id=job, state=state, nodes="", step_states=())
 
     def _status(self, payload: Payload, job_id: str, *, failed_result: bool) -> JobStatus:
         row = self.queue.rows.get(job_id)
@@ -186,9 +199,8 @@ class Watcher:
         if failed_result:
             failure = explain_infrastructure(ending, payload.timeout_s, payload.shape.time_min)
         else:
-            failure = explain_end(
-                ending, payload.timeout_s, payload.shape.time_min, lambda: self.classify(payload.trial_dir)
-            )
+            own = self.classify(payload.trial_dir, find_exit_code(ending))
+            failure = explain_end(ending, payload.timeout_s, payload.shape.time_min, own)
         return JobStatus(state=JobState.DONE, failure=failure)
 
     def _step_states(self, job_id: str, state: str | None) -> tuple[str, ...]:
@@ -228,18 +240,6 @@ def mark_cancelled(payload: Payload) -> None:
     """Note that the search itself ends the attempt, so that its end is not taken for somebody else's doing."""
     payload.folder.mkdir(parents=True, exist_ok=True)
     (payload.folder / CANCELLED_FILE).write_text("{}\n", encoding="utf-8")
-
-
-def _read_result(payload: Payload) -> str:
-    """`ok`, `failed`, or empty where there is no result yet; what cannot be read is for the judge to tell."""
-    path = payload.trial_dir / RESULT_FILE
-    if not sees_file(path):
-        return ""
-    try:
-        said = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return "ok"
-    return "failed" if isinstance(said, dict) and said.get("status") == "failed" else "ok"
 
 
 def _is_over(state: str) -> bool:

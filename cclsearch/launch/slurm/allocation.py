@@ -1,0 +1,329 @@
+"""Trials as steps inside an allocation that is held already: nothing queues, and the time left is looked at first."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cclsearch.errors import UserError
+from cclsearch.launch.base import Handle, Job, JobState, JobStatus
+from cclsearch.launch.slurm.commands import (
+    ControllerAway,
+    QueueRow,
+    SlurmRefusal,
+    cancel_jobs,
+    job_environment,
+    run_slurm,
+)
+from cclsearch.launch.slurm.ending import ENDED_STATES, explain_end, explain_infrastructure, find_exit_code, read_ending
+from cclsearch.launch.slurm.launcher import SlurmLauncher
+from cclsearch.launch.slurm.payload import (
+    CANCELLED_FILE,
+    END_FILE,
+    JOBS_FILE,
+    PAYLOAD_FILE,
+    SCRIPT_FILE,
+    STARTED_FILE,
+    End,
+    JobList,
+    Payload,
+    Started,
+    link_scratch,
+    prepare_folder,
+    read_model,
+    read_result_status,
+    sees_file,
+    write_model,
+)
+from cclsearch.launch.slurm.payloads import make_payload
+from cclsearch.launch.slurm.submit import render_chunk
+from cclsearch.launch.slurm.watch import DEADLINE_S, mark_cancelled
+from cclsearch.values import Failure, FailureKind, Model, Stage
+
+LAUNCHED_FILE = "launched.json"
+REFUSED_FILE = "refused.json"
+SPARE_S = 60.0
+"""What must be left of the allocation beyond a trial's own time."""
+STARTING_S = 30.0
+"""How long the process of a step may take to claim its attempt."""
+
+
+class Launched(Model):
+    """`launched.json`: the process on this machine that drives a step; written before it starts, and again after."""
+
+    allocation: str
+    nodes: tuple[str, ...]
+    at: float
+    pid: int | None = None
+    born: str = ""
+    """Start time of the process as the kernel counts it: a number that is used again has another."""
+
+
+class Refused(Model):
+    """`refused.json`: why a step was not begun."""
+
+    reason: str
+
+
+class AllocationLauncher(SlurmLauncher):
+    """One step a trial, each on nodes of its own within the allocation."""
+
+    name = "slurm"
+
+    @functools.cached_property
+    def allocation(self) -> str:
+        """Number of the allocation; UserError where there is none."""
+        asked = self.settings.in_allocation
+        number = os.environ.get("SLURM_JOB_ID") if asked is True else str(asked)
+        if not number or not re.fullmatch(r"\d+(?:_\d+)?", number):
+            raise UserError(
+                "in_allocation needs a held allocation, but SLURM_JOB_ID is not set here; run inside `salloc`,"
+                f" or give its number (in_allocation: {asked!r})"
+            )
+        return number
+
+    @functools.cached_property
+    def max_parallel(self) -> int:
+        return max(1, len(self._nodes))
+
+    @functools.cached_property
+    def _nodes(self) -> list[str]:
+        row = self._ask_allocation()
+        if row is None or row.state in ENDED_STATES:
+            raise UserError(
+                f"allocation {self.allocation} is not held: Slurm says {row.state if row else 'no such job'}"
+            )
+        return run_slurm(["scontrol", "show", "hostnames", row.nodes]).split()
+
+    def _ask_allocation(self) -> QueueRow | None:
+        """The allocation's line of the queue, asked for at most every `poll_s` seconds; None where it is unknown."""
+        queue = self._watcher.queue
+        if queue.refresh() or queue.asked_at:
+            return queue.rows.get(self.allocation)
+        raise UserError(f"Slurm does not answer: {queue.away or 'no reason given'}; try again later")
+
+    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
+        """Begin each as a step where nodes are free; the others wait here, and `poll` begins them later."""
+        payloads = [make_payload(job, self.program, self.settings) for job in jobs]
+        for payload in payloads:
+            if payload.nodes > len(self._nodes):
+                raise UserError(
+                    f"a trial wants {payload.nodes} nodes, the allocation {self.allocation} has {len(self._nodes)}:"
+                    " hold a larger one, or correct the profile's hardware"
+                )
+            self._payloads[payload.folder] = payload
+            if not _was_begun(payload):
+                (payload.folder / CANCELLED_FILE).unlink(missing_ok=True)
+                prepare_folder(payload)
+                if self.settings.scratch is not None:
+                    link_scratch(payload, Path(self.settings.scratch).expanduser())
+        self._begin(payloads)
+        return [self._handle(payload) for payload in payloads]
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
+        payloads = [self._payload(handle) for handle in handles]
+        known = [payload for payload in payloads if payload is not None]
+        self._begin(known)
+        return [self._look(handle, payload) for handle, payload in zip(handles, payloads, strict=True)]
+
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        """End the steps and wait until their processes are gone."""
+        payloads = [payload for handle in handles if (payload := self._payload(handle)) is not None]
+        for payload in payloads:
+            mark_cancelled(payload)
+            _signal(payload, signal.SIGTERM)
+        deadline = time.monotonic() + 60.0
+        while (left := [payload for payload in payloads if _is_alive(payload)]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        for payload in left:
+            _signal(payload, signal.SIGKILL)
+        self._cancel_steps({payload.name for payload in payloads})
+
+    def find(self, run_id: str) -> list[Handle]:
+        """Attempts of the run that were begun as steps."""
+        found = []
+        for folder in self._folders_on_disk():
+            payload = read_model(folder / PAYLOAD_FILE, Payload)
+            if payload is not None and payload.run_id == run_id and _was_begun(payload):
+                self._payloads[folder] = payload
+                found.append(self._handle(payload))
+        return found
+
+    def _handle(self, payload: Payload) -> Handle:
+        handle = super()._handle(payload)
+        return handle.model_copy(update={"job_id": f"{self.allocation}.{payload.name}"})
+
+    def _begin(self, payloads: Sequence[Payload]) -> None:
+        """Begin what waits, on free nodes, while the allocation's time allows it."""
+        waiting = [p for p in payloads if not _was_begun(p) and not (p.folder / CANCELLED_FILE).exists()]
+        for payload in waiting:
+            why_not = self._lacks_time(payload)
+            if why_not is not None:
+                write_model(payload.folder / REFUSED_FILE, Refused(reason=why_not))
+                continue
+            free = self._free_nodes()
+            if len(free) < payload.nodes:
+                return
+            self._start(payload, free[: payload.nodes])
+
+    def _lacks_time(self, payload: Payload) -> str | None:
+        row = self._ask_allocation()
+        if row is None or row.state in ENDED_STATES:
+            return f"allocation {self.allocation} has ended"
+        if row.left_s is None:
+            return None
+        left_s = row.left_s - (time.time() - self._watcher.queue.asked_at)
+        if left_s >= payload.timeout_s + SPARE_S:
+            return None
+        return (
+            f"allocation {self.allocation} has {max(0, left_s):.0f} s left, a trial may take"
+            f" {payload.timeout_s:.0f} s and {SPARE_S:.0f} s to spare"
+        )
+
+    def _free_nodes(self) -> list[str]:
+        taken: set[str] = set()
+        for payload in self._payloads.values():
+            launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+            if launched is not None and not sees_file(payload.folder / END_FILE) and _is_alive(payload):
+                taken.update(launched.nodes)
+        return [node for node in self._nodes if node not in taken]
+
+    def _start(self, payload: Payload, nodes: list[str]) -> None:
+        """Start the job script as a process of its own that outlives the search."""
+        placed = payload.model_copy(
+            update={
+                "srun_arguments": (
+                    *payload.srun_arguments,
+                    *self.settings.step_options,
+                    f"--jobid={self.allocation}",
+                    f"--nodelist={','.join(nodes)}",
+                )
+            }
+        )
+        self._payloads[payload.folder] = placed
+        write_model(payload.folder / PAYLOAD_FILE, placed)
+        write_model(payload.folder / JOBS_FILE, JobList(run_id=payload.run_id, jobs=(payload.folder / PAYLOAD_FILE,)))
+        script = payload.folder / SCRIPT_FILE
+        script.write_text(render_chunk([placed], payload.folder, self.settings), encoding="utf-8")
+        launched = Launched(allocation=self.allocation, nodes=tuple(nodes), at=time.time())
+        write_model(payload.folder / LAUNCHED_FILE, launched)
+        environment = {**job_environment(), "CCL_STEP_JOB": f"{self.allocation}.{payload.name}"}
+        with (payload.folder / f"slurm-{self.allocation}.{payload.name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", str(script)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                cwd=payload.folder,
+            )
+        done = {"pid": process.pid, "born": _birth(process.pid)}
+        write_model(payload.folder / LAUNCHED_FILE, launched.model_copy(update=done))
+
+    def _look(self, handle: Handle, payload: Payload | None) -> JobStatus:
+        if payload is None:
+            return _done(FailureKind.LAUNCHER, f"the files of {handle.job_name} are gone")
+        status = read_result_status(payload)
+        if status == "ok":
+            return JobStatus(state=JobState.DONE)
+        refused = read_model(payload.folder / REFUSED_FILE, Refused)
+        if refused is not None and not _was_begun(payload):
+            return _done(FailureKind.ALLOCATION_ENDED, refused.reason)
+        if not _was_begun(payload):
+            if (payload.folder / CANCELLED_FILE).exists():
+                return _done(FailureKind.CANCELLED, "cancelled by the search before it began")
+            return JobStatus(state=JobState.QUEUED, note="waits for free nodes of the allocation")
+        if not sees_file(payload.folder / END_FILE) and _is_alive(payload):
+            return JobStatus(state=JobState.RUNNING, note=f"step of allocation {self.allocation}")
+        return self._over(payload, failed_result=status == "failed")
+
+    def _over(self, payload: Payload, *, failed_result: bool) -> JobStatus:
+        """Why the step ended without a good result; an allocation that is over is no fault of the trial."""
+        queue = self._watcher.queue
+        queue.refresh(urgent=True)
+        end = read_model(payload.folder / END_FILE, End)
+        if end is not None and queue.asked_at < end.ended_at and not queue.away:
+            return JobStatus(state=JobState.RUNNING, note="ended; Slurm has still to say how the allocation is")
+        row = queue.rows.get(self.allocation)
+        ending = read_ending(payload, f"{self.allocation}.{payload.name}", state=None, submission_folder=payload.folder)
+        gone = row is None or row.state.split()[0] in ENDED_STATES or row.state == "COMPLETING"
+        if gone and not ending.cancelled_by_us:
+            return _done(
+                FailureKind.ALLOCATION_ENDED,
+                f"allocation {self.allocation} ended under the trial ({row.state if row else 'unknown to Slurm'})",
+            )
+        limit = payload.shape.time_min
+        if failed_result:
+            failure = explain_infrastructure(ending, payload.timeout_s, limit)
+        else:
+            own = self._watcher.classify(payload.trial_dir, find_exit_code(ending))
+            failure = explain_end(ending, payload.timeout_s, limit, own)
+        return JobStatus(state=JobState.DONE, failure=failure)
+
+    def _cancel_steps(self, names: set[str]) -> None:
+        """Cancel steps of these names that are still there."""
+        try:
+            listed = run_slurm(
+                ["squeue", "--steps", f"--jobs={self.allocation}", "--noheader", "--format=%i %j"], timeout_s=30.0
+            )
+            steps = [step for step, _, name in (line.partition(" ") for line in listed.splitlines()) if name in names]
+            if steps:
+                cancel_jobs(steps)
+        except (ControllerAway, SlurmRefusal):
+            return
+
+
+def _was_begun(payload: Payload) -> bool:
+    """Whether a process was started for the attempt: it said so, or its file names one, or may still come to it."""
+    if sees_file(payload.folder / STARTED_FILE):
+        return True
+    launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+    return launched is not None and (launched.pid is not None or time.time() - launched.at < STARTING_S)
+
+
+def _is_alive(payload: Payload) -> bool:
+    """Whether the step's process still lives; where another machine started it, whether its time is not over."""
+    launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+    if launched is None:
+        return False
+    if launched.pid is not None and launched.born and launched.born.startswith(f"{_boot()}/"):
+        return _birth(launched.pid) == launched.born
+    started = read_model(payload.folder / STARTED_FILE, Started)
+    since = started.at if started else launched.at
+    return time.time() < since + (payload.timeout_s + DEADLINE_S if started or launched.pid else STARTING_S)
+
+
+def _birth(pid: int) -> str:
+    """What tells a process from another one of the same number: this start of the machine, and its start tick."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] == "Z" else f"{_boot()}/{fields[19]}"
+
+
+@functools.cache
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+def _signal(payload: Payload, number: int) -> None:
+    launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+    if launched is not None and launched.pid is not None and launched.born and _birth(launched.pid) == launched.born:
+        os.kill(launched.pid, number)
+
+
+def _done(kind: FailureKind, message: str) -> JobStatus:
+    stage = Stage.SUBMIT if kind is FailureKind.ALLOCATION_ENDED else Stage.RUN
+    return JobStatus(state=JobState.DONE, failure=Failure(stage=stage, kind=kind, message=message))

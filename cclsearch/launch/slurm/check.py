@@ -1,0 +1,239 @@
+"""`launcher check`: whether the cluster takes a profile's jobs and can run them, and what to do where not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cclsearch.errors import UserError
+from cclsearch.launch.base import Check, JobState, JobStatus
+from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE
+from cclsearch.launch.slurm.commands import ControllerAway, SlurmRefusal, parse_duration, run_slurm, try_script
+from cclsearch.launch.slurm.ending import read_tail
+from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
+from cclsearch.launch.slurm.payload import Payload, attempt_folder, prepare_folder
+from cclsearch.launch.slurm.payloads import Program, classify_trial
+from cclsearch.launch.slurm.refusal import suggest_remedy
+from cclsearch.launch.slurm.script import choose_shape, container_prefix, srun_arguments
+from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.launch.slurm.submit import Submitter, overridden_defaults, render_chunk
+from cclsearch.launch.slurm.watch import Queue, Watcher, cancel_attempts
+from cclsearch.text import one_line
+
+PROBE = Path(__file__).with_name("probe.py")
+WAIT_S = 900.0
+"""How long the check's own job may wait and run."""
+JOB_S = 300.0
+
+
+def check_cluster(settings: SlurmSettings, program: Program, ranks: int, folder: Path) -> list[Check]:
+    """Every check in order; the first that fails makes those that need it be left out.
+
+    `folder` is where runs go: the check's job works in a folder of its own there, which a success removes.
+    """
+    checks = [_check_commands()]
+    if not checks[0].ok:
+        return checks
+    checks.append(_check_controller(settings))
+    if not checks[-1].ok:
+        return checks
+    checks.extend(_check_partition(settings))
+    folder.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=".launcher-check-", dir=folder))
+    payload = _make_probe(settings, program, ranks, place)
+    checks.append(_check_script(payload, settings))
+    if checks[-1].ok:
+        checks.extend(_check_job(payload, settings))
+    if all(check.ok for check in checks):
+        shutil.rmtree(place, ignore_errors=True)
+    return checks
+
+
+def _check_commands() -> Check:
+    missing = [name for name in ("sbatch", "srun", "squeue", "scancel") if shutil.which(name) is None]
+    if missing:
+        return Check(
+            name="commands",
+            ok=False,
+            detail=f"there is no {', '.join(missing)} on the PATH",
+            remedy="run this on a login node of the cluster",
+        )
+    lacking = [name for name in ("scontrol", "sacct", "sacctmgr", "sinfo") if shutil.which(name) is None]
+    return Check(name="commands", ok=True, detail=f"all there{f', but for {chr(44).join(lacking)}' if lacking else ''}")
+
+
+def _check_controller(settings: SlurmSettings) -> Check:
+    try:
+        version = run_slurm(["squeue", "--version"], timeout_s=20.0).strip()
+        run_slurm(["squeue", "--noheader", "--user=root", "--states=pending"], timeout_s=60.0)
+    except (ControllerAway, SlurmRefusal) as away:
+        return Check(name="controller", ok=False, detail=str(away), remedy="ask those who run the cluster, try again")
+    limits = f"up to {find_max_jobs(settings)} jobs in flight, arrays of up to {find_max_array()}"
+    return Check(name="controller", ok=True, detail=f"{version} answers; {limits}")
+
+
+def _check_partition(settings: SlurmSettings) -> Iterator[Check]:
+    """Whether the partition is there and lets jobs run as long as the profile asks."""
+    where = [f"--partition={settings.partition}"] if settings.partition else []
+    with contextlib.suppress(ControllerAway, SlurmRefusal):
+        text = run_slurm(["sinfo", "--noheader", *where, "--format=%P|%a|%l|%D"], timeout_s=30.0)
+        rows = [line.split("|") for line in text.splitlines()]
+        if settings.partition is None:
+            rows = [row for row in rows if row[0].endswith("*")]
+        if not rows:
+            name = repr(settings.partition) if settings.partition else "a default one"
+            yield Check(
+                name="partition", ok=False, detail=f"there is no partition {name}", remedy="`sinfo -s` lists them"
+            )
+            return
+        name, state, longest, _ = rows[0]
+        limit_s = parse_duration(longest)
+        nodes = sum(int(row[3]) for row in rows if row[3].isdigit())
+        if state != "up":
+            yield Check(name="partition", ok=False, detail=f"{name} is {state}", remedy="choose another `partition`")
+        elif limit_s is not None and settings.time_limit * 60 > limit_s:
+            detail = f"{name} allows {longest}, the profile's time_limit asks for {settings.time_limit} min"
+            yield Check(name="partition", ok=False, detail=detail, remedy=f"set time_limit to at most {longest}")
+        else:
+            yield Check(name="partition", ok=True, detail=f"{name.rstrip('*')}: {nodes} nodes, limit {longest}")
+
+
+def _make_probe(settings: SlurmSettings, program: Program, ranks: int, place: Path) -> Payload:
+    """A one-node job that looks at torch, in the same way as a trial's job is made."""
+    folder = attempt_folder(place, 1)
+    shape = choose_shape(ranks, ranks, JOB_S, settings)
+    environment = {**program.environment, "CCL_TRIAL_DIR": str(place)}
+    return Payload(
+        run_id="launcher-check",
+        trial=1,
+        attempt=1,
+        name=f"ccl-launcher-check-{uuid.uuid4().hex[:6]}",
+        trial_dir=place,
+        folder=folder,
+        shape=shape,
+        nodes=1,
+        num_ranks=ranks,
+        ranks_per_node=ranks,
+        runner="torchrun",
+        python=settings.default_python(),
+        host_python=settings.default_host_python(),
+        program=folder / "node.py",
+        script=place / PROBE.name,
+        prefix=container_prefix(settings, place.parent, environment),
+        srun_arguments=srun_arguments(settings, place.parent),
+        environment=environment,
+        timeout_s=JOB_S,
+    )
+
+
+def _check_script(payload: Payload, settings: SlurmSettings) -> Check:
+    """`sbatch --test-only`: account, partition, QOS and request are judged, nothing is submitted."""
+    script = payload.trial_dir / "test-only.sbatch"
+    script.write_text(render_chunk([payload], payload.trial_dir, settings), encoding="utf-8")
+    try:
+        try_script(script, without=overridden_defaults(settings))
+    except ControllerAway as away:
+        return Check(name="sbatch --test-only", ok=False, detail=str(away), remedy="try again")
+    except SlurmRefusal as refusal:
+        detail = str(refusal)
+        return Check(name="sbatch --test-only", ok=False, detail=detail, remedy=suggest_remedy(detail))
+    return Check(name="sbatch --test-only", ok=True, detail="Slurm would take such a job")
+
+
+def _check_job(payload: Payload, settings: SlurmSettings) -> list[Check]:
+    """A real job on one node: it runs, sees this folder, has torch, and its ranks reach each other."""
+    place = payload.trial_dir
+    token = uuid.uuid4().hex
+    (place / "token").write_text(token, encoding="utf-8")
+    shutil.copyfile(PROBE, payload.script)
+    prepare_folder(payload)
+    submitter = Submitter(settings)
+    try:
+        submitter.submit([payload])
+    except UserError as error:
+        return [Check(name="job", ok=False, detail=str(error), remedy=suggest_remedy(str(error)))]
+    job_id = submitter.ids.get(payload.folder)
+    if job_id is None:
+        return [Check(name="job", ok=False, detail=submitter.waiting_for, remedy="try again when jobs have ended")]
+    status = _await(payload, job_id, settings)
+    result = _read_result(place)
+    if result is None:
+        return [_explain_job(status, job_id, place)]
+    shared = result.get("token") == token
+    return [
+        Check(name="job", ok=True, detail=f"job {job_id} ran on {result.get('node')}, python {result.get('python')}"),
+        Check(
+            name="shared folder",
+            ok=shared,
+            detail=f"{place.parent} is {'the same' if shared else 'another folder'} on the compute node",
+            remedy="" if shared else "put the runs folder on a file system that all nodes mount",
+        ),
+        *_judge_torch(result, payload),
+    ]
+
+
+def _await(payload: Payload, job_id: str, settings: SlurmSettings) -> JobStatus:
+    """The status when the job is done, or the last one before patience ended; the job is then gone either way."""
+    watcher = Watcher(settings, classify_trial, Queue(min(2.0, settings.poll_s)))
+    deadline = time.monotonic() + WAIT_S
+    status = JobStatus(state=JobState.QUEUED)
+    while time.monotonic() < deadline and status.state is not JobState.DONE:
+        time.sleep(0.5)
+        status = watcher.look([(payload, job_id)])[0]
+    with contextlib.suppress(ControllerAway):
+        cancel_attempts([(payload, job_id)])
+    return status
+
+
+def _explain_job(status: JobStatus, job_id: str, place: Path) -> Check:
+    if status.state is not JobState.DONE:
+        detail = f"job {job_id} was still {status.state} after {WAIT_S:.0f} s ({status.note}); it was cancelled"
+        return Check(
+            name="job", ok=False, detail=detail, remedy="the queue is long: try again, or name another partition"
+        )
+    said = status.failure.message if status.failure else "it left no result"
+    remedy = f"its logs are in {place}"
+    log = read_tail(place / STDERR_FILE) + said
+    if "No module named" in log or "No such file or directory" in log:
+        remedy = f"set `python` to one with torch on the compute nodes, or `modules`; {remedy}"
+    return Check(name="job", ok=False, detail=one_line(said, 300), remedy=remedy)
+
+
+def _judge_torch(result: dict[str, Any], payload: Payload) -> Iterator[Check]:
+    if "torch_error" in result:
+        remedy = "set `python`, `modules` or `container` in the profile so that torch is there"
+        yield Check(name="torch", ok=False, detail=str(result["torch_error"]), remedy=remedy)
+        return
+    devices = [str(device) for device in result.get("devices", [])]
+    wanted = payload.shape.gpus_per_node
+    enough = len(devices) >= min(wanted, payload.num_ranks)
+    seen = f"{len(devices)} x {devices[0]}" if devices else "no accelerator"
+    yield Check(
+        name="torch",
+        ok=enough,
+        detail=f"torch {result.get('torch')}, {seen}",
+        remedy="" if enough else f"the job asked for {wanted}: see `gpu_request`, the modules, or set cpu_only",
+    )
+    reached, backend = str(result.get("reduced_over", "")), str(result.get("backend"))
+    fine = reached == str(payload.num_ranks)
+    yield Check(
+        name=backend,
+        ok=fine,
+        detail=f"all-reduce over {reached} ranks" if fine else one_line(str(result.get("reduce_error", reached)), 300),
+        remedy="" if fine else "set NCCL_DEBUG: INFO in `environment` and look at the job's logs",
+    )
+
+
+def _read_result(place: Path) -> dict[str, Any] | None:
+    try:
+        said = json.loads((place / RESULT_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return said if isinstance(said, dict) else None

@@ -1,0 +1,57 @@
+"""What `launcher check` runs on a compute node: torch, its devices, and one all-reduce over the node's ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main() -> int:
+    """Write what was found to `result.json` of the check's folder; returns the exit code of this rank."""
+    folder = Path(os.environ["CCL_TRIAL_DIR"])
+    found: dict[str, Any] = {
+        "status": "ok",
+        "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "python": platform.python_version(),
+        "token": (folder / "token").read_text(encoding="utf-8"),
+    }
+    try:
+        import torch
+    except ImportError as error:
+        found["torch_error"] = f"{type(error).__name__}: {error}"
+    else:
+        found["torch"] = str(torch.__version__)
+        found["devices"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        found.update(_reduce(torch))
+    if int(os.environ.get("RANK", "0")) == 0:
+        temporary = folder / ".result.json"
+        temporary.write_text(json.dumps(found), encoding="utf-8")
+        temporary.replace(folder / "result.json")
+    return 0
+
+
+def _reduce(torch: Any) -> dict[str, str]:
+    """One all-reduce with NCCL where there are accelerators, with gloo otherwise."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        import torch.distributed as dist
+
+        dist.init_process_group(backend)
+        if backend == "nccl":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        value = torch.ones(1, device="cuda" if backend == "nccl" else "cpu")
+        dist.all_reduce(value)
+        reached = int(value.item())
+        dist.destroy_process_group()
+    except Exception as error:  # foreign code: whatever it says is the answer
+        return {"backend": backend, "reduce_error": f"{type(error).__name__}: {error}"}
+    return {"backend": backend, "reduced_over": str(reached)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
