@@ -1,0 +1,160 @@
+"""Trials in flight: what is repeated, what costs budget, what is adopted, and how a stop leaves things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scripted_launcher import Ending, ScriptedLauncher, failed, ran
+
+from cclsearch.flight import Flight, Stop
+from cclsearch.judging import TrialJudge
+from cclsearch.launch.base import Job
+from cclsearch.record.book import Book
+from cclsearch.record.event import TrialProposed, TrialSubmitting
+from cclsearch.record.state import RunState
+from cclsearch.search import Parts, run_search
+from cclsearch.session import Request, create_run, make_input, open_parts, plan_search, start_book
+from cclsearch.spec import Limits
+from cclsearch.values import FailureKind
+
+
+def open_search(project: Path, launcher: ScriptedLauncher, **limits: int) -> tuple[Path, Parts]:
+    """A search of the `tiny` card over a scripted launcher; nothing trains."""
+    request = Request("tiny", Limits(**{"budget": 4, **limits}), strategy="random", run_id="r")
+    plan = plan_search(request)
+    spec = plan.spec.model_copy(update={"provenance": launcher.provenance})
+    folder = create_run(replace(plan, spec=spec), project / "runs")
+    parts = open_parts(folder)
+    flight = Flight(spec, launcher, TrialJudge(spec), lambda trial: make_input(spec, trial))
+    return folder, replace(parts, flight=flight, spec=spec)
+
+
+def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tuple[RunState, ScriptedLauncher]:
+    launcher = ScriptedLauncher(decide)
+    folder, parts = open_search(project, launcher, **limits)
+    with Book(folder) as book:
+        start_book(book, parts.spec)
+        run_search(book, parts)
+        return book.state, launcher
+
+
+def test_what_the_infrastructure_failed_runs_again_and_costs_no_budget(project: Path) -> None:
+    state, launcher = search(project, lambda job: failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job))
+    assert len(state.trials) == 4
+    assert all(trial.loss is not None and len(trial.repeats) == 1 for trial in state.trials.values())
+    assert len(launcher.submitted) == 8
+
+
+def test_a_search_stops_to_be_looked_at_where_the_infrastructure_fails_for_good(project: Path) -> None:
+    state, launcher = search(project, lambda job: failed(FailureKind.NODE_FAILED))
+    assert state.ended is None
+    assert state.stopped is not None
+    assert "3 trials in a row" in state.stopped.reason
+    assert state.num_spent == 0
+    assert len(launcher.submitted) == 9
+
+
+def test_a_failure_of_the_configuration_costs_budget_and_is_not_repeated(project: Path) -> None:
+    state, launcher = search(project, lambda job: failed(FailureKind.OUT_OF_MEMORY))
+    assert [
+        trial.outcome.failure.kind for trial in state.trials.values() if trial.outcome and trial.outcome.failure
+    ] == [FailureKind.OUT_OF_MEMORY] * 4
+    assert len(launcher.submitted) == 4
+    assert state.ended is not None
+
+
+def test_jobs_of_a_killed_search_are_adopted_and_none_is_submitted_twice(project: Path) -> None:
+    """Killed after the launcher took the job and before the ledger knew of it."""
+    launcher = ScriptedLauncher(ran)
+    folder, parts = open_search(project, launcher, budget=1)
+    with Book(folder) as book:
+        start_book(book, parts.spec)
+        config = parts.space.config(0)
+        book.record(TrialProposed(time_s=0, trial=1, config=config, proposer="random"))
+        book.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
+        payload = make_input(parts.spec, book.state.trials[1])
+        trial_dir = book.trial_folder(1).absolute()
+        trial_dir.mkdir(parents=True)
+        job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
+        launcher.submit([job])
+    with Book(folder) as book:
+        start_book(book, parts.spec)
+        run_search(book, parts)
+        assert book.state.trials[1].loss == 1.0
+    assert launcher.submitted == [job.name]
+
+
+def test_a_result_that_was_left_by_a_job_nobody_knows_any_more_is_taken(project: Path) -> None:
+    launcher = ScriptedLauncher(ran)
+    folder, parts = open_search(project, launcher, budget=1)
+    with Book(folder) as book:
+        start_book(book, parts.spec)
+        book.record(TrialProposed(time_s=0, trial=1, config=parts.space.config(0), proposer="random"))
+        book.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
+        trial_dir = book.trial_folder(1).absolute()
+        trial_dir.mkdir(parents=True)
+        payload = make_input(parts.spec, book.state.trials[1])
+        job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
+        (trial_dir / "result.json").write_text(ran(job, 0.5).model_dump_json())
+    with Book(folder) as book:
+        start_book(book, parts.spec)
+        run_search(book, parts)
+        assert book.state.trials[1].loss == 0.5
+    assert launcher.submitted == []
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_a_stop_cancels_running_jobs_or_leaves_them_as_asked(project: Path, leave: bool) -> None:
+    stop = Stop(leave_jobs=leave)
+
+    def decide(job: Job) -> Ending:
+        stop.request("the test said so")
+        return None
+
+    launcher = ScriptedLauncher(decide)
+    folder, parts = open_search(project, launcher)
+    with Book(folder) as book:
+        start_book(book, parts.spec)
+        run_search(book, replace(parts, stop=stop))
+        trial = book.state.trials[1]
+        assert book.state.stopped is not None
+        assert (trial.handle is not None) is leave
+    assert launcher.cancelled == ([] if leave else ["r-t0001-a1"])
+
+
+def test_earlier_attempts_are_kept_beside_the_one_that_counts(project: Path) -> None:
+    def decide(job: Job) -> Ending:
+        (job.trial_dir / "stderr.log").write_text(f"attempt {job.attempt}")
+        return failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job)
+
+    search(project, decide, budget=1)
+    folder = project / "runs" / "r" / "trials" / "0001"
+    assert (folder / "stderr.log").read_text() == "attempt 2"
+    assert (folder / "attempts" / "1" / "stderr.log").read_text() == "attempt 1"
+
+
+def test_confirmations_are_new_runs_apart_from_the_budget(project: Path) -> None:
+    launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
+    launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
+    folder, parts = open_search(project, launcher, confirm=2)
+    flight = replace(parts.flight, judge=lambda t, p, b, f: _admit(TrialJudge(parts.spec)(t, p, b, f)))
+    with Book(folder) as book:
+        start_book(book, parts.spec)
+        run_search(book, replace(parts, flight=flight))
+        state = book.state
+    purposes = [trial.purpose.value for trial in state.trials.values()]
+    assert purposes == ["search"] * 4 + ["confirmation"] * 2
+    assert state.num_spent == 4
+    assert len({trial.config for trial in state.trials.values()}) == 4
+
+
+def _admit(outcome):  # type: ignore[no-untyped-def]
+    """As if every rank had left its trace: what admission says is tested elsewhere."""
+    from cclsearch.score.outcome import Admission
+
+    return outcome.model_copy(
+        update={"admission": Admission(admitted=True, verdicts=()), "loss": outcome.metrics["step_time_s"]}
+    )

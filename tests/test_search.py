@@ -1,0 +1,192 @@
+"""The search loop over a recording: the whole budget, no duplicates, and nothing lost at any kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cclsearch.cli import main
+from cclsearch.record.event import TrialFinished, TrialProposed
+from cclsearch.record.ledger import LEDGER_FILE, read_events
+from cclsearch.run_folder import Run, load_run
+
+ROOT = Path(__file__).parent.parent
+SEARCH = ["run", "--workload", "wl2", "--launcher", "replay", "--name", "r"]
+
+
+def finish(*more: str) -> Run:
+    assert main([*SEARCH, "--quiet", *more]) == 0
+    return load_run(Path("runs") / "r")
+
+
+def test_a_search_spends_its_budget_on_different_configurations(project: Path) -> None:
+    run = finish("--budget", "15")
+    assert len(run.state.trials) == 15
+    assert len({trial.config for trial in run.state.trials.values()}) == 15
+    assert run.standing == "ended"
+    assert run.state.best is not None
+
+
+def test_the_same_seed_gives_the_same_search(project: Path) -> None:
+    first = [str(t.config) for t in finish("--budget", "6").state.trials.values()]
+    assert main([*SEARCH[:-1], "again", "--quiet", "--budget", "6"]) == 0
+    again = load_run(Path("runs") / "again")
+    assert [str(t.config) for t in again.state.trials.values()] == first
+
+
+def test_what_is_recorded_says_so_wherever_it_is_shown(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SEARCH, "--budget", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "recorded measurements of 16 x h100" in shown
+    assert "nothing is run here" in shown
+    assert "not wl2" in shown
+    assert main(["best", "r", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)
+    assert best["provenance"] == "recorded"
+    assert set(best) >= {"run", "trial", "config", "step_time_s", "tokens_per_s", "evidence", "provenance"}
+    assert Path(best["evidence"], "result.json").is_file()
+
+
+def test_resume_raises_the_budget_and_goes_on(project: Path) -> None:
+    first = list(finish("--budget", "4").state.trials.values())
+    assert main(["resume", "r", "--budget", "9", "--quiet"]) == 0
+    run = load_run(Path("runs") / "r")
+    assert len(run.state.trials) == 9
+    assert list(run.state.trials.values())[:4] == first
+
+
+def test_a_recording_cannot_confirm_itself(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finish("--budget", "3")
+    assert main(["resume", "r", "--confirm", "2"]) == 2
+    assert "read once" in capsys.readouterr().err
+
+
+def test_parallel_trials_are_proposed_in_batches_without_duplicates(project: Path) -> None:
+    run = finish("--budget", "12", "--parallel", "4")
+    assert len({trial.config for trial in run.state.trials.values()}) == 12
+
+
+@pytest.mark.parametrize("spoil", ["card", "spec", "newer"])
+def test_changed_inputs_are_refused_at_resume(project: Path, spoil: str, capsys: pytest.CaptureFixture[str]) -> None:
+    finish("--budget", "2")
+    path = Path("runs") / "r" / "search.yaml"
+    text = path.read_text()
+    changed = {
+        "card": text.replace("global_batch_size: 256", "global_batch_size: 128"),
+        "spec": text.replace("schema_version: 1", "schema_version: 1\nunheard_of: 1"),
+        "newer": text.replace("schema_version: 1", "schema_version: 999"),
+    }[spoil]
+    assert changed != text
+    path.write_text(changed)
+    assert main(["resume", "r", "--budget", "4"]) == 2
+    message = capsys.readouterr().err
+    assert {"card": "edited", "spec": "unheard_of", "newer": "newer"}[spoil] in message
+    assert message.count("\n") == 1
+
+
+BAD = [
+    (["run", "--workload", "nope"], "wl2"),
+    (["run", "--workload", "wl2", "--budget", "0"], "at least 1"),
+    (["run", "--workload", "wl2", "--budget", "-3"], "at least 1"),
+    (["run", "--workload", "wl2", "--budget", "many"], "whole number"),
+    (["run", "--workload", "wl2", "--launcher", "replay", "--strategy", "nope"], "random"),
+    (["run", "--workload", "wl2", "--launcher", "nope"], "slurm-generic"),
+    (["run", "--workload", "wl2", "--launcher", "replay", "--objective", "nope"], "step_time"),
+    (["run", "--workload", "wl2", "--launcher", "replay", "--llm", "nope"], "anthropic:MODEL"),
+    (["run", "--workload", "wl2", "--launcher", "replay", "--strategy", "hybrid"], "--llm"),
+    (["run", "--workload", "wl2", "--launcher", "replay", "--name", "../escape"], "../escape"),
+    (["run", "--workload", "wl3"], "--launcher"),
+    (["run", "--workload", "wl2", "--recording", "nope"], "nanotron-8b-2n"),
+    (["run", "--workload", "wl2", "--bogus"], "--bogus"),
+    (["run"], "--workload"),
+    (["resume", "nope"], "there is no run"),
+    (["best", "nope"], "there is no run"),
+    (["show", "nope", "1"], "there is no run"),
+    (["bogus"], "there is no command"),
+]
+
+
+@pytest.mark.parametrize(("command", "says"), BAD, ids=[" ".join(command) for command, _ in BAD])
+def test_bad_input_is_one_clear_line_and_nothing_is_made(
+    project: Path, command: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not (project / "runs").exists()
+
+
+def test_an_unwritable_runs_folder_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "file").write_text("")
+    assert main([*SEARCH, "--runs", "file/runs"]) == 2
+    assert "cannot make the run folder" in capsys.readouterr().err
+
+
+def test_dry_run_shows_space_proposals_and_script_and_writes_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SEARCH, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "legal configurations" in shown
+    assert "first proposals" in shown
+    assert not (project / "runs").exists()
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cclsearch", *more]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_stopped_at_any_moment_no_finished_trial_is_lost_and_none_runs_twice(
+    project: Path, number: signal.Signals
+) -> None:
+    """Killed again and again while it runs; at the end every trial finished once and stayed as it was."""
+    ledger = project / "runs" / "r" / LEDGER_FILE
+    process = start(project, *SEARCH, "--budget", "40", "--quiet")
+    finished: dict[int, TrialFinished] = {}
+    for moment in range(1, 6):
+        wait_for_lines(ledger, len(finished) * 4 + 3 * moment, process)
+        os.kill(process.pid, number)
+        process.wait(timeout=120)
+        now = {e.trial: e for e in read_events(ledger) if isinstance(e, TrialFinished)}
+        assert {trial: now.get(trial) for trial in finished} == finished
+        finished = now
+        process = start(project, "resume", "r", "--quiet")
+    assert process.wait(timeout=300) == 0
+    events = list(read_events(ledger))
+    ended = [event.trial for event in events if isinstance(event, TrialFinished)]
+    proposed = [event.config for event in events if isinstance(event, TrialProposed)]
+    assert sorted(ended) == list(range(1, 41))
+    assert len(set(proposed)) == 40
+
+
+def wait_for_lines(ledger: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if ledger.exists() and ledger.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.serial
+def test_two_searches_on_one_folder_do_not_meet(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start(project, *SEARCH, "--budget", "60", "--quiet")
+    try:
+        ledger = project / "runs" / "r" / LEDGER_FILE
+        wait_for_lines(ledger, 5, process)
+        assert main(["resume", "r"]) == 2
+        assert f"in use by process {process.pid}" in capsys.readouterr().err
+    finally:
+        process.kill()
+        process.wait(timeout=60)
