@@ -30,6 +30,7 @@ def score_to_evidence(score: TraceScore) -> TraceEvidence:
         ranks=score.ranks,
         step_time_s=score.value("trace_step_time"),
         flops_per_step=_flops_per_step(score.metrics.get("gemm_tflops")),
+        flops_coverage=_flops_coverage(score),
         diagnosis=tuple(redact(one_line(text, 400)) for text in diagnosis.sentences) if diagnosis else (),
         seconds_by_cause={cause.value: s for cause, s in diagnosis.seconds_by_cause.items()} if diagnosis else {},
         notes=(redact(one_line(score.message)),) if score.message else (),
@@ -42,3 +43,15 @@ def _flops_per_step(result: MetricResult | None) -> float | None:
         return None
     flops = result.inputs.get("flops")
     return float(flops) / result.n_steps if isinstance(flops, int | float) else None
+
+
+def _flops_coverage(score: TraceScore) -> float | None:
+    """Share of all ranks' compute time that the matrix products with shapes take; None where it cannot be told."""
+    result = score.metrics.get("gemm_tflops")
+    compute_frac, step_s = score.value("compute_frac"), score.value("trace_step_time")
+    if result is None or not result.n_steps or not compute_frac or not step_s or not score.ranks:
+        return None
+    kernel_s = result.inputs.get("kernel_s")
+    if not isinstance(kernel_s, int | float):
+        return None
+    return min(1.0, float(kernel_s) / result.n_steps / (compute_frac * step_s * len(score.ranks)))

@@ -67,7 +67,11 @@ RESULT = TrialResult(
 )
 STEP_FLOPS = flops_per_token(ARCH, 1024) * 32 * 1024
 TRACE = TraceEvidence(
-    ranks=tuple(range(16)), step_time_s=1.15, flops_per_step=1.2 * STEP_FLOPS, tokens_per_step=32 * 1024
+    ranks=tuple(range(16)),
+    step_time_s=1.15,
+    flops_per_step=1.2 * STEP_FLOPS,
+    flops_coverage=0.8,
+    tokens_per_step=32 * 1024,
 )
 
 
@@ -153,6 +157,12 @@ def test_an_edited_result_is_told_by_its_hash() -> None:
     assert broken_rules(judge(recorded_sha256="a", found_sha256="a")) == {}
     assert "changed after" in broken_rules(judge(recorded_sha256="a", found_sha256="b"))["unedited"]
     assert "gone" in broken_rules(judge(recorded_sha256="a", found_sha256=None))["unedited"]
+
+
+def test_kernels_that_hide_their_shapes_prove_nothing() -> None:
+    hidden = {"flops_per_step": 0.1 * STEP_FLOPS, "flops_coverage": 0.15, "tokens_per_step": None}
+    assert broken_rules(judge(trace=hidden)) == {}
+    assert broken_rules(judge(trace=hidden | {"flops_per_step": 3 * STEP_FLOPS})).keys() == {"traced_work"}
 
 
 def test_padding_of_the_vocabulary_is_no_other_model() -> None:
