@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "best": ("cclsearch.cli.best", "the best configuration of a search, ready to run again"),
     "show": ("cclsearch.cli.show", "everything known of one trial"),
     "space": ("cclsearch.cli.space", "the legal set of a workload; which rule rejects a configuration"),
+    "bench": ("cclsearch.cli.bench", "strategies side by side on recorded landscapes"),
     "predict": ("cclsearch.cli.predict", "predicted time and memory of configurations, with their parts"),
     "score": ("cclsearch.cli.score", "what the traces of a run say: metrics, and where the time of a step goes"),
     "doctor": ("cclsearch.cli.doctor", "what is there to work with, and what to do about what is missing"),
