@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from cclsearch.trace.events import Reason, TraceSet
+from cclsearch.plugins import READERS
+from cclsearch.text import one_line
+from cclsearch.trace.cache import cache_path, load_tables, save_tables
+from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
+from cclsearch.trace.find import TraceFile, find_traces
+from cclsearch.trace.merge import merge_tables
+from cclsearch.trace.readers.stream import Limits, TraceError
+
+WORKER_TIMEOUT_S = 3600.0
+
+FileTables = tuple[tuple[EventTable, ...], FileReport]
 
 
 def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -> TraceSet:
@@ -13,4 +31,98 @@ def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -
     Never raises for what a file holds: status and reasons say what is wrong. `workers` processes share the files;
     columns parsed before are taken from the cache beside the trace when size and time of the file are the same.
     """
-    return TraceSet({}, "not_available", (Reason.NO_TRACE_FILES,), f"no trace files under {str(path)!r}")
+    path = Path(path)
+    files = find_traces(path)
+    if not files:
+        message = f"no trace files under {one_line(str(path))!r}"
+        return TraceSet({}, "not_available", (Reason.NO_TRACE_FILES,), message, folder=path)
+    cached = {file: load_tables(cache_path(file.path), file.path) if use_cache else None for file in files}
+    todo = [file for file in files if not cached[file]]
+    if workers > 1 and len(todo) > 1:
+        fresh = _read_in_processes(todo, workers, use_cache)
+    else:
+        fresh = [_read_and_keep(file, use_cache) for file in todo]
+    by_file = dict(zip(todo, fresh, strict=True))
+    results = [by_file[file] if file in by_file else _from_cache(file, cached[file] or ()) for file in files]
+    return merge_tables(files, results, folder=path)
+
+
+def read_file(file: TraceFile, *, limits: Limits | None = None) -> FileTables:
+    """The tables of one file, parsed now, and what became of it. Never raises for what the file holds."""
+    try:
+        with _garbage_collector_off():
+            tables: tuple[EventTable, ...] = READERS.get(file.reader)().read(file.path, limits or Limits())
+    except TraceError as error:
+        return (), FileReport(file.relative, "not_available", error.reason, one_line(error.message))
+    except OSError as error:
+        message = one_line(error.strerror or type(error).__name__)
+        return (), FileReport(file.relative, "not_available", Reason.UNREADABLE, message)
+    except MemoryError:
+        return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, "not enough memory")
+    if not tables:
+        return (), FileReport(file.relative, "not_available", Reason.UNREADABLE, "no events in it")
+    return tables, _report(file, tables)
+
+
+def _report(file: TraceFile, tables: Sequence[EventTable]) -> FileReport:
+    worst = next((table for table in tables if table.status != "complete"), tables[0])
+    reason = worst.reasons[0] if worst.reasons else None
+    return FileReport(file.relative, worst.status, reason, rank=tables[0].rank if len(tables) == 1 else None)
+
+
+def _from_cache(file: TraceFile, tables: tuple[EventTable, ...]) -> FileTables:
+    return tuple(replace(table, source=file.relative) for table in tables), _report(file, tables)
+
+
+def _read_and_keep(file: TraceFile, use_cache: bool) -> FileTables:
+    tables, report = read_file(file)
+    if tables and use_cache:
+        save_tables(cache_path(file.path), file.path, tables)
+    return tuple(replace(table, source=file.relative) for table in tables), report
+
+
+def _read_in_processes(files: Sequence[TraceFile], workers: int, use_cache: bool) -> list[FileTables]:
+    with tempfile.TemporaryDirectory(prefix="ccl-columns-") as scratch:
+
+        def read_one(number: int) -> FileTables:
+            return _read_in_process(files[number], Path(scratch) / f"{number}.ccl-columns", use_cache)
+
+        with ThreadPoolExecutor(max_workers=min(workers, len(files))) as pool:
+            return list(pool.map(read_one, range(len(files))))
+
+
+def _read_in_process(file: TraceFile, scratch: Path, use_cache: bool) -> FileTables:
+    """Has a process of its own read the file; its columns are then mapped here."""
+    import msgspec
+
+    kept = cache_path(file.path)
+    for target in (kept, scratch) if use_cache else (scratch,):
+        command = [sys.executable, "-m", "cclsearch.trace.readers.worker", file.reader, str(file.path), str(target)]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=WORKER_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, "reading it took too long")
+        except OSError:
+            break
+        if done.returncode == 0:
+            report = replace(msgspec.json.decode(done.stdout, type=FileReport), path=file.relative)
+            tables = load_tables(target, file.path) if report.status != "not_available" else ()
+            if tables is not None:
+                return tuple(replace(table, source=file.relative) for table in tables), report
+        elif done.returncode < 0:
+            return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, "its reader was ended from outside")
+    return _read_and_keep(file, use_cache=False)
+
+
+@contextmanager
+def _garbage_collector_off() -> Iterator[None]:
+    """Millions of short-lived events: the collector would walk them again and again, and finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

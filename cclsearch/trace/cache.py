@@ -1,0 +1,267 @@
+"""Parsed columns kept beside a trace, so that it is parsed once: `.<name>.ccl-columns`.
+
+Layout: magic, length and CRC-32 of a JSON header, the header, then the columns at the places that it names. Columns are
+mapped, not read: a metric touches only what it needs. A cache file is data from outside: nothing in it is executed, and
+types, lengths, places and row references are checked before use; anything amiss, and the trace is parsed again.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.trace.events import (
+    COLUMNS,
+    SPARSE_COLUMNS,
+    Collective,
+    DeviceInfo,
+    Distributed,
+    EventTable,
+    LaunchShape,
+    MemoryPoints,
+    OpCost,
+    OpShape,
+    Reason,
+    Step,
+)
+
+READER_VERSION = 1
+"""Raise it whenever a reader puts something else into the columns."""
+
+_MAGIC = b"CCLCOLS1"
+_PREFIX = struct.Struct("<8sQI")
+_ALIGN = 64
+_MAX_HEADER_BYTES = 1 << 30
+_MEMORY = {"ts_ns": "<i8", "allocated_bytes": "<i8", "reserved_bytes": "<i8", "device": "<i2"}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an array lies: bytes from the start of the data, and number of values."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _TableHeader:
+    """All of a table but its arrays."""
+
+    names: list[str]
+    collectives: list[Collective]
+    shapes: list[OpShape]
+    grids: list[LaunchShape]
+    threads: list[str]
+    steps: list[Step]
+    step_source: str
+    op_costs: dict[int, OpCost]
+    rank: int
+    world_size: int | None
+    format: str
+    accelerator: str
+    devices: list[DeviceInfo]
+    distributed: Distributed
+    host: str
+    base_ns: int
+    clock: str
+    run_key: str
+    source: str
+    status: str
+    reasons: list[Reason]
+    columns: dict[str, _Place] = field(default_factory=dict)
+    name_class: _Place = field(default_factory=lambda: _Place(0, 0))
+    sparse: dict[str, tuple[_Place, _Place]] = field(default_factory=dict)
+    memory: dict[str, _Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Header:
+    version: str
+    size: int
+    mtime_ns: int
+    data_bytes: int
+    tables: list[_TableHeader]
+
+
+class _Damaged(Exception):
+    """The cache file does not hold what its header says."""
+
+
+def cache_path(trace: Path) -> Path:
+    """Where the columns of that trace are kept."""
+    return trace.with_name(f".{trace.name}.ccl-columns")
+
+
+@cache
+def current_version() -> str:
+    """Changes with the readers and with the rule table."""
+    rules = resources.files("cclsearch.trace.rules").joinpath("kernels.yaml").read_bytes()
+    return f"{READER_VERSION}-{zlib.crc32(rules):08x}"
+
+
+def save_tables(target: Path, trace: Path, tables: Sequence[EventTable]) -> bool:
+    """Writes the cache by atomic replacement; False where the folder cannot be written (which is no error)."""
+    try:
+        stat = trace.stat()
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".ccl-columns-")
+    except OSError:
+        return False
+    try:
+        with os.fdopen(handle, "wb") as file:
+            _write(file, stat.st_size, stat.st_mtime_ns, tables)
+        os.replace(temporary, target)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        return False
+    return True
+
+
+def load_tables(source: Path, trace: Path) -> tuple[EventTable, ...] | None:
+    """The tables kept for that trace, their columns mapped; None if there are none of this trace and version."""
+    try:
+        stat, own = trace.stat(), source.stat()
+        if own.st_uid not in (os.geteuid(), stat.st_uid):
+            return None  # somebody else's word for what is in this trace
+        with source.open("rb") as file:
+            header, start = _read_header(file, own.st_size)
+        same = (header.version, header.size, header.mtime_ns) == (current_version(), stat.st_size, stat.st_mtime_ns)
+        if not same or start + header.data_bytes != own.st_size:
+            return None
+        data = np.memmap(source, np.uint8, "r") if own.st_size else np.zeros(0, np.uint8)
+        return tuple(_open_table(table, data[start:]) for table in header.tables)
+    except (OSError, ValueError, _Damaged, msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _write(file: IO[bytes], size: int, mtime_ns: int, tables: Sequence[EventTable]) -> None:
+    arrays: list[NDArray[Any]] = []
+    end = 0
+
+    def place(values: NDArray[Any], dtype: str) -> _Place:
+        nonlocal end
+        offset = -(-end // _ALIGN) * _ALIGN
+        arrays.append(np.ascontiguousarray(values, np.dtype(dtype)))
+        end = offset + arrays[-1].nbytes
+        return _Place(offset, len(values))
+
+    headers = [_describe(table, place) for table in tables]
+    text = msgspec.json.encode(_Header(current_version(), size, mtime_ns, end, headers))
+    text += b" " * (-(_PREFIX.size + len(text)) % _ALIGN)
+    file.write(_PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)))
+    file.write(text)
+    written = 0
+    for array in arrays:
+        offset = -(-written // _ALIGN) * _ALIGN
+        file.write(b"\0" * (offset - written))
+        file.write(array.data)
+        written = offset + array.nbytes
+
+
+def _describe(table: EventTable, place: Callable[[NDArray[Any], str], _Place]) -> _TableHeader:
+    plain = {
+        name: getattr(table, name)
+        for name in _TableHeader.__dataclass_fields__
+        if name not in ("columns", "name_class", "sparse", "memory")
+    }
+    return _TableHeader(
+        **plain,
+        columns={name: place(getattr(table, name), dtype) for name, dtype in COLUMNS.items()},
+        name_class=place(table.name_class, "|u1"),
+        sparse={
+            name: (place(rows, "<i4"), place(values, SPARSE_COLUMNS[name]))
+            for name, (rows, values) in table.sparse.items()
+        },
+        memory={name: place(getattr(table.memory, name), dtype) for name, dtype in _MEMORY.items()},
+    )
+
+
+def _read_header(file: IO[bytes], file_size: int) -> tuple[_Header, int]:
+    prefix = file.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size:
+        raise _Damaged
+    magic, length, checksum = _PREFIX.unpack(prefix)
+    if magic != _MAGIC or length > min(_MAX_HEADER_BYTES, file_size):
+        raise _Damaged
+    text = file.read(length)
+    if len(text) != length or zlib.crc32(text) != checksum:
+        raise _Damaged
+    return msgspec.json.decode(text, type=_Header), _PREFIX.size + length
+
+
+def _open_table(header: _TableHeader, data: NDArray[np.uint8]) -> EventTable:
+    def open_array(place: _Place, dtype: str) -> NDArray[Any]:
+        kind = np.dtype(dtype)
+        stop = place.offset + place.length * kind.itemsize
+        if place.offset < 0 or place.length < 0 or place.offset % _ALIGN or stop > len(data):
+            raise _Damaged
+        return np.ndarray((place.length,), kind, data, place.offset)
+
+    if set(header.columns) != set(COLUMNS) or set(header.memory) != set(_MEMORY):
+        raise _Damaged
+    columns: dict[str, Any] = {name: open_array(header.columns[name], dtype) for name, dtype in COLUMNS.items()}
+    rows = {len(column) for column in columns.values()}
+    if len(rows) != 1:
+        raise _Damaged
+    count = rows.pop()
+    classes = open_array(header.name_class, "|u1")
+    if len(classes) != len(header.names):
+        raise _Damaged
+    sparse = {}
+    for name, (row_place, value_place) in header.sparse.items():
+        pair = open_array(row_place, "<i4"), open_array(value_place, SPARSE_COLUMNS.get(name, "|u1"))
+        if name not in SPARSE_COLUMNS or len(pair[0]) != len(pair[1]):
+            raise _Damaged
+        _check_range(pair[0], 0, count)
+        sparse[name] = pair
+    _check_references(header, columns, sparse, count)
+    memory = [open_array(header.memory[name], dtype) for name, dtype in _MEMORY.items()]
+    if len({len(part) for part in memory}) != 1:
+        raise _Damaged
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value := getattr(header, name), list) else value
+        for name in _TableHeader.__dataclass_fields__
+        if name not in ("columns", "name_class", "sparse", "memory", "op_costs")
+    }
+    return EventTable(
+        **columns,
+        **plain,
+        name_class=classes,
+        sparse=MappingProxyType(sparse),
+        op_costs=MappingProxyType(header.op_costs),
+        memory=MemoryPoints(*memory),
+    )
+
+
+def _check_references(
+    header: _TableHeader, columns: dict[str, NDArray[Any]], sparse: dict[str, Any], count: int
+) -> None:
+    """Whatever is used as an index must lie where it points."""
+    _check_range(columns["name_id"], 0, len(header.names))
+    _check_range(columns["step_id"], -1, len(header.steps))
+    for name, limit in (
+        ("coll_id", len(header.collectives)),
+        ("shape_id", len(header.shapes)),
+        ("grid_id", len(header.grids)),
+        ("launch", count),
+        ("op", count),
+    ):
+        if name in sparse:
+            _check_range(sparse[name][1], -1, limit)
+
+
+def _check_range(values: NDArray[Any], low: int, limit: int) -> None:
+    if len(values) and (int(values.min()) < low or int(values.max()) >= limit):
+        raise _Damaged

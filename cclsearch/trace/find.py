@@ -1,0 +1,153 @@
+"""Finds the trace files of one run, named however frameworks name them.
+
+torchtitan: `profile_trace/iteration_10/rank0_trace.json`; torch's default: `host_pid.timestamp.pt.trace.json.gz`;
+Megatron and others: any name with `rank12`; MaxText and JAX: `plugins/profile/<time>/<host>.xplane.pb`. Where a folder
+holds several profiles of the same run (iterations, sessions), the latest is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.plugins import READERS
+from cclsearch.trace.readers.base import Reader
+from cclsearch.trace.readers.stream import GZIP_MAGIC, GzipBlocks, GzipDamage
+
+MAX_FILES = 100_000
+MAX_DEPTH = 12
+HEAD_BYTES = 1 << 20
+
+_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:rank|worker|process|proc|gpu)[-_=.]?(\d{1,6})", re.IGNORECASE)
+_SHORT_RANK = re.compile(r"(?:^|[._-])r(\d{1,6})(?=[._-])", re.IGNORECASE)
+_CYCLE = re.compile(r"(?:^|[^a-z])(?:iteration|iter|step|cycle)[-_=.]?(\d{1,12})", re.IGNORECASE)
+_TORCH_DEFAULT = re.compile(r"^(?P<worker>.+?)\.(?P<time>\d{10,20})\.pt\.trace\.json(\.gz)?$")
+_SESSION = re.compile(r"(?:^|/)plugins/profile/(?P<time>[^/]+)/")
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """One file that a reader claims."""
+
+    path: Path
+    relative: str
+    """As posix path under the folder that was searched."""
+    reader: str
+    format: str
+
+    @property
+    def rank_in_name(self) -> int | None:
+        """The rank that the file's name, or else the nearest folder's, states."""
+        for part in reversed(self.relative.split("/")):
+            found = _RANK.search(part) or _SHORT_RANK.search(part)
+            if found:
+                return int(found[1])
+        return None
+
+
+def find_traces(path: Path) -> list[TraceFile]:
+    """The trace files of the latest profile at `path` (a file, or a folder searched through), by relative name."""
+    if path.is_file():
+        claimed = _claim(path, path.name)
+        return [claimed] if claimed else []
+    files = [file for found in _walk(path) if (file := _claim(found, found.relative_to(path).as_posix()))]
+    files = _drop_twins(files)
+    return _latest(files)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    seen = 0
+    for root, folders, names in os.walk(folder):
+        depth = len(Path(root).relative_to(folder).parts)
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and depth < MAX_DEPTH)
+        for name in sorted(names):
+            seen += 1
+            if seen > MAX_FILES:
+                return
+            if not name.startswith("."):
+                yield Path(root) / name
+
+
+def _claim(path: Path, relative: str) -> TraceFile | None:
+    if not path.is_file():
+        return None
+    head: bytes | None = None
+    for name in READERS.names():
+        reader: Reader = READERS.get(name)()
+        if head is None:
+            head = _read_head(path) if _may_be_trace(path.name) else b""
+        if reader.claims(path, head):
+            return TraceFile(path, relative, name, reader.format)
+    return None
+
+
+def _may_be_trace(name: str) -> bool:
+    """Whether it is worth to look inside: never for logs, scripts and checkpoints."""
+    return name.lower().endswith((".json", ".json.gz", ".trace", ".trace.gz", ".db", ".pb", ".pb.gz"))
+
+
+def _read_head(path: Path) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            head = file.read(2)
+            file.seek(0)
+            if head != GZIP_MAGIC:
+                return file.read(HEAD_BYTES) or b""
+            block = bytearray(HEAD_BYTES)
+            return bytes(block[: GzipBlocks(file).readinto(memoryview(block))])
+    except (OSError, GzipDamage):
+        return b""
+
+
+def _drop_twins(files: list[TraceFile]) -> list[TraceFile]:
+    """XLA writes a profile as XSpace and as JSON: the XSpace says more. A report beside its export is dropped too."""
+    spaces = {file.path.parent for file in files if file.reader == "xspace"}
+    exports = {file.path.with_suffix("") for file in files if file.path.suffix.lower() in (".sqlite", ".sqlite3")}
+    kept = []
+    for file in files:
+        is_json_twin = file.path.parent in spaces and file.reader == "chrome-json" and ".trace.json" in file.path.name
+        is_report = file.path.suffix.lower() in (".nsys-rep", ".qdrep") and file.path.with_suffix("") in exports
+        if not is_json_twin and not is_report:
+            kept.append(file)
+    return kept
+
+
+def _latest(files: list[TraceFile]) -> list[TraceFile]:
+    """Of several sessions, iterations or cycles the last one."""
+    sessions = {found["time"] for file in files if (found := _SESSION.search("/" + file.relative))}
+    if len(sessions) > 1:
+        last = max(sessions)
+        files = [file for file in files if _session_of(file) in (None, last)]
+    cycles = {cycle for file in files if (cycle := _cycle_of(file)) is not None}
+    if len(cycles) > 1:
+        newest = max(cycles)
+        files = [file for file in files if _cycle_of(file) in (None, newest)]
+    by_worker: dict[tuple[Path, str], TraceFile] = {}
+    others = []
+    for file in files:
+        found = _TORCH_DEFAULT.match(file.path.name)
+        if not found:
+            others.append(file)
+            continue
+        key = (file.path.parent, found["worker"])
+        known = by_worker.get(key)
+        if known is None or int(_TORCH_DEFAULT.match(known.path.name)["time"]) < int(found["time"]):  # type: ignore[index]
+            by_worker[key] = file
+    return sorted([*others, *by_worker.values()], key=lambda file: _natural(file.relative))
+
+
+def _session_of(file: TraceFile) -> str | None:
+    found = _SESSION.search("/" + file.relative)
+    return found["time"] if found else None
+
+
+def _cycle_of(file: TraceFile) -> int | None:
+    found = _CYCLE.search(file.relative)
+    return int(found[1]) if found else None
+
+
+def _natural(text: str) -> list[tuple[int, int | str]]:
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part]

@@ -1,0 +1,150 @@
+"""Tables of single files become one run's tables by rank; what does not belong together is not mixed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
+from cclsearch.trace.find import TraceFile
+
+MAX_GAP_NS = 600 * 10**9
+"""Profiled windows of one run's ranks lie this close at least, on one clock."""
+_FORMATS = ("kineto", "xla", "nsys")
+_WORST_FIRST = (
+    Reason.MIXED_RUNS,
+    Reason.UNREADABLE,
+    Reason.TOO_LARGE,
+    Reason.FORMAT_UNSUPPORTED,
+    Reason.RANKS_MISSING,
+    Reason.TRACE_TRUNCATED,
+)
+
+Read = tuple[tuple[EventTable, ...], FileReport]
+
+
+def merge_tables(files: Sequence[TraceFile], results: Sequence[Read], *, folder: Path) -> TraceSet:
+    """The run's tables by rank; status `not_available` where no file is usable or where files are of two runs."""
+    reports = tuple(report for _, report in results)
+    pairs = [(file, table) for file, (tables, _) in zip(files, results, strict=True) for table in tables]
+    if not pairs:
+        worst = _worst({report.reason or Reason.UNREADABLE for report in reports})
+        first = next((r for r in reports if (r.reason or Reason.UNREADABLE) == worst[0]), reports[0])
+        message = f"{first.path}: {first.message or 'cannot be read'}"
+        return TraceSet({}, "not_available", worst, message, files=reports, folder=folder)
+    pairs = _one_format(pairs)
+    ranks = assign_ranks(pairs)
+    tables = [replace(table, rank=rank) for rank, (_, table) in zip(ranks, pairs, strict=True)]
+    mixed = find_mixture(tables)
+    if mixed:
+        return TraceSet({}, "not_available", (Reason.MIXED_RUNS,), mixed, files=reports, folder=folder)
+    return _finish(tables, reports, folder)
+
+
+def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folder: Path) -> TraceSet:
+    worlds = [table.world_size for table in tables if table.world_size is not None]
+    world = max(worlds) if worlds else None
+    by_rank = {table.rank: table for table in sorted(tables, key=lambda table: table.rank)}
+    missing = tuple(sorted(set(range(world)) - set(by_rank))) if world is not None else ()
+    reasons = {reason for table in tables for reason in table.reasons}
+    reasons |= {report.reason or Reason.UNREADABLE for report in reports if report.status == "not_available"}
+    if missing:
+        reasons.add(Reason.RANKS_MISSING)
+    message = "; ".join(
+        [f"{report.path}: {report.message or report.reason}" for report in reports if report.status == "not_available"]
+        + [f"{t.source}: {', '.join(t.reasons)}" for t in tables if t.status == "partial"]
+        + ([f"no trace of {len(missing)} of {world} ranks"] if missing else [])
+    )
+    return TraceSet(
+        by_rank,
+        "partial" if reasons else "ok",
+        _worst(reasons),
+        message[:2000],
+        world_size=world,
+        missing_ranks=missing,
+        files=reports,
+        folder=folder,
+    )
+
+
+def assign_ranks(pairs: Sequence[tuple[TraceFile, EventTable]]) -> list[int]:
+    """The rank of each table: as the trace says, else as the file's name says, else by order.
+
+    Where all traces claim the same rank but the names tell them apart (ranks that never joined a group), names win.
+    """
+    stated = [table.rank for _, table in pairs]
+    named = [file.rank_in_name for file, _ in pairs]
+    names_differ = None not in named and len(set(named)) == len(pairs)
+    if names_differ and len(set(stated)) == 1 and len(pairs) > 1 and _alone(pairs):
+        return [rank for rank in named if rank is not None]
+    chosen = [rank if rank >= 0 else name for rank, name in zip(stated, named, strict=True)]
+    free = (number for number in range(len(pairs) * 2 + 1) if number not in chosen)
+    if len(pairs) > 1 and any(rank is None for rank in chosen) and _several_in_a_file(pairs):
+        return list(range(len(pairs)))
+    return [rank if rank is not None else next(free) for rank in chosen]
+
+
+def _several_in_a_file(pairs: Sequence[tuple[TraceFile, EventTable]]) -> bool:
+    return max(Counter(file.path for file, _ in pairs).values()) > 1
+
+
+def _alone(pairs: Sequence[tuple[TraceFile, EventTable]]) -> bool:
+    return all(table.world_size in (None, 1) for _, table in pairs)
+
+
+def find_mixture(tables: Sequence[EventTable]) -> str:
+    """One line that says why the tables cannot be of one run; "" where nothing speaks against it."""
+    by_rank: dict[int, EventTable] = {}
+    for table in tables:
+        other = by_rank.setdefault(table.rank, table)
+        if other is not table:
+            return f"rank {table.rank} is there twice: {other.source} and {table.source}"
+    worlds = {table.world_size for table in tables if table.world_size is not None}
+    if len(worlds) > 1:
+        return f"traces of runs with {' and '.join(str(world) for world in sorted(worlds))} ranks"
+    world = next(iter(worlds), None)
+    if world is not None and max(by_rank) >= world:
+        return f"rank {max(by_rank)} in a run of {world} ranks"
+    keys = {table.run_key for table in tables if table.run_key}
+    if len(keys) > 1:
+        return "traces that name different runs"
+    return _groups_differ(tables) or _far_apart(tables)
+
+
+def _groups_differ(tables: Sequence[EventTable]) -> str:
+    """A group of one name, with every rank in it, has the same members in every trace of a run."""
+    members: dict[str, tuple[int, ...]] = {}
+    for table in tables:
+        for group in table.distributed.groups:
+            if group.desc == "default_pg" and group.ranks:
+                known = members.setdefault(group.name, group.ranks)
+                if known != group.ranks:
+                    return f"process group {group.name} has other members in {table.source}"
+    return ""
+
+
+def _far_apart(tables: Sequence[EventTable]) -> str:
+    timed = [table for table in tables if table.clock == "unix" and len(table)]
+    if len(timed) < 2:
+        return ""
+    spans = sorted((t.base_ns + int(t.ts_ns.min()), t.base_ns + int(t.end_ns.max()), t.source) for t in timed)
+    end = spans[0][1]
+    for start, stop, source in spans[1:]:
+        if start - end > max(MAX_GAP_NS, stop - start):
+            return f"{source} begins {(start - end) / 1e9:.0f} s after the others end"
+        end = max(end, stop)
+    return ""
+
+
+def _one_format(pairs: list[tuple[TraceFile, EventTable]]) -> list[tuple[TraceFile, EventTable]]:
+    """Tables of one format only: the same run seen by two profilers would count twice."""
+    formats = {table.format for _, table in pairs}
+    known = [name for name in _FORMATS if name in formats] or sorted(formats)
+    return [(file, table) for file, table in pairs if table.format == known[0]]
+
+
+def _worst(reasons: set[Reason]) -> tuple[Reason, ...]:
+    order = {reason: place for place, reason in enumerate(_WORST_FIRST)}
+    return tuple(sorted(reasons, key=lambda reason: (order.get(reason, len(order)), reason)))

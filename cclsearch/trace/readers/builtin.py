@@ -1,0 +1,107 @@
+"""The readers that are shipped."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cclsearch.plugins import READERS
+from cclsearch.trace.events import EventTable, Reason
+from cclsearch.trace.readers.json_events import EventReader
+from cclsearch.trace.readers.kineto import KinetoDraft
+from cclsearch.trace.readers.kineto_table import build_table
+from cclsearch.trace.readers.stream import ByteStream, Limits, TraceError
+
+_JSON_NAME = re.compile(r"\.(json|trace)(\.gz)?$", re.IGNORECASE)
+_TRACE_NAME = re.compile(r"trace|rank[-_]?\d|kineto|profil|worker\d", re.IGNORECASE)
+_EVENTS = re.compile(rb'"traceEvents"|^\s*\[\s*\{[^}]{0,2000}"ph"')
+
+
+@READERS.register("chrome-json")
+class ChromeJson:
+    """Kineto's and XLA's JSON, told apart by what the head or the first events say."""
+
+    format = "kineto"
+
+    def claims(self, path: Path, head: bytes) -> bool:
+        """JSON with a list of events near its beginning, or a name that promises one."""
+        if not _JSON_NAME.search(path.name):
+            return False
+        return bool(_EVENTS.search(head)) or (
+            (not head.strip() or not _is_json(head)) and bool(_TRACE_NAME.search(path.name))
+        )
+
+    def read(self, path: Path, limits: Limits) -> tuple[EventTable, ...]:
+        """One table (Kineto), or one for each device (XLA)."""
+        with ByteStream(path, limits) as stream:
+            reader = EventReader(stream, limits)
+            draft = KinetoDraft(reader, limits)
+            for batch in reader:
+                if draft.base_us is None and is_xla(reader, batch):
+                    break
+                draft.add_batch(batch)
+            else:
+                return (self._finish(draft, path),)
+        from cclsearch.trace.readers.xla_json import read_xla_json
+
+        return read_xla_json(path, limits)
+
+    def _finish(self, draft: KinetoDraft, path: Path) -> EventTable:
+        if not draft.rows.num_rows:
+            if draft.is_unsupported:
+                raise TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
+            reason = Reason.TRACE_TRUNCATED if not draft.reader.complete else Reason.UNREADABLE
+            raise TraceError(reason, "no event of a kind that is known")
+        return build_table(draft, source=path.name, is_complete=draft.reader.complete)
+
+
+def is_xla(reader: EventReader, batch: list[object]) -> bool:
+    """Whether the head or the names of processes are XLA's (`/host:CPU`, `/device:TPU:0`)."""
+    from cclsearch.trace.readers.json_events import Meta
+    from cclsearch.trace.readers.kineto_args import plain_args
+
+    if "schemaVersion" in reader.metadata or "deviceProperties" in reader.metadata:
+        return False
+    processes = [event for event in batch if isinstance(event, Meta) and event.name == "process_name"]
+    return any(str(plain_args(event.args).get("name", "")).startswith(("/host:", "/device:")) for event in processes)
+
+
+@READERS.register("xspace")
+class XSpace:
+    """XLA's XSpace (`*.xplane.pb`)."""
+
+    format = "xla"
+
+    def claims(self, path: Path, head: bytes) -> bool:
+        """By its name alone: the format has no mark."""
+        return path.name.lower().endswith((".xplane.pb", ".xplane.pb.gz"))
+
+    def read(self, path: Path, limits: Limits) -> tuple[EventTable, ...]:
+        """One table for each device."""
+        from cclsearch.trace.readers.xla import read_xspace_tables
+
+        return read_xspace_tables(path, limits)
+
+
+@READERS.register("nsys-sqlite")
+class NsysSqlite:
+    """What `nsys export --type sqlite` writes."""
+
+    format = "nsys"
+
+    def claims(self, path: Path, head: bytes) -> bool:
+        """By SQLite's mark, or by its name where the file is empty or damaged."""
+        by_name = path.suffix.lower() in (".sqlite", ".sqlite3", ".nsys-rep", ".qdrep")
+        return by_name or (path.suffix.lower() == ".db" and head.startswith(b"SQLite format 3\0"))
+
+    def read(self, path: Path, limits: Limits) -> tuple[EventTable, ...]:
+        """One table for each device of each process."""
+        if path.suffix.lower() in (".nsys-rep", ".qdrep"):
+            raise TraceError(Reason.FORMAT_UNSUPPORTED, "export it first: nsys export --type sqlite FILE")
+        from cclsearch.trace.readers.nsys import read_nsys
+
+        return read_nsys(path, limits)
+
+
+def _is_json(head: bytes) -> bool:
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")

@@ -1,0 +1,221 @@
+"""Kineto's traces (`torch.profiler`): NVIDIA, ROCm and CPU, of 2021 and of today, into one event table."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.trace.events import Kind, MemoryPoints, Reason
+from cclsearch.trace.kinds import KINETO_KINDS, UNSUPPORTED_PREFIX
+from cclsearch.trace.readers.columns import is_time, to_int32, to_int64, to_ns
+from cclsearch.trace.readers.draft import Draft
+from cclsearch.trace.readers.json_events import EventReader, Instant, Meta, Span
+from cclsearch.trace.readers.kineto_args import (
+    WANTS_SHAPE,
+    ArgsDecoder,
+    DeviceArgs,
+    MemoryArgs,
+    RuntimeArgs,
+    ShapeArgs,
+    plain_args,
+)
+from cclsearch.trace.readers.stream import Limits, TraceError
+
+_DEVICE_CODES = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
+_LONG_TIME_US = 2e12
+
+
+class _KindOf(dict[str, int]):
+    """Category -> kind; 0 for one that is dropped, which is then remembered."""
+
+    def __missing__(self, category: str) -> int:
+        if len(self) < 1000:
+            self[category] = 0
+        return 0
+
+
+class KinetoDraft:
+    """Takes batches of events; afterwards its fields are what `kineto_table` settles into a table."""
+
+    def __init__(self, reader: EventReader, limits: Limits) -> None:
+        self.reader = reader
+        self.rows = Draft()
+        self.num_bad = 0
+        self.base_us: int | None = None
+        self.ext_of_device: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self.ext_of_op: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self.collective_args: dict[tuple[int, tuple[Any, ...]], dict[str, Any]] = {}
+        self.thread_names: dict[Any, str] = {}
+        self.kind_of = _KindOf({category: int(kind) for category, kind in KINETO_KINDS.items()})
+        self._limits = limits
+        self._args = ArgsDecoder()
+        self._wants_shape = np.zeros(0, bool)
+        self._is_device = np.zeros(256, bool)
+        self._is_device[[int(kind) for kind in _DEVICE_CODES]] = True
+        self._memory: list[tuple[float, int, int, int]] = []
+
+    def add_batch(self, batch: list[Any]) -> None:
+        """Appends the events of one batch."""
+        types = set(map(type, batch))
+        if Meta in types or Instant in types:
+            self._add_rare([event for event in batch if type(event) is Meta or type(event) is Instant])
+        spans = [event for event in batch if type(event) is Span]
+        if spans:
+            self._add_spans(spans)
+        if self.rows.num_rows > self._limits.rows:
+            raise TraceError(Reason.TOO_LARGE, f"more than {self._limits.rows} events")
+
+    def _add_spans(self, spans: list[Span]) -> None:
+        kind_of = self.kind_of
+        kind = np.fromiter([kind_of[span.cat] for span in spans], np.uint8, len(spans))
+        if not kind.all():
+            spans = list(compress(spans, kind))
+            kind = kind[kind > 0]
+        count = len(spans)
+        time = np.fromiter([span.ts for span in spans], np.float64, count)
+        duration = np.fromiter([span.dur for span in spans], np.float64, count)
+        valid = is_time(time) & is_time(duration) & (duration >= 0)
+        if not valid.all():
+            self.num_bad += int(count - valid.sum())
+            spans = list(compress(spans, valid))
+            kind, time, duration, count = kind[valid], time[valid], duration[valid], len(spans)
+        if count:
+            self._add_valid(spans, kind, time, duration)
+
+    def _add_valid(
+        self, spans: list[Span], kind: NDArray[np.uint8], time: NDArray[np.float64], duration: NDArray[np.float64]
+    ) -> None:
+        count = len(spans)
+        if self.reader.time_offset_us:
+            time = np.where(time > _LONG_TIME_US, time - self.reader.time_offset_us, time)
+        if self.base_us is None:
+            self.base_us = int(np.floor(time[0]))
+        corr = np.full(count, -1, np.int32)
+        device = np.full(count, -1, np.int16)
+        names = self.rows.names.numbers_of([span.name for span in spans], count)
+        stream = self.rows.threads.numbers_of([span.tid for span in spans], count)
+        runtime = np.flatnonzero(kind == Kind.RUNTIME)
+        if len(runtime):
+            calls = self._args.decode(RuntimeArgs, _args_of(spans, runtime))
+            corr[runtime] = to_int32([call.corr for call in calls], len(calls))
+        on_device = np.flatnonzero(self._is_device[kind])
+        details = self._args.decode(DeviceArgs, _args_of(spans, on_device)) if len(on_device) else []
+        if details:
+            corr[on_device] = to_int32([item.corr for item in details], len(details))
+            device[on_device] = to_int32([item.device for item in details], len(details)).clip(-1, 32767)
+            stream[on_device] = to_int32([item.stream for item in details], len(details))
+        first = self.rows.add_rows(
+            ts_ns=to_ns(time, self.base_us),
+            dur_ns=to_ns(duration, 0),
+            kind=kind,
+            name_id=names,
+            device=device,
+            stream=stream,
+            corr=corr,
+        )
+        if details:
+            self._add_details(spans, on_device, first, details, names)
+        self._add_shapes(spans, names, first)
+
+    def _add_details(
+        self,
+        spans: list[Span],
+        on_device: NDArray[np.int64],
+        first: int,
+        details: list[DeviceArgs],
+        names: NDArray[np.int32],
+    ) -> None:
+        rows, count = on_device + first, len(details)
+        sizes = to_int64([item.bytes for item in details], count)
+        self.rows.add_sparse("bytes", rows[sizes >= 0], sizes[sizes >= 0])
+        blocks = np.fromiter([item.blocks_per_sm for item in details], np.float64, count)
+        with np.errstate(over="ignore"):
+            self.rows.add_sparse("blocks_per_sm", rows[blocks >= 0], blocks[blocks >= 0].astype(np.float32))
+        external = to_int64([max(item.ext, item.old_ext) for item in details], count)
+        self.ext_of_device.append((rows[external >= 0], external[external >= 0]))
+        with_grid = [n for n, item in enumerate(details) if item.grid]
+        keys = [(bytes(d.grid), bytes(d.block), d.registers, d.shared) for d in (details[n] for n in with_grid)]
+        self.rows.add_sparse("grid_id", rows[with_grid], self.rows.grids.numbers_of(keys, len(keys)))
+        calls = [n for n, item in enumerate(details) if item.collective is not None]
+        numbers = [self._collective(int(names[on_device[n]]), spans[on_device[n]].args) for n in calls]
+        self.rows.add_sparse("coll_id", rows[calls], np.array(numbers, np.int32))
+
+    def _collective(self, name: int, raw: msgspec.Raw) -> int:
+        args = plain_args(raw)
+        key = (name, tuple(str(args.get(field)) for field in _COLLECTIVE_FIELDS))
+        self.collective_args.setdefault(key, args)
+        return self.rows.collectives[key]
+
+    def _add_shapes(self, spans: list[Span], names: NDArray[np.int32], first: int) -> None:
+        known = len(self._wants_shape)
+        if len(self.rows.names) > known:
+            new = list(self.rows.names)[known:]
+            wanted = [bool(WANTS_SHAPE.match(name)) for name in new]
+            self._wants_shape = np.concatenate([self._wants_shape, np.array(wanted, bool)])
+        shaped = np.flatnonzero(self._wants_shape[names])
+        if not len(shaped):
+            return
+        details = self._args.decode(ShapeArgs, _args_of(spans, shaped))
+        with_dims = [n for n, item in enumerate(details) if item.dims]
+        keys = [(bytes(d.dims), bytes(d.dtypes), bytes(d.scalars)) for d in (details[n] for n in with_dims)]
+        rows = shaped[with_dims] + first
+        self.rows.add_sparse("shape_id", rows, self.rows.shapes.numbers_of(keys, len(keys)))
+        external = to_int64([max(details[n].ext, details[n].old_ext) for n in with_dims], len(with_dims))
+        self.ext_of_op.append((rows[external >= 0], external[external >= 0]))
+
+    def _add_rare(self, events: list[Meta | Instant]) -> None:
+        points = [event for event in events if isinstance(event, Instant) and event.name == "[memory]"]
+        sizes = self._args.decode(MemoryArgs, [event.args or msgspec.Raw(b"{}") for event in points])
+        for point, size in zip(points, sizes, strict=True):
+            if 0 <= size.allocated < 2**62:
+                reserved = size.reserved if 0 <= size.reserved < 2**62 and size.device_type else -1
+                device = size.device_id if size.device_type and 0 <= size.device_id < 32768 else -1
+                self._memory.append((point.ts, size.allocated, reserved, device))
+        for event in events:
+            if isinstance(event, Meta) and event.name == "thread_name":
+                name = plain_args(event.args).get("name")
+                if isinstance(name, str) and len(self.thread_names) < 100_000:
+                    self.thread_names[event.tid] = name
+
+    def memory_points(self) -> MemoryPoints:
+        """The allocator's reports, timed like the rows."""
+        times, allocated, reserved, devices = zip(*self._memory, strict=True) if self._memory else ((), (), (), ())
+        time = np.array(times, np.float64)
+        if self.reader.time_offset_us:
+            time = np.where(time > _LONG_TIME_US, time - self.reader.time_offset_us, time)
+        good = is_time(time)
+        return MemoryPoints(
+            to_ns(time[good], self.base_us or 0),
+            np.array(allocated, np.int64)[good],
+            np.array(reserved, np.int64)[good],
+            np.array(devices, np.int16)[good],
+        )
+
+    @property
+    def is_unsupported(self) -> bool:
+        """Whether the device rows are of an accelerator that this reader does not know."""
+        return any(category.startswith(UNSUPPORTED_PREFIX) for category in self.kind_of)
+
+
+_COLLECTIVE_FIELDS = (
+    "Collective name",
+    "In msg nelems",
+    "Out msg nelems",
+    "Group size",
+    "dtype",
+    "In split size",
+    "Out split size",
+    "Process Group Name",
+    "Process Group Ranks",
+    "Src Rank",
+    "Dst Rank",
+)
+
+
+def _args_of(spans: list[Span], indices: NDArray[np.int64]) -> list[msgspec.Raw]:
+    empty = msgspec.Raw(b"{}")
+    return [spans[index].args or empty for index in indices]

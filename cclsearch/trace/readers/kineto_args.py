@@ -1,0 +1,158 @@
+"""The arguments of Kineto's events, decoded many at a time and leniently where a file needs it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from cclsearch.trace.events import LaunchShape, OpShape
+from cclsearch.trace.readers.json_slow import number_of
+
+NONE = msgspec.Raw(b"")
+
+WANTS_SHAPE = re.compile(
+    r"^(aten::(_?(mm|addmm|bmm|baddbmm|mv|addmv|scaled_mm|_scaled_mm|grouped_mm|_grouped_mm)(_out)?$"
+    r"|_?(scaled_dot_product|flash_attention|efficient_attention|cudnn_attention)"
+    r"|(cudnn|miopen|mkldnn)_convolution|convolution_backward$|slow_conv|thnn_conv)"
+    r"|flash_attn|c10d::|_c10d_functional::|gloo:|mpi:|ucc:)"
+)
+"""Operators whose input shapes are kept: those that multiply matrices, and collectives."""
+
+
+class RuntimeArgs(msgspec.Struct, gc=False):
+    """What a launch says of itself."""
+
+    corr: int = msgspec.field(default=-1, name="correlation")
+
+
+class DeviceArgs(msgspec.Struct, gc=False):
+    """What a device row says of itself."""
+
+    ext: int = msgspec.field(default=-1, name="External id")
+    old_ext: int = msgspec.field(default=-1, name="external id")
+    device: int = -1
+    stream: int = -1
+    corr: int = msgspec.field(default=-1, name="correlation")
+    registers: int | None = msgspec.field(default=None, name="registers per thread")
+    shared: int | None = msgspec.field(default=None, name="shared memory")
+    blocks_per_sm: float = msgspec.field(default=-1.0, name="blocks per SM")
+    grid: msgspec.Raw = NONE
+    block: msgspec.Raw = NONE
+    bytes: int = -1
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+
+
+class ShapeArgs(msgspec.Struct, gc=False):
+    """What an operator says of its inputs."""
+
+    ext: int = msgspec.field(default=-1, name="External id")
+    old_ext: int = msgspec.field(default=-1, name="external id")
+    scalars: msgspec.Raw = msgspec.field(default=NONE, name="Concrete Inputs")
+    dtypes: msgspec.Raw = msgspec.field(default=NONE, name="Input type")
+    dims: msgspec.Raw = msgspec.field(default=NONE, name="Input Dims")
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """What an allocation says of the allocator."""
+
+    device_type: int = msgspec.field(default=0, name="Device Type")
+    device_id: int = msgspec.field(default=-1, name="Device Id")
+    allocated: int = msgspec.field(default=-1, name="Total Allocated")
+    reserved: int = msgspec.field(default=-1, name="Total Reserved")
+
+
+Args = TypeVar("Args", RuntimeArgs, DeviceArgs, ShapeArgs, MemoryArgs)
+
+
+class ArgsDecoder:
+    """Decodes lists of undecoded arguments as one of the types above."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[type[Any], Any] = {}
+
+    def decode(self, kind: type[Args], raws: Sequence[msgspec.Raw]) -> list[Args]:
+        """One value for each; what cannot be understood is left at its default."""
+        decoder = self._decoders.get(kind)
+        if decoder is None:
+            decoder = self._decoders[kind] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
+        try:
+            decoded: list[Args] = decoder.decode(b"[" + b",".join(raws) + b"]")
+            if len(decoded) == len(raws):
+                return decoded
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            pass
+        return [_decode_one(kind, raw) for raw in raws]
+
+
+def _decode_one(kind: type[Args], raw: msgspec.Raw) -> Args:
+    try:
+        return msgspec.json.decode(raw, type=kind, strict=False)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    values = plain_args(raw)
+    found: dict[str, Any] = {}
+    for info in msgspec.structs.fields(kind):
+        value = values.get(info.encode_name)
+        if value is None:
+            continue
+        if info.type is msgspec.Raw:
+            found[info.name] = msgspec.Raw(json.dumps(value).encode("utf-8", "replace"))
+        elif info.type is float:
+            number = number_of(value)
+            found[info.name] = -1.0 if number is None else number
+        elif isinstance(info.default, int) or (info.default is None and info.name in ("registers", "shared")):
+            number = number_of(value)
+            if number is not None:
+                found[info.name] = int(number)
+        else:
+            found[info.name] = str(value)
+    return kind(**found)
+
+
+def plain_args(raw: msgspec.Raw) -> dict[str, Any]:
+    """The arguments as a plain dictionary; empty where they are none."""
+    try:
+        values = json.loads(bytes(raw).decode("utf-8", "replace"), strict=False)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def read_grid(key: tuple[bytes, bytes, int | None, int | None]) -> LaunchShape | None:
+    """The launch shape of (grid, block, registers, shared memory); None when grid or block is not there."""
+    grid, block = _ints(key[0]), _ints(key[1])
+    if not grid or not block:
+        return None
+    blocks, threads = 1, 1
+    for number in grid:
+        blocks *= number
+    for number in block:
+        threads *= number
+    return LaunchShape(blocks, threads, key[2], key[3])
+
+
+def read_shape(key: tuple[bytes, bytes, bytes]) -> OpShape:
+    """The shape of (dims, types, scalars) as written."""
+    dims, dtypes, scalars = (_list(text) for text in key)
+    sizes = tuple(
+        tuple(int(n) for n in dim) if isinstance(dim, list) and all(isinstance(n, int) for n in dim) else ()
+        for dim in dims
+    )
+    return OpShape(sizes, tuple(str(item) for item in dtypes), tuple(str(item) for item in scalars))
+
+
+def _list(text: bytes) -> list[Any]:
+    try:
+        value = json.loads(text.decode("utf-8", "replace"), strict=False) if text else []
+    except (ValueError, RecursionError):
+        return []
+    return value if isinstance(value, list) else []
+
+
+def _ints(text: bytes) -> list[int]:
+    numbers = _list(text)
+    return numbers if all(isinstance(n, int) and 0 < n < 2**31 for n in numbers) else []

@@ -1,0 +1,237 @@
+"""CPU traces: which spans compute and which communicate, where the host is the device.
+
+Communication: the annotations of the backend (`gloo:all_reduce`). What they are is told by the `c10d` operator that
+caused them, since gloo runs a reduce-scatter as an all-reduce of full size. Computation: the outermost operators of
+every thread, less the `c10d` operators within; these pieces are rows of their own, so that metrics need no CPU rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.trace.events import COLUMNS, Collective, CollectiveKind, EventTable, Kind, OpShape, ProcessGroup
+from cclsearch.trace.kinds import classify_collective, classify_compute
+from cclsearch.trace.readers.collectives import bytes_per_element, product
+from cclsearch.trace.readers.columns import Interner
+
+BACKEND_CALL = re.compile(r"^(gloo|mpi|ucc|xccl|hccl):")
+COLLECTIVE_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)(?!wait_tensor|monitored|broadcast_coalesced$)")
+AXIS = re.compile(r"^comm::(?P<axis>[^:]+)::")
+
+Ints = NDArray[np.int64]
+
+
+def apply_cpu_rules(table: EventTable) -> EventTable:
+    """The table with COMM and COMPUTE rows; without operators it is returned as it came."""
+    calls = rows_matching(table, Kind.ANNOTATION, BACKEND_CALL)
+    kind = table.kind.copy()
+    kind[calls] = Kind.COMM
+    device = table.device.copy()
+    device[calls] = 0
+    numbers, collectives = _describe_calls(table, calls)
+    sparse = dict(table.sparse)
+    sparse["coll_id"] = (calls.astype(np.int32), numbers)
+    marked = replace(table, kind=kind, device=device, collectives=collectives, sparse=MappingProxyType(sparse))
+    return _append_compute(marked)
+
+
+def rows_matching(table: EventTable, kind: Kind, pattern: re.Pattern[str]) -> Ints:
+    """Rows of that kind whose name matches, by start."""
+    wanted = np.array([bool(pattern.search(name)) for name in table.names], bool)
+    rows = table.rows_of(kind)
+    return rows[wanted[table.name_id[rows]]] if len(rows) else rows
+
+
+def _append_compute(table: EventTable) -> EventTable:
+    rows, starts, ends = compute_pieces(table)
+    if not len(rows):
+        return table
+    values = {
+        "ts_ns": starts,
+        "dur_ns": ends - starts,
+        "kind": np.full(len(rows), Kind.COMPUTE),
+        "name_id": table.name_id[rows],
+        "device": np.zeros(len(rows)),
+        "stream": table.stream[rows],
+        "corr": np.full(len(rows), -1),
+        "step_id": _steps_at(table, starts),
+    }
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(table, name), values[name].astype(dtype)]) for name, dtype in COLUMNS.items()
+    }
+    classes = table.name_class.copy()
+    for number in np.unique(table.name_id[rows]):
+        classes[number] = classify_compute(table.names[number])
+    return replace(table, name_class=classes, **columns)
+
+
+def _steps_at(table: EventTable, time_ns: Ints) -> NDArray[np.int32]:
+    from cclsearch.trace.readers.draft import step_of_times
+
+    return step_of_times(table.steps, time_ns)
+
+
+def compute_pieces(table: EventTable) -> tuple[Ints, Ints, Ints]:
+    """Row, start and end of each piece of an outermost operator that is outside every `c10d` operator."""
+    outermost = _outermost(table)
+    operators = rows_matching(table, Kind.CPU_OP, COLLECTIVE_OP)
+    by_thread: dict[int, list[int]] = {}
+    for row in operators:
+        by_thread.setdefault(int(table.stream[row]), []).append(int(row))
+    starts, ends = table.ts_ns[outermost], table.end_ns[outermost]
+    whole = np.ones(len(outermost), bool)
+    pieces: list[tuple[int, int, int]] = []
+    for thread, rows in by_thread.items():
+        for index in np.flatnonzero(table.stream[outermost] == thread):
+            inside = [r for r in rows if starts[index] <= table.ts_ns[r] < ends[index]]
+            if inside:
+                whole[index] = False
+                pieces += _cut_out(table, int(outermost[index]), inside)
+    cut = np.array(pieces, np.int64).reshape(-1, 3)
+    return (
+        np.concatenate([outermost[whole], cut[:, 0]]),
+        np.concatenate([starts[whole], cut[:, 1]]),
+        np.concatenate([ends[whole], cut[:, 2]]),
+    )
+
+
+def _cut_out(table: EventTable, row: int, inside: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The row's span without the spans of the rows inside (sorted by start)."""
+    start, stop = int(table.ts_ns[row]), int(table.ts_ns[row] + table.dur_ns[row])
+    pieces = []
+    for other in inside:
+        other_start = int(table.ts_ns[other])
+        if other_start > start:
+            pieces.append((row, start, other_start))
+        start = max(start, other_start + int(table.dur_ns[other]))
+    if start < stop:
+        pieces.append((row, start, stop))
+    return pieces
+
+
+def _outermost(table: EventTable) -> Ints:
+    """Operators that no operator and no collective call of their thread encloses."""
+    rows = table.rows_of(Kind.CPU_OP, Kind.COMM)
+    if not len(rows):
+        return rows
+    order = np.lexsort((-table.dur_ns[rows], table.ts_ns[rows], table.stream[rows]))
+    rows = rows[order]
+    span = int(table.end_ns[rows].max()) + 1
+    offset = table.stream[rows].astype(np.int64) * span
+    ends = np.maximum.accumulate(table.end_ns[rows] + offset)
+    before = np.concatenate([[-1], ends[:-1]])
+    is_outer = (table.ts_ns[rows] + offset >= before) | (offset > np.concatenate([[-1], offset[:-1]]))
+    outer: Ints = rows[is_outer & (table.kind[rows] == Kind.CPU_OP)]
+    return outer
+
+
+def _describe_calls(table: EventTable, calls: Ints) -> tuple[NDArray[np.int32], tuple[Collective, ...]]:
+    """For each backend call the number of its collective, and the distinct collectives."""
+    cause = match_causes(table, calls)
+    axes = rows_matching(table, Kind.ANNOTATION, AXIS)
+    distinct = Interner()
+    numbers = np.zeros(len(calls), np.int32)
+    for index, row in enumerate(calls):
+        operator = cause.get(int(row))
+        axis = _axis_around(table, axes, operator if operator is not None else int(row))
+        numbers[index] = distinct[_describe(table, int(row), operator, axis)]
+    return numbers, tuple(distinct)
+
+
+def match_causes(table: EventTable, calls: Ints) -> dict[int, int]:
+    """Call row -> row of the `c10d` operator that caused it: the earliest free one that fits and began before it."""
+    operators = rows_matching(table, Kind.CPU_OP, COLLECTIVE_OP)
+    free: dict[CollectiveKind, list[int]] = {}
+    for row in operators:
+        free.setdefault(_runs_as(table.names[table.name_id[row]]), []).append(int(row))
+    cause = {}
+    for row in calls:
+        waiting = free.get(classify_collective(table.names[table.name_id[row]]), [])
+        started = [op for op in waiting if table.ts_ns[op] <= table.ts_ns[row]][:64]
+        size = _nelems(table, int(row))
+        best = next((op for op in started if size is not None and _nelems(table, op) == size), None)
+        if best is None and started:
+            best = started[0]
+        if best is not None:
+            waiting.remove(best)
+            cause[int(row)] = best
+    return cause
+
+
+def _runs_as(operator: str) -> CollectiveKind:
+    kind = classify_collective(operator)
+    return CollectiveKind.ALL_REDUCE if kind == CollectiveKind.REDUCE_SCATTER else kind
+
+
+def _describe(table: EventTable, call: int, operator: int | None, axis: str | None) -> Collective:
+    kind = classify_collective(table.names[table.name_id[call if operator is None else operator]])
+    group = _group_of(table.distributed.groups, axis)
+    shape = _shape(table, call) or (_shape(table, operator) if operator is not None else None)
+    size = group.size if group else None
+    count = _total(shape) if shape else None
+    dtype = next((name for name in shape.dtypes if name), None) if shape else None
+    width = bytes_per_element(dtype)
+    out = _output_nelems(kind, count, size)
+    return Collective(
+        kind=kind,
+        group=group.name if group else None,
+        group_desc=axis or (group.desc if group else None),
+        group_ranks=group.ranks or None if group else None,
+        group_size=size,
+        dtype=dtype,
+        in_nelems=count,
+        out_nelems=out,
+        in_bytes=None if count is None or width is None else count * width,
+        out_bytes=None if out is None or width is None else out * width,
+        has_args=count is not None,
+    )
+
+
+def _output_nelems(kind: CollectiveKind, count: int | None, size: int | None) -> int | None:
+    if count is None or kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+        return count
+    if size is None:
+        return None
+    return count * size if kind == CollectiveKind.ALL_GATHER else count // size
+
+
+def _group_of(groups: Sequence[ProcessGroup], axis: str | None) -> ProcessGroup | None:
+    """The only group there is, or the one whose description names the axis; the trace says no more."""
+    if axis:
+        named = [g for g in groups if g.desc.removeprefix("mesh_") == axis or g.name == axis]
+        if len(named) == 1:
+            return named[0]
+    return groups[0] if len(groups) == 1 else None
+
+
+def _axis_around(table: EventTable, axes: Ints, row: int) -> str | None:
+    start = table.ts_ns[row]
+    for axis in axes:
+        same_thread = table.stream[axis] == table.stream[row]
+        if same_thread and table.ts_ns[axis] <= start <= table.ts_ns[axis] + table.dur_ns[axis]:
+            found = AXIS.match(table.names[table.name_id[axis]])
+            return found["axis"] if found else None
+    return None
+
+
+def _shape(table: EventTable, row: int) -> OpShape | None:
+    number = int(table.shape_id[row])
+    return table.shapes[number] if number >= 0 else None
+
+
+def _nelems(table: EventTable, row: int) -> int | None:
+    shape = _shape(table, row)
+    return _total(shape) if shape else None
+
+
+def _total(shape: OpShape) -> int | None:
+    """Elements of the first tensor (list) with a shape; scalars and empty entries say nothing."""
+    sizes = [product(dims) for dims in shape.dims if dims]
+    return sizes[0] if sizes else None

@@ -1,0 +1,243 @@
+"""What needs all events of a Kineto trace: kinds by name, launches, steps, collectives, and what the run was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.trace.events import (
+    Collective,
+    ComputeClass,
+    DeviceInfo,
+    Distributed,
+    EventTable,
+    Kind,
+    LaunchShape,
+    MemoryPoints,
+    ProcessGroup,
+    Reason,
+    Step,
+)
+from cclsearch.trace.kinds import classify_compute, is_communication, step_marker
+from cclsearch.trace.readers.collectives import from_kernel_args, from_name
+from cclsearch.trace.readers.draft import (
+    attribute_steps,
+    mark_cut_steps,
+    match_launches,
+    rows_of_kinds,
+    start_at_zero,
+)
+from cclsearch.trace.readers.kineto import KinetoDraft
+from cclsearch.trace.readers.kineto_args import read_grid, read_shape
+from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
+
+_UNIX_NS = 10**17
+"""A time after 1973 in nanoseconds is taken as Unix time; uptimes and profiler clocks are shorter."""
+_LAUNCHES = re.compile(r"launch_?kernel|launchcooperative|cuLaunch", re.IGNORECASE)
+
+
+def build_table(draft: KinetoDraft, *, source: str, is_complete: bool) -> EventTable:
+    """The table of all events in the draft, with step and launch of each row."""
+    metadata = draft.reader.metadata
+    columns = draft.rows.finish_columns()
+    shift = start_at_zero(columns)
+    memory = draft.memory_points()
+    names = tuple(draft.rows.names)
+    groups = read_groups(metadata)
+    sparse = draft.rows.finish_sparse()
+    classes, collectives, sparse["coll_id"] = class_kernels(columns, names, sparse.pop("coll_id", None), draft, groups)
+    device_rows, launch, _ = match_launches(columns["kind"], columns["corr"])
+    sparse["launch"] = (device_rows.astype(np.int32), launch)
+    source_of_steps, steps = find_steps(columns, names)
+    columns["step_id"] = attribute_steps(columns, steps, device_rows, launch)
+    steps = mark_cut_steps(steps, columns["step_id"], launch, _rows_named(columns, names, _LAUNCHES))
+    join_ops(draft, sparse)
+    sparse["grid_id"], grids = keep_grids(sparse.pop("grid_id", None), tuple(draft.rows.grids))
+    table = EventTable(
+        **columns,
+        names=names,
+        name_class=classes,
+        collectives=collectives,
+        shapes=tuple(read_shape(key) for key in draft.rows.shapes),
+        grids=grids,
+        threads=tuple(str(draft.thread_names.get(tid, tid)) for tid in draft.rows.threads),
+        steps=steps,
+        step_source=source_of_steps,
+        memory=MemoryPoints(memory.ts_ns - shift, memory.allocated_bytes, memory.reserved_bytes, memory.device),
+        sparse={name: column for name, column in sparse.items() if len(column[0])},
+        source=source,
+        **describe_run(metadata, columns, _absolute_base(draft, shift)),
+    )
+    if table.accelerator == "cpu":
+        table = apply_cpu_rules(table)
+    reasons: tuple[Reason, ...] = () if is_complete else (Reason.TRACE_TRUNCATED,)
+    if draft.num_bad or draft.reader.num_bad:
+        reasons += (Reason.UNREADABLE,)
+    return replace(table, status="partial" if reasons else "complete", reasons=reasons)
+
+
+def _absolute_base(draft: KinetoDraft, shift: int) -> int:
+    extra = draft.reader.metadata.get("baseTimeNanoseconds", 0)
+    extra = extra if isinstance(extra, int) and 0 <= extra < 2**62 else 0
+    return extra + ((draft.base_us or 0) + draft.reader.time_offset_us) * 1000 + shift
+
+
+def class_kernels(
+    columns: dict[str, Any],
+    names: Sequence[str],
+    with_args: tuple[NDArray[np.int32], NDArray[np.int32]] | None,
+    draft: KinetoDraft,
+    groups: dict[str, ProcessGroup],
+) -> tuple[NDArray[np.uint8], tuple[Collective, ...], tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    """Class of each name, the distinct collectives, and `coll_id`; kernels that communicate become COMM rows."""
+    kind, name_id = columns["kind"], columns["name_id"]
+    kernels = np.flatnonzero(kind == Kind.COMPUTE)
+    classes = np.zeros(len(names), np.uint8)
+    communicates = np.zeros(len(names), bool)
+    for number in np.unique(name_id[kernels]):
+        communicates[number] = is_communication(names[number])
+        classes[number] = ComputeClass.OTHER if communicates[number] else classify_compute(names[number])
+    collectives = [
+        from_kernel_args(draft.collective_args[key], names[key[0]], groups) for key in draft.rows.collectives
+    ]
+    rows, numbers = with_args if with_args is not None else (np.zeros(0, np.int32), np.zeros(0, np.int32))
+    is_kernel = kind[rows] == Kind.COMPUTE
+    rows, numbers = rows[is_kernel], numbers[is_kernel]
+    kind[rows] = Kind.COMM
+    bare = kernels[communicates[name_id[kernels]] & (kind[kernels] == Kind.COMPUTE)]
+    kind[bare] = Kind.COMM
+    by_name = {int(number): len(collectives) + n for n, number in enumerate(np.unique(name_id[bare]))}
+    collectives += [from_name(names[number]) for number in by_name]
+    bare_numbers = np.array([by_name[int(number)] for number in name_id[bare]], np.int32)
+    coll_id = (np.concatenate([rows, bare.astype(np.int32)]), np.concatenate([numbers, bare_numbers]))
+    return classes, tuple(collectives), coll_id
+
+
+def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tuple[Step, ...]]:
+    """What marks the steps, and the steps by start: host rows whose name is a step marker, of the first sort found."""
+    markers = {number: found for number, name in enumerate(names) if (found := step_marker(name)) is not None}
+    if not markers:
+        return "", ()
+    is_marker = np.zeros(len(names), bool)
+    is_marker[list(markers)] = True
+    rows = rows_of_kinds(columns["kind"], (Kind.CPU_OP, Kind.ANNOTATION))
+    rows = rows[is_marker[columns["name_id"][rows]]]
+    rows = rows[np.argsort(columns["ts_ns"][rows], kind="stable")]
+    for source in ("profiler_step", "inference"):
+        steps: list[Step] = []
+        for row in rows:
+            name_id, start = int(columns["name_id"][row]), int(columns["ts_ns"][row])
+            sort, number = markers[name_id]
+            if sort != source or (steps and start < steps[-1].end_ns):
+                continue  # the same marker a second time, or one nested in another
+            end = start + int(columns["dur_ns"][row])
+            steps.append(Step(len(steps) if number is None else number, names[name_id], start, end))
+        if steps:
+            return source, tuple(steps)
+    return "", ()
+
+
+def join_ops(draft: KinetoDraft, sparse: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
+    """Adds `op`: of each device row the shaped operator with the same external id."""
+    if not draft.ext_of_op or not draft.ext_of_device:
+        return
+    op_rows, op_ids = (np.concatenate(parts) for parts in zip(*draft.ext_of_op, strict=True))
+    rows, ids = (np.concatenate(parts) for parts in zip(*draft.ext_of_device, strict=True))
+    if not len(op_ids) or not len(ids):
+        return
+    order = np.argsort(op_ids, kind="stable")
+    place = np.searchsorted(op_ids[order], ids).clip(0, len(op_ids) - 1)
+    found = op_rows[order[place]]
+    same = op_ids[order[place]] == ids
+    sparse["op"] = (rows[same].astype(np.int32), found[same].astype(np.int32))
+
+
+def keep_grids(
+    column: tuple[NDArray[np.int32], NDArray[np.int32]] | None, keys: Sequence[tuple[Any, ...]]
+) -> tuple[tuple[NDArray[np.int32], NDArray[np.int32]], tuple[LaunchShape, ...]]:
+    """`grid_id` and the launch shapes it points to, without those that do not say their grid."""
+    shapes = [read_grid((key[0], key[1], key[2], key[3])) for key in keys]
+    number = np.cumsum([shape is not None for shape in shapes], dtype=np.int32) - np.int32(1)
+    if column is None:
+        return (np.zeros(0, np.int32), np.zeros(0, np.int32)), ()
+    good = np.array([shape is not None for shape in shapes], bool)[column[1]]
+    kept = (column[0][good], number[column[1][good]].astype(np.int32))
+    return kept, tuple(shape for shape in shapes if shape is not None)
+
+
+def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
+    """The process groups of `distributedInfo`, by name."""
+    info = metadata.get("distributedInfo")
+    configs = info.get("pg_config") if isinstance(info, dict) else None
+    groups = {}
+    for config in configs if isinstance(configs, list) else []:
+        if not isinstance(config, dict):
+            continue
+        name = str(config.get("pg_name", ""))
+        ranks = config.get("ranks")
+        members = tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, list) else ()
+        size = config.get("pg_size")
+        groups[name] = ProcessGroup(
+            name,
+            str(config.get("pg_desc", "")),
+            members,
+            size if isinstance(size, int) and size > 0 else len(members) or None,
+            str(config.get("backend_config", "")),
+        )
+    return groups
+
+
+def describe_run(metadata: dict[str, Any], columns: dict[str, Any], base_ns: int) -> dict[str, Any]:
+    """Rank, world, groups, devices, host and clock, as far as the file says."""
+    info = metadata.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    world, rank = info.get("world_size"), info.get("rank")
+    device_rows = rows_of_kinds(columns["kind"], (Kind.COMPUTE, Kind.COMM, Kind.MEMCPY, Kind.MEMSET))
+    ordinals = [int(n) for n in np.unique(columns["device"][device_rows]) if n >= 0]
+    listed = metadata.get("deviceProperties")
+    listed = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    has_gpu = bool(len(device_rows)) or bool(listed) or bool((columns["kind"] == Kind.RUNTIME).any())
+    return {
+        "rank": rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else -1,
+        "world_size": world if isinstance(world, int) and not isinstance(world, bool) and world > 0 else None,
+        "distributed": Distributed(str(info.get("backend", "")), tuple(read_groups(metadata).values())),
+        "devices": tuple(read_device(ordinal, listed) for ordinal in ordinals),
+        "accelerator": "gpu" if has_gpu else "cpu",
+        "host": str(metadata.get("host_name", "")),
+        "base_ns": base_ns,
+        "clock": "unix" if base_ns > _UNIX_NS else "trace",
+    }
+
+
+def read_device(ordinal: int, listed: list[dict[str, Any]]) -> DeviceInfo:
+    """What `deviceProperties` says of the device; only its ordinal where it says nothing."""
+    item = next((item for item in listed if item.get("id") == ordinal), None)
+    if item is None:
+        return DeviceInfo(ordinal)
+    major, minor = item.get("computeMajor"), item.get("computeMinor")
+    return DeviceInfo(
+        ordinal,
+        str(item.get("name", "")),
+        _positive(item.get("numSms")),
+        _positive(item.get("totalGlobalMem")),
+        _positive(item.get("maxThreadsPerMultiprocessor")),
+        _positive(item.get("regsPerMultiprocessor")),
+        _positive(item.get("sharedMemPerMultiprocessor", item.get("maxSharedMemoryPerMultiProcessor"))),
+        f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
+    )
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**62 else None
+
+
+def _rows_named(columns: dict[str, Any], names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.int64]:
+    """Runtime rows with a correlation id whose name matches."""
+    wanted = np.array([bool(pattern.search(name)) for name in names], bool)
+    rows = rows_of_kinds(columns["kind"], (Kind.RUNTIME,))
+    return rows[wanted[columns["name_id"][rows]] & (columns["corr"][rows] >= 0)] if len(rows) else rows

@@ -1,0 +1,30 @@
+"""One trace file read in a process of its own: `python -m cclsearch.trace.readers.worker READER TRACE TARGET`.
+
+Leaves the columns at TARGET and prints one line of JSON: what `cclsearch.trace.read.read_file` reports.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+
+def main(arguments: list[str]) -> int:
+    """Reads, saves and reports; exit code 0 also for a trace that cannot be read (the report says so)."""
+    from cclsearch.trace.cache import save_tables
+    from cclsearch.trace.find import TraceFile
+    from cclsearch.trace.read import read_file
+
+    reader, trace, target = arguments
+    path = Path(trace)
+    tables, report = read_file(TraceFile(path, path.name, reader, ""))
+    if tables and not save_tables(Path(target), path, tables):
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
