@@ -1,0 +1,92 @@
+"""What the engine itself costs: start-up, a search in which nothing runs, a trial, a long ledger.
+
+    python benchmarks/overhead.py [--repeats 5]
+
+Prints one line a figure: median and range over the repeats, with the goal beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cclsearch.launch.base import Handle
+from cclsearch.record.event import SearchStarted, TrialFinished, TrialProposed, TrialSubmitted, TrialSubmitting
+from cclsearch.record.ledger import Ledger, read_events
+from cclsearch.record.state import fold_events
+from cclsearch.score.outcome import Admission, Outcome, Verdict
+from cclsearch.values import Config, Provenance
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    say("ccl-search --help", measure(lambda: run("--help"), repeats), "goal 0.150 s")
+    say("an empty Python", measure(lambda: subprocess.run([sys.executable, "-c", ""], check=True), repeats), "")
+    with tempfile.TemporaryDirectory() as scratch:
+        search = ["run", "--workload", "wl2", "--launcher", "replay", "--quiet", "--runs", scratch]
+        say("15-trial replay search", fifteen := measure(lambda: run(*search, "--budget", "15"), repeats), "goal 3 s")
+        one = measure(lambda: run(*search, "--budget", "1"), repeats)
+        per_trial = (statistics.median(fifteen) - statistics.median(one)) / 14
+        print(f"{'engine time a trial (15 less 1, over 14)':<42} {per_trial * 1e3:8.1f} ms    goal 20 ms")
+        ledger = Path(scratch) / "long.jsonl"
+        count = write_long_ledger(ledger)
+        loaded = measure(lambda: fold_events(read_events(ledger)), repeats)
+        say(f"ledger of {count:,} events loaded", loaded, "goal 1 s")
+
+
+def run(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "cclsearch", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def measure(action: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each repeat, after one that warms the caches."""
+    action()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def say(what: str, seconds: list[float], goal: str) -> None:
+    middle = statistics.median(seconds)
+    print(f"{what:<42} {middle:8.3f} s  ({min(seconds):.3f} to {max(seconds):.3f})    {goal}")
+
+
+def write_long_ledger(path: Path, trials: int = 25_000) -> int:
+    """A ledger of 4 events a trial; synced once, since writing is not what is measured."""
+    import os
+
+    sync, os.fsync = os.fsync, lambda fd: None
+    ledger = Ledger(path)
+    ledger.append(SearchStarted(time_s=0, run_id="long", engine_version="0", spec_sha256="0"))
+    verdicts = tuple(Verdict(rule=f"rule{n}", ok=True, detail="as it should be") for n in range(8))
+    for n in range(1, trials + 1):
+        config = Config(tp=2, dp=n, pp=1, micro_batch_size=1)
+        handle = Handle(launcher="local", job_name=f"j{n}", job_id=str(n), trial_dir=Path("trials"))
+        outcome = Outcome(
+            provenance=Provenance.MEASURED,
+            admission=Admission(admitted=True, verdicts=verdicts),
+            loss=1.0 + n,
+            metrics={"step_time_s": 1.0 + n, "tokens_per_s": 1.0, "mfu": 0.4, "peak_memory_gib": 10.0},
+        )
+        ledger.append(TrialProposed(time_s=n, trial=n, config=config, proposer="default", rationale="because"))
+        ledger.append(TrialSubmitting(time_s=n, trial=n, attempt=1))
+        ledger.append(TrialSubmitted(time_s=n, trial=n, attempt=1, handle=handle))
+        ledger.append(TrialFinished(time_s=n, trial=n, attempt=1, outcome=outcome))
+    ledger.close()
+    os.fsync = sync
+    return 4 * trials + 1
+
+
+if __name__ == "__main__":
+    main()
