@@ -1,4 +1,4 @@
-"""Fits `cclsearch/predict/prior.json`: what is believed of the parts' multipliers before a search has measured anything.
+"""Fits `cclsearch/predict/prior.json`: what is believed of the multipliers before anything was measured.
 
     python benchmarks/fit_prior.py LANDSCAPES [--leave-out FAMILY] [--out FILE]
 
@@ -66,11 +66,13 @@ def _calibrate_each(recordings: Sequence[Recording], priors: Priors, part: str) 
 
 
 def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
-    from cclsearch.propose.surrogate import temper
+    from cclsearch.propose.ensemble import temper
 
     rows = [n for n, row in enumerate(recording.rows) if row.step_time_s is not None]
     values = np.log([recording.rows[n].step_time_s or 0.0 for n in rows])
-    evidence = replace(_known(rows, values, noise_n=temper(values, priors.time.noise)), one_sided=True)
+    evidence = replace(
+        _known(rows, values, noise_n=temper(values, np.full(len(rows), priors.time.noise))), one_sided=True
+    )
     return model_of(recording.card, recording.space).calibrate_time(evidence, priors.time)
 
 
@@ -91,7 +93,7 @@ def _known(rows: Sequence[int], values: Any, noise_n: Any) -> Evidence:
 def _pool(
     fits: dict[str, list[Posterior]], names: Sequence[str], guess: dict[str, list[float]]
 ) -> dict[str, list[float]]:
-    """Families count the same, whatever they hold; what a landscape cannot tell keeps its prior, and says so by its sd."""
+    """Families count the same, however many landscapes they hold; what none can tell keeps the guess."""
     pooled = {}
     for p, name in enumerate(names):
         guess_mean, guess_sd = guess[name]

@@ -136,7 +136,7 @@ def run_bench(
 ) -> dict[str, Any]:
     """Every strategy on every landscape at or below `folder`, with every seed: the figures as `--json` holds them.
 
-    Raises UserError, one line a problem, before anything starts where a landscape cannot be read or a strategy is not there.
+    Raises UserError, one line a problem and before anything starts, where a landscape or a strategy cannot be had.
     """
     paths = find_recordings(folder)
     recordings = _load_all(paths)

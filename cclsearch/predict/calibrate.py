@@ -15,13 +15,15 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
+from scipy.special import ndtr
 
 from cclsearch.predict.features import Features, KernelShape, kernel, kernel_diagonal
 from cclsearch.predict.layout import Array
 
-Form = Callable[[NDArray[np.int64], Array], Array]
-"""(rows, log multipliers) -> log of the closed form at these rows."""
+Curve = Callable[[Array], Array]
+"""(P,) log multipliers -> (n,) log of the closed form at some rows; (S, P) -> (S, n)."""
+Form = Callable[[NDArray[np.int64]], Curve]
+"""Rows -> the curve at these rows."""
 
 _STEP = 1e-3
 _ROUNDS = 8
@@ -63,7 +65,7 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The calibrated model. Moments at any rows come from `at`."""
+    """The calibrated model. Moments at any rows come from `marginals`, whole models from `ensemble`."""
 
     form: Form
     prior: Prior
@@ -81,24 +83,11 @@ class Posterior:
     """Trust in each observation: 1 is full, near 0 an outlier."""
     log_evidence: float
 
-    def at(self, rows: NDArray[np.int64]) -> tuple[Array, Array]:
-        """(m,) means and (m, m) covariance at these rows."""
-        jacobian = _jacobian(self.form, rows, self.theta_P)
-        here = self.features.take(rows)
-        own = (jacobian * self.prior.sd_P**2) @ jacobian.T + kernel(here, here, self.prior.shape)
-        mean = self.form(rows, self.theta_P)
-        if len(self.rows_n) == 0:
-            return mean, own
-        residual = kernel(here, self.features.take(self.rows_n), self.prior.shape)
-        cross = residual + (jacobian * self.prior.sd_P**2) @ self.jacobian_nP.T
-        return mean + residual @ self.alpha_n, own - cross @ self.inverse_nn @ cross.T
-
     def marginals(self, rows: NDArray[np.int64]) -> tuple[Array, Array]:
-        """(m,) means and (m,) variances at these rows; cheaper than `at`."""
-        jacobian = _jacobian(self.form, rows, self.theta_P)
+        """(m,) means and (m,) variances at these rows."""
+        mean, jacobian = _linearise(self.form(rows), self.theta_P)
         here = self.features.take(rows)
         own = (jacobian**2) @ self.prior.sd_P**2 + kernel_diagonal(here, self.prior.shape)
-        mean = self.form(rows, self.theta_P)
         if len(self.rows_n) == 0:
             return mean, own
         residual = kernel(here, self.features.take(self.rows_n), self.prior.shape)
@@ -115,11 +104,11 @@ class Posterior:
         samples = self.theta_P + normal_SP @ self._theta_root.T
         here = self.features.take(rows)
         left = kernel_diagonal(here, self.prior.shape)
-        mean_Sm = np.array([self.form(rows, sample) for sample in samples])
+        mean_Sm = self.form(rows)(samples)
         if len(self.rows_n) == 0:
             return mean_Sm, left
         cross = kernel(here, self.features.take(self.rows_n), self.prior.shape)
-        error_Sn = np.array([self.value_n - self.form(self.rows_n, sample) for sample in samples])
+        error_Sn = self.value_n - self.form(self.rows_n)(samples)
         known = np.sum((cross @ self.residual_inverse_nn) * cross, axis=1)
         return mean_Sm + error_Sn @ self.residual_inverse_nn @ cross.T, np.maximum(left - known, 1e-10)
 
@@ -164,12 +153,13 @@ def calibrate(form: Form, features: Features, prior: Prior, evidence: Evidence) 
         )
     here = features.take(evidence.rows_n)
     residual_nn = kernel(here, here, prior.shape)
+    curve = form(evidence.rows_n)
     sites = _Sites(evidence, prior)
     variance_P = prior.sd_P**2
     for _ in range(_ROUNDS):
-        jacobian = _jacobian(form, evidence.rows_n, theta)
+        base, jacobian = _linearise(curve, theta)
         covariance = (jacobian * variance_P) @ jacobian.T + residual_nn
-        prior_mean = form(evidence.rows_n, theta) + jacobian @ (prior.mean_P - theta)
+        prior_mean = base + jacobian @ (prior.mean_P - theta)
         inverse = np.linalg.inv(covariance + np.diag(sites.variance_n + _JITTER))
         alpha = inverse @ (sites.target_n - prior_mean)
         step = prior.mean_P + variance_P * (jacobian.T @ alpha) - theta
@@ -177,6 +167,7 @@ def calibrate(form: Form, features: Features, prior: Prior, evidence: Evidence) 
         mean = prior_mean + covariance @ alpha
         variance = np.diag(covariance) - np.einsum("ij,jk,ki->i", covariance, inverse, covariance)
         sites.update(mean, np.maximum(variance, 1e-10))
+    residual_inverse = np.linalg.inv(residual_nn + np.diag(sites.variance_n + _JITTER))
     sign, log_det = np.linalg.slogdet(covariance + np.diag(sites.variance_n + _JITTER))
     log_evidence = -0.5 * float((sites.target_n - prior_mean) @ alpha) - 0.5 * float(sign * log_det)
     # a Student-t is a normal whose precision is drawn from a gamma law: distrusting an observation costs its density
@@ -188,10 +179,10 @@ def calibrate(form: Form, features: Features, prior: Prior, evidence: Evidence) 
         rows_n=evidence.rows_n,
         theta_P=theta,
         alpha_n=alpha,
-        inverse_nn=inverse,
+        inverse_nn=np.asarray(inverse, dtype=np.float64),
         jacobian_nP=jacobian,
         value_n=sites.target_n,
-        residual_inverse_nn=np.linalg.inv(residual_nn + np.diag(sites.variance_n + _JITTER)),
+        residual_inverse_nn=np.asarray(residual_inverse, dtype=np.float64),
         weight_n=sites.weight_n,
         log_evidence=log_evidence,
     )
@@ -237,9 +228,7 @@ class _Sites:
         inside = float(ndtr(z))
         density = float(np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
         total = doubt + (1 - doubt) * inside
-        slope = (
-            (1 - doubt) * density / max(total, 1e-12) if total > 1e-12 else float(np.exp(-0.5 * z * z - log_ndtr(z)))
-        )
+        slope = (1 - doubt) * density / max(total, 1e-12)
         new_mean = cavity_mean + side * cavity_variance / spread * slope
         curvature = slope * (z + slope)
         new_variance = cavity_variance * (1 - cavity_variance / spread**2 * curvature)
@@ -254,11 +243,8 @@ class _Sites:
         self.variance_n[i] = 1 / mixed
 
 
-def _jacobian(form: Form, rows: NDArray[np.int64], theta_P: Array) -> Array:
-    base = form(rows, theta_P)
-    columns = []
-    for p in range(len(theta_P)):
-        moved = theta_P.copy()
-        moved[p] += _STEP
-        columns.append((form(rows, moved) - base) / _STEP)
-    return np.column_stack(columns)
+def _linearise(curve: Curve, theta_P: Array) -> tuple[Array, Array]:
+    """(n,) values and (n, P) slopes of a curve."""
+    size = len(theta_P)
+    values = curve(np.vstack([theta_P, theta_P + _STEP * np.eye(size)]))
+    return values[0], (values[1:] - values[0]).T / _STEP

@@ -15,6 +15,7 @@ from cclsearch.card.model import Card
 from cclsearch.predict.arch import ParameterCount, count_parts
 from cclsearch.predict.layout import Array, Layout
 from cclsearch.predict.machine import Machine
+from cclsearch.predict.multipliers import Multipliers, name_multipliers
 
 GIB = float(2**30)
 MULTIPLIERS = ("all", "states", "gradients", "unsharded", "activations", "replicated", "logits", "fixed")
@@ -90,8 +91,8 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
 
 
 def combine_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> Array:
-    """(N,) GiB of the fullest device with these log multipliers (in the order of `MULTIPLIERS`)."""
-    m = dict(zip(MULTIPLIERS, np.exp(log_multipliers), strict=True))
+    """(N,) GiB of the fullest device with these log multipliers (in the order of `MULTIPLIERS`); (S, P) give (S, N)."""
+    m = name_multipliers(MULTIPLIERS, log_multipliers)
     states = m["states"] * (
         parts.weights + m["gradients"] * parts.gradients + parts.optimizer + m["unsharded"] * parts.unsharded
     )
@@ -103,7 +104,7 @@ def combine_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> 
 
 def split_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> dict[str, Array]:
     """The memory of the fullest device by part, in GiB; the parts add up to `combine_memory`."""
-    m = dict(zip(MULTIPLIERS, np.exp(log_multipliers), strict=True))
+    m = name_multipliers(MULTIPLIERS, log_multipliers)
     first, last = _stage_activations(parts, m)
     logits = m["logits"] * parts.logits
     is_last = last + logits >= first
@@ -118,7 +119,7 @@ def split_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> di
     }
 
 
-def _stage_activations(parts: MemoryParts, m: dict[str, float]) -> tuple[Array, Array]:
+def _stage_activations(parts: MemoryParts, m: Multipliers) -> tuple[Array, Array]:
     """GiB of activations of the first stage and of the last one."""
     one = parts.held + m["replicated"] * parts.replicated
     first = m["activations"] * (one * parts.in_flight + parts.working)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.predict import memory, time
-from cclsearch.predict.calibrate import Evidence, Posterior, Prior, calibrate
+from cclsearch.predict.calibrate import Curve, Evidence, Posterior, Prior, calibrate
 from cclsearch.predict.features import Features, KernelShape, read_features
 from cclsearch.predict.layout import Array, Layout, read_layout
 from cclsearch.predict.machine import Machine, read_machine
@@ -48,8 +48,8 @@ class Priors:
     memory: Prior
     softness: float
     """Relative width of the border between what fits and what does not."""
-    crash: float
-    """Share of configurations that fail although they fit."""
+    crash: Prior
+    """Of failures that memory does not explain: a latent score, above 0 where a trial crashes."""
 
 
 @cache
@@ -64,7 +64,7 @@ def read_priors(data: dict[str, Any]) -> Priors:
         time=_read_prior(data["time"], time.MULTIPLIERS),
         memory=_read_prior(data["memory"], memory.MULTIPLIERS),
         softness=float(data["softness"]),
-        crash=float(data["crash"]),
+        crash=_read_prior(data["crash"], ("rate",)),
     )
 
 
@@ -105,13 +105,15 @@ class CardModel:
     def memory_parts(self) -> memory.MemoryParts:
         return memory.memory_parts(self.card, self.layout, self.machine)
 
-    def log_time(self, rows: NDArray[np.int64], theta_P: Array) -> Array:
-        """(n,) log seconds per step at these rows."""
-        return np.asarray(np.log(time.combine_time(take(self.time_parts, rows), theta_P)))
+    def log_time(self, rows: NDArray[np.int64]) -> Curve:
+        """Log multipliers -> log seconds per step at these rows."""
+        parts = take(self.time_parts, rows)
+        return lambda theta: np.asarray(np.log(time.combine_time(parts, theta)))
 
-    def log_memory(self, rows: NDArray[np.int64], theta_P: Array) -> Array:
-        """(n,) log GiB at these rows."""
-        return np.asarray(np.log(memory.combine_memory(take(self.memory_parts, rows), theta_P)))
+    def log_memory(self, rows: NDArray[np.int64]) -> Curve:
+        """Log multipliers -> log GiB at these rows."""
+        parts = take(self.memory_parts, rows)
+        return lambda theta: np.asarray(np.log(memory.combine_memory(parts, theta)))
 
     @property
     def log_limit(self) -> float:

@@ -3,7 +3,7 @@
 The parts are what public cost models agree on; the multipliers are what frameworks and clusters differ in, so they are
 what trials calibrate. Sources: [M] Narayanan et al. 2021 (Megatron-LM, sections 2 and 3), [K] Korthikanti et al. 2022
 (sequence parallelism, recomputation), [C] Isaev et al. 2023 (Calculon), [V] Bang et al. 2024 (vTrain), [T] Thakur et
-al. 2005 with Chan et al. 2007 (ring collectives), [Z] Rajbhandari et al. 2020 (ZeRO), [G] Lepikhin et al. 2021 (GShard).
+al. 2005 with Chan et al. 2007 (rings), [Z] Rajbhandari et al. 2020 (ZeRO), [G] Lepikhin et al. 2021 (GShard).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from cclsearch.card.model import Card
 from cclsearch.predict.arch import count_parts
 from cclsearch.predict.layout import Array, Layout
 from cclsearch.predict.machine import Machine
+from cclsearch.predict.multipliers import Multipliers, name_multipliers
 
 MULTIPLIERS = (
     "scale",
@@ -145,8 +146,11 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
 
 
 def combine_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> Array:
-    """(N,) seconds per optimizer step with these log multipliers (in the order of `MULTIPLIERS`)."""
-    m = dict(zip(MULTIPLIERS, np.exp(log_multipliers), strict=True))
+    """(N,) seconds per optimizer step with these log multipliers (in the order of `MULTIPLIERS`).
+
+    (S, P) log multipliers give (S, N) seconds.
+    """
+    m = name_multipliers(MULTIPLIERS, log_multipliers)
     slot, _ = _slot_time(parts, m)
     slots = parts.micro_batches + m["bubble"] * parts.bubble
     # what of the last micro-batch's backward can hide gradient traffic, smooth in both limits
@@ -159,7 +163,7 @@ def combine_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> Arra
 
 def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[str, Array]:
     """The step time by part, in seconds; the parts add up to `combine_time`."""
-    m = dict(zip(MULTIPLIERS, np.exp(log_multipliers), strict=True))
+    m = name_multipliers(MULTIPLIERS, log_multipliers)
     slot, head = _slot_time(parts, m)
     scale, count = m["scale"], parts.micro_batches
     layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + m["elementwise"] * parts.elementwise
@@ -185,7 +189,7 @@ def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[s
     return {name: scale * np.asarray(seconds) for name, seconds in (pieces | rest).items()}
 
 
-def _slot_time(parts: TimeParts, m: dict[str, float]) -> tuple[Array, Array]:
+def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array]:
     """Seconds of the slowest stage for one micro-batch, and what of it the vocabulary takes."""
     layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + m["elementwise"] * parts.elementwise
     # a framework that balances stages spreads the head's work over them; one that does not waits for the last stage
@@ -200,7 +204,7 @@ def _slot_time(parts: TimeParts, m: dict[str, float]) -> tuple[Array, Array]:
     return np.asarray(np.sqrt(np.sqrt(device2 * device2 + host2 * host2))), np.asarray(head)
 
 
-def _share(multiplier: float) -> float:
+def _share(multiplier: Array) -> Array:
     """A positive multiplier around 1 as a share around one half."""
     return multiplier / (1 + multiplier)
 

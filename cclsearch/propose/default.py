@@ -1,4 +1,4 @@
-"""The default strategy."""
+"""The default strategy: expected improvement under plausible models of the step time, times the chance of success."""
 
 from __future__ import annotations
 
@@ -11,42 +11,69 @@ from cclsearch.plugins import PROPOSERS
 from cclsearch.predict.layout import Array
 from cclsearch.predict.model import Priors
 from cclsearch.propose.base import Expectation, Proposal, SearchView
-from cclsearch.propose.surrogate import believe
-
-
-def expected_improvement(mean: Array, sd: Array, best: float) -> Array:
-    """(m,) expected decrease below `best` of normal beliefs (Jones et al. 1998, eq. 15)."""
-    z = (best - mean) / sd
-    return np.asarray(sd * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)))
-
+from cclsearch.propose.surrogate import Belief, believe
 
 FAILURE_PRICE = 0.01
+"""What a failed trial costs, in units of relative improvement: where little is to be gained, the safe choice wins."""
+FIRST_MARGIN = 0.3
+"""Before anything has succeeded, improvement is over this much more than the best that is expected (log units)."""
 
 
 @PROPOSERS.register("default")
 class DefaultProposer:
-    """Expected improvement under the calibrated closed form, times the probability that the trial works."""
+    """Learns the parts of the step time from the trials, and asks for the one that promises most."""
 
     name = "default"
 
     def __init__(self, priors: Priors | None = None) -> None:
-        self.priors = priors
+        self._priors = priors
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        belief = believe(view, self.priors)
+        """The `count` members that promise most, each given what the ones before it are expected to show."""
+        belief = believe(view, self._priors)
         if belief is None:
             return ()
-        best = belief.best_log_loss
-        if best is None:
-            best = float(np.min(belief.mean_m + 3.0 * (1 - belief.works_m))) + 0.3
-        gain = belief.weight_k @ expected_improvement(
-            belief.mean_km, belief.sd_km, best
-        ) * belief.works_m - FAILURE_PRICE * (1 - belief.works_m)
-        row = int(np.argmax(gain))
-        n = belief.rows_m[row]
+        return [self._propose_row(view, belief, m, gain) for m, gain in choose_batch(belief, count)]
+
+    def _propose_row(self, view: SearchView, belief: Belief, m: int, gain: float) -> Proposal:
         expects = Expectation(
-            step_time_s=float(np.exp(belief.mean_m[row])),
-            peak_memory_gib=float(belief.memory_gib_m[row]),
-            fits=float(belief.fits_m[row]),
+            step_time_s=float(np.exp(belief.log_time_m[m])),
+            peak_memory_gib=float(belief.memory_gib_m[m]),
+            fits=float(belief.fits_m[m]),
         )
-        return [Proposal(view.space.config(int(n)), self.name, expects=expects)]
+        rationale = f"{expects.step_time_s:.3g} s expected, {belief.works_m[m]:.0%} to succeed"
+        if belief.best is not None and view.objective == "step_time":
+            rationale += f", expected improvement {gain:.2%}"
+        return Proposal(view.space.config(int(belief.rows_m[m])), self.name, rationale, expects)
+
+
+def choose_batch(belief: Belief, count: int) -> list[tuple[int, float]]:
+    """Positions among the candidates with their gain, one after another; each is told what the others would show."""
+    bar_k = bar(belief)
+    chosen: list[tuple[int, float]] = []
+    free = np.ones(len(belief.rows_m), dtype=bool)
+    for _ in range(min(count, len(belief.rows_m))):
+        gain = expected_gain(belief, bar_k)
+        utility = np.where(free, gain * belief.works_m - FAILURE_PRICE * (1 - belief.works_m), -np.inf)
+        m = int(np.argmax(utility))
+        free[m] = False
+        chosen.append((m, float(gain[m])))
+        bar_k = np.minimum(bar_k, belief.mean_km[:, m] + 0.5 * belief.sd_km[:, m])
+    return chosen
+
+
+def bar(belief: Belief) -> Array:
+    """(k,) what each model takes a new trial to have to beat: the best so far, or what runs now if that is better."""
+    if belief.best is not None:
+        bar_k = np.full(len(belief.weight_k), belief.best)
+    else:
+        doomed = 3.0 * (1 - belief.works_m)
+        bar_k = np.full(len(belief.weight_k), float(np.min(belief.mean_m + doomed)) + FIRST_MARGIN)
+    return np.minimum(bar_k, belief.pending_kp.min(axis=1)) if belief.pending_kp.shape[1] else bar_k
+
+
+def expected_gain(belief: Belief, bar_k: Array) -> Array:
+    """(m,) expected improvement over the models, in units of the scale (Jones et al. 1998, eq. 15)."""
+    z = (bar_k[:, None] - belief.mean_km) / belief.sd_km
+    density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
+    return np.asarray(belief.weight_k @ (belief.sd_km * (z * ndtr(z) + density)))

@@ -1,4 +1,4 @@
-"""What the observations of a search say of every row: time, memory, and the probability that a trial succeeds."""
+"""What the observations of a search say of every row: loss, memory, and the probability that a trial succeeds."""
 
 from __future__ import annotations
 
@@ -7,52 +7,51 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
-from cclsearch.predict.calibrate import Evidence, Posterior, Prior, calibrate
-from cclsearch.predict.features import KernelShape
+from cclsearch.predict.calibrate import Curve, Evidence, Prior, calibrate
 from cclsearch.predict.layout import Array
 from cclsearch.predict.model import CardModel, Priors, load_priors, model_of
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.values import FailureKind
+from cclsearch.propose.ensemble import TimeModels, learn_time
+from cclsearch.propose.feasibility import Feasibility, learn_feasibility
 
 MOST_CANDIDATES = 1500
 """Rows that get a full posterior; a larger space is first sifted by the calibrated closed form."""
-_DOUBT = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15, FailureKind.ILLEGAL_CONFIG: 0.9}
-"""Probability that a failure of this kind was not for lack of memory."""
-_OTHER_DOUBT = 0.8
-CRASH = Prior(np.array([-2.2]), np.array([0.4]), KernelShape(0.8, 1.5, 0.2, 0.6, 0.4), 1.0, 5.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """What is believed of candidate rows, given everything seen."""
+    """What is believed of m candidate rows, by k plausible models."""
 
     rows_m: NDArray[np.int64]
     """Rows that may be proposed."""
     weight_k: Array
-    """Of each of k rival models, which differ in how far the closed form may be off and how noisy the cluster is."""
     mean_km: Array
-    """Log loss."""
+    """Loss on `scale`'s scale."""
     sd_km: Array
+    """Of one measurement."""
+    memory_gib_m: Array
     fits_m: Array
     """Probability that the trial fits into memory."""
     works_m: Array
     """Probability that the trial succeeds."""
-    memory_gib_m: Array
-    best_log_loss: float | None
-    """Log of the best loss so far."""
-    time: Posterior
-    memory: Posterior
+    best: float | None
+    """Best loss so far, on the same scale; None where nothing has succeeded."""
+    pending_kp: Array
+    """What the models expect of the rows that run now."""
+    log_time_m: Array
+    """Log seconds per step that are expected."""
+    time: TimeModels
+    feasibility: Feasibility
 
     @property
     def mean_m(self) -> Array:
-        """(m,) expected log loss."""
+        """(m,) expected loss, on the scale."""
         return np.asarray(self.weight_k @ self.mean_km)
 
     @property
     def sd_m(self) -> Array:
-        """(m,) standard deviation of the log loss."""
+        """(m,) standard deviation of a measured loss, on the scale."""
         second = self.weight_k @ (self.sd_km**2 + self.mean_km**2)
         return np.asarray(np.sqrt(np.maximum(second - self.mean_m**2, 1e-12)))
 
@@ -61,151 +60,98 @@ def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
     """The belief over rows that may still be proposed; None where there is none left."""
     priors = priors or load_priors()
     model = model_of(view.card, view.space)
-    taken = {o.row for o in view.observations if o.row is not None} | view.pending
-    open_rows = np.setdiff1d(np.arange(len(view.space)), np.array(sorted(taken), dtype=np.int64))
+    open_rows = _open_rows(view)
     if not len(open_rows):
         return None
-    rivals, weights = _calibrate_rivals(model, view.observations, priors)
-    time = rivals[int(np.argmax(weights))]
-    memory = model.calibrate_memory(_memory_evidence(view.observations, model, priors), priors.memory)
-    rows = _sift(model, time, memory, open_rows, priors)
-    means, sds, shares = _ensemble(rivals, weights, rows, view)
-    log_memory, memory_variance = memory.marginals(rows)
-    spread = np.sqrt(memory_variance + priors.softness**2)
-    fits = ndtr((model.log_limit - log_memory) / spread)
-    stays = 1 - _crash_probability(view.observations, model, memory, priors, rows)
+    earlier = _place_earlier(view)
+    time = learn_time(model, view.observations, earlier, priors)
+    feasibility = learn_feasibility(model, (*view.observations, *earlier), priors)
+    rows = _sift(model, time, feasibility, open_rows)
+    pending = np.array(sorted(view.pending), dtype=np.int64)
+    both = np.concatenate([rows, pending])
+    rng = np.random.default_rng([view.seed, len(view.observations), len(pending)])
+    mean, sd, weight = time.draw(both, rng)
+    log_time = weight @ mean
+    if view.objective != "step_time":
+        mean, sd, weight = _loss_from_time(view, model, time, both)
+    memory_gib, fits, works = feasibility.at(rows)
+    size = len(rows)
     return Belief(
         rows_m=rows,
-        weight_k=shares,
-        mean_km=means,
-        sd_km=sds,
+        weight_k=weight,
+        mean_km=mean[:, :size],
+        sd_km=sd[:, :size],
+        memory_gib_m=memory_gib,
         fits_m=fits,
-        works_m=fits * stays,
-        memory_gib_m=np.exp(log_memory),
-        best_log_loss=min((np.log(o.loss) for o in view.observations if o.loss is not None), default=None),
+        works_m=works,
+        best=_best(view),
+        pending_kp=mean[:, size:],
+        log_time_m=log_time[:size],
         time=time,
-        memory=memory,
+        feasibility=feasibility,
     )
 
 
-DEVIATIONS = (0.6, 1.5, 3.0)
-NOISES = (1.0, 4.0)
-RIVAL_SHARE = 0.05
+def _open_rows(view: SearchView) -> NDArray[np.int64]:
+    free = np.ones(len(view.space), dtype=bool)
+    free[[o.row for o in view.observations if o.row is not None]] = False
+    free[list(view.pending)] = False
+    return np.flatnonzero(free)
 
 
-def _calibrate_rivals(
-    model: CardModel, observations: Sequence[Observation], priors: Priors
-) -> tuple[list[Posterior], Array]:
-    """Models that differ in the size of deviations and of noise, with their posterior weights; the unlikely are dropped."""
-    rivals, scores = [], []
-    for noise in NOISES:
-        for deviation in DEVIATIONS:
-            prior = replace(priors.time, shape=priors.time.shape.scaled(deviation), noise=priors.time.noise * noise)
-            rival = model.calibrate_time(_time_evidence(observations, replace(priors, time=prior)), prior)
-            rivals.append(rival)
-            scores.append(rival.log_evidence - 0.5 * (np.log(deviation / 1.0) ** 2) - 0.2 * np.log(noise))
-    weights = np.exp(np.array(scores) - max(scores))
-    weights /= weights.sum()
-    kept = np.flatnonzero(weights >= RIVAL_SHARE)
-    return [rivals[k] for k in kept], weights[kept] / weights[kept].sum()
+def _place_earlier(view: SearchView) -> tuple[Observation, ...]:
+    """Observations of earlier runs whose configuration is a member of this space, at its row here."""
+    placed = [(o, view.space.row(o.config)) for o in view.prior]
+    return tuple(replace(o, row=row) for o, row in placed if row is not None)
 
 
-ENSEMBLE = 48
-
-
-def _ensemble(
-    rivals: list[Posterior], weights: Array, rows: NDArray[np.int64], view: SearchView
-) -> tuple[Array, Array, Array]:
-    rng = np.random.default_rng([view.seed, len(view.observations)])
-    means, sds, shares = [], [], []
-    for rival, weight in zip(rivals, weights, strict=True):
-        count = max(4, round(ENSEMBLE * weight))
-        normal = rng.standard_normal((count, len(rival.theta_P)))
-        mean, variance = rival.ensemble(rows, normal)
-        means.append(mean)
-        sds.append(np.broadcast_to(np.sqrt(variance), mean.shape))
-        shares.append(np.full(count, weight / count))
-    return np.concatenate(means), np.concatenate(sds), np.concatenate(shares)
-
-
-def temper(log_loss_n: Array, noise: float) -> Array:
-    """(n,) noise of each measured loss: what is far slower than the best teaches little about what is fast.
-
-    Beyond a factor of two, causes enter that no closed form holds (allocator retries, stalled transports), so the
-    trust falls with the distance.
-    """
-    if not len(log_loss_n):
-        return np.zeros(0)
-    far = np.maximum(log_loss_n - log_loss_n.min() - np.log(2.0), 0.0)
-    return np.asarray(np.sqrt(noise**2 + (0.3 * far) ** 2))
-
-
-def _time_evidence(observations: Sequence[Observation], priors: Priors) -> Evidence:
-    seen = [(o.row, np.log(o.loss)) for o in observations if o.row is not None and o.loss is not None]
-    rows = np.array([row for row, _ in seen], dtype=np.int64)
-    values = np.array([value for _, value in seen], dtype=np.float64)
-    zeros = np.zeros(len(rows))
-    return Evidence(
-        rows, values, zeros.astype(np.int8), zeros, one_sided=True, noise_n=temper(values, priors.time.noise)
-    )
-
-
-def _memory_evidence(observations: Sequence[Observation], model: CardModel, priors: Priors) -> Evidence:
-    rows, values, sides, doubts = [], [], [], []
-    for o in observations:
-        if o.row is None:
-            continue
-        rows.append(o.row)
-        measured = o.peak_memory_gib if o.failure is None else None
-        values.append(np.log(measured) if measured else np.nan)
-        sides.append(0 if measured else -1 if o.failure is None else 1)
-        doubts.append(0.0 if o.failure is None else _DOUBT.get(o.failure.kind, _OTHER_DOUBT))
-    return Evidence(
-        np.array(rows, dtype=np.int64),
-        np.array(values, dtype=np.float64),
-        np.array(sides, dtype=np.int8),
-        np.array(doubts),
-        limit=model.log_limit,
-        softness=priors.softness,
-    )
-
-
-def _crash_probability(
-    observations: Sequence[Observation], model: CardModel, memory: Posterior, priors: Priors, rows: NDArray[np.int64]
-) -> Array:
-    """(m,) probability of a failure that memory does not explain: a threshold on a Gaussian process over the knobs."""
-    seen = [o for o in observations if o.row is not None]
-    seen_rows = np.array([o.row for o in seen], dtype=np.int64)
-    sides = np.array([-1 if o.failure is None else 1 for o in seen], dtype=np.int8)
-    doubt = np.zeros(len(seen))
-    if len(seen):
-        log_memory, variance = memory.marginals(seen_rows)
-        spread = np.sqrt(variance + priors.softness**2)
-        fits = ndtr((model.log_limit - log_memory) / spread)
-        prior_crash = 0.15
-        doubt = np.where(sides > 0, (1 - fits) / (1 - fits + fits * prior_crash), 0.0)
-        doubt = np.array(
-            [
-                1.0 if o.failure and o.failure.kind is FailureKind.OUT_OF_MEMORY else d
-                for o, d in zip(seen, doubt, strict=True)
-            ]
-        )
-    evidence = Evidence(seen_rows, np.full(len(seen), np.nan), sides, np.minimum(doubt, 0.98), limit=0.0, softness=1.0)
-
-    def constant(at: NDArray[np.int64], theta: Array) -> Array:
-        return np.full(len(at), theta[0])
-
-    posterior = calibrate(constant, model.features, CRASH, evidence)
-    mean, variance = posterior.marginals(rows)
-    return np.asarray(ndtr(mean / np.sqrt(1.0 + variance)))
-
-
-def _sift(
-    model: CardModel, time: Posterior, memory: Posterior, rows: NDArray[np.int64], priors: Priors
-) -> NDArray[np.int64]:
+def _sift(model: CardModel, time: TimeModels, feasibility: Feasibility, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows that the calibrated closed forms find worth a closer look, in order."""
     if len(rows) <= MOST_CANDIDATES:
         return rows
-    log_time = model.log_time(rows, time.theta_P)
-    over = model.log_memory(rows, memory.theta_P) - model.log_limit
+    log_time = model.log_time(rows)(time.likeliest.theta_P)
+    over = model.log_memory(rows)(feasibility.memory.theta_P) - model.log_limit
     order = np.argsort(log_time + 3.0 * np.maximum(over + 0.1, 0.0), kind="stable")
     return np.sort(rows[order[:MOST_CANDIDATES]])
+
+
+def loss_scale(losses: Sequence[float]) -> tuple[bool, float, float]:
+    """Whether losses are taken as logs, and the centre and spread by which they are standardised."""
+    values = np.array(losses, dtype=np.float64)
+    is_log = bool(np.all(values > 0))
+    scaled = np.log(values) if is_log else values
+    return is_log, float(np.median(scaled)), float(max(np.std(scaled), 1e-6 + 1e-3 * abs(np.median(scaled))))
+
+
+def _best(view: SearchView) -> float | None:
+    losses = [o.loss for o in view.observations if o.loss is not None]
+    if not losses:
+        return None
+    if view.objective == "step_time":
+        return float(np.log(min(losses)))
+    is_log, centre, spread = loss_scale(losses)
+    lowest = min(losses)
+    return float(((np.log(lowest) if is_log else lowest) - centre) / spread)
+
+
+def _loss_from_time(
+    view: SearchView, model: CardModel, time: TimeModels, rows: NDArray[np.int64]
+) -> tuple[Array, Array, Array]:
+    """One model of a loss of any kind: a line in the predicted log time plus a Gaussian process over the knobs."""
+    seen = [o for o in view.observations if o.row is not None and o.loss is not None]
+    is_log, centre, spread = loss_scale([o.loss for o in seen if o.loss is not None] or [1.0])
+    losses = np.array([o.loss for o in seen], dtype=np.float64)
+    values = ((np.log(losses) if is_log else losses) - centre) / spread
+    seen_rows = np.array([o.row for o in seen], dtype=np.int64)
+    centre_time = float(np.median(time.mean(seen_rows if len(seen_rows) else rows)))
+
+    def line(at: NDArray[np.int64]) -> Curve:
+        log_time = time.mean(at) - centre_time
+        return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * log_time)
+
+    shape = time.likeliest.prior.shape.scaled(3.0)
+    prior = Prior(np.array([0.0, 1.0]), np.array([1.0, 1.5]), shape, noise=0.1, freedom=4.0)
+    zeros = np.zeros(len(seen))
+    posterior = calibrate(line, model.features, prior, Evidence(seen_rows, values, zeros.astype(np.int8), zeros))
+    mean, variance = posterior.marginals(rows)
+    return mean[None, :], np.sqrt(variance + prior.noise**2)[None, :], np.ones(1)

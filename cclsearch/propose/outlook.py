@@ -1,0 +1,136 @@
+"""The surrogate's own view of a search, for whoever decides: the agent's prompt, and whether to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from cclsearch.predict.time import MULTIPLIERS
+from cclsearch.propose.base import SearchView
+from cclsearch.propose.default import bar, choose_batch, expected_gain
+from cclsearch.propose.surrogate import Belief, believe
+from cclsearch.values import Config
+
+NEGLIGIBLE = 0.01
+"""An improvement below this share is none."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One untried configuration as the surrogate sees it."""
+
+    config: Config
+    row: int
+    step_time_s: float
+    """Expected seconds per step."""
+    low_s: float
+    """The step time lies between `low_s` and `high_s` with probability 0.8."""
+    high_s: float
+    memory_gib: float
+    fits: float
+    """Probability of fitting into memory."""
+    works: float
+    """Probability that the trial succeeds."""
+    gain: float
+    """Expected relative improvement over the best so far, were it to succeed (in standard deviations of the loss where
+    the objective is not `step_time`)."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the trials taught of one part of the closed form."""
+
+    part: str
+    multiplier: float
+    """Measured over predicted, as calibrated."""
+    certainty: float
+    """0 nothing was learned, 1 it is known."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Where the search stands by the surrogate's own account."""
+
+    candidates: tuple[Candidate, ...]
+    """Best first: what the default strategy would run, one after another."""
+    num_open: int
+    """Configurations neither tried nor pending."""
+    num_plausible: int
+    """Of them, those with at least an even chance of success."""
+    best_gain: float | None
+    """Largest expected improvement, chance of success counted; None before anything has succeeded."""
+    chance_of_better: float | None
+    """Probability that any single remaining configuration improves on the best by over 1 %; None before a success."""
+    median_error: float | None
+    """Median relative error of the predicted step time over measured trials, each predicted without itself; None
+    below three."""
+    lessons: tuple[Lesson, ...]
+    """Parts whose multiplier the trials have moved, most certain first."""
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nothing plausible is left that would improve on the best by more than a hundredth."""
+        return self.num_open == 0 or (self.best_gain is not None and self.best_gain < 0.1 * NEGLIGIBLE)
+
+
+def survey(view: SearchView, top: int = 10) -> Outlook:
+    """The outlook with up to `top` candidates; cheap enough to ask before every trial."""
+    belief = believe(view)
+    if belief is None:
+        return Outlook((), 0, 0, None, None, None, ())
+    gain = expected_gain(belief, bar(belief))
+    has_best = belief.best is not None
+    return Outlook(
+        candidates=tuple(_candidate(view, belief, m, float(gain[m])) for m, _ in choose_batch(belief, top)),
+        num_open=len(belief.rows_m),
+        num_plausible=int(np.sum(belief.works_m >= 0.5)),
+        best_gain=float(np.max(gain * belief.works_m)) if has_best else None,
+        chance_of_better=_chance_of_better(belief) if has_best else None,
+        median_error=_median_error(belief),
+        lessons=_lessons(belief),
+    )
+
+
+def _candidate(view: SearchView, belief: Belief, m: int, gain: float) -> Candidate:
+    row = int(belief.rows_m[m])
+    reach = 1.2816 * float(belief.sd_m[m])  # 10 % on either side of a normal
+    time_s = float(np.exp(belief.log_time_m[m]))
+    if view.objective != "step_time":
+        variance = belief.time.likeliest.marginals(belief.rows_m[m : m + 1])[1]
+        reach = 1.2816 * float(np.sqrt(variance[0]))
+    return Candidate(
+        config=view.space.config(row),
+        row=row,
+        step_time_s=time_s,
+        low_s=time_s * float(np.exp(-reach)),
+        high_s=time_s * float(np.exp(reach)),
+        memory_gib=float(belief.memory_gib_m[m]),
+        fits=float(belief.fits_m[m]),
+        works=float(belief.works_m[m]),
+        gain=gain,
+    )
+
+
+def _chance_of_better(belief: Belief) -> float:
+    """By model: one minus the chance that the likeliest rows all fail to improve; models carry the correlation."""
+    assert belief.best is not None
+    better_km = ndtr((belief.best - NEGLIGIBLE - belief.mean_km) / belief.sd_km) * belief.works_m
+    return float(belief.weight_k @ better_km.max(axis=1))
+
+
+def _median_error(belief: Belief) -> float | None:
+    error = belief.time.left_out_error()
+    return float(np.median(np.abs(np.expm1(error)))) if len(error) >= 3 else None
+
+
+def _lessons(belief: Belief) -> tuple[Lesson, ...]:
+    posterior = belief.time.likeliest
+    certainty = 1 - (posterior.multiplier_sd() / posterior.prior.sd_P) ** 2
+    order = np.argsort(-certainty, kind="stable")
+    return tuple(
+        Lesson(MULTIPLIERS[p], float(np.exp(posterior.theta_P[p])), float(certainty[p]))
+        for p in order
+        if certainty[p] >= 0.2
+    )

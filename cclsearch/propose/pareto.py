@@ -1,0 +1,193 @@
+"""Proposals for several metrics at once: expected hypervolume improvement over any number of them.
+
+The hypervolume is an expectation over random scalarisations (Golovin and Zhang 2020, lemma 5), so its expected
+improvement is a mean over scalarisations and plausible models, in any dimension and without slicing boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.predict.calibrate import Curve, Evidence, Prior, calibrate
+from cclsearch.predict.layout import Array
+from cclsearch.predict.model import model_of
+from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
+from cclsearch.propose.default import FAILURE_PRICE
+from cclsearch.propose.surrogate import Belief, believe
+
+Direction = Literal["minimize", "maximize"]
+NUM_DIRECTIONS = 64
+NUM_DRAWS = 48
+MARGIN = 0.1
+"""The reference point lies beyond the worst seen or expected by this share of the range."""
+
+_FROM_TIME: dict[str, Callable[[SearchView, Array, Array], Array]] = {
+    "step_time_s": lambda view, time_s, ranks: time_s,
+    "step_time": lambda view, time_s, ranks: time_s,
+    "tokens_per_s": lambda view, time_s, ranks: view.card.tokens_per_step / time_s,
+    "tokens_per_s_per_accelerator": lambda view, time_s, ranks: view.card.tokens_per_step / time_s / ranks,
+    "accelerator_seconds": lambda view, time_s, ranks: time_s * ranks,
+}
+"""Metrics that follow from the step time and the number of accelerators: modelled through them."""
+
+
+def propose_pareto(
+    view: SearchView, count: int, metrics: Sequence[tuple[str, Direction]], proposer: str = "pareto"
+) -> list[Proposal]:
+    """Up to `count` new members that promise to push the front of `metrics` furthest, given success.
+
+    A metric is `num_accelerators`, `peak_memory_gib`, one that follows from the step time, or anything in the
+    observations' `metrics`, learned from there. Raises ValueError for fewer than two metrics.
+    """
+    if len(metrics) < 2:
+        raise ValueError(f"a front needs at least two metrics, not {len(metrics)}")
+    belief = believe(view)
+    if belief is None:
+        return []
+    rng = np.random.default_rng([view.seed, len(view.observations), len(metrics)])
+    draws_SmD = np.stack([_draw(view, belief, name, direction, rng) for name, direction in metrics], axis=-1)
+    front_nD = _measured(view.observations, metrics, view)
+    unit_SmD, unit_nD = _to_unit(draws_SmD, front_nD)
+    lengths_LD = np.abs(rng.standard_normal((NUM_DIRECTIONS, len(metrics))))
+    lengths_LD /= np.linalg.norm(lengths_LD, axis=1, keepdims=True)
+    held_SL = np.broadcast_to(_reach(unit_nD, lengths_LD).max(axis=0, initial=0.0), (len(unit_SmD), NUM_DIRECTIONS))
+    return [_propose(view, belief, m, proposer) for m in _choose(belief, unit_SmD, lengths_LD, held_SL, count)]
+
+
+def _choose(belief: Belief, unit_SmD: Array, lengths_LD: Array, held_SL: Array, count: int) -> list[int]:
+    reach_SmL = _reach(unit_SmD, lengths_LD)
+    free = np.ones(unit_SmD.shape[1], dtype=bool)
+    chosen: list[int] = []
+    for _ in range(min(count, len(free))):
+        gain_m = np.maximum(reach_SmL - held_SL[:, None, :], 0.0).mean(axis=(0, 2))
+        price = FAILURE_PRICE * float(gain_m.max(initial=0.0))
+        utility = np.where(free, gain_m * belief.works_m - price * (1 - belief.works_m), -np.inf)
+        m = int(np.argmax(utility))
+        free[m] = False
+        chosen.append(m)
+        held_SL = np.maximum(held_SL, reach_SmL[:, m, :])
+    return chosen
+
+
+def _reach(unit: Array, lengths_LD: Array) -> Array:
+    """How far each point lets each direction reach from the reference point, to the power that makes it a volume."""
+    ratio = np.maximum(unit[..., None, :], 0.0) / lengths_LD
+    return np.asarray(ratio.min(axis=-1) ** lengths_LD.shape[1])
+
+
+def _to_unit(draws_SmD: Array, front_nD: Array) -> tuple[Array, Array]:
+    """Points as distances from the reference point, each metric over its range of interest."""
+    expected_mD = draws_SmD.mean(axis=0)
+    known = np.concatenate([front_nD, expected_mD]) if len(front_nD) else expected_mD
+    low, high = known.min(axis=0), np.quantile(known, 0.9, axis=0)
+    if len(front_nD):
+        high = np.maximum(high, np.median(front_nD, axis=0))
+    span = np.maximum(high - low, 1e-9)
+    reference = high + MARGIN * span
+    return (reference - draws_SmD) / span, (reference - front_nD) / span
+
+
+def _draw(view: SearchView, belief: Belief, name: str, direction: Direction, rng: np.random.Generator) -> Array:
+    """(S, m) draws of one metric, logs where it is positive, and lower is better."""
+    sign = 1.0 if direction == "minimize" else -1.0
+    ranks = view.space.num_accelerators_N[belief.rows_m].astype(np.float64)
+    shape = (NUM_DRAWS, len(belief.rows_m))
+    if name == "num_accelerators":
+        return np.broadcast_to(sign * np.log(ranks), shape)
+    if name == "peak_memory_gib":
+        mean, variance = belief.feasibility.memory.marginals(belief.rows_m)
+        return np.asarray(sign * (mean + np.sqrt(variance) * rng.standard_normal(shape)))
+    models, sds, weights = belief.time.draw(belief.rows_m, rng)
+    pick = rng.choice(len(weights), size=NUM_DRAWS, p=weights / weights.sum())
+    log_time = models[pick] + sds[pick] * rng.standard_normal(shape)
+    if name in _FROM_TIME:
+        return np.asarray(sign * np.log(_FROM_TIME[name](view, np.exp(log_time), ranks)))
+    return np.asarray(sign * _learn_metric(view, belief, name).draw(belief.rows_m, log_time, rng))
+
+
+def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, Direction]], view: SearchView) -> Array:
+    """(n, D) what scored trials showed, on the scale of `_draw`; trials that lack one of the metrics are left out."""
+    points = []
+    for o in observations:
+        if o.loss is None or o.step_time_s is None:
+            continue
+        values = [_value_of(o, name, view) for name, _ in metrics]
+        if any(value is None for value in values):
+            continue
+        signs = [1.0 if direction == "minimize" else -1.0 for _, direction in metrics]
+        scaled = [_LearnedMetric.scale(view, name, value) for (name, _), value in zip(metrics, values, strict=True)]
+        points.append([sign * value for sign, value in zip(signs, scaled, strict=True)])
+    return np.array(points, dtype=np.float64).reshape(len(points), len(metrics))
+
+
+def _value_of(o: Observation, name: str, view: SearchView) -> float | None:
+    ranks = 1
+    for degree in ("tp", "dp", "pp"):
+        ranks *= o.config.as_int(degree)
+    if name == "num_accelerators":
+        return float(ranks)
+    if name == "peak_memory_gib":
+        return o.peak_memory_gib
+    if name in _FROM_TIME and o.step_time_s is not None:
+        return float(_FROM_TIME[name](view, np.array(o.step_time_s), np.array(float(ranks))))
+    return o.metrics.get(name)
+
+
+class _LearnedMetric:
+    """A metric that nothing derives: a line in the log step time plus a Gaussian process over the knobs."""
+
+    def __init__(self, view: SearchView, belief: Belief, name: str) -> None:
+        seen = [o for o in view.observations if o.row is not None and o.step_time_s is not None and name in o.metrics]
+        self._values = np.array([self.scale(view, name, o.metrics[name]) for o in seen], dtype=np.float64)
+        self._centre = float(self._values.mean()) if len(seen) else 0.0
+        self._spread = max(float(self._values.std()), 1e-6) if len(seen) else 1.0
+        log_time = np.log(np.array([o.step_time_s for o in seen], dtype=np.float64))
+        self._centre_time = float(log_time.mean()) if len(seen) else 0.0
+        rows = np.array([o.row for o in seen], dtype=np.int64)
+        known = dict(zip(rows.tolist(), (log_time - self._centre_time).tolist(), strict=True))
+        expected = belief.time
+
+        def line(at: NDArray[np.int64]) -> Curve:
+            times = expected.mean(at) - self._centre_time
+            times = np.array([known.get(int(row), time) for row, time in zip(at, times, strict=True)])
+            return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * times)
+
+        shape = belief.time.likeliest.prior.shape.scaled(3.0)
+        prior = Prior(np.zeros(2), np.array([1.0, 2.0]), shape, noise=0.1, freedom=4.0)
+        zeros = np.zeros(len(seen))
+        standard = (self._values - self._centre) / self._spread
+        evidence = Evidence(rows, standard, zeros.astype(np.int8), zeros)
+        self._posterior = calibrate(line, model_of(view.card, view.space).features, prior, evidence)
+
+    @staticmethod
+    def scale(view: SearchView, name: str, value: float | None) -> float:
+        """Logs where every trial's value is positive."""
+        values = [o.metrics[name] for o in view.observations if name in o.metrics]
+        assert value is not None
+        return float(np.log(value)) if value > 0 and all(v > 0 for v in values) else float(value)
+
+    def draw(self, rows: NDArray[np.int64], log_time_Sm: Array, rng: np.random.Generator) -> Array:
+        """(S, m) draws that move with the drawn step times."""
+        mean, variance = self._posterior.marginals(rows)
+        slope = self._posterior.theta_P[1]
+        moved = slope * (log_time_Sm - log_time_Sm.mean(axis=0))
+        noise = np.sqrt(variance) * rng.standard_normal(log_time_Sm.shape)
+        return np.asarray(self._centre + self._spread * (mean + moved + noise))
+
+
+def _learn_metric(view: SearchView, belief: Belief, name: str) -> _LearnedMetric:
+    return _LearnedMetric(view, belief, name)
+
+
+def _propose(view: SearchView, belief: Belief, m: int, proposer: str) -> Proposal:
+    expects = Expectation(
+        step_time_s=float(np.exp(belief.log_time_m[m])),
+        peak_memory_gib=float(belief.memory_gib_m[m]),
+        fits=float(belief.fits_m[m]),
+    )
+    rationale = f"promises to push the front furthest; {belief.works_m[m]:.0%} to succeed"
+    return Proposal(view.space.config(int(belief.rows_m[m])), proposer, rationale, expects)
