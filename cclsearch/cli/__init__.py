@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "space": ("cclsearch.cli.space", "the legal set of a workload; which rule rejects a configuration"),
     "bench": ("cclsearch.cli.bench", "strategies side by side on recorded landscapes"),
     "predict": ("cclsearch.cli.predict", "predicted time and memory of configurations, with their parts"),
+    "admit": ("cclsearch.cli.admit", "which trials may be ranked, rule by rule, judged again from their evidence"),
+    "report": ("cclsearch.cli.report", "one page and pictures of a run, or of several compared"),
     "score": ("cclsearch.cli.score", "what the traces of a run say: metrics, and where the time of a step goes"),
     "doctor": ("cclsearch.cli.doctor", "what is there to work with, and what to do about what is missing"),
     "init": ("cclsearch.cli.init", "write a project folder of one's own"),

@@ -151,7 +151,7 @@ def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, 
     columns = ["trial", *knobs, "state", "step time (s)", *([page.score_label] if by_score else [])]
     columns += [*(["expected (s)"] if has_expected else []), *(["spread"] if has_spread else [])]
     columns += [*(label for label, _ in shown), "proposed by"]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for trial in page.trials:
         cells = [_value_cell(trial.config.get(knob)) for knob in knobs]
         state = f"{trial.state}: {trial.failure_kind}" if trial.failure_kind else trial.state
@@ -188,7 +188,7 @@ def _ranking_cells(standing: Standing) -> list[Cell]:
         Cell(page.framework),
         Cell(page.provenance),
         _number_cell(trial.step_time_s),
-        Cell(f"{standing.ratio:.3g}x", standing.ratio),
+        Cell(f"{standing.ratio:.3f}x", standing.ratio),
         _number_cell(trial.metrics.get("tokens_per_s_per_accelerator")),
         _number_cell(trial.metrics.get("mfu")),
         Cell(page.objective),

@@ -25,7 +25,7 @@ class TraceEvidence(Model):
     flops_per_step: float | None = None
     """FLOPs of the matrix multiplications of one step over all ranks, recomputation included, from shapes."""
     flops_coverage: float | None = None
-    """Share of the compute time that those matrix multiplications take: little where custom kernels hide their shapes."""
+    """Share of the compute time that those take: little where custom kernels hide their shapes."""
     tokens_per_step: float | None = None
     """Tokens of one step over all data parallel ranks, from shapes."""
     devices: tuple[str, ...] = ()

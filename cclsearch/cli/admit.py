@@ -1,0 +1,87 @@
+"""`ccl-search admit RUN`: which trials may be ranked and why, judged again from the evidence on disk."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from cclsearch.cli import EXIT_FAILED, EXIT_OK
+from cclsearch.cli.arguments import add_run, positive_int
+
+if TYPE_CHECKING:
+    from cclsearch.rejudge import Rejudgement
+    from cclsearch.run_folder import Run
+
+EXAMPLE = "ccl-search admit last\n  ccl-search admit last --trial 7"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--trial", metavar="N", type=positive_int, help="every rule over this trial")
+    parser.add_argument("--write", action="store_true", help="write admission.json of each trial anew")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.errors import UserError
+    from cclsearch.rejudge import is_spec_unchanged, rejudge_run, rejudge_trial, write_admissions
+    from cclsearch.run_folder import load_run
+    from cclsearch.runs_folder import find_run
+
+    loaded = load_run(find_run(args.run, args.runs))
+    if args.trial is not None:
+        trial = loaded.state.trials.get(args.trial)
+        if trial is None or trial.outcome is None:
+            what = "has not ended" if trial else f"is not among its {len(loaded.state.trials)}"
+            raise UserError(f"run {loaded.spec.run_id!r}: trial {args.trial} {what}")
+        rejudged = [rejudge_trial(loaded, trial)]
+    else:
+        rejudged = rejudge_run(loaded)
+    if args.write:
+        write_admissions(loaded, rejudged)
+    changed = not is_spec_unchanged(loaded)
+    if args.json:
+        print(json.dumps(_as_json(loaded, rejudged, changed)))
+    else:
+        _print_table(loaded, rejudged, whole=args.trial is not None)
+        if changed:
+            print("search.yaml was changed after the search began: the frozen inputs are not what the trials ran with")
+    return EXIT_FAILED if changed or any(entry.is_lost for entry in rejudged) else EXIT_OK
+
+
+def _print_table(run: Run, rejudged: list[Rejudgement], *, whole: bool) -> None:
+    from cclsearch.text import one_line, plain
+
+    admitted = sum(entry.now.is_ranked for entry in rejudged)
+    print(plain(f"{run.spec.run_id} ({run.spec.provenance.value}): {admitted} of {len(rejudged)} trials admitted"))
+    for entry in rejudged:
+        mark = "admitted" if entry.now.is_ranked else "failed" if entry.now.failure else "refused"
+        lost = "  [ranked in the ledger]" if entry.is_lost else ""
+        reason = f"  {one_line(entry.reason, 240)}" if entry.reason else ""
+        print(plain(f"  {entry.trial.number:>4}  {mark:<9} {entry.trial.config}{reason}{lost}"))
+        if whole:
+            for verdict in entry.verdicts:
+                sign = {True: "yes", False: "NO", None: "-"}[verdict.ok]
+                print(plain(f"        {sign:<4}{verdict.rule:<14}{one_line(verdict.detail, 240)}"))
+    if any(entry.is_lost for entry in rejudged):
+        print("trials that ranked are no longer carried by their evidence; the ledger keeps what it judged then")
+
+
+def _as_json(run: Run, rejudged: list[Rejudgement], changed: bool) -> dict[str, object]:
+    return {
+        "run": run.spec.run_id,
+        "provenance": run.spec.provenance.value,
+        "inputs_unchanged": not changed,
+        "trials": [
+            {
+                "trial": entry.trial.number,
+                "config": dict(entry.trial.config),
+                "admitted": entry.now.is_ranked,
+                "admitted_in_ledger": entry.then.is_ranked,
+                "reason": entry.reason,
+                "verdicts": [verdict.model_dump(mode="json") for verdict in entry.verdicts],
+            }
+            for entry in rejudged
+        ],
+    }

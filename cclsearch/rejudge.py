@@ -1,0 +1,108 @@
+"""Judging a run's trials again from the evidence on disk, and comparing that with what the ledger took down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.judging import find_baseline, write_views
+from cclsearch.launch.collect import collect_result
+from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
+from cclsearch.record.state import Trial
+from cclsearch.run_folder import Run
+from cclsearch.score.evidence import Evidence
+from cclsearch.score.judge import judge_evidence, judge_failure
+from cclsearch.score.outcome import Outcome, Verdict
+from cclsearch.score.thresholds import DEFAULT, Thresholds
+from cclsearch.session import make_input
+from cclsearch.spec import SPEC_FILE, hash_file
+from cclsearch.trial_trace import read_trace_evidence
+from cclsearch.values import Failure, Provenance
+
+
+@dataclass(frozen=True)
+class Rejudgement:
+    """One trial: what the ledger holds, and what its evidence says now."""
+
+    trial: Trial
+    then: Outcome
+    now: Outcome
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it ranked in the ledger and its evidence no longer carries it."""
+        return self.then.is_ranked and not self.now.is_ranked
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        return self.now.admission.verdicts if self.now.admission else ()
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ranked now, in one line; empty where it is."""
+        if self.now.admission and self.now.admission.reasons:
+            return "; ".join(self.now.admission.reasons)
+        if self.now.failure:
+            return f"{self.now.failure.kind.value}: {self.now.failure.message}"
+        return ""
+
+
+def rejudge_run(run: Run, *, thresholds: Thresholds = DEFAULT) -> list[Rejudgement]:
+    """Every finished trial judged again, in order of their numbers. Nothing on disk changes."""
+    finished = [trial for trial in run.state.trials.values() if trial.outcome is not None]
+    return [rejudge_trial(run, trial, thresholds=thresholds) for trial in finished]
+
+
+def rejudge_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAULT) -> Rejudgement:
+    """One finished trial judged again from `result.json` and its traces, their hashes held against the ledger's."""
+    assert trial.outcome is not None
+    folder, spec = run.trial_folder(trial.number), run.spec
+    then = trial.outcome
+    result_path = folder / RESULT_FILE
+    found = hash_file(result_path) if result_path.is_file() else None
+    if found is None and trial.result_sha256 is None:
+        return Rejudgement(trial, then, then)
+    result = collect_result(folder)
+    if isinstance(result, Failure):
+        now = then if then.failure else judge_failure(_tell_missing(result, found), spec.provenance)
+        return Rejudgement(trial, then, now)
+    payload = make_input(spec, trial)
+    trace = None
+    if spec.provenance is Provenance.MEASURED and payload.profiled_steps:
+        trace = read_trace_evidence(folder / TRACE_FOLDER, spec.card, payload)
+    evidence = Evidence(
+        payload,
+        result,
+        spec.card,
+        spec.provenance,
+        trace,
+        recorded_sha256=trial.result_sha256,
+        found_sha256=found,
+        thresholds=thresholds,
+    )
+    now = judge_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
+    if then.failure is not None and now.failure is None and found == trial.result_sha256:
+        now = then  # the launcher's own reason (a timeout, a lost node) stands over what the script left
+    return Rejudgement(trial, then, now)
+
+
+def is_spec_unchanged(run: Run) -> bool:
+    """Whether the run's frozen inputs are still those that the ledger began with."""
+    return run.state.spec_sha256 in ("", hash_file(run.folder / SPEC_FILE))
+
+
+def write_admissions(run: Run, rejudged: list[Rejudgement]) -> list[Path]:
+    """Write `admission.json` and `metrics.json` of every trial anew; returns the trials' folders. The ledger stays."""
+    folders = []
+    for entry in rejudged:
+        folder = run.trial_folder(entry.trial.number)
+        write_views(folder, entry.now)
+        folders.append(folder)
+    return folders
+
+
+def _tell_missing(failure: Failure, found: str | None) -> Failure:
+    if found is not None:
+        return failure
+    message = "result.json is gone; the ledger holds its hash"
+    return failure.model_copy(update={"message": message})

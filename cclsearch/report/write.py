@@ -1,0 +1,66 @@
+"""Puts a report on disk: the page, and its charts as PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cclsearch.errors import UserError
+from cclsearch.report.data import RunPage
+from cclsearch.report.page import draw_comparisons, draw_run, render_page
+from cclsearch.report.scene import Scene
+
+CHARTS_FOLDER = "charts"
+
+
+def write_report(
+    pages: Sequence[RunPage], path: Path, *, png: bool = True, dark: bool = False, extra: Sequence[Scene] = ()
+) -> list[Path]:
+    """Write the page at `path` and, with `png`, every chart under `charts/` beside it; returns the files written.
+
+    Raises UserError where the folder cannot be written to.
+    """
+    written = [write_text(path, render_page(pages, extra_charts=extra))]
+    if not png:
+        return written
+    folder = path.parent / CHARTS_FOLDER
+    scenes = [(scene.name, scene) for scene in extra]
+    for page in pages:
+        prefix = "" if len(pages) == 1 else f"{safe_stem(page.run_id)}-"
+        scenes += [(f"{prefix}{scene.name}", scene) for scene in draw_run(page)]
+    if len(pages) > 1:
+        scenes += [(f"compared-{scene.name}", scene) for scene in draw_comparisons(pages)]
+    return written + write_pictures(scenes, folder, dark=dark)
+
+
+def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: bool = False) -> list[Path]:
+    """Write each scene as a PNG of that stem; returns the files. Raises UserError where that cannot be."""
+    from cclsearch.report.png import write_png
+
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stem, scene in scenes:
+            path = folder / f"{stem}.png"
+            write_png(scene, path, dark=dark)
+            written.append(path)
+    except OSError as error:
+        raise UserError(f"cannot write pictures to {str(folder)!r}: {error.strerror or error}") from None
+    return written
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file, its folder made if need be; returns it. Raises UserError where that cannot be."""
+    from cclsearch.record.book import write_atomically
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+    return path
+
+
+def safe_stem(name: str) -> str:
+    """The name with nothing but letters, digits, `.`, `_` and `-`: never a path."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).lstrip(".-") or "run"
