@@ -174,10 +174,11 @@ def _describe(table: EventTable, place: Callable[[NDArray[Any], str], _Place]) -
     plain = {
         name: getattr(table, name)
         for name in _TableHeader.__dataclass_fields__
-        if name not in ("columns", "name_class", "sparse", "memory")
+        if name not in ("columns", "name_class", "sparse", "memory", "op_costs")
     }
     return _TableHeader(
         **plain,
+        op_costs=dict(table.op_costs),
         columns={name: place(getattr(table, name), dtype) for name, dtype in COLUMNS.items()},
         name_class=place(table.name_class, "|u1"),
         sparse={
