@@ -105,7 +105,8 @@ def require_known_knobs(
 
     A profile may bring knobs that only its cluster knows; a user who types one that nobody reads has mistyped it.
     """
-    known = {knob.name for knob in (*framework.knobs, *framework.optional_knobs, *card.knobs, *others)}
+    known = {knob.name for knob in (*framework.knobs, *framework.optional_knobs)}
+    known |= {knob.name for knob in (*card.knobs, *others)}
     unknown = [knob.name for knob in declared if knob.name not in known]
     if unknown:
         raise UserError(

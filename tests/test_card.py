@@ -1,0 +1,299 @@
+"""Cards: what loads, what is reported by field, what is never guessed, and hostile files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cclsearch.card.load import card_from_mapping, inspect_card, inspect_mapping, load_card
+from cclsearch.card.model import Phase
+from cclsearch.content import list_content, shipped_root
+from cclsearch.errors import UserError
+
+ARCH = {
+    "num_layers": 32,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+SHIPPED = [f"wl{i}" for i in range(1, 8)] + ["tiny", "tiny-moe", "tiny-jax"]
+
+
+def make_card(**changes: Any) -> dict[str, Any]:
+    """A complete card in CCL-Bench's form; `path__to__field=value` changes it, None removes."""
+    data: dict[str, Any] = {
+        "version": 1,
+        "description": "a card",
+        "workload": {
+            "model": {
+                "phase": "training",
+                "moe": False,
+                "model_family": "m",
+                "precision": "bf16",
+                "model_arch": dict(ARCH),
+            },
+            "data": {"batch_size": 32, "seq_len": 1024},
+            "hardware": {
+                "network_topo": {"topology": "x", "bandwidth_gbps": [200, 2400]},
+                "xpu_spec": {"model": "nvidia_a100", "memory_gb": 40, "total_count": 16, "count_per_node": 4},
+            },
+        },
+        "Model-executor": {"framework": {"name": "megatron-lm"}},
+    }
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        part = data
+        for key in parents:
+            part = part[key]
+        if value is None:
+            part.pop(last, None)
+        else:
+            part[last] = value
+    return data
+
+
+ARCH_PATH = "workload__model__model_arch__"
+XPU = "workload__hardware__xpu_spec__"
+BANDWIDTH = "workload__hardware__network_topo__bandwidth_gbps"
+
+
+def write(folder: Path, data: Any, name: str = "c.yaml") -> str:
+    path = folder / name
+    path.write_text(data if isinstance(data, str) else yaml.safe_dump(data), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_workload_is_a_complete_training_card(name: str) -> None:
+    card = load_card(name)
+    assert (card.name, card.phase, card.notes) == (name, Phase.TRAINING, ())
+    raw = yaml.safe_load((shipped_root() / "workloads" / f"{name}.yaml").read_text())
+    assert raw["sources"], "every number names its source"
+
+
+def test_wl2_is_as_the_mission_says() -> None:
+    card = load_card("wl2")
+    arch, hardware = card.arch, card.hardware
+    assert (arch.num_layers, arch.num_heads, arch.num_kv_heads, arch.hidden_size) == (32, 32, 8, 4096)
+    assert (arch.intermediate_size, arch.vocab_size) == (14336, 128256)
+    assert (card.global_batch_size, card.seq_len, card.tokens_per_step) == (32, 1024, 32768)
+    assert (hardware.accelerator, hardware.num_accelerators, hardware.accelerators_per_node) == ("a100-40", 16, 4)
+    assert hardware.num_nodes == 4
+    assert card.recording is not None
+    assert (shipped_root() / "workloads" / "recordings" / card.recording / "trials.csv").is_file()
+
+
+def test_shipped_recordings_name_source_and_licence() -> None:
+    folders = sorted((shipped_root() / "workloads" / "recordings").iterdir())
+    assert [folder.name for folder in folders] == sorted(f"nanotron-8b-{n}n" for n in (2, 4, 16, 64))
+    for folder in folders:
+        card = load_card(str(folder / "card.yaml"))
+        assert (card.name, card.licence) == (folder.name, "Apache-2.0")
+        assert "Ultra-Scale" in card.source
+
+
+def test_widths_may_stand_under_model_as_older_cards_have_them() -> None:
+    data = make_card(workload__model__model_arch=None)
+    data["workload"]["model"] |= ARCH
+    assert card_from_mapping(data, "old") == card_from_mapping(make_card(), "old")
+
+
+def test_names_of_model_configurations_are_understood() -> None:
+    data = make_card(workload__model__moe=True)
+    arch = data["workload"]["model"]["model_arch"]
+    arch |= {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2}
+    moe = card_from_mapping(data, "m").arch.moe
+    assert moe is not None
+    assert (moe.num_experts, moe.top_k, moe.expert_intermediate_size, moe.num_shared_experts) == (64, 6, 1408, 2)
+
+
+def test_missing_widths_are_named_with_what_would_do_and_never_guessed(tmp_path: Path) -> None:
+    path = write(tmp_path, make_card(workload__model__model_arch=None))
+    with pytest.raises(UserError) as caught:
+        load_card(path)
+    message = str(caught.value)
+    assert message.startswith(path)
+    assert "\n" not in message
+    for field in ARCH:
+        assert f"workload.model.model_arch.{field} is missing" in message
+        assert f"--set {field}=N" in message
+    settings = [f"{field}={value}" for field, value in ARCH.items()]
+    assert load_card(path, sets=settings).arch.hidden_size == 4096
+
+
+def test_a_partial_card_can_be_inspected() -> None:
+    data = make_card(workload__data__batch_size="N/A", workload__model__model_arch__hidden_size=None)
+    report = inspect_mapping(data, "p", "p.yaml")
+    assert report.card is None
+    assert [problem.field.rsplit(".", 1)[-1] for problem in report.blocking] == ["hidden_size", "batch_size"]
+    assert report.values["seq_len"] == 1024
+    assert report.values["accelerator"] == "a100-40"
+
+
+def test_swapped_bandwidths_are_reported_and_not_used() -> None:
+    report = inspect_mapping(make_card(**{BANDWIDTH: [2400, 200]}), "s", "s.yaml")
+    assert report.card is not None
+    assert report.card.hardware.scale_up_gbps is None
+    assert report.card.hardware.scale_out_gbps is None
+    assert "--set bandwidth_gbps=[200,2400]" in report.notes[0]
+    assert "bandwidth_gbps" in report.card.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("pair", "used"), [(["N/A", 800], (None, 800)), (["TBD", "TBD"], (None, None)), ("x", (None, None))]
+)
+def test_bandwidths_that_are_no_numbers_are_reported(pair: object, used: tuple[float | None, float | None]) -> None:
+    card = card_from_mapping(make_card(**{BANDWIDTH: pair}), "b")
+    assert (card.hardware.scale_out_gbps, card.hardware.scale_up_gbps) == used
+    assert card.notes
+
+
+def test_settings_put_bandwidths_right(tmp_path: Path) -> None:
+    path = write(tmp_path, make_card(**{BANDWIDTH: [2400, 200]}))
+    hardware = load_card(path, sets=["bandwidth_gbps=[200,2400]"]).hardware
+    assert (hardware.scale_out_gbps, hardware.scale_up_gbps) == (200, 2400)
+
+
+def test_memory_is_looked_up_only_where_the_chip_leaves_no_choice() -> None:
+    found = card_from_mapping(make_card(**{f"{XPU}model": "nvidia_h100", f"{XPU}memory_gb": None}), "h")
+    assert found.hardware.memory_gib == 80
+    assert any("memory_gb is missing" in note for note in found.notes)
+    with pytest.raises(UserError, match="may be a100-40 and a100-80"):
+        card_from_mapping(make_card(**{f"{XPU}memory_gb": None}), "a")
+    with pytest.raises(UserError, match="memory_gb is missing"):
+        card_from_mapping(make_card(**{f"{XPU}model": "mychip", f"{XPU}memory_gb": None}), "u")
+
+
+def test_an_unknown_accelerator_stays_the_cards_own_word() -> None:
+    card = card_from_mapping(make_card(**{f"{XPU}model": "gh100x"}), "u")
+    assert card.hardware.accelerator == "gh100x"
+    assert "the card's word stands" in card.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({ARCH_PATH + "num_kv_heads": 5}, "num_kv_heads must divide num_heads: 5 does not divide 32"),
+        ({ARCH_PATH + "num_layers": 0}, "num_layers must be a whole number above 0, not 0"),
+        ({ARCH_PATH + "num_layers": -1}, "not -1"),
+        ({ARCH_PATH + "num_layers": True}, "not True"),
+        ({ARCH_PATH + "num_layers": 1.5}, "not 1.5"),
+        ({ARCH_PATH + "num_layers": float("nan")}, "not nan"),
+        ({ARCH_PATH + "num_layers": float("inf")}, "not inf"),
+        ({ARCH_PATH + "num_layers": [32]}, r"not \[32\]"),
+        ({XPU + "total_count": 10**30}, "at most 1e"),
+        ({XPU + "memory_gb": "lots"}, "memory_gb must be a number above 0"),
+        ({"workload__model__phase": "finetune"}, "phase must be training or inference"),
+        ({"workload__model__moe": "maybe"}, "moe must be true or false"),
+        ({"workload__model__moe": True}, "num_experts is missing in a mixture of experts"),
+        ({ARCH_PATH + "num_experts": 4, ARCH_PATH + "top_k": 8}, "moe"),
+        ({"Model-executor": None}, r"Model-executor\.framework\.name is missing"),
+        ({"workload__data": ["x"]}, r"workload\.data\.batch_size is missing"),
+        ({"workload__hardware__network_topo__torus": [4, 2]}, "4x2 is 8, not 16"),
+    ],
+)
+def test_impossible_fields_are_named(changes: dict[str, Any], words: str) -> None:
+    if words == "moe":
+        changes |= {"workload__model__moe": True, ARCH_PATH + "expert_intermediate_size": 64}
+        words = "top_k must be at most num_experts: 8 is above 4"
+    with pytest.raises(UserError, match=words):
+        card_from_mapping(make_card(**changes), "impossible")
+
+
+def test_a_second_card_is_laid_over_the_first_and_settings_over_both(tmp_path: Path) -> None:
+    base = write(tmp_path, make_card())
+    over = write(tmp_path, {"workload": {"data": {"seq_len": 4096, "batch_size": None}}}, "over.yaml")
+    card = load_card(base, overlays=[over], sets=["global_batch_size=64", "workload.model.precision=bfloat16"])
+    assert (card.seq_len, card.global_batch_size, card.precision) == (4096, 64, "bf16")
+
+
+@pytest.mark.parametrize("setting", ["hidden=1", "hidden_size", "=3", "seq_len=", "workload.nothing=3", "name=x"])
+def test_a_setting_of_no_field_is_refused(setting: str) -> None:
+    with pytest.raises(UserError, match="--set"):
+        load_card("wl2", sets=[setting])
+
+
+def test_an_inference_card_loads() -> None:
+    data = make_card(workload__model__phase="inference", workload__data__batch_size=None)
+    data["workload"]["data"]["max-num-seqs"] = 128
+    card = card_from_mapping(data, "i")
+    assert (card.phase, card.global_batch_size) == (Phase.INFERENCE, 128)
+
+
+def test_the_torus_of_a_slice_is_known_where_only_one_has_that_many_chips() -> None:
+    tpu = {f"{XPU}model": "tpu_v6e", f"{XPU}memory_gb": None, f"{XPU}total_count": 8}
+    assert card_from_mapping(make_card(**tpu), "t").hardware.torus == (2, 4)
+    odd = card_from_mapping(make_card(**{**tpu, f"{XPU}total_count": 6}), "t")
+    assert odd.hardware.torus is None
+    assert any("torus is missing" in note for note in odd.notes)
+
+
+def test_unknown_workload_lists_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"tiny-moe.*wl7"):
+        load_card("wl8")
+    assert set(SHIPPED) <= set(list_content("workloads", ".yaml"))
+
+
+def alias_bomb() -> str:
+    levels = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    return "\n".join(["a0: &a0 [x, x]", *levels, "workload: *a11"])
+
+
+def merge_bomb() -> str:
+    levels = [f"m{i}: &m{i} {{<<: [{', '.join([f'*m{i - 1}'] * 4)}], k{i}: 1}}" for i in range(1, 20)]
+    return "\n".join(["m0: &m0 {x: 1, y: 2}", *levels])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "just words",
+        "- a\n- b\n",
+        "workload: [",
+        "workload: 5\n",
+        "a: 1\na: 2\n",
+        "workload: !!python/object/apply:os.system ['true']\n",
+        "workload: &w {model: *w}\n",
+        "[" * 5000,
+        "x: " + "[" * 200 + "]" * 200,
+        "{a: 1}: 2\n? [x, y]\n: 3\n",
+        "n: " + "9" * 6000 + "\n",
+        "d: 2026-13-99\n",
+        alias_bomb(),
+        merge_bomb(),
+        "\x00\x01",
+    ],
+)
+def test_hostile_files_are_one_line_errors(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        load_card(path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000 + len(path)
+
+
+def test_bytes_that_are_no_text_and_files_too_large_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_bytes(b"workload: \xff\xfe\n")
+    with pytest.raises(UserError, match="UTF-8"):
+        load_card(str(tmp_path / "b.yaml"))
+    with (tmp_path / "l.yaml").open("wb") as file:
+        file.truncate(2**24)
+    with pytest.raises(UserError, match="under 8 MiB"):
+        load_card(str(tmp_path / "l.yaml"))
+
+
+def test_terminal_escapes_in_a_card_do_not_reach_the_card() -> None:
+    card = card_from_mapping(make_card(description="a\x1b[31m\u202ered\ncard"), "e")
+    assert card.title == "ared card"
+
+
+def test_anchors_and_infinities_that_published_cards_hold_are_fine(tmp_path: Path) -> None:
+    text = yaml.safe_dump(make_card()) + "runs:\n- config: &id {tp: 4}\n  score: .inf\n- config: *id\n  score: .nan\n"
+    assert inspect_card(write(tmp_path, text)).card is not None
