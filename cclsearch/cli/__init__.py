@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "admit": ("cclsearch.cli.admit", "which trials may be ranked, rule by rule, judged again from their evidence"),
     "report": ("cclsearch.cli.report", "one page and pictures of a run, or of several compared"),
     "score": ("cclsearch.cli.score", "what the traces of a run say: metrics, and where the time of a step goes"),
+    "what-if": ("cclsearch.cli.what_if", "the step time under other links or collectives, replayed from a trace"),
     "doctor": ("cclsearch.cli.doctor", "what is there to work with, and what to do about what is missing"),
     "init": ("cclsearch.cli.init", "write a project folder of one's own"),
 }

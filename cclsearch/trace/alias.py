@@ -78,7 +78,7 @@ ALIASES: Mapping[str, Alias] = {
     "total_communication_time": Alias(
         "comm_time",
         "theirs finds kernels by a few names (symmetric-memory kernels are missed) within the host's windows, and for "
-        "Nsight sums over devices and the whole file; here seconds of a step that something communicates, mean over ranks",
+        "Nsight sums over devices and the whole file; here seconds of a step that it covers, mean over ranks",
     ),
     "mean_sm_coverage": Alias(
         "allocation_ratio",
@@ -115,8 +115,8 @@ ALIASES: Mapping[str, Alias] = {
     ),
     "straggler": Alias(
         "last_arriver",
-        "theirs is how far the ends of the ranks' last collectives lie apart on clocks it does not align, and 0.0 where no "
-        "data is there; here the rank that enters collectives last most often, with what that costs in inputs",
+        "theirs is how far the ends of the ranks' last collectives lie apart on unaligned clocks, and 0.0 where "
+        "nothing was read; here the rank that enters collectives last most often, with what that costs in inputs",
     ),
     "ttft": Alias(
         "ttft",

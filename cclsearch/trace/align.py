@@ -113,6 +113,8 @@ def _sequences_of(rank: int, table: EventTable, world_size: int) -> list[tuple[G
 
 def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -> tuple[GroupKey, int] | None:
     """Name and size of the group of a call, equal on all its ranks; None where it cannot be told."""
+    if call.kind is CollectiveKind.SEND_RECV and not call.has_args:
+        return ("world", "send_recv"), world_size  # before NCCL 2.17 an all-to-all was a kernel of that name
     if call.kind in _POINT_TO_POINT:
         if call.peer is None or call.peer == rank:
             return None

@@ -32,7 +32,7 @@ _WORDS = {
     Cause.MEMORY_COPIES: "memory copies that nothing hides",
     Cause.HOST_IDLE: "a device that its host leaves idle",
     Cause.BUBBLE: "the pipeline bubble",
-    Cause.IMBALANCE: "uneven compute between ranks",
+    Cause.IMBALANCE: "imbalance between ranks",
 }
 
 

@@ -1,0 +1,159 @@
+"""`ccl-search what-if`: the step time under other links, another algorithm or compressed collectives."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cclsearch.errors import UserError
+
+if TYPE_CHECKING:
+    from cclsearch.trace.whatif import Replay, WhatIf
+    from cclsearch.trace.whatif_model import Scenario
+
+EXAMPLE = (
+    "ccl-search what-if runs/my-run/trials/0007 --scale-out-bw 2x\n"
+    "  ccl-search what-if traces/ --compress 4:30 --algorithm tree\n"
+    "  ccl-search what-if traces/ --chakra astra-sim/"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `what-if`."""
+    parser.add_argument("trace", help="trace file, folder of traces or trial folder")
+    parser.add_argument("--scale-out-bw", metavar="FACTOR", help="bandwidth between scale-up domains: 2x")
+    parser.add_argument("--scale-up-bw", metavar="FACTOR", help="bandwidth inside a scale-up domain: 2x")
+    parser.add_argument("--scale-up-domain", type=int, metavar="N", help="ranks of a scale-up domain")
+    parser.add_argument("--algorithm", choices=("ring", "tree"), help="algorithm of all-reduces")
+    parser.add_argument(
+        "--compress", metavar="RATIO[:US_PER_MB]", help="messages RATIO times smaller, coding at so many us a MB"
+    )
+    parser.add_argument("--compute", metavar="FACTOR", help="speed of compute: 2x")
+    parser.add_argument("--ranks-per-domain", type=int, metavar="N", help="scale-up domain of the measured system")
+    parser.add_argument("--card", metavar="WORKLOAD", help="workload card, for the measured system's links")
+    parser.add_argument("--chakra", metavar="FOLDER", help="also write one Chakra execution trace a rank for ASTRA-sim")
+    parser.add_argument("--json", action="store_true", help="the answer as data")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that read ranks")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 where there is an answer, 1 where the trace holds none."""
+    from cclsearch.card.load import load_card
+    from cclsearch.trace.chakra import export_chakra
+    from cclsearch.trace.metric import NotAvailable
+    from cclsearch.trace.open import open_trace
+    from cclsearch.trace.whatif import prepare_replay
+
+    scenario = _read_scenario(args)
+    card = load_card(args.card) if args.card else None
+    trace = open_trace(Path(args.trace), card=card, workers=args.workers)
+    if not trace.ranks:
+        return _fail(str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, args)
+    written = export_chakra(trace, Path(args.chakra)) if args.chakra else []
+    try:
+        replay = prepare_replay(trace, args.ranks_per_domain)
+    except NotAvailable as answer:
+        return _fail(str(answer.reason), answer.detail, args)
+    _print_answer(replay, scenario, written, args)
+    return 0
+
+
+def _fail(reason: str, message: str, args: argparse.Namespace) -> int:
+    import orjson
+
+    from cclsearch.text import one_line
+
+    if args.json:
+        print(orjson.dumps({"status": "not_available", "reason": reason, "message": one_line(message)}).decode())
+    else:
+        print(f"not available: {reason} ({one_line(message)})")
+    return 1
+
+
+def _read_scenario(args: argparse.Namespace) -> Scenario:
+    from cclsearch.trace.whatif_model import Scenario
+
+    for name in ("scale_up_domain", "ranks_per_domain"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value!r}")
+    if args.workers < 1:
+        raise UserError(f"--workers must be at least 1, not {args.workers!r}")
+    ratio, cost = _read_compression(args.compress)
+    return Scenario(
+        scale_up_bw=_read_factor("--scale-up-bw", args.scale_up_bw),
+        scale_out_bw=_read_factor("--scale-out-bw", args.scale_out_bw),
+        scale_up_domain=args.scale_up_domain,
+        algorithm=args.algorithm,
+        compress_ratio=ratio,
+        compress_cost_s_per_byte=cost,
+        compute=_read_factor("--compute", args.compute),
+    )
+
+
+def _read_factor(option: str, text: str | None) -> float:
+    if text is None:
+        return 1.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)x?", text.strip().lower())
+    if not match or float(match[1]) <= 0:
+        raise UserError(f"{option} must be a factor above 0 such as 2x or 0.5x, not {text!r}")
+    return float(match[1])
+
+
+def _read_compression(text: str | None) -> tuple[float, float]:
+    """Ratio, and coding cost in seconds per byte (given in microseconds per megabyte of 1e6 bytes)."""
+    if text is None:
+        return 1.0, 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)x?(?::(\d+(?:\.\d+)?))?", text.strip().lower())
+    if not match or float(match[1]) < 1:
+        raise UserError(f"--compress must be RATIO[:US_PER_MB] with a ratio of at least 1, such as 4:30, not {text!r}")
+    return float(match[1]), float(match[2] or 0) * 1e-6 / 1e6
+
+
+def _print_answer(replay: Replay, scenario: Scenario, written: list[Path], args: argparse.Namespace) -> None:
+    import orjson
+
+    from cclsearch.trace.whatif_model import Scenario as Unchanged
+
+    asked = replay.time(scenario) if scenario != Unchanged() else None
+    utilities = replay.utilities()
+    if args.json:
+        shown = {
+            "step_time_s": replay.step_time_s,
+            "scenario": _as_data(asked),
+            "utility": {name: _as_data(answer) for name, answer in utilities.items()},
+            "chakra": [str(path) for path in written],
+        }
+        print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
+        return
+    from cclsearch.text import plain
+
+    print(plain("\n".join(_text_lines(replay, asked, utilities, written))))
+
+
+def _as_data(answer: WhatIf | None) -> object:
+    if answer is None:
+        return None
+    return {**answer.model_dump(mode="json"), "gain_low": answer.gain_low, "gain_high": answer.gain_high}
+
+
+def _text_lines(replay: Replay, asked: WhatIf | None, utilities: dict[str, WhatIf], written: list[Path]) -> list[str]:
+    from cclsearch.trace.show import format_table, format_value
+
+    def between(answer: WhatIf) -> tuple[str, str]:
+        low, high = format_value(answer.low_s, "s"), format_value(answer.high_s, "s")
+        gains = (f"{100 * answer.gain_low:.1f} %", f"{100 * answer.gain_high:.1f} %")
+        return low if low == high else f"{low} to {high}", gains[0] if low == high else f"{gains[0]} to {gains[1]}"
+
+    lines = [f"measured step: {format_value(replay.step_time_s, 's')} (trace_step_time, as `ccl-search score` gives)"]
+    if asked is not None:
+        step, gain = between(asked)
+        lines.append(f"in this scenario: {step}, a gain of {gain} (simulated: replayed from the trace)")
+    rows = [(name, *between(answer)) for name, answer in utilities.items()]
+    lines += ["", "utility of doubling each resource (simulated):", format_table(("resource", "step", "gain"), rows)]
+    first = asked or next(iter(utilities.values()))
+    lines += [f"note: {note}" for note in dict.fromkeys(first.notes)]
+    lines += [f"wrote {path}" for path in written]
+    return lines

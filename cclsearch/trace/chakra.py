@@ -1,0 +1,151 @@
+"""Chakra execution traces (mlcommons/chakra, `schema/protobuf/et_def.proto`), one file a rank, as ASTRA-sim reads them.
+
+A file is a `GlobalMetadata` message followed by `Node` messages, each with its length as a varint in front. Nodes are
+the device events of one step: computation, copies and collectives with the dependencies that the trace shows. Attributes
+are those that Chakra's own converter and ASTRA-sim's feeder know (`comm_type`, `comm_size`, `pg_name`, `is_cpu_op`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cclsearch.errors import UserError
+from cclsearch.text import one_line
+from cclsearch.trace.causes import median_windows
+from cclsearch.trace.chakra_wire import (
+    bytes_field,
+    delimited,
+    packed_field,
+    present_uint_field,
+    text_field,
+    uint_field,
+)
+from cclsearch.trace.collectives import group_label
+from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
+from cclsearch.trace.view import RankView, TraceView
+from cclsearch.trace.whatif_graph import RankGraph, build_graph
+
+SCHEMA_VERSION = "0.0.4"
+_COMP_NODE, _SEND_NODE, _RECV_NODE, _COLL_NODE = 4, 5, 6, 7
+_MEM_LOAD_NODE = 2
+_COMM_TYPES = {
+    CollectiveKind.ALL_REDUCE: 0,
+    CollectiveKind.REDUCE: 1,
+    CollectiveKind.ALL_GATHER: 2,
+    CollectiveKind.GATHER: 3,
+    CollectiveKind.SCATTER: 4,
+    CollectiveKind.BROADCAST: 5,
+    CollectiveKind.ALL_TO_ALL: 6,
+    CollectiveKind.REDUCE_SCATTER: 7,
+    CollectiveKind.BARRIER: 9,
+}
+"""`CollectiveCommType` of the schema."""
+
+
+def export_chakra(trace: TraceView, folder: Path) -> list[Path]:
+    """Write `chakra.<rank>.et` of one step (the median one; the whole file without steps) for every rank.
+
+    Returns the paths. Raises UserError where no rank has a device event.
+    """
+    graphs = [(view, _graph_of(trace, view)) for view in trace.ranks.values() if len(view.windows.spans_W2)]
+    if not graphs:
+        raise UserError("there is no device event to export: give a trace that was read")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for view, graph in graphs:
+        path = folder / f"chakra.{view.rank}.et"
+        path.write_bytes(b"".join(_messages(view.table, graph)))
+        paths.append(path)
+    return paths
+
+
+def _graph_of(trace: TraceView, view: RankView) -> RankGraph:
+    at = median_windows(view.parts.window_ns_W)[0]
+    start, end = view.windows.spans_W2[at].tolist()
+    return build_graph(trace, view, (start, end), (trace.matching.offset_ns or {}).get(view.rank, 0))
+
+
+def _messages(table: EventTable, graph: RankGraph) -> Iterator[bytes]:
+    yield delimited(_global_metadata(table))
+    first = int(graph.start_ns[0]) if len(graph.rows) else 0
+    for i in range(len(graph.rows)):
+        yield delimited(_node(table, graph, i, first))
+
+
+def _global_metadata(table: EventTable) -> bytes:
+    world = table.world_size or 1
+    return (
+        text_field(1, SCHEMA_VERSION)
+        + bytes_field(2, _int64_attr("rank", table.rank))
+        + bytes_field(2, _int64_attr("world_size", world))
+        + bytes_field(2, _text_attr("producer", "ccl-search"))
+    )
+
+
+def _node(table: EventTable, graph: RankGraph, i: int, first_ns: int) -> bytes:
+    """One `Node`: id and dependencies count from 1, since a dependency on 0 could not be told from none."""
+    row = int(graph.rows[i])
+    kind = int(graph.kind[i])
+    call = table.collectives[int(table.coll_id[row])] if kind == Kind.COMM else None
+    depends = sorted({int(j) + 1 for j in (graph.before[i], graph.waited[i]) if j >= 0})
+    issued = [int(graph.issuer[i]) + 1] if graph.issuer[i] >= 0 else []
+    duration_us = -(-int(graph.end_ns[i] - graph.start_ns[i]) // 1000)
+    attributes = [_bool_attr("is_cpu_op", table.accelerator == "cpu"), *_attributes(table, graph, i, call)]
+    return (
+        uint_field(1, i + 1)
+        + text_field(2, one_line(table.names[int(table.name_id[row])], 120))
+        + uint_field(3, _node_type(kind, call))
+        + packed_field(4, issued)
+        + packed_field(5, depends)
+        + uint_field(6, (int(graph.start_ns[i]) - first_ns) // 1000)
+        + uint_field(7, duration_us)
+        + b"".join(bytes_field(10, attribute) for attribute in attributes)
+    )
+
+
+def _node_type(kind: int, call: Collective | None) -> int:
+    if call is None:
+        return _MEM_LOAD_NODE if kind in (Kind.MEMCPY, Kind.MEMSET) else _COMP_NODE
+    if call.kind is CollectiveKind.RECV:
+        return _RECV_NODE
+    return _SEND_NODE if call.kind in (CollectiveKind.SEND, CollectiveKind.SEND_RECV) else _COLL_NODE
+
+
+def _attributes(table: EventTable, graph: RankGraph, i: int, call: Collective | None) -> Iterator[bytes]:
+    row = int(graph.rows[i])
+    yield _int64_attr("stream", int(table.stream[row]))
+    yield _int64_attr("duration_ns", int(graph.end_ns[i] - graph.start_ns[i]))
+    if call is None:
+        size = int(table.bytes[row])
+        if size >= 0:
+            yield _uint64_attr("tensor_size", size)
+        return
+    if call.kind in _COMM_TYPES:
+        yield _int64_attr("comm_type", _COMM_TYPES[call.kind])
+    if call.message_bytes is not None:
+        yield _int64_attr("comm_size", call.message_bytes)
+    yield _int64_attr("transfer_ns", int(graph.transfer_ns[i]))
+    yield _text_attr("pg_name", call.group or group_label(call))
+    if call.group_ranks:
+        yield _text_attr("involved_ranks", ",".join(map(str, call.group_ranks)))
+    if call.peer is not None:
+        receives = call.kind is CollectiveKind.RECV
+        yield _int64_attr("comm_src", call.peer if receives else table.rank)
+        yield _int64_attr("comm_dst", table.rank if receives else call.peer)
+
+
+def _int64_attr(name: str, value: int) -> bytes:
+    return text_field(1, name) + present_uint_field(9, value)
+
+
+def _uint64_attr(name: str, value: int) -> bytes:
+    return text_field(1, name) + present_uint_field(13, value)
+
+
+def _bool_attr(name: str, value: bool) -> bytes:
+    return text_field(1, name) + present_uint_field(27, int(value))
+
+
+def _text_attr(name: str, value: str) -> bytes:
+    return text_field(1, name) + bytes_field(29, value.encode("utf-8", "replace"))

@@ -1,0 +1,247 @@
+"""The step time under another network: computation as measured, communication by the model, in the seen order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cclsearch.trace.causes import median_windows
+from cclsearch.trace.events import Kind, Reason
+from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.metrics.steps import measure_step_time
+from cclsearch.trace.view import TraceView
+from cclsearch.trace.whatif_graph import RankGraph, build_graph
+from cclsearch.trace.whatif_model import CommModel, Scenario, fit_comm_model
+from cclsearch.values import Model
+
+Floats = npt.NDArray[np.float64]
+
+DOUBLED: Mapping[str, Scenario] = {
+    "compute": Scenario(compute=2.0),
+    "scale_up_bw": Scenario(scale_up_bw=2.0),
+    "scale_out_bw": Scenario(scale_out_bw=2.0),
+    "copies": Scenario(copies=2.0),
+}
+"""The resources whose utility is told: each of them twice as fast."""
+
+
+class WhatIf(Model):
+    """A step time under a scenario, as bounds; both are the same where every dependency and latency was seen."""
+
+    step_time_s: float
+    """`trace_step_time`: what was measured, and where the scenario starts from."""
+    low_s: float
+    high_s: float
+    """The scenario's step time lies between these."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gain_low(self) -> float:
+        """The least share of the step that is saved."""
+        return 1 - self.high_s / self.step_time_s
+
+    @property
+    def gain_high(self) -> float:
+        """The largest share of the step that is saved."""
+        return 1 - self.low_s / self.step_time_s
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The graphs of one step of every rank, ready to be timed under any scenario."""
+
+    trace: TraceView
+    graphs: tuple[RankGraph, ...]
+    model: CommModel
+    step_time_s: float
+    window_s: float
+    """The replayed step itself."""
+    notes: tuple[str, ...]
+
+    def time(self, scenario: Scenario) -> WhatIf:
+        """Bounds of the step time under the scenario."""
+        unchanged = _time_step(self, Scenario(), best=True)
+        ends = [_time_step(self, scenario, best=best) for best in (True, False)]
+        scale = self.step_time_s / self.window_s
+        found = [self.step_time_s + (end - unchanged) * scale for end in ends]
+        notes = (*self.notes, *self.model.notes, *_scenario_notes(self, scenario))
+        return WhatIf(step_time_s=self.step_time_s, low_s=min(found), high_s=max(found), notes=notes)
+
+    def utilities(self) -> dict[str, WhatIf]:
+        """Resource -> the step time with that resource doubled: the utility is the share saved."""
+        return {name: self.time(scenario) for name, scenario in DOUBLED.items()}
+
+
+def prepare_replay(trace: TraceView, ranks_per_domain: int | None = None) -> Replay:
+    """Graphs of the median step of the slowest rank, over all ranks; raises NotAvailable where there are no steps."""
+    step = measure_step_time(trace)
+    slowest = max(trace.ranks, key=lambda rank: step.per_rank.get(rank) or 0.0)
+    view = trace.ranks[slowest]
+    at = int(median_windows(view.parts.window_ns_W)[-1])
+    number = view.windows.numbers[at]
+    offsets = trace.matching.offset_ns
+    graphs = []
+    for rank, other in trace.ranks.items():
+        if number in other.windows.numbers:
+            start, end = other.windows.spans_W2[other.windows.numbers.index(number)].tolist()
+            graphs.append(build_graph(trace, other, (start, end), (offsets or {}).get(rank, 0)))
+    window_s = int(view.parts.window_ns_W[at]) / 1e9
+    if window_s <= 0:
+        raise NotAvailable(Reason.TOO_FEW_STEPS, "the step has no length")
+    return Replay(
+        trace=trace,
+        graphs=tuple(graphs),
+        model=fit_comm_model(trace, ranks_per_domain),
+        step_time_s=step.value,
+        window_s=window_s,
+        notes=tuple(_replay_notes(trace, number, window_s, step.value)),
+    )
+
+
+def _replay_notes(trace: TraceView, number: int, window_s: float, step_s: float) -> list[str]:
+    notes = []
+    if abs(window_s / step_s - 1) > 1e-6:
+        notes.append(f"step {number} ({window_s:.6g} s) is replayed and scaled to the median of {step_s:.6g} s")
+    talks = any(len(view.comm_rows) for view in trace.ranks.values())
+    if talks and not trace.matching.groups:
+        notes.append("one rank cannot tell waiting from moving data: bounds from none to all of the time moving")
+    elif talks and trace.matching.offset_ns is None:
+        notes.append("clocks are not aligned: waiting in collectives is kept as measured")
+    return notes
+
+
+def _scenario_notes(replay: Replay, scenario: Scenario) -> list[str]:
+    model = replay.model
+    wider = scenario.scale_up_domain is not None and scenario.scale_up_domain != model.domain_size
+    if wider and model.up_over_out is None:
+        return ["neither trace nor card says how much faster links inside a domain are: taken as equal"]
+    tables = [view.table for view in replay.trace.ranks.values()]
+    if scenario.algorithm and all(_measured_tree(table.names) is None for table in tables):
+        return ["kernel names do not say which algorithm ran: taken as a ring"]
+    return []
+
+
+def _measured_tree(names: tuple[str, ...]) -> bool | None:
+    joined = " ".join(name for name in names if "AllReduce" in name).upper()
+    if "TREE" in joined:
+        return True
+    return False if "RING" in joined else None
+
+
+def _time_step(replay: Replay, scenario: Scenario, *, best: bool) -> float:
+    """Seconds of the replayed step: the longest window over ranks, every event at the earliest time it could start."""
+    graphs = replay.graphs
+    new_end = [graph.end_ns.astype(float) for graph in graphs]
+    new_start = [graph.start_ns.astype(float) for graph in graphs]
+    durations = [_new_durations(replay, graph, scenario, best) for graph in graphs]
+    partners = _partners(replay) if replay.trace.matching.offset_ns is not None else {}
+    order = _global_order(graphs)
+    for g, i in order:
+        graph = graphs[g]
+        start = _earliest_start(graph, i, new_start[g], new_end[g], best)
+        new_start[g][i] = start
+        new_end[g][i] = start + durations[g][i]
+        for m, j in partners.get((g, i), ()):
+            new_end[m][j] = _settle(graphs, partners[g, i], (m, j), new_start, durations)
+    return max((_window_length(graph, new_end[g]) for g, graph in enumerate(graphs)), default=0.0) / 1e9
+
+
+def _window_length(graph: RankGraph, new_end: Floats) -> float:
+    if not len(new_end):
+        return float(graph.window_ns)
+    return graph.window_ns + float(new_end.max()) - float(graph.end_ns.max())
+
+
+def _global_order(graphs: tuple[RankGraph, ...]) -> list[tuple[int, int]]:
+    """Events of all ranks by measured start: whatever an event waited for comes before it."""
+    owner = np.concatenate([np.full(len(graph.rows), g) for g, graph in enumerate(graphs)] or [np.zeros(0, int)])
+    index = np.concatenate([np.arange(len(graph.rows)) for graph in graphs] or [np.zeros(0, int)])
+    start = np.concatenate([graph.start_ns for graph in graphs] or [np.zeros(0, np.int64)])
+    order = np.argsort(start, kind="stable")
+    return list(zip(owner[order].tolist(), index[order].tolist(), strict=True))
+
+
+def _earliest_start(graph: RankGraph, i: int, new_start: Floats, new_end: Floats, best: bool) -> float:
+    """When an event could start, from what it waited for; its measured start where it waited for nothing seen."""
+    measured = int(graph.start_ns[i])
+    earliest = -np.inf
+    before, waited, issuer = int(graph.before[i]), int(graph.waited[i]), int(graph.issuer[i])
+    if before >= 0:
+        gap = measured - int(graph.end_ns[before]) if graph.keeps_gap[i] and issuer < 0 else 0
+        earliest = new_end[before] + gap
+    if waited >= 0:
+        earliest = max(earliest, new_end[waited] + measured - int(graph.end_ns[waited]))
+    if issuer >= 0:
+        earliest = max(earliest, new_start[issuer] + measured - int(graph.start_ns[issuer]))
+    launched = int(graph.launch_ns[i])
+    if launched >= 0:
+        after = int(graph.host_after[i])
+        moved = new_end[after] - int(graph.end_ns[after]) if after >= 0 else 0.0
+        release = measured if graph.is_host_bound[i] else launched
+        earliest = max(earliest, release + moved)
+    elif graph.is_host_bound[i]:
+        follows = new_end[before] - int(graph.end_ns[before]) if best and before >= 0 else 0.0
+        earliest = max(earliest, measured + follows)
+    return float(measured if earliest == -np.inf else earliest)
+
+
+def _new_durations(replay: Replay, graph: RankGraph, scenario: Scenario, best: bool) -> Floats:
+    """Durations under the scenario, waiting in collectives as measured."""
+    duration = (graph.end_ns - graph.start_ns).astype(float)
+    duration[graph.kind == Kind.COMPUTE] /= scenario.compute
+    duration[np.isin(graph.kind, (Kind.MEMCPY, Kind.MEMSET))] /= scenario.copies
+    table = replay.trace.ranks[graph.rank].table
+    tree = bool(_measured_tree(table.names))
+    single = not replay.trace.matching.groups
+    for i in np.flatnonzero(graph.kind == Kind.COMM).tolist():
+        call = table.collectives[int(table.coll_id[graph.rows[i]])]
+        moving = int(graph.transfer_ns[i]) / 1e9
+        bounds = replay.model.transfer_bounds(call, moving, scenario, tree)
+        ends = [bounds.low, bounds.high, moving] if single and not graph.is_matched[i] else [bounds.low, bounds.high]
+        duration[i] += ((min(ends) if best else max(ends)) - moving) * 1e9
+    return np.asarray(np.maximum(duration, 0.0))
+
+
+Member = tuple[int, int]
+
+
+def _settle(
+    graphs: tuple[RankGraph, ...],
+    members: list[Member],
+    member: Member,
+    new_start: list[Floats],
+    durations: list[Floats],
+) -> float:
+    """End of one rank's part of a collective: the last arrival, the transfer, and how late this rank left it."""
+    g, i = member
+    arrived = max(new_start[m][j] for m, j in members)
+    was_arrived = max(int(graphs[m].start_ns[j]) for m, j in members)
+    waited = graphs[g].end_ns[i] - graphs[g].start_ns[i] - graphs[g].transfer_ns[i]
+    late = graphs[g].end_ns[i] - was_arrived - graphs[g].transfer_ns[i]
+    return float(max(arrived + durations[g][i] - waited + late, new_start[g][i]))
+
+
+def _partners(replay: Replay) -> dict[Member, list[Member]]:
+    """(graph, event) of the last rank to enter a matched collective -> all members of the collective."""
+    where = {
+        (graph.rank, int(row)): (g, i)
+        for g, graph in enumerate(replay.graphs)
+        for i, row in enumerate(graph.rows.tolist())
+        if graph.is_matched[i]
+    }
+    found: dict[Member, list[Member]] = {}
+    for group in replay.trace.matching.groups:
+        for k in range(len(group.calls_K)):
+            places = [where.get((rank, int(group.rows_RK[r, k]))) for r, rank in enumerate(group.ranks)]
+            members = [place for place in places if place is not None]
+            if len(members) == len(places):
+                found[max(members, key=lambda m: int(replay.graphs[m[0]].start_ns[m[1]]))] = members
+    return found
+
+
+def ask_what_if(trace: TraceView, scenario: Scenario, ranks_per_domain: int | None = None) -> WhatIf:
+    """The step time under a scenario; raises NotAvailable where the trace has no steps to replay."""
+    return prepare_replay(trace, ranks_per_domain).time(scenario)

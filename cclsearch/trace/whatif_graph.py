@@ -1,0 +1,158 @@
+"""The events of one step with what each of them waited for, as far as the trace shows it.
+
+Dependencies seen: the event before on the same stream or thread; an event of another stream that ended as this one
+began; the host's launch, moved by what the host had waited for; the running event that issued this one; the other ranks
+of a matched collective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cclsearch.trace.events import Kind
+from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.view import RankView, TraceView
+
+Bools = npt.NDArray[np.bool_]
+
+GPU_SLACK_NS = 20_000
+CPU_SLACK_NS = 1_000_000
+"""An event that begins so soon after one of another lane ended is taken to have waited for it (threads wake slowly)."""
+
+
+@dataclass(frozen=True)
+class RankGraph:
+    """Events of one rank that start in its window, by start, on the common clock; -1 is "none" in the index columns."""
+
+    rank: int
+    rows: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    kind: Int64s
+    before: Int64s
+    """The event before on the same lane."""
+    keeps_gap: Bools
+    """The gap to it is a cost of its own (launching, interpreting) and stays."""
+    waited: Int64s
+    """The event of another lane whose end this one waited for."""
+    issuer: Int64s
+    """The event of another lane during which this one was issued."""
+    launch_ns: Int64s
+    """When the host launched it; -1 where unknown."""
+    host_after: Int64s
+    """The event for which the host had last waited before that launch."""
+    is_host_bound: Bools
+    """Nothing on the device held it up: it started when the host let it."""
+    transfer_ns: Int64s
+    """Transfer part of a collective; its whole duration where no peer tells; 0 elsewhere."""
+    is_matched: Bools
+    window_ns: int
+    tail_ns: int
+    """From the last event's end to the window's end."""
+
+
+def build_graph(trace: TraceView, view: RankView, window: tuple[int, int], offset_ns: int) -> RankGraph:
+    """The graph of one rank over a window of its own clock."""
+    table = view.table
+    rows = view.device_rows
+    start = table.ts_ns[rows]
+    rows = rows[(start >= window[0]) & (start < window[1])]
+    rows = rows[np.argsort(table.ts_ns[rows], kind="stable")]
+    move = table.base_ns + offset_ns
+    start, end = table.ts_ns[rows] + move, table.ts_ns[rows] + table.dur_ns[rows] + move
+    on_cpu = table.accelerator == "cpu"
+    lane = table.stream[rows].astype(np.int64) + (table.device[rows].astype(np.int64) << 32)
+    before = _event_before(lane, start, end)
+    waited, issuer = _find_waits(lane, start, end, before, CPU_SLACK_NS if on_cpu else GPU_SLACK_NS)
+    launch = table.launch[rows]
+    launch_ns = np.where(launch >= 0, table.ts_ns[launch] + move, -1)
+    free_ns = np.maximum(
+        np.where(before >= 0, end[before], np.iinfo(np.int64).min),
+        np.where(waited >= 0, end[waited], np.iinfo(np.int64).min),
+    )
+    queued = (launch_ns >= 0) & (launch_ns <= free_ns)
+    released = (before >= 0) & (waited < 0)
+    transfer, matched = _transfers(trace, view, rows)
+    last = int(end.max()) if len(rows) else window[0] + move
+    return RankGraph(
+        rank=view.rank,
+        rows=rows,
+        start_ns=start,
+        end_ns=end,
+        kind=table.kind[rows].astype(np.int64),
+        before=before,
+        keeps_gap=released & (on_cpu | queued),
+        waited=waited,
+        issuer=issuer if on_cpu else np.full(len(rows), -1, dtype=np.int64),
+        launch_ns=launch_ns,
+        host_after=_host_waits(view, launch_ns, end, move),
+        is_host_bound=~queued & (waited < 0) & (not on_cpu),
+        transfer_ns=transfer,
+        is_matched=matched,
+        window_ns=window[1] - window[0],
+        tail_ns=window[1] + move - last,
+    )
+
+
+def _event_before(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """The event before on the same lane that had ended (for overlapping events of one lane: the last that had)."""
+    before = np.full(len(lane), -1, dtype=np.int64)
+    for one in np.unique(lane):
+        at = np.flatnonzero(lane == one)
+        by_end = at[np.argsort(end[at], kind="stable")]
+        found = np.searchsorted(end[by_end], start[at], side="right") - 1
+        before[at] = np.where(found >= 0, by_end[np.maximum(found, 0)], -1)
+    before[before == np.arange(len(lane))] = -1
+    return before
+
+
+def _find_waits(lane: Int64s, start: Int64s, end: Int64s, before: Int64s, slack_ns: int) -> tuple[Int64s, Int64s]:
+    """For each event: one of another lane that ended just before it began; else one that was running as it began."""
+    n = len(lane)
+    waited, issuer = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    free = np.where(before >= 0, end[before], np.iinfo(np.int64).min)
+    for one in np.unique(lane):
+        here = lane == one
+        others = np.flatnonzero(~here)
+        if not len(others):
+            continue
+        at = np.flatnonzero(here)
+        by_end = others[np.argsort(end[others], kind="stable")]
+        found = np.searchsorted(end[by_end], start[at], side="right") - 1
+        peer = by_end[np.maximum(found, 0)]
+        ended = (found >= 0) & (end[peer] > free[at]) & (start[at] - end[peer] <= slack_ns)
+        waited[at[ended]] = peer[ended]
+        by_start = others[np.argsort(start[others], kind="stable")]
+        found = np.searchsorted(start[by_start], start[at], side="right") - 1
+        peer = by_start[np.maximum(found, 0)]
+        running = (found >= 0) & (end[peer] > start[at]) & ~ended & (start[at] - free[at] > slack_ns)
+        issuer[at[running]] = peer[running]
+    return waited, issuer
+
+
+def _host_waits(view: RankView, launch_ns: Int64s, end: Int64s, move: int) -> Int64s:
+    """The device event that the host's last synchronisation before a launch had waited for."""
+    table = view.table
+    blocking = np.array(["Synchronize" in name for name in table.names] or [False])
+    runtime = view.rows(Kind.RUNTIME)
+    syncs = np.concatenate([runtime[blocking[table.name_id[runtime]]], view.rows(Kind.SYNC)])
+    if not len(syncs) or not len(end):
+        return np.full(len(launch_ns), -1, dtype=np.int64)
+    sync_end = np.sort(table.ts_ns[syncs] + table.dur_ns[syncs] + move)
+    last = np.searchsorted(sync_end, launch_ns, side="right") - 1
+    by_end = np.argsort(end, kind="stable")
+    seen = np.searchsorted(end[by_end], sync_end[np.maximum(last, 0)], side="right") - 1
+    return np.where((last >= 0) & (seen >= 0) & (launch_ns >= 0), by_end[np.maximum(seen, 0)], -1)
+
+
+def _transfers(trace: TraceView, view: RankView, rows: Int64s) -> tuple[Int64s, Bools]:
+    table = view.table
+    is_comm = table.kind[rows] == Kind.COMM
+    known = trace.matching.transfer_ns.get(view.rank)
+    transfer = known[rows] if known is not None else np.full(len(rows), -1, dtype=np.int64)
+    matched = is_comm & (transfer >= 0)
+    whole = np.where(is_comm, table.dur_ns[rows], 0)
+    return np.where(matched, np.minimum(transfer, whole), whole), matched
