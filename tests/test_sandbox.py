@@ -1,0 +1,128 @@
+"""No program gets out of the sandbox, and each that fails says so within its limits."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from llm.hostile import HOSTILE, SLOW
+
+from cclsearch.propose.llm.sandbox import Limits, SandboxError, run_policy
+
+TIGHT = Limits(time_s=0.4, memory_bytes=48 * 2**20, output_bytes=20_000)
+INPUT = ({"config_space": [{"key": "tp", "type": "int", "choices": [1, 2], "description": ""}]}, {"total_gpus": 2})
+
+
+def run(program: str, limits: Limits = TIGHT) -> dict[str, object]:
+    return run_policy(program, *INPUT, limits=limits)
+
+
+def test_an_ordinary_program_runs() -> None:
+    program = """
+import math, itertools, functools, collections, json, re
+from typing import Any
+
+def generate_config(workload: dict, environment: dict[str, Any]) -> dict:
+    tps = [t for knob in workload["config_space"] if knob["key"] == "tp" for t in knob["choices"]]
+    best = max(itertools.product(tps, [True, False]), key=lambda pair: (pair[0], not pair[1]))
+    return {"tp": best[0], "activation_checkpointing": best[1], "lr": math.sqrt(4), "kernel": f"flash{2}"}
+"""
+    expected = {"tp": 2, "activation_checkpointing": False, "lr": 2.0, "kernel": "flash2"}
+    assert run(program, Limits()) == expected
+
+
+def test_a_program_with_a_third_parameter_gets_the_history() -> None:
+    program = "def generate_config(workload, environment, history: list[dict]):\n    return {'tp': len(history)}"
+    assert run_policy(program, *INPUT, [{"score": 1.0}]) == {"tp": 1}
+
+
+def test_the_same_program_gives_the_same_configuration() -> None:
+    program = "import random\ndef generate_config(w, e):\n    return {'tp': random.randint(1, 10**9)}"
+    assert run(program) == run(program)
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ("yield 1", "yield"),
+        ("x = 1\n    del x", "del"),
+        ("import statistics", "statistics"),
+        ("import heapq", "heapq"),
+        ("return 1 / 0", "ZeroDivisionError"),
+        ("return [1]", "must return a dict"),
+        ("return {'tp': [1]}", "plain number"),
+        ("return {'tp': float('nan')}", "plain number"),
+        ("return workload['no_such_field']", "no_such_field"),
+    ],
+)
+def test_what_is_wrong_is_named_to_the_author(body: str, word: str) -> None:
+    with pytest.raises(SandboxError, match=word):
+        run(f"def generate_config(workload, environment):\n    {body}")
+
+
+def test_a_program_without_the_function_is_told_so() -> None:
+    with pytest.raises(SandboxError, match="generate_config"):
+        run("x = 1")
+
+
+@pytest.mark.serial
+def test_no_hostile_program_gets_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = tmp_path / "canary.txt"
+    canary.write_text("canary-in-a-file")
+    monkeypatch.setenv("CCL_CANARY_API_KEY", "canary-in-the-environment")
+    before = set(tmp_path.iterdir())
+    programs = [text.replace("CANARY_PATH", str(canary)) for text in HOSTILE]
+    assert len(set(programs)) >= 200
+
+    def attempt(program: str) -> str:
+        try:
+            return f"returned {run(program)}"
+        except SandboxError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(attempt, programs))
+    assert not [text for text in said if "canary-in" in text]
+    assert not [(program, text) for program, text in zip(programs, said, strict=True) if text.startswith("returned")]
+    assert all(text.strip() and len(text) <= 1600 for text in said)
+    assert set(tmp_path.iterdir()) == before
+    assert canary.read_text() == "canary-in-a-file"
+    assert not leftovers()
+
+
+def leftovers() -> list[str]:
+    """Interpreters of the sandbox that still run as children of this process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)
+        except OSError:
+            continue
+        parent, name = int(fields[1].split()[1]), fields[0].split("(", 1)[1]
+        if parent == os.getpid() and ("monty" in name or "sandbox" in name):
+            found.append(name)
+    return found
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("program", SLOW, ids=range(len(SLOW)))
+def test_an_endless_program_ends_at_its_limit(program: str) -> None:
+    with pytest.raises(SandboxError):
+        run(program)
+
+
+def test_a_program_that_is_no_text_or_too_long_is_refused_unread() -> None:
+    for program in ("def generate_config(w, e): return {}\0", "#" * 100_000):
+        with pytest.raises(SandboxError, match="at most"):
+            run(program)
+
+
+def test_lone_surrogates_and_deep_nesting_are_failures_not_crashes() -> None:
+    deep = "x = " + "(" * 5000 + "1" + ")" * 5000
+    sums = "x = " + "+".join(itertools.repeat("1", 20_000))
+    for program in ("x = '\ud800'", deep, sums, "x = " + "-" * 20_000 + "1"):
+        with pytest.raises(SandboxError):
+            run(program)
