@@ -186,8 +186,8 @@ TIME = {"name": "step_time_s", "direction": "minimize"}
             "must not be above",
         ),
         ({"version": 1, "parameters": {"p": {"default": float("inf")}}, "metrics": [TIME]}, r"parameters\.p\.default"),
-        ([1, 2], "must be a mapping"),
-        ("version: [", "is no YAML"),
+        ([1, 2], "mapping"),
+        ("version: [", "own.yaml: "),
     ],
 )
 def test_a_mistake_in_a_file_is_named_by_its_field(tmp_path: Path, data: object, message: str) -> None:

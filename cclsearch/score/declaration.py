@@ -7,19 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from cclsearch.errors import UserError
 from cclsearch.score.catalog import Direction
 from cclsearch.values import Model
+from cclsearch.yaml_file import read_yaml
 
 BASELINE = "baseline"
 """In place of a number: what the baseline trial measured."""
 
 NAME = r"^[a-z][a-z0-9_]{0,60}$"
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-MAX_FILE_BYTES = 100_000
 _UNION_BRANCHES = frozenset({"float", "str", "literal['baseline']", "constrained-float"})
 
 
@@ -81,18 +80,7 @@ class ObjectiveDeclaration(Model):
 
 def read_declaration(path: Path) -> ObjectiveDeclaration:
     """The file's declaration; raises UserError that names file and field."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if len(text) > MAX_FILE_BYTES:
-            raise UserError(f"{path}: an objective has at most {MAX_FILE_BYTES} characters; this file has {len(text)}")
-        data = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{path}: is no YAML ({' '.join(str(error).split())[:200]})") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: must be a mapping with `version` and `metrics`; it is {type(data).__name__}")
-    return check_declaration(data, str(path))
+    return check_declaration(read_yaml(path), str(path))
 
 
 def check_declaration(data: Mapping[str, Any], where: str) -> ObjectiveDeclaration:
