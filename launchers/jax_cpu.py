@@ -1,0 +1,388 @@
+"""Run script `jax-cpu`: really trains a sharded transformer under JAX on CPU devices.
+
+One process drives the devices of its host; on several hosts (`CCL_PROCESS_ID`, `CCL_NUM_PROCESSES` and
+`CCL_COORDINATOR` are set by the launcher) the processes join through `jax.distributed`. The mesh has the axes `data`,
+`expert` and `tensor`; the compiler places the collectives. Knobs: tp, dp, ep (inside dp), micro_batch_size,
+activation_checkpointing (none, full).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from common import (
+    CpuClock,
+    IllegalConfig,
+    PeakMemory,
+    Trial,
+    device_name,
+    foreign_cores,
+    host_name,
+    limit_memory,
+    package_versions,
+    read_trial,
+    reporting_failures,
+    write_json,
+    write_result,
+)
+
+NUM_LOSSES = 4
+
+
+def set_devices(trial: Trial, num_processes: int) -> None:
+    """Ask XLA for this process's share of CPU devices; must run before jax is imported."""
+    ranks = int(trial.data["num_ranks"])
+    if ranks % num_processes:
+        raise IllegalConfig(f"the {num_processes} processes must divide the {ranks} devices of the trial")
+    share = ranks // num_processes
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={share}".strip()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+class Model:
+    """The weights, where each lies on the mesh, and the loss over them."""
+
+    def __init__(self, trial: Trial, mesh: Any) -> None:
+        self.trial, self.arch, self.mesh = trial, trial.data["arch"], mesh
+        self.remat = trial.config.get("activation_checkpointing", "none") == "full"
+        self.specs = self._specify()
+
+    def _specify(self) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]:
+        """Name -> (shape, mesh axis of each dimension)."""
+        a = self.arch
+        hidden, q_size, kv_size = a["hidden_size"], a["num_heads"] * a["head_dim"], a["num_kv_heads"] * a["head_dim"]
+        specs: dict[str, Any] = {
+            "embedding": ((a["vocab_size"], hidden), (None, "tensor")),
+            "norm": ((hidden,), (None,)),
+        }
+        if not a["tied_embeddings"]:
+            specs["head"] = ((a["vocab_size"], hidden), (None, "tensor"))
+        for i in range(a["num_layers"]):
+            layer = {
+                "norm_1": ((hidden,), (None,)),
+                "norm_2": ((hidden,), (None,)),
+                "q": ((hidden, q_size), (None, "tensor")),
+                "k": ((hidden, kv_size), (None, "tensor")),
+                "v": ((hidden, kv_size), (None, "tensor")),
+                "out": ((q_size, hidden), ("tensor", None)),
+                **self._specify_ffn(i),
+            }
+            specs |= {f"layer{i}.{name}": spec for name, spec in layer.items()}
+        return specs
+
+    def _specify_ffn(self, index: int) -> dict[str, Any]:
+        a, moe, gated = self.arch, self.arch.get("moe"), self.arch["gated_mlp"]
+        hidden = a["hidden_size"]
+
+        def dense(prefix: str, width: int) -> dict[str, Any]:
+            into = {f"{prefix}up": ((hidden, width), (None, "tensor"))}
+            if gated:
+                into[f"{prefix}gate"] = ((hidden, width), (None, "tensor"))
+            return into | {f"{prefix}down": ((width, hidden), ("tensor", None))}
+
+        if not moe or index < moe["num_dense_layers"]:
+            return dense("", a["intermediate_size"])
+        num, width = moe["num_experts"], moe["expert_intermediate_size"]
+        specs: dict[str, Any] = {
+            "router": ((hidden, num), (None, None)),
+            "expert_up": ((num, hidden, width), ("expert", None, "tensor")),
+            "expert_down": ((num, width, hidden), ("expert", "tensor", None)),
+        }
+        if gated:
+            specs["expert_gate"] = ((num, hidden, width), ("expert", None, "tensor"))
+        return specs | (dense("shared_", moe["num_shared_experts"] * width) if moe["num_shared_experts"] else {})
+
+    @property
+    def num_params(self) -> int:
+        from math import prod
+
+        return sum(prod(shape) for shape, _ in self.specs.values())
+
+    def place(self, spec: tuple[str | None, ...]) -> Any:
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def draw_weights(self) -> dict[str, Any]:
+        """Every weight from its own seed, cut as the mesh says: the same model in every layout."""
+        import jax
+        import numpy as np
+
+        weights = {}
+        for name, (shape, spec) in self.specs.items():
+            if "norm" in name:
+                whole = np.ones(shape, np.float32)
+            else:
+                seed = self.trial.data["seed"] * 1_000_003 + zlib.crc32(name.encode())
+                whole = np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(0.02)
+            weights[name] = jax.make_array_from_callback(shape, self.place(spec), whole.__getitem__)
+        return weights
+
+    def loss(self, weights: Mapping[str, Any], tokens_BS: Any) -> Any:
+        """Mean cross-entropy of the next token."""
+        import jax
+        import jax.numpy as jnp
+
+        x = weights["embedding"][tokens_BS[:, :-1]]
+        for i in range(self.arch["num_layers"]):
+            own = {k.split(".", 1)[1]: w for k, w in weights.items() if k.startswith(f"layer{i}.")}
+            layer = jax.checkpoint(self._layer) if self.remat else self._layer
+            x = layer(x, own)
+        x = _norm(x, weights["norm"])
+        logits = (x @ weights.get("head", weights["embedding"]).T).astype(jnp.float32)
+        targets = tokens_BS[:, 1:]
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
+        return -picked.mean()
+
+    def _layer(self, x: Any, w: Mapping[str, Any]) -> Any:
+        import jax
+
+        with jax.named_scope("attention"):
+            x = x + self._attend(_norm(x, w["norm_1"]), w)
+        with jax.named_scope("feed_forward"):
+            h = _norm(x, w["norm_2"])
+            return x + (self._route(h, w) if "router" in w else self._dense(h, w, ""))
+
+    def _attend(self, x: Any, w: Mapping[str, Any]) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        size = self.arch["head_dim"]
+        q, k, v = (jnp.reshape(x @ w[name], (*x.shape[:2], -1, size)) for name in ("q", "k", "v"))
+        mixed = jax.nn.dot_product_attention(_rotate(q), _rotate(k), v, is_causal=True)
+        return mixed.reshape(*x.shape[:2], -1) @ w["out"]
+
+    def _dense(self, x: Any, w: Mapping[str, Any], prefix: str) -> Any:
+        import jax
+
+        up = x @ w[f"{prefix}up"]
+        inner = up * jax.nn.silu(x @ w[f"{prefix}gate"]) if self.arch["gated_mlp"] else jax.nn.gelu(up)
+        return inner @ w[f"{prefix}down"]
+
+    def _route(self, x: Any, w: Mapping[str, Any]) -> Any:
+        """Every expert over its tokens by dense dispatch, weighted by the renormalised top-k probabilities."""
+        import jax
+        import jax.numpy as jnp
+
+        probability = jax.nn.softmax((x @ w["router"]).astype(jnp.float32))
+        top, index = jax.lax.top_k(probability, self.arch["moe"]["top_k"])
+        top = top / top.sum(-1, keepdims=True)
+        weight_BSE = (jax.nn.one_hot(index, probability.shape[-1]) * top[..., None]).sum(-2).astype(x.dtype)
+        up = jnp.einsum("bsh,ehf->ebsf", x, w["expert_up"])
+        if self.arch["gated_mlp"]:
+            inner = up * jax.nn.silu(jnp.einsum("bsh,ehf->ebsf", x, w["expert_gate"]))
+        else:
+            inner = jax.nn.gelu(up)
+        done = jnp.einsum("ebsf,efh,bse->bsh", inner, w["expert_down"], weight_BSE)
+        return done + self._dense(x, w, "shared_") if "shared_up" in w else done
+
+
+def _norm(x: Any, weight: Any) -> Any:
+    import jax
+
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+
+
+def _rotate(x: Any) -> Any:
+    import jax.numpy as jnp
+
+    half = x.shape[-1] // 2
+    angle = jnp.arange(x.shape[1])[:, None] * 10_000.0 ** (-jnp.arange(half) / half)
+    cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+
+
+class Trainer:
+    """Model, AdamW and the compiled optimizer step over the fixed global batch."""
+
+    def __init__(self, trial: Trial, model: Model) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        self.trial, self.model = trial, model
+        data = trial.data
+        dp, self.accumulation = trial.degree("dp"), int(data["gradient_accumulation"])
+        self.rows = dp * trial.micro_batch_size
+        if self.rows * self.accumulation != data["global_batch_size"]:
+            terms = f"dp {dp} x micro-batch {trial.micro_batch_size} x accumulation {self.accumulation}"
+            trained = self.rows * self.accumulation
+            raise IllegalConfig(f"{terms} must be the global batch of {data['global_batch_size']}, but is {trained}")
+        self.batch_place = model.place((None, ("data", "expert"), None))
+        self.weights = model.draw_weights()
+        self.moments = tuple({k: jnp.zeros_like(w) for k, w in self.weights.items()} for _ in range(2))
+        self.step, self.losses = 0, []
+        self._run = jax.jit(self._train_step, donate_argnums=(0, 1))
+
+    def _train_step(self, weights: Any, moments: Any, tokens: Any, count: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        if self.trial.data["precision"] == "bf16":
+            cast = partial(jax.tree.map, lambda w: w.astype(jnp.bfloat16))
+        else:
+            cast = partial(jax.tree.map, lambda w: w)
+
+        def accumulate(total: Any, batch: Any) -> Any:
+            loss, grads = jax.value_and_grad(lambda w: self.model.loss(cast(w), batch))(weights)
+            return jax.tree.map(jnp.add, total, (loss, grads)), None
+
+        zero = (jnp.float32(0.0), jax.tree.map(jnp.zeros_like, weights))
+        (loss, grads), _ = jax.lax.scan(accumulate, zero, tokens)
+        loss, grads = jax.tree.map(lambda x: x / self.accumulation, (loss, grads))
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], grads)
+        second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, moments[1], grads)
+
+        def update(weight: Any, m: Any, v: Any) -> Any:
+            change = (m / (1 - 0.9**count)) / (jnp.sqrt(v / (1 - 0.999**count)) + 1e-6)
+            return weight - 1e-3 * (change + 0.01 * weight)
+
+        return jax.tree.map(update, weights, first, second), (first, second), loss
+
+    def run_step(self) -> None:
+        """One optimizer step, waited for."""
+        import jax
+        import jax.numpy as jnp
+
+        count = jnp.float32(self.step + 1)
+        self.weights, self.moments, loss = self._run(self.weights, self.moments, self._draw_tokens(), count)
+        jax.block_until_ready((self.weights, loss))
+        self.losses.append(float(loss))
+        self.step += 1
+
+    def _draw_tokens(self) -> Any:
+        """(accumulation, rows, S + 1): a noisy rule that a model can learn, sequence by sequence the same everywhere."""
+        import jax
+        import numpy as np
+
+        data, vocab = self.trial.data, self.model.arch["vocab_size"]
+        generator = np.random.default_rng(data["seed"] * 7919 + self.step)
+        noise = generator.integers(0, 3, (data["global_batch_size"], data["seq_len"] + 1))
+        noise[:, 0] = generator.integers(0, vocab, data["global_batch_size"])
+        tokens = (noise.cumsum(axis=1) % vocab).astype(np.int32).reshape(self.accumulation, self.rows, -1)
+        return jax.make_array_from_callback(tokens.shape, self.batch_place, tokens.__getitem__)
+
+
+def make_mesh(trial: Trial) -> Any:
+    """Axes `data`, `expert`, `tensor`; experts are spread over a part of the data axis."""
+    import jax
+
+    dp, ep, tp = (trial.degree(knob) for knob in ("dp", "ep", "tp"))
+    if trial.degree("pp") != 1:
+        raise IllegalConfig(f"this script has no pipeline: pp must be 1, but it is {trial.degree('pp')}")
+    if dp % ep:
+        raise IllegalConfig(f"ep must divide dp = {dp}, but it is {ep}")
+    devices = jax.devices()
+    if len(devices) != trial.data["num_ranks"]:
+        raise IllegalConfig(f"the trial wants {trial.data['num_ranks']} devices, but there are {len(devices)}")
+    import numpy as np
+
+    return jax.sharding.Mesh(np.array(devices).reshape(dp // ep, ep, tp), ("data", "expert", "tensor"))
+
+
+def train(trial: Trial, process: int, num_processes: int) -> None:
+    """The whole trial as one process sees it."""
+    set_devices(trial, num_processes)
+    import jax
+
+    if num_processes > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(os.environ["CCL_COORDINATOR"], num_processes, process)
+    jax.block_until_ready(jax.jit(lambda x: x @ x)(jax.numpy.ones((64, 64))))
+    limit_memory()
+    memory = PeakMemory()
+    trainer = Trainer(trial, Model(trial, make_mesh(trial)))
+    report = _measure(trial, trainer)
+    report["peak_bytes"] = memory.peak_bytes()
+    if trial.data["profiled_steps"]:
+        _profile(trial, trainer, process)
+    reports = _gather(trial, report, process, num_processes)
+    if process == 0:
+        _write_report(trial, trainer, reports)
+
+
+def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
+    for _ in range(trial.data["warmup_steps"]):
+        trainer.run_step()
+    start, step_times_s = CpuClock.read(), []
+    for _ in range(trial.data["timed_steps"]):
+        began = time.perf_counter()
+        trainer.run_step()
+        step_times_s.append(time.perf_counter() - began)
+    end = CpuClock.read()
+    own_s = end.own_s - start.own_s
+    return {
+        "step_times_s": step_times_s,
+        "foreign_cpu_cores": foreign_cores(start, end, own_s),
+        "host": host_name(),
+        "device": device_name(),
+    }
+
+
+def _profile(trial: Trial, trainer: Trainer, process: int) -> None:
+    """The separate profiled window; each process leaves its own XSpace under `trace/`."""
+    import jax
+
+    folder = trial.trace_folder / f"process{process}"
+    with jax.profiler.trace(str(folder)):
+        for _ in range(trial.data["profiled_steps"]):
+            with jax.profiler.StepTraceAnnotation("train", step_num=trainer.step):
+                trainer.run_step()
+
+
+def _gather(trial: Trial, report: dict[str, Any], process: int, num_processes: int) -> list[dict[str, Any]]:
+    """Every process's report, through the coordinator: hosts need share no file system."""
+    import json
+
+    if num_processes == 1:
+        return [report]
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    text = json.dumps(report).encode().ljust(8192)
+    stacked = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
+    write_json(trial.folder / f"process{process}.json", report)
+    return [json.loads(bytes(row)) for row in np.asarray(stacked).astype(np.uint8)]
+
+
+def _write_report(trial: Trial, trainer: Trainer, reports: list[dict[str, Any]]) -> None:
+    share = trial.data["num_ranks"] // len(reports)
+    times = [report["step_times_s"] for report in reports]
+    foreign = [r["foreign_cpu_cores"] for r in reports if r["foreign_cpu_cores"] is not None]
+    write_result(
+        trial,
+        world_size=trial.data["num_ranks"],
+        global_batch_size=trainer.rows * trainer.accumulation,
+        seq_len=trial.data["seq_len"],
+        num_layers=trainer.model.arch["num_layers"],
+        num_params=trainer.model.num_params,
+        step_times_s=[max(step) for step in zip(*times, strict=True)],
+        warmup_steps=trial.data["warmup_steps"],
+        peak_memory_bytes=[report["peak_bytes"] // share for report in reports for _ in range(share)],
+        memory_kind="rss",
+        losses=trainer.losses[:NUM_LOSSES],
+        versions=package_versions("jax", "jaxlib", "numpy"),
+        devices=[report["device"] for report in reports for _ in range(share)],
+        hosts=[report["host"] for report in reports for _ in range(share)],
+        foreign_cpu_cores=max(foreign) if len(reports) == 1 and foreign else None,
+        logical_cores=os.cpu_count(),
+    )
+
+
+def main() -> int:
+    trial = read_trial()
+    process = int(os.environ.get("CCL_PROCESS_ID", "0"))
+    with reporting_failures(trial, process):
+        train(trial, process, int(os.environ.get("CCL_NUM_PROCESSES", "1")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
