@@ -24,6 +24,7 @@ from cclsearch.launch.contract import TrialInput
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
+from cclsearch.propose.front import FrontProposer
 from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.record.book import Book
 from cclsearch.record.event import SearchResumed, SearchStarted
@@ -89,7 +90,7 @@ def plan_search(request: Request) -> Plan:
     else:
         card, framework, space, reference, banner = *_live_space(request, asked, destination), None, ()
     launcher = _open_launcher(destination, framework, None)
-    strategy = _choose_strategy(request)
+    strategy = _choose_strategy(request, multi=objective.is_multi)
     spec = RunSpec(
         run_id=_run_id(request),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -132,9 +133,9 @@ def _open_launcher(destination: Destination, framework: str, run_dir: Path | Non
     return make_launcher(destination.profile, framework=framework, run_dir=run_dir)
 
 
-def _choose_strategy(request: Request) -> str:
-    """The strategy's name, checked; `hybrid` with an LLM, `default` without."""
-    strategy = request.strategy or ("hybrid" if request.llm else "default")
+def _choose_strategy(request: Request, *, multi: bool) -> str:
+    """The strategy's name, checked; `hybrid` with an LLM, `pareto` over several metrics, else `default`."""
+    strategy = request.strategy or ("hybrid" if request.llm else "pareto" if multi else "default")
     if request.llm:
         parse_spec(request.llm)
     if strategy in LLM_STRATEGIES:
@@ -280,6 +281,8 @@ def make_planning_proposer(spec: RunSpec) -> Proposer:
     """Whoever proposes where no LLM is asked."""
     name = "default" if spec.strategy in LLM_STRATEGIES else spec.strategy
     proposer: Proposer = PROPOSERS.get(name)()
+    if isinstance(proposer, FrontProposer) and spec.objective.is_multi:
+        return FrontProposer([(term.metric, term.direction.value) for term in spec.objective.terms])
     return proposer
 
 

@@ -1,0 +1,112 @@
+"""Recordings of the same work on different numbers of accelerators, joined into one problem with that number as a
+dimension: a table that the replay launcher reads like any other."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from cclsearch.card.model import Card
+from cclsearch.errors import UserError
+from cclsearch.record.book import write_atomically
+from cclsearch.recording import Recording, load_recording
+from cclsearch.yaml_file import read_yaml
+
+
+def find_family(folder: Path) -> list[Recording]:
+    """The recording in `folder` and those beside it that recorded the same work on the same kind of accelerator, with
+    the fewest accelerators first."""
+    first = load_recording(folder)
+    others = [path.parent for path in sorted(folder.resolve().parent.glob("*/trials.csv"))]
+    found = [first]
+    for other in others:
+        if other == folder.resolve() or not (other / "card.yaml").is_file():
+            continue
+        recording = load_recording(other)
+        if _work_of(recording.card) == _work_of(first.card):
+            found.append(recording)
+    return sorted(found, key=lambda r: (r.card.hardware.num_accelerators, r.name))
+
+
+def join_recordings(recordings: Sequence[Recording], into: Path) -> Path:
+    """Write the recordings as one under `into`; returns its folder. The same recordings give the same folder.
+
+    Raises UserError where they did not do the same work or have no knob in common.
+    """
+    if len(recordings) < 2:
+        raise UserError("to be joined there must be at least two recordings")
+    work = _work_of(recordings[0].card)
+    for recording in recordings[1:]:
+        if _work_of(recording.card) != work:
+            raise UserError(
+                f"recordings {recordings[0].name!r} and {recording.name!r} cannot be joined: model, batch, sequence"
+                " length, precision, accelerator and framework must be the same"
+            )
+    table = _join_tables(recordings)
+    card = _join_cards(recordings)
+    digest = hashlib.sha256((table + card).encode()).hexdigest()[:8]
+    counts = [recording.card.hardware.num_accelerators for recording in recordings]
+    folder = into / f"{_common_stem([r.name for r in recordings])}-{min(counts)}to{max(counts)}-{digest}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "trials.csv", table)
+        write_atomically(folder / "card.yaml", card)
+    except OSError as error:
+        raise UserError(f"cannot write the joined recording {str(folder)!r}: {error.strerror}") from None
+    return folder
+
+
+def _join_tables(recordings: Sequence[Recording]) -> str:
+    knobs = list(dict.fromkeys(knob.name for r in recordings for knob in r.space.knobs))
+    shared = [name for name in knobs if all(r.space.has(name) for r in recordings)]
+    if shared != knobs:
+        missing = sorted(set(knobs) - set(shared))
+        raise UserError(f"recordings cannot be joined: knob {missing[0]!r} is not in all of them")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*knobs, "status", "step_time_s", "peak_memory_gib"])
+    for recording in recordings:
+        for row in recording.rows:
+            values = [json.dumps(v) if isinstance(v, bool) else v for v in (row.config[knob] for knob in knobs)]
+            figures = ["" if v is None else repr(v) for v in (row.step_time_s, row.peak_memory_gib)]
+            writer.writerow([*values, row.status, *figures])
+    return text.getvalue()
+
+
+def _join_cards(recordings: Sequence[Recording]) -> str:
+    largest = max(recordings, key=lambda r: r.card.hardware.num_accelerators)
+    assert largest.folder is not None
+    data = read_yaml(largest.folder / "card.yaml")
+    names = ", ".join(recording.name for recording in recordings)
+    counts = sorted({recording.card.hardware.num_accelerators for recording in recordings})
+    work = f"{largest.card.global_batch_size} sequences of {largest.card.seq_len} tokens a step"
+    size = f"{counts[0]} to {counts[-1]} {largest.card.hardware.accelerator}"
+    data["description"] = f"{largest.card.family} on {size}, {work}; recordings {names} as one"
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+
+
+def _work_of(card: Card) -> tuple[object, ...]:
+    hardware = card.hardware
+    return (
+        card.arch,
+        card.global_batch_size,
+        card.seq_len,
+        card.precision,
+        card.framework,
+        hardware.accelerator,
+        hardware.memory_gib,
+        hardware.accelerators_per_node,
+    )
+
+
+def _common_stem(names: Sequence[str]) -> str:
+    stem = names[0]
+    while stem and not all(name.startswith(stem) for name in names):
+        stem = stem[:-1]
+    return stem.rstrip("-_.") or "joined"

@@ -1,0 +1,134 @@
+"""Sweeps: one search over a whole front. Each configuration is measured once and scored under every weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from cclsearch.card.load import load_card
+from cclsearch.destination import choose_destination
+from cclsearch.errors import UserError
+from cclsearch.record.book import write_atomically
+from cclsearch.recording_family import find_family, join_recordings
+from cclsearch.score.objective import Objective, load_objective
+from cclsearch.session import Plan, Request, create_run, plan_search
+from cclsearch.values import Model
+
+SWEEP_FILE = "sweep.json"
+WEIGHT = "weight"
+"""The parameter of an objective that a sweep varies."""
+STRATEGY = "pareto"
+JOINED_FOLDER = "recordings"
+
+
+class Sweep(Model):
+    """What a sweep varies, frozen beside `search.yaml`."""
+
+    schema_version: int = 1
+    objective: str
+    """As asked for."""
+    weights: tuple[float, ...] = ()
+    """Empty for an objective without weights."""
+    at_0: Objective | None = None
+    """The objective at weight 0 and at weight 1; between them its score is linear."""
+    at_1: Objective | None = None
+
+    def score(self, metrics: Mapping[str, float], weight: float, baseline: Mapping[str, float] | None) -> float:
+        """The weighted score of these metrics, the greater the better; raises TrialError where one is missing."""
+        low, high = self.scores(metrics, baseline)
+        return (1 - weight) * low + weight * high
+
+    def scores(self, metrics: Mapping[str, float], baseline: Mapping[str, float] | None) -> tuple[float, float]:
+        """The score at weight 0 and at weight 1; the references are the baseline's metrics where they are open."""
+        if self.at_0 is None or self.at_1 is None:
+            raise ValueError(f"objective {self.objective!r} has no weights")
+        low, high = (o.score(metrics, baseline if o.needs_baseline else None) for o in (self.at_0, self.at_1))
+        return low, high
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep that could start: nothing was submitted yet."""
+
+    plan: Plan
+    sweep: Sweep
+
+
+def describe_sweep(spec: str, weights: Sequence[float]) -> tuple[Sweep, Objective]:
+    """The sweep over that objective and the objective that its search runs under; raises UserError where it has neither
+    a weight nor several metrics."""
+    target = load_objective(spec)
+    if target.is_multi:
+        return Sweep(objective=target.spec), target
+    if not target.is_weighted or WEIGHT not in target.parameters:
+        raise UserError(
+            f"a sweep needs an objective with a parameter {WEIGHT!r} or with several metrics (`composite`, `pareto`);"
+            f" {target.name!r} has neither"
+        )
+    at = {w: load_objective(target.name, {**target.parameters, WEIGHT: w}) for w in (0.0, 0.5, 1.0)}
+    _check_linear(at)
+    sweep = Sweep(objective=target.spec, weights=tuple(weights), at_0=at[0.0], at_1=at[1.0])
+    return sweep, open_front(target)
+
+
+def open_front(target: Objective) -> Objective:
+    """The objective's metrics beside each other, none weighed against another."""
+    if target.is_multi:
+        return target
+    terms = tuple(term.model_copy(update={"weight": None, "reference": None}) for term in target.terms)
+    return target.model_copy(update={"terms": terms, "parameters": {}})
+
+
+def plan_sweep(request: Request, weights: Sequence[float], joined: Path) -> SweepPlan:
+    """Resolve and freeze a sweep. Where only a recording applies, the recordings of the same work on other numbers of
+    accelerators join it, under the folder `joined`. Raises UserError for whatever cannot work."""
+    sweep, objective = describe_sweep(request.objective, weights)
+    request = replace(request, use_fewer=True, strategy=request.strategy or (None if request.llm else STRATEGY))
+    request = _join_family(request, joined)
+    plan = plan_search(replace(request, objective="step_time"))
+    spec = plan.spec.model_copy(update={"objective": objective})
+    return SweepPlan(replace(plan, spec=spec), sweep)
+
+
+def create_sweep(planned: SweepPlan, runs_folder: Path) -> Path:
+    """Make the run's folder with its frozen inputs and what it varies."""
+    folder = create_run(planned.plan, runs_folder)
+    write_atomically(folder / SWEEP_FILE, planned.sweep.model_dump_json(indent=1) + "\n")
+    return folder
+
+
+def read_sweep(folder: Path) -> Sweep | None:
+    """What the sweep in a run folder varies; None where the run was no sweep. Raises UserError where it is damaged."""
+    path = folder / SWEEP_FILE
+    if not path.is_file():
+        return None
+    try:
+        return Sweep.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, ValidationError) as error:
+        raise UserError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _join_family(request: Request, joined: Path) -> Request:
+    card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
+    destination = choose_destination(card, launcher=request.launcher, recording=request.recording)
+    if destination.recording is None:
+        return request
+    family = find_family(destination.recording)
+    if len({r.card.hardware.num_accelerators for r in family}) < 2:
+        return replace(request, recording=str(destination.recording), launcher=None)
+    return replace(request, recording=str(join_recordings(family, joined)), launcher=None)
+
+
+def _check_linear(at: Mapping[float, Objective]) -> None:
+    for low, middle, high in zip(at[0.0].terms, at[0.5].terms, at[1.0].terms, strict=True):
+        ends = ((low.weight or 0.0) + (high.weight or 0.0)) / 2
+        same = (low.reference, low.scale) == (middle.reference, middle.scale) == (high.reference, high.scale)
+        if abs((middle.weight or 0.0) - ends) > 1e-9 or not same:
+            name = at[0.0].name
+            raise UserError(
+                f"a sweep needs {WEIGHT!r} to enter each metric's weight linearly, and nothing else; in {name!r}"
+                f" it does not for {low.metric}"
+            )
