@@ -27,9 +27,11 @@ def count_op_flops(name: str, shape: OpShape) -> float | None:
             return _product_flops(base, dims)
         if "attention" in base:
             return _attention_flops(base, dims)
-        if "convolution" in base or base in {"conv1d", "conv2d", "conv3d"}:
-            return _convolution_flops(base, shape)
-    except (IndexError, ValueError, TypeError):
+        if base in _CONVOLUTIONS:
+            return _convolution_flops(shape, _CONVOLUTIONS[base])
+        if base in {"convolution_backward", "cudnn_convolution_backward_input"}:
+            return _convolution_backward_flops(base, dims)
+    except (IndexError, ValueError, TypeError, ZeroDivisionError):
         return None
     return None
 
@@ -52,18 +54,37 @@ def _attention_flops(base: str, dims: Dims) -> float | None:
     return forward * (2.5 if backward else 1.0)
 
 
-def _convolution_flops(base: str, shape: OpShape) -> float | None:
-    backward = "backward" in base
-    if backward:
-        outputs, weight = math.prod(shape.dims[0]), shape.dims[2]
-        return 4.0 * outputs * math.prod(weight[1:])
+_CONVOLUTIONS = {
+    "convolution": (3, 4, 5),
+    "_convolution": (3, 4, 5),
+    "conv1d": (3, 4, 5),
+    "conv2d": (3, 4, 5),
+    "conv3d": (3, 4, 5),
+    "cudnn_convolution": (3, 2, 4),
+    "miopen_convolution": (4, 3, 5),
+    "mkldnn_convolution": (4, 3, 5),
+}
+"""Forward convolutions: where stride, padding and dilation stand among the arguments."""
+
+
+def _convolution_flops(shape: OpShape, at: tuple[int, int, int]) -> float | None:
     given, weight = shape.dims[0], shape.dims[1]
-    strides, paddings, dilations = (_numbers(shape.scalars, i, len(given) - 2) for i in (3, 4, 5))
+    if len(weight) < 3 or len(given) != len(weight) or "True" in shape.scalars[6:7]:
+        return None
+    strides, paddings, dilations = (_numbers(shape.scalars, i, len(given) - 2) for i in at)
     out = [
         (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
         for size, kernel, stride, pad, dilation in zip(given[2:], weight[2:], strides, paddings, dilations, strict=True)
     ]
     return 2.0 * given[0] * weight[0] * math.prod(out) * math.prod(weight[1:])
+
+
+def _convolution_backward_flops(base: str, dims: Dims) -> float | None:
+    """Gradients of input and weight: as many multiply-adds as the forward for each of them."""
+    gradient, weight = (dims[0], dims[2]) if base == "convolution_backward" else (dims[1], dims[2])
+    if len(weight) < 3 or len(gradient) != len(weight):
+        return None
+    return (4.0 if base == "convolution_backward" else 2.0) * math.prod(gradient) * math.prod(weight[1:])
 
 
 def _numbers(scalars: Sequence[str], at: int, count: int) -> list[int]:

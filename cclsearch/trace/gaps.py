@@ -17,8 +17,8 @@ CAUSES = ("host_bound", "input", "launch_overhead", "sync", "comm_dependency", "
 
 
 def launch_matched_share(view: RankView) -> float:
-    """Share of device events with a launch record."""
-    rows = view.device_rows
+    """Share of the device events in the windows that have a launch record; backlog of an earlier step has none."""
+    rows = view.in_windows(view.device_rows)
     return float((view.table.launch[rows] >= 0).mean()) if len(rows) else 0.0
 
 

@@ -54,6 +54,8 @@ def walk_critical_path(trace: TraceView) -> dict[str, int]:
             break
         spent["host"] += max(now - max(int(lane.end_ns[at]), low), 0)
         now = min(now, int(lane.end_ns[at]))
+        if now <= low:
+            break
         start = max(int(lane.start_ns[at]), low)
         peer = arrivers.get((rank, int(lane.rows[at])))
         if peer is not None and peer[0] != rank:
@@ -66,7 +68,9 @@ def walk_critical_path(trace: TraceView) -> dict[str, int]:
         _spend(spent, lane, at, now - start)
         now = start
         at = _predecessor(lane, now, int(lane.launch_ns[at]))
-    spent["host"] += max(now - low, 0)
+    else:
+        return spent
+    spent["host"] += max(now - low, 0) if at < 0 else 0
     return spent
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.trace.events import Collective, CollectiveKind, ComputeClass, Reason
-from cclsearch.trace.intervals import covered_ns, subtract_spans
+from cclsearch.trace.intervals import covered_ns, subtract_spans, total_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
@@ -16,11 +16,8 @@ _POINT_TO_POINT = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, Collectiv
 
 
 def compute_seconds(trace: TraceView) -> dict[int, float]:
-    """Rank -> seconds of a step in which it computes (mean over steps; collectives are not work)."""
-    return {
-        rank: float(covered_ns(view.compute_M2, require_windows(view)).mean()) / 1e9
-        for rank, view in trace.ranks.items()
-    }
+    """Rank -> seconds in which it computes, over the whole file (collectives are not work)."""
+    return {rank: total_ns(view.compute_M2) / 1e9 for rank, view in trace.ranks.items()}
 
 
 @metric(
@@ -50,8 +47,7 @@ def measure_compute_imbalance(trace: TraceView) -> Draft:
         "busiest_rank": max(seconds, key=lambda rank: seconds[rank]),
         "max_over_min": max(seconds.values()) / low if low > 0 else None,
     }
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(max(excess.values()), dict(seconds), n_steps=steps, inputs=inputs)
+    return Draft(max(excess.values()), dict(seconds), inputs=inputs)
 
 
 @metric(

@@ -14,22 +14,33 @@ from cclsearch.trace.view import RankView, TraceView
 
 SMALL_KERNEL_NS = 5_000
 NUM_TOP = 5
-_NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=_)\d+$|\.\d+$")
-_RETURN_TYPE = re.compile(r"^(?:void|auto|std::\w+)\s+")
+_SERIAL = re.compile(r"(?:[_.]\d+)+$")
+_WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel"})
+"""Kernels that say nothing themselves (CUTLASS): their first template argument does."""
 
 
 def kernel_family(name: str) -> str:
-    """The name without template arguments, parameters, return type and trailing numbers: instances of one kernel."""
-    depth, kept = 0, []
-    for at, letter in enumerate(name.replace("(anonymous namespace)", "{anonymous}")):
-        if letter in "<(" and not (letter == "<" and at == 0):
-            depth += 1
-        elif letter in ">)" and depth:
-            depth -= 1
-        elif not depth:
+    """The name without template arguments, parameters, return type and serial number: what instances share."""
+    text = name.replace("(anonymous namespace)::", "").replace("operator()", "operator")
+    kept: list[str] = []
+    inner: list[str] = []
+    stack: list[str] = []
+    for letter in text:
+        if letter in "<(" and (kept or stack):
+            stack.append(letter)
+        elif stack and letter in ">)":
+            if letter == ")" or stack[-1] == "<":
+                stack.pop()
+        elif not stack:
             kept.append(letter)
-    bare = _RETURN_TYPE.sub("", "".join(kept).strip()).replace("{anonymous}::", "")
-    return one_line(_NUMBER.sub("", bare).rstrip("_. "), 80) or one_line(name, 80)
+        elif stack == ["<"] and inner[-1:] != [","]:
+            inner.append(letter)
+    bare = "".join(kept).strip()
+    if bare != text.strip() and " " in bare:
+        bare = bare.split()[-1]
+    if bare.split("::")[-1] in _WRAPPERS and inner:
+        bare = f"{bare}<{''.join(inner).rstrip(',').strip()}>"
+    return one_line(_SERIAL.sub("", bare), 80) or one_line(name, 80)
 
 
 def family_seconds(view: RankView, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, float]:
