@@ -30,14 +30,14 @@ def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Pro
 
 def _safe_default(view: SearchView, look: Look) -> list[Proposal]:
     """The fastest predicted configuration among those that surely fit; the surest where none does."""
-    open_N = open_rows(view) & np.isfinite(look.loss_N)
+    open_N = open_rows(view) & np.isfinite(look.time_N)
     if not open_N.any():
         return []
     safe = open_N & (look.fits_N >= SAFE)
     rows = np.flatnonzero(safe if safe.any() else open_N)
-    key = look.loss_N[rows] if safe.any() else -look.fits_N[rows]
+    key = look.time_N[rows] if safe.any() else -look.fits_N[rows]
     row = int(rows[np.argmin(key)])
-    expects = Expectation(float(look.loss_N[row]), float(look.memory_gib_N[row]), float(look.fits_N[row]))
+    expects = Expectation(float(look.time_N[row]), float(look.memory_gib_N[row]), float(look.fits_N[row]))
     return [Proposal(view.space.config(row), "seed", "a safe default: the fastest that surely fits", expects)]
 
 

@@ -28,7 +28,7 @@ Explain = Callable[[Config], Sequence[str]]
 
 MIN_FITS = 0.05
 MAX_SLOWER = 1.5
-"""A proposal overrules the surrogate where it gives it less than `MIN_FITS`, or even its optimistic loss is this many
+"""A proposal overrules the surrogate where it gives it less than `MIN_FITS`, or even its optimistic time is this many
 times the best's."""
 
 
@@ -125,8 +125,8 @@ class Desk:
         look = self.look
         state = " (runs now, or is held back)" if row in self.view.pending else ""
         return (
-            f"{spelled(self.view.space, self.view.space.config(row))}: predicted loss {look.loss_N[row]:.4g} "
-            f"(optimistic {look.low_N[row]:.4g}), memory {look.memory_gib_N[row]:.3g} GiB, "
+            f"{spelled(self.view.space, self.view.space.config(row))}: predicted {look.time_N[row]:.4g} s "
+            f"(optimistic {look.low_N[row]:.4g} s), memory {look.memory_gib_N[row]:.3g} GiB, "
             f"P(fits) {look.fits_N[row]:.2f}{state}"
         )
 
@@ -181,7 +181,7 @@ class Desk:
         if sort == "promise":
             return [row for row in self.look.order if rows[row]]
         chosen = np.flatnonzero(rows)
-        key = {"time": self.look.loss_N, "memory": self.look.memory_gib_N, "fits": -self.look.fits_N}[sort]
+        key = {"time": self.look.time_N, "memory": self.look.memory_gib_N, "fits": -self.look.fits_N}[sort]
         return [int(row) for row in chosen[np.argsort(key[chosen], kind="stable")]]
 
     # decisions
@@ -251,14 +251,16 @@ class Desk:
     def _overrules(self, row: int) -> str:
         if self.look.fits_N[row] < MIN_FITS:
             return f"the surrogate gives it a probability of {self.look.fits_N[row]:.2f} to fit"
+        if self.view.objective != "step_time":
+            return ""
         best = best_observation(self.view)
-        reference = best.loss if best and best.loss is not None else self._best_predicted()
+        reference = best.step_time_s if best and best.step_time_s else self._best_predicted()
         if reference > 0 and self.look.low_N[row] > MAX_SLOWER * reference:
-            return f"even its optimistic loss, {self.look.low_N[row]:.4g}, is far above the best's {reference:.4g}"
+            return f"even its optimistic time, {self.look.low_N[row]:.4g} s, is far above the best's {reference:.4g} s"
         return ""
 
     def _best_predicted(self) -> float:
-        return float(self.look.loss_N[self.look.order[0]]) if self.look.order else 0.0
+        return float(self.look.time_N[self.look.order[0]]) if self.look.order else 0.0
 
     def _why_illegal(self, config: Config) -> str:
         rules = [one_line(line, 200) for line in (self.explain(config) if self.explain else ())][:4]

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.surrogate import Belief
+from cclsearch.propose.default import bar, expected_gain
+from cclsearch.propose.outlook import Outlook, survey
+from cclsearch.propose.surrogate import believe
 
 Floats = NDArray[np.float64]
 
+NUM_FOREMOST = 12
 TENTH_PERCENTILE = 1.2816
 PLAUSIBLE = 0.05
 """Chance below which a candidate's win is no longer plausible."""
@@ -23,12 +25,12 @@ LEAST_NOISE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """The surrogate's view of N configurations. Losses are in the objective's unit (seconds for `step_time`)."""
+    """The surrogate's view of N configurations; NaN where a large space was sifted and a row left out."""
 
-    loss_N: Floats
-    """Predicted loss where it fits."""
+    time_N: Floats
+    """Predicted seconds per step where it fits."""
     low_N: Floats
-    """A loss that it beats only by luck: the tenth percentile."""
+    """Seconds that it beats only by luck: the tenth percentile."""
     memory_gib_N: Floats
     fits_N: Floats
     """Probability that it fits into memory, 0 to 1."""
@@ -73,33 +75,53 @@ def open_rows(view: SearchView) -> NDArray[np.bool_]:
 
 def survey_look(view: SearchView) -> Look:
     """The surrogate's look at a search."""
-    from cclsearch.propose.default import expected_improvement
-    from cclsearch.propose.surrogate import believe
-
     size = len(view.space)
-    empty = np.full(size, np.nan)
+    time_N, low_N, memory_N, fits_N = (
+        np.full(size, np.nan),
+        np.full(size, np.nan),
+        np.full(size, np.nan),
+        np.zeros(size),
+    )
     belief = believe(view)
     if belief is None:
-        return Look(empty, empty, empty, np.zeros(size), (), True, "every legal configuration was tried or held back")
-    loss_N, low_N, memory_N, fits_N = empty.copy(), empty.copy(), empty.copy(), np.zeros(size)
+        why = "every legal configuration was tried or held back"
+        return Look(time_N, low_N, memory_N, fits_N, (), nothing_left=True, why=why)
+    outlook = survey(view, NUM_FOREMOST)
     rows = belief.rows_m
-    loss_N[rows] = np.exp(belief.mean_m)
-    low_N[rows] = np.exp(belief.mean_m - TENTH_PERCENTILE * belief.sd_m)
+    _, variance = belief.time.likeliest.marginals(rows)
+    time_N[rows] = np.exp(belief.log_time_m)
+    low_N[rows] = np.exp(belief.log_time_m - TENTH_PERCENTILE * np.sqrt(variance))
     memory_N[rows] = belief.memory_gib_m
     fits_N[rows] = belief.fits_m
-    best = belief.best_log_loss
-    target = float(np.min(belief.mean_m)) + 0.3 if best is None else best
-    promise = expected_improvement(belief.mean_m, belief.sd_m, target) * belief.works_m
-    order = tuple(int(row) for row in rows[np.argsort(-promise, kind="stable")])
-    left, why = _what_is_left(belief, estimate_noise(view))
-    return Look(loss_N, low_N, memory_N, fits_N, order, not left, why)
+    foremost = [candidate.row for candidate in outlook.candidates]
+    promise = expected_gain(belief, bar(belief)) * belief.works_m
+    rest = [int(row) for row in rows[np.argsort(-promise, kind="stable")]]
+    order = tuple(dict.fromkeys([*foremost, *rest]))
+    left, why = _what_is_left(outlook, best_observation(view) is not None)
+    return Look(
+        time_N, low_N, memory_N, fits_N, order, nothing_left=not left, why=why, record=_describe_record(outlook)
+    )
 
 
-def _what_is_left(belief: Belief, noise: float) -> tuple[bool, str]:
-    if belief.best_log_loss is None:
+def _what_is_left(outlook: Outlook, has_best: bool) -> tuple[bool, str]:
+    if not has_best or outlook.chance_of_better is None or outlook.best_gain is None:
         return True, "nothing has run successfully yet"
-    target = belief.best_log_loss + np.log1p(-min(noise, 0.5))
-    chance = ndtr((target - belief.mean_m) / belief.sd_m) * belief.works_m
-    most = float(np.max(chance))
-    what = f"the best open candidate has a chance of {most:.0%} to beat the best by more than the noise ({noise:.1%})"
-    return most >= PLAUSIBLE, what
+    why = (
+        f"the surrogate gives a chance of {outlook.chance_of_better:.0%} that one of {outlook.num_open} open "
+        f"configurations beats the best by over 1 %; the largest expected improvement is {outlook.best_gain:.2%}"
+    )
+    return not (outlook.is_exhausted or outlook.chance_of_better < PLAUSIBLE), why
+
+
+def _describe_record(outlook: Outlook) -> tuple[str, ...]:
+    lines = []
+    if outlook.median_error is not None:
+        lines.append(
+            f"its median error over the measured trials, each predicted without itself: {outlook.median_error:.1%}"
+        )
+    lines += [
+        f"learnt: {lesson.part.replace('_', ' ')} takes x{lesson.multiplier:.2f} of the closed form "
+        f"(certainty {lesson.certainty:.1f})"
+        for lesson in outlook.lessons[:6]
+    ]
+    return tuple(lines)

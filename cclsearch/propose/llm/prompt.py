@@ -144,7 +144,7 @@ def _sections(known: PromptInput, options: PromptOptions) -> list[Section]:
         Section("TRIALS, best first (~ = within noise of the best)", trial_lines(view, noise), 3.0),
         Section("FAILURES by kind", failure_lines(view), 1.5),
         Section("SURROGATE: its best untried candidates", candidate_lines(view, look, look.order, 12), 2.0),
-        Section("SURROGATE: record", [*look.record[::-1][:12], look.why], 1.0),
+        Section("SURROGATE: record", [*look.record, look.why], 1.0),
         Section("YOUR expectations against what was measured", calibration_lines(view), 1.0),
         Section("DIAGNOSIS", _evidence_lines(known), 2.0),
         Section("YOUR INSIGHTS so far", [fence_line(text, 300) for text in last_insights(view)][::-1], 0.7),

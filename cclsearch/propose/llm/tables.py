@@ -74,11 +74,12 @@ def candidate_lines(view: SearchView, look: Look, rows: Iterable[int], count: in
     if not chosen:
         return ["none is left"]
     best = best_observation(view)
-    lines = [f"pred_loss optimistic vs_best mem_GiB P(fits) | {header(view.space)}"]
+    reference = best.step_time_s or None if best else None
+    lines = [f"pred_step_s optimistic_s vs_best mem_GiB P(fits) | {header(view.space)}"]
     for row in chosen[:count]:
-        versus = f"x{look.loss_N[row] / best.loss:.3f}" if best and best.loss else "-"
+        versus = f"x{look.time_N[row] / reference:.3f}" if reference else "-"
         lines.append(
-            f"{look.loss_N[row]:.4g} {look.low_N[row]:.4g} {versus} {look.memory_gib_N[row]:.3g} {look.fits_N[row]:.2f}"
+            f"{look.time_N[row]:.4g} {look.low_N[row]:.4g} {versus} {look.memory_gib_N[row]:.3g} {look.fits_N[row]:.2f}"
             f" | {compact(view.space, view.space.config(row))}"
         )
     if len(chosen) > count:
