@@ -94,7 +94,7 @@ def _check_choices(knob: Knob) -> None:
         return
     least = COUNTED[knob.name]
     for choice in knob.choices:
-        if isinstance(choice, bool) or not isinstance(choice, int) or not least <= choice <= MAX_COUNT:
+        if not _is_count(choice, least):
             raise UserError(f"knob {knob.name!r} takes whole numbers from {least} to {MAX_COUNT}, not {choice!r}")
 
 
@@ -122,6 +122,10 @@ def resolve_rules(
     present = {knob.name for knob in knobs}
     rules = framework.make_rules(card, use_fewer=use_fewer or framework.use_fewer)
     return tuple(rule for rule in rules if _is_about(rule, present))
+
+
+def _is_count(value: Value, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_COUNT
 
 
 def _is_about(rule: Rule, present: set[str]) -> bool:
@@ -203,13 +207,16 @@ def _judge(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) -> Ru
     if missing:
         detail = f"cannot tell without {', '.join(missing)}"
         return RuleVerdict(rule=rule.name, ok=None, detail=detail, summary=rule.summary)
-    words = [name for name in looked_at if isinstance(config[name], str)]
+    uncounted = [name for name in looked_at if name in COUNTED and not _is_count(config[name], COUNTED[name])]
+    if uncounted:
+        detail = f"{', '.join(uncounted)} must be a whole number of at least {COUNTED[uncounted[0]]}"
+        return RuleVerdict(rule=rule.name, ok=False, detail=detail, summary=rule.summary)
     try:
         columns = Columns({name: np.array([config[name]], dtype=object) for name in looked_at}, 1)
         ok = bool(rule.check(columns)[0])
         detail = rule.why(config)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        ok, detail = False, f"{', '.join(words or looked_at)} must be a number above 0"
+    except (ValueError, OverflowError):
+        ok, detail = False, f"one of {', '.join(looked_at)} is a word, not a number or truth value"
     return RuleVerdict(rule=rule.name, ok=ok, detail=detail, summary=rule.summary)
 
 

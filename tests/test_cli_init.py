@@ -1,0 +1,132 @@
+"""`init` and `space` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cclsearch.cli import main
+from cclsearch.cli.init import check_answer
+from cclsearch.errors import UserError
+from cclsearch.settings import Settings, load_settings
+
+
+def test_init_writes_a_project_that_runs_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "mine", "--yes"]) == 0
+    assert "cd mine && ccl-search run --workload mine" in capsys.readouterr().out
+    folder = tmp_path / "mine"
+    assert {"workloads", "launchers", "objectives", "policies", "runs"} <= {path.name for path in folder.iterdir()}
+    monkeypatch.chdir(folder)
+    assert load_settings() == Settings()
+    assert main(["space", "--workload", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["legal"] > 20
+
+
+def test_init_takes_three_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["my-cluster", "anthropic:some-model", ""])
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
+    assert main(["init", str(tmp_path / "p")]) == 0
+    monkeypatch.chdir(tmp_path / "p")
+    assert load_settings() == Settings(launcher="my-cluster", llm="anthropic:some-model")
+
+
+def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ccl-search.yaml").write_text("launcher: mine\n")
+    assert main(["init", str(tmp_path), "--yes"]) == 2
+    assert "already has ccl-search.yaml" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["ccl-search.yaml"]
+
+
+def test_init_keeps_an_ignore_file_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("secret\n")
+    assert main(["init", str(tmp_path), "--yes"]) == 0
+    assert (tmp_path / ".gitignore").read_text() == "secret\n"
+
+
+def test_init_says_what_to_do_where_nobody_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nobody(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", nobody)
+    assert main(["init", str(tmp_path / "p")]) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
+
+
+def test_init_refuses_a_file_for_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "f").write_text("")
+    assert main(["init", str(tmp_path / "f"), "--yes"]) == 2
+    assert "is a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["a b", "x: y", "{}", "- x", "'", "a\nb"])
+def test_answers_that_yaml_could_misread_are_refused(answer: str) -> None:
+    with pytest.raises(UserError, match="one word"):
+        check_answer("launcher", answer)
+
+
+def test_space_lists_knobs_rules_and_rows(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["space", "-w", "wl2", "--knob", "tp=2,4", "--rows", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "tp                        2, 4" in shown
+    assert "tp_inside_node" in shown
+    assert shown.count("tp=2 dp=") == 2
+
+
+def test_space_explain_says_which_rule_rejects(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = "tp=8,dp=2,pp=1,mbs=1,ac=none,sp=false,zero=0"
+    assert main(["space", "explain", "--workload", "wl2", "--config", config]) == 1
+    shown = capsys.readouterr().out
+    assert "NO  tp_inside_node" in shown
+    assert "tp 8 in nodes of 4 accelerators" in shown
+    assert "illegal: rejected by tp_inside_node" in shown
+
+
+def test_space_explain_counts_what_a_partial_configuration_leaves(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["space", "explain", "-w", "wl2", "--config", "tp=2,dp=8,pp=1,mbs=1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["legal"], answer["completions"]) == (True, 12)
+    assert {verdict["rule"]: verdict["ok"] for verdict in answer["verdicts"]}["zero_needs_dp"] is None
+
+
+def test_space_explain_predicts_memory_of_a_whole_configuration(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = "tp=2,dp=8,pp=1,mbs=1,ac=full,sp=true,zero=1"
+    assert main(["space", "explain", "-w", "wl2", "--config", config, "--json"]) == 0
+    prediction = json.loads(capsys.readouterr().out)["prediction"]
+    assert 5 < prediction["memory_gib"] < 100
+    assert main(["space", "explain", "-w", "wl2", "--config", config]) == 0
+    assert "predicted, not measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-w", "wl9"], "there is no workload 'wl9'"),
+        (["explain", "-w", "wl2"], "needs --config"),
+        (["-w", "wl2", "--config", "tp=1"], "only explain takes it"),
+        (["explain", "-w", "wl2", "--config", "warp=1"], "there is no knob 'warp'"),
+        (["-w", "wl2", "--knob", "warp=1"], "has no knob 'warp'"),
+        (["-w", "wl2", "--knob", "tp"], "NAME=CHOICE"),
+        (["-w", "wl2", "--framework", "x"], "there is no framework 'x'"),
+        (["-w", "wl2", "--rows", "-1"], "--rows"),
+        (["-w", "wl2", "--set", "num_heads=7"], "num_kv_heads must divide num_heads"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["space", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1

@@ -1,0 +1,331 @@
+"""The legal set: enumeration and explanation agree, each rule rejects what it should and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card, KnobDeclaration, Phase
+from cclsearch.errors import UserError
+from cclsearch.space.build import build_space, explain_config, require_known_knobs, resolve_knobs
+from cclsearch.space.framework import Framework, FrameworkKnob, list_divisors, list_frameworks, load_framework
+from cclsearch.space.parse import complete_config, parse_assignments, parse_config, parse_knob
+from cclsearch.space.rules import ALWAYS, RULES
+from cclsearch.space.table import Space
+from cclsearch.space.torus import fit_degrees
+from cclsearch.values import Config
+
+SHIPPED = [f"wl{i}" for i in range(1, 8)] + ["tiny", "tiny-moe", "tiny-jax"]
+
+
+def change_card(card: Card, **changes: Any) -> Card:
+    """The card with fields of it, its shape, its experts or its hardware replaced."""
+    hardware = {k: v for k, v in changes.items() if k in type(card.hardware).model_fields}
+    arch = {k: v for k, v in changes.items() if k in type(card.arch).model_fields}
+    own = {k: v for k, v in changes.items() if k not in hardware and k not in arch}
+    return card.model_copy(
+        update={
+            "hardware": card.hardware.model_copy(update=hardware),
+            "arch": card.arch.model_copy(update=arch),
+            **own,
+        }
+    )
+
+
+def rejecting(card: Card, framework: Framework, config: dict[str, Any], *knobs: KnobDeclaration) -> set[str]:
+    """Names of the rules that reject a configuration."""
+    return {verdict.rule for verdict in explain_config(card, framework, config, knobs) if verdict.ok is False}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_workload_has_a_space_of_the_missions_knobs(name: str) -> None:
+    card = load_card(name)
+    space = build_space(card, load_framework(card.framework))
+    assert len(space) >= 20
+    for knob in ("tp", "dp", "micro_batch_size", "activation_checkpointing"):
+        assert space.has(knob)
+    assert space.has("ep") == (card.arch.moe is not None)
+    assert len({tuple(row) for row in space.codes_NK.tolist()}) == len(space)
+
+
+def test_the_configuration_of_the_paper_is_legal_for_wl7() -> None:
+    card = load_card("wl7")
+    space = build_space(card, load_framework(card.framework))
+    layout = {"tp": 4, "dp": 8, "pp": 8, "ep": 32, "micro_batch_size": 1}
+    assert space.row({**layout, "activation_checkpointing": "full", "zero_stage": 3}) is not None
+
+
+@st.composite
+def cards(draw: st.DrawFn) -> Card:
+    """Small cards of any shape: the enumeration of all raw combinations stays below a few hundred."""
+    is_moe = draw(st.booleans())
+    base = load_card("tiny-moe" if is_moe else "tiny")
+    heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    changes: dict[str, Any] = {
+        "num_heads": heads,
+        "num_kv_heads": draw(st.sampled_from(list_divisors(heads))),
+        "num_layers": draw(st.integers(1, 6)),
+        "hidden_size": draw(st.sampled_from([6, 8, 12])),
+        "global_batch_size": draw(st.sampled_from([1, 2, 4, 6])),
+        "seq_len": draw(st.sampled_from([6, 8])),
+        "num_accelerators": draw(st.sampled_from([1, 2, 3, 4, 6])),
+        "accelerators_per_node": draw(st.sampled_from([1, 2, 4])),
+    }
+    if is_moe and base.arch.moe is not None:
+        changes["moe"] = base.arch.moe.model_copy(update={"num_experts": draw(st.sampled_from([2, 3, 4]))})
+    changes["torus"] = draw(st.sampled_from([None, (changes["num_accelerators"],)]))
+    return change_card(base, **changes)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(card=cards(), name=st.sampled_from(["cpu", "jax-cpu", "megatron", "torchtitan", "maxtext", "nanotron"]))
+def test_enumeration_and_explanation_agree_on_every_raw_combination(card: Card, name: str) -> None:
+    framework = load_framework(name)
+    knobs = resolve_knobs(card, framework)
+    try:
+        space: Space | None = build_space(card, framework)
+    except UserError:
+        space = None
+    legal = {tuple(row) for row in space.codes_NK.tolist()} if space else set()
+    raw = list(itertools.product(*(range(len(knob.choices)) for knob in knobs)))
+    assert space is None or space.num_raw == len(raw)
+    for codes in raw[:: max(1, len(raw) // 150)]:
+        config = {knob.name: knob.choices[code] for knob, code in zip(knobs, codes, strict=True)}
+        verdicts = explain_config(card, framework, config)
+        assert all(verdict.ok is not None for verdict in verdicts)
+        assert all(verdict.ok for verdict in verdicts) == (codes in legal), (config, verdicts)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(card=cards(), data=st.data())
+def test_a_configuration_survives_being_written_and_parsed(card: Card, data: st.DataObject) -> None:
+    try:
+        space = build_space(card, load_framework("torchtitan"), use_fewer=True)
+    except UserError:
+        return
+    config = space.config(data.draw(st.integers(0, len(space) - 1)))
+    for text in (str(config), ",".join(str(config).split()), ", ".join(reversed(str(config).split()))):
+        parsed = parse_config(text, space)
+        assert parsed == config
+        assert {k: type(v) for k, v in parsed.items()} == {k: type(v) for k, v in config.items()}
+    assert space.row(parsed) is not None
+
+
+def test_every_legal_configuration_keeps_the_work_and_the_accelerators() -> None:
+    for name in SHIPPED:
+        card = load_card(name)
+        framework = load_framework(card.framework)
+        space = build_space(card, framework)
+        used, batch = space.num_accelerators_N, space.column("dp") * space.column("micro_batch_size")
+        assert (card.global_batch_size % batch == 0).all()
+        assert (used <= card.hardware.num_accelerators).all()
+        assert framework.use_fewer or (used == card.hardware.num_accelerators).all()
+        assert (card.arch.num_kv_heads % space.column("tp") == 0).all()
+
+
+WL2 = {"tp": 2, "dp": 4, "pp": 2, "micro_batch_size": 1, "activation_checkpointing": "none"}
+MEGATRON = {**WL2, "sequence_parallel": False, "zero_stage": 0}
+TITAN = {**WL2, "zero_stage": 0}
+VIRTUAL = KnobDeclaration(name="virtual_pipeline", choices=(1, 2, 3, 4))
+OVERLAP = KnobDeclaration(name="overlap_grad_reduce", choices=(False, True))
+JAX = {"tp": 1, "dp": 4, "ep": 1, "micro_batch_size": 1, "activation_checkpointing": "none"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "workload", "framework", "changes", "good", "bad", "knobs"),
+    [
+        ("num_accelerators", "wl2", "megatron", {}, MEGATRON, {"dp": 2}, ()),
+        ("tp_divides_heads", "wl2", "torchtitan", {"num_heads": 6, "num_kv_heads": 1}, {**TITAN, "tp": 1, "dp": 8},
+         {"tp": 4, "dp": 2}, ()),
+        ("tp_divides_kv_heads", "wl2", "torchtitan", {"num_kv_heads": 2}, TITAN, {"tp": 4, "dp": 2}, ()),
+        ("pp_at_most_layers", "wl2", "torchtitan", {"num_layers": 2}, TITAN, {"pp": 4, "dp": 2}, ()),
+        ("accumulation_whole", "wl2", "torchtitan", {}, {**TITAN, "dp": 8, "pp": 1}, {"micro_batch_size": 8}, ()),
+        ("tp_inside_node", "wl2", "torchtitan", {}, {**TITAN, "tp": 4, "dp": 2}, {"tp": 8, "dp": 1}, ()),
+        ("tp_divides_widths", "wl2", "megatron", {"intermediate_size": 14338}, MEGATRON, {"tp": 4, "dp": 2}, ()),
+        ("tp_divides_widths", "wl2", "megatron", {"hidden_size": 4098}, MEGATRON, {"tp": 4, "dp": 2}, ()),
+        ("pp_divides_layers", "wl2", "megatron", {"num_layers": 30}, MEGATRON, {"pp": 4, "dp": 2}, ()),
+        ("micro_batches_cover_stages", "wl2", "torchtitan", {}, {**TITAN, "micro_batch_size": 4},
+         {"micro_batch_size": 8}, ()),
+        ("zero_needs_dp", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3}, {"dp": 1, "pp": 8}, ()),
+        ("sequence_parallel_needs_tp", "wl2", "megatron", {}, {**MEGATRON, "sequence_parallel": True},
+         {"tp": 1, "dp": 8}, ()),
+        ("sequence_parallel_divides_sequence", "wl2", "megatron", {"seq_len": 1023}, MEGATRON,
+         {"sequence_parallel": True}, ()),
+        ("moe_tp_needs_sequence_parallel", "wl3", "megatron", {}, {**MEGATRON, "ep": 2, "sequence_parallel": True},
+         {"sequence_parallel": False}, ()),
+        ("ep_divides_experts", "wl3", "megatron", {},
+         {**MEGATRON, "ep": 2, "sequence_parallel": True}, {"ep": 8}, ()),
+        ("ep_inside_stage", "wl3", "megatron", {}, {**MEGATRON, "ep": 8, "sequence_parallel": True}, {"ep": 16}, ()),
+        ("ep_divides_dp", "tiny-jax", "jax-cpu", {}, {**JAX, "ep": 4}, {"dp": 2, "tp": 2}, ()),
+        ("virtual_pipeline_needs_pp", "wl2", "megatron", {}, {**MEGATRON, "virtual_pipeline": 2},
+         {"pp": 1, "dp": 8}, (VIRTUAL,)),
+        ("virtual_pipeline_divides_layers", "wl2", "megatron", {}, {**MEGATRON, "virtual_pipeline": 4},
+         {"virtual_pipeline": 3}, (VIRTUAL,)),
+        ("virtual_pipeline_micro_batches", "wl2", "megatron", {"global_batch_size": 20},
+         {**MEGATRON, "virtual_pipeline": 1}, {"virtual_pipeline": 2}, (VIRTUAL,)),
+        ("overlap_needs_dp", "wl2", "megatron", {}, {**MEGATRON, "overlap_grad_reduce": True},
+         {"dp": 1, "pp": 8}, (OVERLAP,)),
+        ("degrees_on_torus", "wl2", "maxtext", {"torus": (4, 4)},
+         {"tp": 4, "dp": 4, "micro_batch_size": 1, "activation_checkpointing": "none", "zero_stage": 0},
+         {"tp": 8, "dp": 2}, ()),
+    ],
+)  # fmt: skip
+def test_each_rule_rejects_its_case_and_explains_it(
+    rule: str, workload: str, framework: str, changes: Any, good: Any, bad: Any, knobs: Any
+) -> None:
+    card, frame = change_card(load_card(workload), **changes), load_framework(framework)
+    if rule == "ep_divides_experts" and card.arch.moe:
+        card = change_card(card, moe=card.arch.moe.model_copy(update={"num_experts": 12}))
+        knobs = (KnobDeclaration(name="ep", choices=(1, 2, 8)),)
+    assert rejecting(card, frame, good, *knobs) == set()
+    also = {"tp_divides_kv_heads"} if rule == "tp_divides_heads" else set()
+    assert rejecting(card, frame, {**good, **bad}, *knobs) == {rule} | also
+    verdict = next(v for v in explain_config(card, frame, {**good, **bad}, knobs) if v.rule == rule)
+    assert verdict.summary
+    assert any(str(value).lower() in verdict.detail.lower() for value in {**good, **bad}.values())
+    space = build_space(card, frame, knobs)
+    assert space.row(Config({knob.name: {**good}[knob.name] for knob in space.knobs})) is not None
+    assert space.row({**good, **bad}) is None
+
+
+def test_zero_may_be_limited_under_a_pipeline() -> None:
+    frame = load_framework("torchtitan").model_copy(update={"rules": ({"rule": "zero_limited_by_pp", "most": 2},)})
+    card = load_card("wl2")
+    assert rejecting(card, frame, {**TITAN, "zero_stage": 2}) == set()
+    assert rejecting(card, frame, {**TITAN, "zero_stage": 3}) == {"zero_limited_by_pp"}
+    assert rejecting(card, frame, {**TITAN, "zero_stage": 3, "pp": 1, "dp": 8}) == set()
+
+
+def test_every_rule_is_used_by_the_tests_above() -> None:
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert [rule for rule in RULES if rule not in source and rule != "implies"] == []
+    assert set(ALWAYS) <= set(RULES)
+
+
+def test_degrees_take_whole_axes_of_the_torus() -> None:
+    assert fit_degrees((2, 4)) == {(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 4, 1), (4, 2, 1), (2, 1, 4), (4, 1, 2),
+                                   (1, 2, 4), (1, 4, 2)}  # fmt: skip
+    card = change_card(load_card("wl2"), torus=(4, 4))
+    space = build_space(card, load_framework("maxtext"))
+    assert set(space.column("tp").tolist()) == {1, 4}, "16 heads a chip group would leave half a KV head"
+
+
+def test_fewer_accelerators_only_where_asked() -> None:
+    card, frame = load_card("wl2"), load_framework("megatron")
+    exact, fewer = build_space(card, frame), build_space(card, frame, use_fewer=True)
+    assert set(exact.num_accelerators_N.tolist()) == {16}
+    assert set(fewer.num_accelerators_N.tolist()) == {1, 2, 4, 8, 16}
+    assert set(build_space(load_card("tiny"), load_framework("cpu")).num_accelerators_N.tolist()) == {1, 2, 4}
+
+
+def test_extra_knobs_limit_and_add() -> None:
+    card, frame = load_card("wl2"), load_framework("megatron")
+    limited = build_space(card, frame, [parse_knob("tp=2,4"), parse_knob("nccl_algo=Ring,Tree")])
+    assert set(limited.column("tp").tolist()) == {2, 4}
+    assert set(limited.column("nccl_algo").tolist()) == {"Ring", "Tree"}
+    declared = card.model_copy(update={"knobs": (parse_knob("compile=true,false"),)})
+    assert len(build_space(declared, frame)) == 2 * len(build_space(card, frame))
+
+
+def test_a_knob_that_nobody_knows_is_refused_with_the_list() -> None:
+    card, frame = load_card("wl2"), load_framework("megatron")
+    with pytest.raises(UserError, match=r"no knob 'warp'; there are: .*nccl_algo.*tp"):
+        require_known_knobs([parse_knob("warp=1,2")], card, frame)
+    require_known_knobs([parse_knob("nccl_algo=Ring")], card, frame)
+    with pytest.raises(UserError, match="no knob 'warp'"):
+        explain_config(card, frame, {"warp": 1})
+
+
+@pytest.mark.parametrize("text", ["tp=a,b", "tp=0,1", "tp=true", "tp=1.5", "dp=-4", "micro_batch_size=9999999"])
+def test_choices_that_rules_cannot_count_with_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="takes whole numbers"):
+        build_space(load_card("wl2"), load_framework("megatron"), [parse_knob(text)])
+
+
+def test_no_legal_configuration_names_the_rules_that_left_nothing() -> None:
+    card = change_card(load_card("wl2"), num_layers=7, num_heads=7, num_kv_heads=7, global_batch_size=1)
+    with pytest.raises(UserError) as caught:
+        build_space(card, load_framework("megatron"))
+    assert "accumulation_whole" in str(caught.value) or "num_accelerators" in str(caught.value)
+    with pytest.raises(UserError, match="this rule leaves nothing: num_accelerators"):
+        build_space(
+            load_card("wl2"), load_framework("megatron"), [parse_knob("tp=1"), parse_knob("dp=1"), parse_knob("pp=2")]
+        )
+
+
+def test_only_training_is_searched_and_huge_spaces_are_refused() -> None:
+    card, frame = load_card("wl2"), load_framework("megatron")
+    with pytest.raises(UserError, match="inference workload"):
+        build_space(card.model_copy(update={"phase": Phase.INFERENCE}), frame)
+    wide = [KnobDeclaration(name=f"k{i}", choices=tuple(range(1000))) for i in range(3)]
+    with pytest.raises(UserError, match="too large to enumerate"):
+        build_space(card, frame, wide)
+
+
+def test_values_of_the_wrong_kind_are_explained_and_not_a_crash() -> None:
+    card, frame = load_card("wl2"), load_framework("megatron")
+    for value in ("many", 0, -3, 10**40, 2.5, float("nan"), True):
+        assert rejecting(card, frame, {**MEGATRON, "tp": value}) >= {"choices"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "written like tp=2,dp=4"),
+        ("tp", "written like tp=2,dp=4"),
+        ("tp=", "written like tp=2,dp=4"),
+        ("tp=2,tp=4", "'tp' is given twice"),
+        ("warp=9,tp=2", "no knob 'warp'"),
+        ("tp=2,dp=8", "must also give pp, micro_batch_size"),
+        ("tp=3,dp=4,pp=2,mbs=1,ac=none,sp=false,zero=0", "tp must be one of 1, 2, 4, 8, 16, not 3"),
+        ("tp=2,dp=4,pp=2,mbs=1,ac=none,sp=maybe,zero=0", "sequence_parallel must be one of false, true, not maybe"),
+    ],
+)
+def test_a_wrong_configuration_text_is_one_clear_error(text: str, words: str) -> None:
+    space = build_space(load_card("wl2"), load_framework("megatron"))
+    with pytest.raises(UserError, match=words):
+        parse_config(text, space)
+
+
+def test_short_names_truths_and_blanks_are_understood() -> None:
+    space = build_space(load_card("wl2"), load_framework("megatron"))
+    expected = {**MEGATRON, "sequence_parallel": True, "zero_stage": 1, "activation_checkpointing": "full"}
+    for text in ("tp=2,dp=4,pp=2,mbs=1,ac=full,sp=true,zero=1", "tp=2 dp=4  pp=2;mbs=1, ac='full' sp=True zero=1"):
+        assert parse_config(text, space) == expected
+    typed = complete_config({**expected, "sequence_parallel": 1, "activation_checkpointing": True}, space)
+    assert typed == expected
+    assert typed["sequence_parallel"] is True
+
+
+def test_words_may_hold_blanks_and_commas() -> None:
+    knob = KnobDeclaration(name="kernel", choices=("flash attention, RMS", "torch"))
+    space = build_space(load_card("wl2"), load_framework("torchtitan"), [knob])
+    config = {**TITAN, "kernel": "flash attention, RMS"}
+    assert parse_config("kernel=flash attention, RMS, " + str(Config(TITAN)), space) == config
+
+
+TINY_KNOBS = resolve_knobs(load_card("tiny"), load_framework("cpu"))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(text=st.text(max_size=60))
+def test_any_text_is_a_configuration_or_one_error(text: str) -> None:
+    try:
+        given_values = parse_assignments(text, TINY_KNOBS)
+    except UserError:
+        return
+    assert set(given_values) <= {knob.name for knob in TINY_KNOBS}
+
+
+def test_knob_choices_follow_from_the_card() -> None:
+    card = load_card("wl7")
+    knob = FrameworkKnob.model_validate({"name": "ep", "choices": {"divisors_of": "experts", "most": 20}})
+    assert knob.resolve(card).choices == (1, 2, 4, 5, 8, 10, 16, 20)
+    assert list_divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+    assert "megatron" in list_frameworks()
