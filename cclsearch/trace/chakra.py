@@ -1,8 +1,8 @@
 """Chakra execution traces (mlcommons/chakra, `schema/protobuf/et_def.proto`), one file a rank, as ASTRA-sim reads them.
 
 A file is a `GlobalMetadata` message followed by `Node` messages, each with its length as a varint in front. Nodes are
-the device events of one step: computation, copies and collectives with the dependencies that the trace shows. Attributes
-are those that Chakra's own converter and ASTRA-sim's feeder know (`comm_type`, `comm_size`, `pg_name`, `is_cpu_op`).
+the device events of one step: computation, copies and collectives with the dependencies that the trace shows. Their
+attributes are those that Chakra's converter and ASTRA-sim's feeder know (`comm_type`, `comm_size`, `pg_name`, ...).
 """
 
 from __future__ import annotations

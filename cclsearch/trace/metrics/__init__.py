@@ -1,23 +1,8 @@
 """The built-in metrics, entered through the same door as anyone's. Importing this package registers them."""
 
-from cclsearch.trace.metrics import (
-    balance,
-    bandwidth,
-    breakdown,
-    chip,
-    communication,
-    efficiency,
-    idle,
-    inference,
-    kernels,
-    memory,
-    path,
-    quality,
-    scaling,
-    steps,
-)
+from importlib import import_module
 
-__all__ = [
+MODULES = (
     "balance",
     "bandwidth",
     "breakdown",
@@ -32,4 +17,7 @@ __all__ = [
     "quality",
     "scaling",
     "steps",
-]
+)
+
+for _module in MODULES:
+    import_module(f"{__name__}.{_module}")
