@@ -66,7 +66,7 @@ def build_graph(trace: TraceView, view: RankView, window: tuple[int, int], offse
     on_cpu = table.accelerator == "cpu"
     lane = table.stream[rows].astype(np.int64) + (table.device[rows].astype(np.int64) << 32)
     before = _event_before(lane, start, end)
-    waited, issuer = _find_waits(lane, start, end, before, CPU_SLACK_NS if on_cpu else GPU_SLACK_NS)
+    waited, issuer = _find_waits(lane, start, end, before, on_cpu=on_cpu)
     launch = table.launch[rows]
     launch_ns = np.where(launch >= 0, table.ts_ns[launch] + move, -1)
     free_ns = np.maximum(
@@ -109,11 +109,16 @@ def _event_before(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
     return before
 
 
-def _find_waits(lane: Int64s, start: Int64s, end: Int64s, before: Int64s, slack_ns: int) -> tuple[Int64s, Int64s]:
-    """For each event: one of another lane that ended just before it began; else one that was running as it began."""
-    n = len(lane)
+def _find_waits(lane: Int64s, start: Int64s, end: Int64s, before: Int64s, *, on_cpu: bool) -> tuple[Int64s, Int64s]:
+    """For each event: one of another lane that ended just before it began; else one that was running as it began.
+
+    Threads interpret a program between their operators, so on CPUs what ended in the later half of a thread's gap
+    counts too (the backward pass on its own thread, then the optimizer).
+    """
+    n, slack_ns = len(lane), CPU_SLACK_NS if on_cpu else GPU_SLACK_NS
     waited, issuer = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
-    free = np.where(before >= 0, end[before], np.iinfo(np.int64).min)
+    free = np.where(before >= 0, end[before], int(start.min()) - 1 if n else 0)
+    reach = np.maximum(slack_ns, (start - free) // 2) if on_cpu else np.full(n, slack_ns)
     for one in np.unique(lane):
         here = lane == one
         others = np.flatnonzero(~here)
@@ -123,7 +128,7 @@ def _find_waits(lane: Int64s, start: Int64s, end: Int64s, before: Int64s, slack_
         by_end = others[np.argsort(end[others], kind="stable")]
         found = np.searchsorted(end[by_end], start[at], side="right") - 1
         peer = by_end[np.maximum(found, 0)]
-        ended = (found >= 0) & (end[peer] > free[at]) & (start[at] - end[peer] <= slack_ns)
+        ended = (found >= 0) & (end[peer] > free[at]) & (start[at] - end[peer] <= reach[at])
         waited[at[ended]] = peer[ended]
         by_start = others[np.argsort(start[others], kind="stable")]
         found = np.searchsorted(start[by_start], start[at], side="right") - 1
