@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("cclsearch.cli.bench", "strategies side by side on recorded landscapes"),
     "predict": ("cclsearch.cli.predict", "predicted time and memory of configurations, with their parts"),
     "admit": ("cclsearch.cli.admit", "which trials may be ranked, rule by rule, judged again from their evidence"),
+    "sweep": ("cclsearch.cli.sweep", "one search over a whole front, scored at every weight"),
+    "pareto": ("cclsearch.cli.pareto", "the front of a sweep or of several runs, in figures and drawings"),
     "report": ("cclsearch.cli.report", "one page and pictures of a run, or of several compared"),
     "score": ("cclsearch.cli.score", "what the traces of a run say: metrics, and where the time of a step goes"),
     "what-if": ("cclsearch.cli.what_if", "the step time under other links or collectives, replayed from a trace"),

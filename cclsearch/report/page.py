@@ -20,6 +20,7 @@ from cclsearch.report.axes import show_number
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
 from cclsearch.report.compare import Standing, draw_against_step_time, draw_bests, rank_runs, tell_frameworks
 from cclsearch.report.data import RunPage, TrialRow
+from cclsearch.report.front import FrontPage, draw_front_page
 from cclsearch.report.scene import Scene
 from cclsearch.report.svg import palette_css, render_svg
 
@@ -46,15 +47,10 @@ class Cell:
 
 def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Scene] = ()) -> str:
     """The whole page over one run or several; `extra_charts` (a front) stand first."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    script = (HERE / "page.js").read_text(encoding="utf-8")
     standings = rank_runs(pages)
     heading = pages[0].run_id if len(pages) == 1 else f"{len(pages)} runs compared"
-    return environment.get_template("page.html.j2").render(
+    return render_template(
+        "page.html.j2",
         heading=heading,
         pages=pages,
         views=[_view_run(page, f"r{n}", extra_charts if len(pages) == 1 else ()) for n, page in enumerate(pages, 1)],
@@ -63,13 +59,42 @@ def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Scene] = ())
         ranking_columns=RANKING_COLUMNS,
         ranking_filters=[(name, sorted({dict(_ranking_keys(s))[name] for s in standings})) for name in FILTERS],
         comparison_charts=[*extra_charts, *draw_comparisons(pages)] if len(pages) > 1 else [],
+        data_json=Markup(dump_for_script([_as_data(page) for page in pages])),
+    )
+
+
+def render_front(page: FrontPage) -> str:
+    """The page of a front."""
+    facts = [
+        ("configurations on the front", str(len(page.front))),
+        ("configurations measured", str(len(page.points))),
+        ("trials", str(len(page.growth))),
+    ]
+    knee = next((point for point in page.points if point.is_knee), None)
+    if knee:
+        facts.append(("the knee", f"trial {knee.trial}"))
+    points = sorted(page.points, key=lambda point: (not point.on_front, point.values))
+    return render_template(
+        "front.html.j2", page=page, points=points, facts=facts, charts=draw_front_page(page), number=show_number
+    )
+
+
+def render_template(name: str, **values: Any) -> str:
+    """A template of this folder, everything escaped but our own style, script and drawings."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    return environment.get_template(name).render(
         figure=_figure,
         palette=Markup(palette_css()),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data_json=Markup(dump_for_script([_as_data(page) for page in pages])),
         version=__version__,
+        **values,
     )
 
 

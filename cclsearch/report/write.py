@@ -7,7 +7,8 @@ from pathlib import Path
 
 from cclsearch.errors import UserError
 from cclsearch.report.data import RunPage
-from cclsearch.report.page import draw_comparisons, draw_run, render_page
+from cclsearch.report.front import FrontPage, draw_front_page, write_front_csv
+from cclsearch.report.page import draw_comparisons, draw_run, render_front, render_page
 from cclsearch.report.scene import Scene
 
 CHARTS_FOLDER = "charts"
@@ -31,6 +32,18 @@ def write_report(
     if len(pages) > 1:
         scenes += [(f"compared-{scene.name}", scene) for scene in draw_comparisons(pages)]
     return written + write_pictures(scenes, folder, dark=dark)
+
+
+def write_front(page: FrontPage, folder: Path, *, png: bool = True, dark: bool = False) -> list[Path]:
+    """Write `pareto.html`, `pareto.csv` and, with `png`, the drawings under `charts/`; returns the files written."""
+    written = [
+        write_text(folder / "pareto.html", render_front(page)),
+        write_text(folder / "pareto.csv", write_front_csv(page)),
+    ]
+    if not png:
+        return written
+    scenes = [(scene.name, scene) for scene in draw_front_page(page)]
+    return written + write_pictures(scenes, folder / CHARTS_FOLDER, dark=dark)
 
 
 def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: bool = False) -> list[Path]:

@@ -1,0 +1,102 @@
+"""`ccl-search pareto RUN...`: the front of a sweep or of several runs, in figures and drawings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.cli.arguments import add_runs_folder
+
+if TYPE_CHECKING:
+    from cclsearch.report.front import FrontPage
+
+EXAMPLE = (
+    "ccl-search pareto last\n  ccl-search pareto run-a run-b --metrics step_time_s,num_accelerators,peak_memory_gib"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="*", help="names or folders of runs (default: the latest)")
+    parser.add_argument("-o", "--objective", metavar="NAME", help="objective whose metrics and weights are used")
+    parser.add_argument("--weights", metavar="A:B:STEP", help="weights to score at, or a list")
+    parser.add_argument("--metrics", metavar="A,B", help="two or three metrics, in place of an objective")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="where files go (default: the run's folder)")
+    parser.add_argument("--no-png", action="store_true", help="no pictures")
+    parser.add_argument("--dark", action="store_true", help="pictures on dark paper")
+    parser.add_argument("--json", action="store_true", help="print JSON and write no file")
+    add_runs_folder(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.front import parse_weights
+    from cclsearch.front_of_runs import gather_front
+    from cclsearch.report.write import write_front
+    from cclsearch.run_folder import load_run
+    from cclsearch.runs_folder import find_run, runs_folder
+    from cclsearch.text import plain
+
+    folders = list(dict.fromkeys(find_run(name, args.runs) for name in args.run or ["last"]))
+    weights = parse_weights(args.weights) if args.weights else parse_weights("0:1:0.1") if args.objective else ()
+    page = gather_front(
+        [load_run(folder) for folder in folders],
+        objective=args.objective,
+        metrics=[name.strip() for name in args.metrics.split(",")] if args.metrics else (),
+        weights=weights,
+    )
+    if args.json:
+        print(json.dumps(front_as_json(page)))
+        return EXIT_OK
+    print_front(page)
+    place = args.out or (folders[0] if len(folders) == 1 else runs_folder(args.runs))
+    for path in write_front(page, place, png=not args.no_png, dark=args.dark):
+        print(plain(f"wrote {path}"))
+    return EXIT_OK
+
+
+def print_front(page: FrontPage) -> None:
+    """The front as a table, and where the choice flips."""
+    from cclsearch.report.axes import show_number
+    from cclsearch.text import plain
+
+    mark = "" if page.provenance == "measured" else f" ({page.provenance})"
+    print(plain(f"front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials"))
+    for point in page.front:
+        figures = "  ".join(f"{a.metric}={show_number(v)}" for a, v in zip(page.axes, point.values, strict=True))
+        extra = "  the knee" if point.is_knee else ""
+        if point.chosen:
+            extra += f"  weights {show_number(point.chosen[0])} to {show_number(point.chosen[1])}"
+        name = f"trial {point.trial}" if len(page.runs) == 1 else point.name
+        print(plain(f"  {name:<10} {figures}  {point.config_text}{extra}"))
+
+
+def front_as_json(page: FrontPage) -> dict[str, object]:
+    """The front as plain data."""
+    return {
+        "runs": list(page.runs),
+        "provenance": page.provenance,
+        "objective": page.objective,
+        "metrics": [axis.metric for axis in page.axes],
+        "hypervolume": page.hypervolume,
+        "hypervolume_share_by_trial": list(page.growth),
+        "reference": list(page.reference),
+        "points": [
+            {
+                "run": point.run_id,
+                "trial": point.trial,
+                "config": dict(point.config),
+                "values": list(point.values),
+                "on_front": point.on_front,
+                "is_knee": point.is_knee,
+                "interval": point.interval,
+                "weights": point.chosen,
+            }
+            for point in page.points
+        ],
+        "weights": [
+            {"weight": w, "run": page.points[n].run_id, "trial": page.points[n].trial, "score": score}
+            for w, n, score in page.weights
+        ],
+    }

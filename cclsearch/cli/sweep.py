@@ -1,0 +1,44 @@
+"""`ccl-search sweep`: one search over a whole front; each configuration is measured once and scored at every weight."""
+
+from __future__ import annotations
+
+import argparse
+
+from cclsearch.cli.arguments import add_runs_folder, positive_int
+from cclsearch.cli.run import add_output_arguments, add_search_arguments
+
+EXAMPLE = "ccl-search sweep --workload wl2 --objective composite --weights 0:1:0.1 --budget 40"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
+    parser.add_argument("-b", "--budget", type=positive_int, default=40, metavar="N", help="trials (default: 40)")
+    parser.add_argument(
+        "--weights", default="0:1:0.1", metavar="A:B:STEP", help="weights to score at, or a list (default: 0:1:0.1)"
+    )
+    add_search_arguments(parser)
+    add_output_arguments(parser)
+    add_runs_folder(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.cli.drive import drive_search
+    from cclsearch.cli.run import make_request
+    from cclsearch.front import parse_weights
+    from cclsearch.runs_folder import runs_folder
+    from cclsearch.sweep import JOINED_FOLDER, create_sweep, plan_sweep
+
+    weights = parse_weights(args.weights)
+    args.objective = args.objective or "composite"
+    place = runs_folder(args.runs)
+    planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
+    folder = create_sweep(planned, place)
+    code = drive_search(folder, args)
+    if not (args.json or args.quiet):
+        from cclsearch.cli.pareto import print_front
+        from cclsearch.front_of_runs import gather_front
+        from cclsearch.run_folder import load_run
+
+        print_front(gather_front([load_run(folder)]))
+        print(f"draw it: ccl-search pareto {folder.name}")
+    return code

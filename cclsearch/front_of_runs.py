@@ -1,0 +1,267 @@
+"""The front of one run or of several on the same work: from ledgers to what the drawings and tables show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cclsearch.errors import TrialError, UserError
+from cclsearch.front import (
+    choose_by_weight,
+    choose_reference,
+    find_front,
+    find_knee,
+    measure_hypervolume,
+    rank_by_hypervolume,
+    spread_axes,
+    trace_hypervolume,
+)
+from cclsearch.record.state import Trial, collect_losses
+from cclsearch.report.front import Axis, FrontPage, FrontPoint
+from cclsearch.report.gather import clean, describe_work, find_baseline_trial
+from cclsearch.run_folder import Run
+from cclsearch.score.catalog import Direction, find_metric
+from cclsearch.score.noise import Noise, estimate_noise, find_interval
+from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
+from cclsearch.sweep import Sweep, describe_sweep, open_front, read_sweep
+from cclsearch.values import Config, Provenance
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One configuration with all its admitted runs."""
+
+    run: Run
+    trial: Trial
+    metrics: Mapping[str, float]
+    runs: int
+
+
+def gather_front(
+    runs: Sequence[Run],
+    *,
+    objective: str | None = None,
+    metrics: Sequence[str] = (),
+    weights: Sequence[float] = (),
+) -> FrontPage:
+    """The front of these runs together.
+
+    Axes are `metrics`, or those of `objective`, or of what the first run was a sweep of, or else step time and the
+    number of accelerators. Raises UserError where the runs do not compare or nothing of them can be placed.
+    """
+    _check_comparable(runs)
+    front_of, sweep = _choose_objective(runs[0], objective, metrics, weights)
+    measured = [m for run in runs for m in _collect(run)]
+    placed = [(m, values) for m in measured if (values := _place(front_of, m.metrics)) is not None]
+    if not placed:
+        raise UserError(f"no admitted trial of {_names(runs)} has all of {', '.join(front_of.metrics)}")
+    return _build_page(runs, front_of, sweep, placed)
+
+
+def objective_over(metrics: Sequence[str]) -> Objective:
+    """An objective with these two or three metrics beside each other; raises UserError for an unknown one."""
+    if not 2 <= len(set(metrics)) <= MAX_PARETO_METRICS or len(set(metrics)) < len(metrics):
+        raise UserError(f"a front is over two or three different metrics, not {', '.join(metrics) or 'none'}")
+    terms = []
+    for name in metrics:
+        info = find_metric(name, "--metrics")
+        direction = info.direction or Direction.MINIMIZE
+        reciprocal = info.is_positive and direction is Direction.MAXIMIZE
+        terms.append(
+            Term(metric=name, direction=direction, unit=info.unit, missing=info.missing, reciprocal=reciprocal)
+        )
+    return Objective(name="pareto", description="given on the command line", terms=tuple(terms))
+
+
+def _choose_objective(
+    run: Run, objective: str | None, metrics: Sequence[str], weights: Sequence[float]
+) -> tuple[Objective, Sweep | None]:
+    if metrics:
+        return objective_over(metrics), None
+    if objective is not None:
+        sweep, front_of = describe_sweep(objective, weights)
+        return front_of, sweep
+    sweep_of_run = read_sweep(run.folder)
+    if sweep_of_run is not None and sweep_of_run.at_0 is not None:
+        changed = sweep_of_run.model_copy(update={"weights": tuple(weights)}) if weights else sweep_of_run
+        return open_front(sweep_of_run.at_0), changed
+    if run.spec.objective.is_multi:
+        return run.spec.objective, None
+    return load_objective("pareto"), None
+
+
+def _check_comparable(runs: Sequence[Run]) -> None:
+    first = runs[0]
+    for run in runs[1:]:
+        for what, ours, theirs in (
+            ("work", describe_work(first.spec), describe_work(run.spec)),
+            ("accelerator", first.spec.card.hardware.accelerator, run.spec.card.hardware.accelerator),
+            ("provenance", first.spec.provenance.value, run.spec.provenance.value),
+        ):
+            if ours != theirs:
+                raise UserError(
+                    f"runs {first.spec.run_id!r} and {run.spec.run_id!r} have no common front: their {what} differs"
+                    f" ({clean(ours)}; {clean(theirs)})"
+                )
+
+
+def _collect(run: Run) -> list[_Measured]:
+    """One entry a configuration: its first admitted trial, with the mean of each metric over its runs."""
+    grouped: dict[Config, list[Trial]] = {}
+    for trial in run.state.trials.values():
+        if trial.loss is not None and trial.outcome is not None:
+            grouped.setdefault(trial.config, []).append(trial)
+    measured = []
+    for trials in grouped.values():
+        every = [trial.outcome.metrics for trial in trials if trial.outcome]
+        shared = [name for name in every[0] if all(name in metrics for metrics in every)]
+        means = {name: float(np.mean([metrics[name] for metrics in every])) for name in shared}
+        measured.append(_Measured(run, trials[0], means, len(trials)))
+    return measured
+
+
+def _place(objective: Objective, metrics: Mapping[str, float]) -> tuple[float, ...] | None:
+    try:
+        return objective.values(metrics)
+    except TrialError:
+        return None
+
+
+def _build_page(
+    runs: Sequence[Run], objective: Objective, sweep: Sweep | None, placed: list[tuple[_Measured, tuple[float, ...]]]
+) -> FrontPage:
+    values_NM = np.array([values for _, values in placed], dtype=float)
+    spread_NM = spread_axes(values_NM)
+    reference_M = choose_reference(spread_NM)
+    total = measure_hypervolume(spread_NM, reference_M)
+    on_front_N = find_front(values_NM)
+    front_rows = np.flatnonzero(on_front_N)
+    knee = find_knee(values_NM[front_rows])
+    knee_row = None if knee is None else int(front_rows[knee])
+    brings_N = rank_by_hypervolume(spread_NM.tolist(), reference_M) / total
+    scores, chosen = _score(placed, sweep, runs)
+    points = tuple(
+        FrontPoint(
+            run_id=m.run.spec.run_id,
+            trial=m.trial.number,
+            config=dict(m.trial.config),
+            config_text=clean(str(m.trial.config)),
+            values=tuple(
+                m.metrics[name] * term.scale for name, term in zip(objective.metrics, objective.terms, strict=True)
+            ),
+            on_front=bool(on_front_N[n]),
+            is_knee=n == knee_row,
+            interval=_interval(m, objective),
+            brings=float(brings_N[n]),
+            scores=scores[n] if scores else None,
+            chosen=chosen.get(n),
+        )
+        for n, (m, _) in enumerate(placed)
+    )
+    positive_M = np.all(values_NM > 0, axis=0)
+    reference = np.where(positive_M, np.exp(reference_M), reference_M)
+    return FrontPage(
+        title=clean(runs[0].spec.card.title) if len(runs) == 1 else f"the front of {_names(runs)}",
+        runs=tuple(run.spec.run_id for run in runs),
+        work=describe_work(runs[0].spec),
+        provenance=runs[0].spec.provenance.value,
+        axes=tuple(Axis(t.metric, t.unit or "", t.direction is Direction.MAXIMIZE) for t in objective.terms),
+        points=points,
+        growth=_grow(runs, placed, spread_NM, reference_M, total),
+        hypervolume=total,
+        reference=tuple(_natural(t, float(v)) for t, v in zip(objective.terms, reference, strict=True)),
+        is_by_ratio=bool(positive_M.all()),
+        objective=sweep.objective if sweep else objective.name,
+        weights=_list_weights(points, sweep),
+        notes=_notes(runs, scores is None and sweep is not None),
+    )
+
+
+def _natural(term: Term, minimised: float) -> float:
+    """The metric's own value, scaled, that was turned into this minimised one."""
+    if term.direction is Direction.MINIMIZE:
+        return minimised
+    return 1.0 / minimised if term.reciprocal else -minimised
+
+
+def _score(
+    placed: list[tuple[_Measured, tuple[float, ...]]], sweep: Sweep | None, runs: Sequence[Run]
+) -> tuple[list[tuple[float, float]] | None, dict[int, tuple[float, float]]]:
+    """Each point's score at weight 0 and 1, and the weights that choose it; nothing where there are no weights."""
+    if sweep is None or sweep.at_0 is None:
+        return None, {}
+    baseline = find_baseline_trial(runs[0].state)
+    reference = baseline.outcome.metrics if baseline and baseline.outcome else None
+    try:
+        scores = [sweep.scores(m.metrics, reference) for m, _ in placed]
+    except (TrialError, ValueError):
+        return None, {}
+    at_0, at_1 = np.array(scores).T
+    choices = choose_by_weight(at_0, at_1)
+    return scores, {choice.point: (choice.from_weight, choice.to_weight) for choice in choices}
+
+
+def _list_weights(points: Sequence[FrontPoint], sweep: Sweep | None) -> tuple[tuple[float, int, float], ...]:
+    if sweep is None or not any(point.scores for point in points):
+        return ()
+    rows = []
+    for weight in sweep.weights:
+        scores = [(1 - weight) * low + weight * high for low, high in (p.scores or (0.0, 0.0) for p in points)]
+        best = int(np.argmax(scores))
+        rows.append((weight, best, scores[best]))
+    return tuple(rows)
+
+
+def _interval(measured: _Measured, objective: Objective) -> tuple[float, float] | None:
+    """Interval of the first metric from the run-to-run noise; None where nothing was measured here."""
+    if measured.run.spec.provenance is not Provenance.MEASURED:
+        return None
+    value = measured.metrics[objective.metrics[0]] * objective.terms[0].scale
+    interval = find_interval([value] * measured.runs, _noise_of(measured.run))
+    return interval.low, interval.high
+
+
+def _noise_of(run: Run) -> Noise:
+    spreads = [
+        t.outcome.spread for t in run.state.trials.values() if t.loss is not None and t.outcome and t.outcome.spread
+    ]
+    return estimate_noise(list(collect_losses(run.state).values()), spreads)
+
+
+def _grow(
+    runs: Sequence[Run],
+    placed: list[tuple[_Measured, tuple[float, ...]]],
+    spread_NM: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    reference_M: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    total: float,
+) -> tuple[float, ...]:
+    """Share of the hypervolume after each trial that counts, in order; a failed one adds nothing but itself."""
+    where = {(m.run.spec.run_id, m.trial.number): n for n, (m, _) in enumerate(placed)}
+    order, shares = [], []
+    for run in runs:
+        for trial in sorted(run.state.trials.values(), key=lambda t: (t.finished_s or float("inf"), t.number)):
+            if not trial.costs_budget or trial.outcome is None:
+                continue
+            row = where.get((run.spec.run_id, trial.number))
+            if row is not None:
+                order.append(row)
+            shares.append(len(order))
+    if not order:
+        return ()
+    by_count = np.concatenate([[0.0], trace_hypervolume(spread_NM[order], reference_M)]) / total
+    return tuple(float(by_count[count]) for count in shares)
+
+
+def _notes(runs: Sequence[Run], without_scores: bool) -> tuple[str, ...]:
+    notes = [line for run in runs for line in run.spec.banner]
+    if runs[0].spec.provenance is not Provenance.MEASURED:
+        notes.append("each configuration was read once: the noise of the source is unknown, so no intervals are drawn")
+    if without_scores:
+        notes.append("no scores: a metric of the objective was not measured in every admitted trial")
+    return tuple(dict.fromkeys(clean(line) for line in notes))
+
+
+def _names(runs: Sequence[Run]) -> str:
+    return ", ".join(repr(run.spec.run_id) for run in runs)

@@ -1,0 +1,268 @@
+"""A front as plain data and as drawings: what nothing beats, which weight chooses what, how fast it was found."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cclsearch.report.axes import Frame, Scale, fit_scale, show_number
+from cclsearch.report.scene import SERIES, SHAPES, Item, Mark, Path, Scene, Text
+from cclsearch.values import Value
+
+WIDTH, LEFT, RIGHT = 880.0, 84.0, 24.0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One metric of a front."""
+
+    metric: str
+    unit: str
+    greater_is_better: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.metric} ({self.unit})" if self.unit and self.unit not in self.metric else self.metric
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """One configuration that was measured and admitted."""
+
+    run_id: str
+    trial: int
+    config: Mapping[str, Value]
+    config_text: str
+    values: tuple[float, ...]
+    """As measured, in the order of the axes."""
+    on_front: bool
+    is_knee: bool = False
+    interval: tuple[float, float] | None = None
+    """Of the first metric, where noise can be told."""
+    brings: float = 0.0
+    """Share of the front's hypervolume that would be lost without it."""
+    scores: tuple[float, float] | None = None
+    """At weight 0 and at weight 1."""
+    chosen: tuple[float, float] | None = None
+    """Range of weights that choose it."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.run_id}:{self.trial}"
+
+
+@dataclass(frozen=True)
+class FrontPage:
+    """A front over one run or several."""
+
+    title: str
+    runs: tuple[str, ...]
+    work: str
+    provenance: str
+    axes: tuple[Axis, ...]
+    points: tuple[FrontPoint, ...]
+    growth: tuple[float, ...]
+    """Hypervolume after each trial in the order in which they ended, as a share of the last; failed trials included."""
+    hypervolume: float
+    reference: tuple[float, ...]
+    """The point up to which the hypervolume is measured, in the units of the axes."""
+    is_by_ratio: bool
+    """Whether the hypervolume is taken over logarithms."""
+    objective: str = ""
+    weights: tuple[tuple[float, int, float], ...] = ()
+    """Weight, index of the point that it chooses, and its score."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def mark(self) -> str:
+        return "" if self.provenance == "measured" else f" ({self.provenance})"
+
+    @property
+    def front(self) -> list[FrontPoint]:
+        """Points on the front, by the first metric."""
+        return sorted((p for p in self.points if p.on_front), key=lambda p: p.values)
+
+    @property
+    def choices(self) -> list[FrontPoint]:
+        """Points that some weight chooses, by the weight."""
+        return sorted((p for p in self.points if p.chosen), key=lambda p: p.chosen or (0.0, 0.0))
+
+
+def draw_front_page(page: FrontPage) -> list[Scene]:
+    """Every drawing that the page's data allow."""
+    pairs = list(itertools.combinations(range(len(page.axes)), 2))
+    scenes = [draw_front(page, y=first, x=second) for first, second in pairs]
+    if page.choices:
+        scenes.append(draw_choices(page))
+    if len(page.growth) > 1:
+        scenes.append(draw_growth(page))
+    return scenes
+
+
+def draw_front(page: FrontPage, *, y: int = 0, x: int = 1) -> Scene:
+    """The front, the points that it beats, and the noise of what stands on it."""
+    reach = [v for p in page.points for v in (p.values[y], *(p.interval or ()) * (y == 0))]
+    across = [p.values[x] for p in page.points]
+    frame = Frame(fit_scale(across, LEFT, WIDTH - RIGHT), fit_scale(reach, 400, 46))
+    ticks = sorted(set(across)) if len(set(across)) <= 12 else None
+    items = frame.draw(page.axes[x].label, page.axes[y].label + page.mark, x_ticks=_thin(ticks, frame.x))
+    front = [p for p in page.points if p.on_front]
+    if len(page.axes) == 2:
+        items.append(Path(_stairs(page, front, frame), "green", 1.8))
+    for point in sorted(page.points, key=lambda p: p.on_front):
+        px, py = frame.x(point.values[x]), frame.y(point.values[y])
+        tip = f"{point.name}: {point.config_text}\n{_tell_values(page, point)}"
+        run = page.runs.index(point.run_id)
+        if not point.on_front:
+            items.append(Mark(px, py, SHAPES[run % 5], 8, "gray", hollow=True, tip=tip + "\nbeaten"))
+            continue
+        if point.interval and y == 0:
+            low, high = (frame.y(v) for v in point.interval)
+            items.append(Path(((px, low), (px, high)), "green", 1.6))
+        shape = "star" if point.is_knee else SHAPES[run % 5]
+        items.append(Mark(px, py, shape, 18 if point.is_knee else 11, "green", tip=tip))
+        items.append(Text(px + 9, py - 8, str(point.trial), 11, "start", "muted"))
+    items += _front_legend(page)
+    told = "; ".join(f"trial {p.name}: {_tell_values(page, p)}" for p in page.front)
+    name = f"front-{page.axes[y].metric}-{page.axes[x].metric}".replace("_", "-")
+    return Scene(name, "The front", f"On the front: {told}", WIDTH, 450, tuple(items))
+
+
+def draw_choices(page: FrontPage) -> Scene:
+    """Score by weight: a line for each configuration that some weight chooses, the flips between them marked."""
+    choices = page.choices
+    ends = [s for p in choices for s in (p.scores or ())]
+    frame = Frame(Scale(0.0, 1.0, LEFT, WIDTH - RIGHT - 90), fit_scale(ends, 330, 40))
+    items = frame.draw(
+        "weight", f"{page.objective.split(':')[0]} score{page.mark}", x_ticks=[n / 10 for n in range(11)]
+    )
+    for n, point in enumerate(choices):
+        assert point.scores is not None
+        assert point.chosen is not None
+        role = SERIES[n % len(SERIES)]
+        line = tuple((frame.x(w), frame.y(_at(point, w))) for w in (0.0, 1.0))
+        items.append(Path(line, role, 1.2, dash=(4, 4)))
+        chosen = tuple((frame.x(w), frame.y(_at(point, w))) for w in point.chosen)
+        tip = f"{point.name} from weight {point.chosen[0]:.3g} to {point.chosen[1]:.3g}\n{point.config_text}"
+        items.append(Path(chosen, role, 4.0, tip=tip))
+        items.append(Mark(*_middle(chosen), SHAPES[n % 5], 10, role, tip=tip))
+        if point.chosen[1] < 1:
+            flip = frame.x(point.chosen[1])
+            items.append(Path(((flip, frame.top), (flip, frame.bottom)), "muted", 1.0, dash=(2, 3)))
+    items += _label_ends(choices, frame)
+    told = "; ".join(
+        f"trial {p.name} from {(p.chosen or (0, 0))[0]:.3g} to {(p.chosen or (0, 0))[1]:.3g}" for p in choices
+    )
+    return Scene("weights", "Which weight chooses which configuration", told, WIDTH, 384, tuple(items))
+
+
+def draw_growth(page: FrontPage) -> Scene:
+    """Hypervolume over trials, as a share of what it came to."""
+    frame = Frame(Scale(0.0, float(len(page.growth)), LEFT, WIDTH - RIGHT), Scale(0.0, 1.03, 280, 30))
+    items = frame.draw("trials", "share of the hypervolume", y_ticks=[0, 0.25, 0.5, 0.75, 1.0])
+    points: list[tuple[float, float]] = [(frame.x(0), frame.y(0))]
+    for n, share in enumerate(page.growth, 1):
+        points += [(frame.x(n), points[-1][1]), (frame.x(n), frame.y(share))]
+    items.append(Path(tuple(points), "blue", 2.0))
+    reached = next(n for n, share in enumerate(page.growth, 1) if share >= 0.95)
+    items.append(Mark(frame.x(reached), frame.y(page.growth[reached - 1]), "diamond", 11, "orange"))
+    items.append(Text(frame.x(reached) + 10, frame.y(page.growth[reached - 1]) + 18, f"95 % after {reached}", 12))
+    told = f"95 % of the hypervolume after {reached} of {len(page.growth)} trials"
+    return Scene("hypervolume", "Hypervolume over trials", told, WIDTH, 330, tuple(items))
+
+
+def write_front_csv(page: FrontPage) -> str:
+    """One row a configuration: run, trial, knobs, metrics, whether it is on the front, which weights choose it."""
+    knobs = list(dict.fromkeys(knob for point in page.points for knob in point.config))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    axes = [axis.metric for axis in page.axes]
+    marks = ["on_front", "knee", "hypervolume_share", "low", "high", "weight_from", "weight_to"]
+    writer.writerow(["run", "trial", "provenance", *knobs, *axes, *marks])
+    for point in sorted(page.points, key=lambda p: (not p.on_front, p.values)):
+        config = [guard_cell(point.config.get(knob, "")) for knob in knobs]
+        flags = [int(point.on_front), int(point.is_knee), f"{point.brings:.6g}"]
+        ranges = [*(point.interval or ("", "")), *(point.chosen or ("", ""))]
+        run = guard_cell(point.run_id)
+        writer.writerow([run, point.trial, page.provenance, *config, *point.values, *flags, *ranges])
+    return text.getvalue()
+
+
+def guard_cell(value: object) -> object:
+    """The value as a spreadsheet may open it: text that would be taken for a formula gets a quote before it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return value
+
+
+def _stairs(page: FrontPage, front: Sequence[FrontPoint], frame: Frame) -> tuple[tuple[float, float], ...]:
+    """The border of what the front beats: from point to point along the axes."""
+    ordered = sorted(front, key=lambda p: p.values[1], reverse=page.axes[1].greater_is_better)
+    if not ordered:
+        return ()
+    first, last = ordered[0], ordered[-1]
+    worst_y = frame.top if not page.axes[0].greater_is_better else frame.bottom
+    worst_x = frame.right if not page.axes[1].greater_is_better else frame.left
+    points = [(frame.x(first.values[1]), worst_y)]
+    for before, after in itertools.pairwise(ordered):
+        points.append((frame.x(before.values[1]), frame.y(before.values[0])))
+        points.append((frame.x(after.values[1]), frame.y(before.values[0])))
+    points += [(frame.x(last.values[1]), frame.y(last.values[0])), (worst_x, frame.y(last.values[0]))]
+    return tuple(points)
+
+
+def _front_legend(page: FrontPage) -> list[Item]:
+    items: list[Item] = []
+    x = LEFT
+    entries = [("on the front", Mark(0, 0, "circle", 11, "green"))]
+    if any(p.is_knee for p in page.points):
+        entries.append(("the knee", Mark(0, 0, "star", 16, "green")))
+    entries.append(("beaten", Mark(0, 0, "circle", 8, "gray", hollow=True)))
+    if len(page.runs) > 1:
+        entries += [(run, Mark(0, 0, SHAPES[n % 5], 9, "ink", hollow=True)) for n, run in enumerate(page.runs[:4])]
+    for label, mark in entries:
+        items.append(Mark(x, 20, mark.shape, mark.size, mark.color, mark.hollow))
+        items.append(Text(x + 13, 24, label, 12, "start", "muted"))
+        x += 40 + 6.6 * len(label)
+    return items
+
+
+def _label_ends(choices: Sequence[FrontPoint], frame: Frame) -> list[Item]:
+    """Trial names at the right ends of their lines, pushed apart."""
+    ends = sorted(((frame.y(_at(p, 1.0)), p, n) for n, p in enumerate(choices)), key=lambda end: end[0])
+    items: list[Item] = []
+    last = -math.inf
+    for y, point, n in ends:
+        last = max(y, last + 14)
+        items.append(Text(frame.right + 8, last + 4, f"trial {point.trial}", 11.5, "start", SERIES[n % len(SERIES)]))
+    return items
+
+
+def _thin(ticks: Sequence[float] | None, scale: Scale) -> list[float] | None:
+    """Ticks that leave each other room."""
+    if ticks is None:
+        return None
+    kept: list[float] = []
+    for tick in ticks:
+        if not kept or abs(scale(tick) - scale(kept[-1])) > 34:
+            kept.append(tick)
+    return kept
+
+
+def _at(point: FrontPoint, weight: float) -> float:
+    low, high = point.scores or (0.0, 0.0)
+    return (1 - weight) * low + weight * high
+
+
+def _middle(line: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return ((line[0][0] + line[1][0]) / 2, (line[0][1] + line[1][1]) / 2)
+
+
+def _tell_values(page: FrontPage, point: FrontPoint) -> str:
+    return ", ".join(f"{axis.metric} {show_number(v)}" for axis, v in zip(page.axes, point.values, strict=True))
