@@ -60,7 +60,10 @@ def spread_axes(values_NM: Floats) -> Floats:
 
 
 def choose_reference(values_NM: Floats, margin: float = 0.1) -> Floats:
-    """(M,) a point that every given one dominates: the worst of each metric and `margin` of its range beyond."""
+    """(M,) a point that every given one dominates: the worst of each metric and `margin` of its range beyond.
+
+    Given the front alone, it is the front's nadir with room for its ends to count (Ishibuchi et al. 2018).
+    """
     worst, best = values_NM.max(axis=0), values_NM.min(axis=0)
     return np.asarray(worst + np.where(worst > best, margin * (worst - best), margin))
 

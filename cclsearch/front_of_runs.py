@@ -134,9 +134,9 @@ def _build_page(
 ) -> FrontPage:
     values_NM = np.array([values for _, values in placed], dtype=float)
     spread_NM = spread_axes(values_NM)
-    reference_M = choose_reference(spread_NM)
-    total = measure_hypervolume(spread_NM, reference_M)
     on_front_N = find_front(values_NM)
+    reference_M = choose_reference(spread_NM[on_front_N])
+    total = measure_hypervolume(spread_NM, reference_M)
     front_rows = np.flatnonzero(on_front_N)
     knee = find_knee(values_NM[front_rows])
     knee_row = None if knee is None else int(front_rows[knee])
@@ -207,10 +207,10 @@ def _list_weights(points: Sequence[FrontPoint], sweep: Sweep | None) -> tuple[tu
     if sweep is None or not any(point.scores for point in points):
         return ()
     rows = []
+    chosen = [(n, p.chosen, p.scores) for n, p in enumerate(points) if p.chosen and p.scores]
     for weight in sweep.weights:
-        scores = [(1 - weight) * low + weight * high for low, high in (p.scores or (0.0, 0.0) for p in points)]
-        best = int(np.argmax(scores))
-        rows.append((weight, best, scores[best]))
+        point, _, (low, high) = next(c for c in chosen if c[1][0] <= weight <= c[1][1])
+        rows.append((weight, point, (1 - weight) * low + weight * high))
     return tuple(rows)
 
 

@@ -136,7 +136,7 @@ def draw_choices(page: FrontPage) -> Scene:
     """Score by weight: a line for each configuration that some weight chooses, the flips between them marked."""
     choices = page.choices
     ends = [s for p in choices for s in (p.scores or ())]
-    frame = Frame(Scale(0.0, 1.0, LEFT, WIDTH - RIGHT - 90), fit_scale(ends, 330, 40))
+    frame = Frame(Scale(0.0, 1.0, LEFT, WIDTH - RIGHT - 90), fit_scale(ends, 330, 40, log=False))
     items = frame.draw(
         "weight", f"{page.objective.split(':')[0]} score{page.mark}", x_ticks=[n / 10 for n in range(11)]
     )
