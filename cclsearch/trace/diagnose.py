@@ -109,7 +109,7 @@ def _find_reason(trace: TraceView) -> Reason | None:
         return window
     talks = any(len(view.comm_rows) for view in trace.ranks.values())
     if talks and not trace.matching.groups:
-        return Reason.SEQUENCE_MISMATCH if trace.matching.mismatched else trace.lonely_reason
+        return trace.lonely_reason
     return trace.trace_set.reason
 
 
@@ -177,7 +177,7 @@ def _describe_straggler(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
     except NotAvailable:
         pass
     if more[main] > 0:
-        sentence += f"; it spends {_duration(more[main])} a step more than they do on {_WORDS[main]}"
+        sentence += f"; it spends {_duration(more[main])} more than they do on {_WORDS[main]}"
     return [sentence + "."]
 
 

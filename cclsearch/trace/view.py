@@ -165,7 +165,9 @@ class TraceView:
 
     @property
     def lonely_reason(self) -> Reason:
-        """Why what needs two ranks cannot be told from one."""
+        """Why waiting cannot be told from moving data: no second rank, or none whose collectives match."""
+        if len(self.ranks) > 1:
+            return Reason.SEQUENCE_MISMATCH if self.matching.mismatched else Reason.NO_COLLECTIVE_ARGS
         return Reason.RANKS_MISSING if (self.world_size or 1) > 1 else Reason.SINGLE_RANK
 
 

@@ -33,9 +33,7 @@ def require_samples(trace: TraceView) -> tuple[list[Sample], Reason | None, str]
     if not samples:
         raise _explain_no_samples(trace)
     if not free_of_waiting:
-        reason = trace.lonely_reason if len(trace.ranks) < 2 else Reason.RANKS_MISSING
-        if trace.matching.mismatched and not trace.matching.groups:
-            reason = Reason.SEQUENCE_MISMATCH
+        reason = Reason.RANKS_MISSING if trace.matching.groups else trace.lonely_reason
         return samples, reason, "includes wait: durations of one rank cannot tell waiting from moving data"
     return samples, *find_reservation(trace)
 
@@ -165,7 +163,7 @@ def measure_comm_volume(trace: TraceView) -> Draft:
         kinds = [str(call.kind) for call in view.table.collectives]
         bytes_ = wire_bytes_of(view, rows, trace.world_size or len(trace.ranks))
         known = np.isfinite(bytes_)
-        volumes[rank] = float(bytes_[known].sum()) / per_step if known.any() else None
+        volumes[rank] = float(bytes_[known].sum()) / per_step if known.any() or not len(rows) else None
         shares.append(sized_share(view))
         for row, carried in zip(rows[known].tolist(), bytes_[known].tolist(), strict=True):
             call_id = int(view.table.coll_id[row])

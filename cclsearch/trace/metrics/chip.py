@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from cclsearch.trace.events import DeviceInfo, LaunchShape, Reason
 from cclsearch.trace.intervals import Int64s, covered_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.metrics.efficiency import achieved_flops, find_device, find_peak
+from cclsearch.trace.metrics.efficiency import achieved_flops, find_peak
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
 Floats = npt.NDArray[np.float64]
@@ -119,9 +119,10 @@ def measure_resource_efficiency(trace: TraceView) -> Draft:
     if card is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card that says the dtype")
     found = achieved_flops(trace)
-    device, peak = find_peak(trace, card.precision)
+    peak = find_peak(trace, card.precision)
     intensity = _intensity(trace)
-    roof = min(peak, intensity * find_device(trace).hbm_bytes_per_s) if intensity else peak
+    memory = peak.memory_bytes_per_s
+    roof = min(peak.flops, intensity * memory) if intensity and memory else peak.flops
     shares: dict[int, float | None] = {rank: flops / seconds / roof for rank, (flops, seconds) in found.items()}
     value = float(np.mean([share for share in shares.values() if share is not None]))
     if value > 1:
@@ -131,7 +132,7 @@ def measure_resource_efficiency(trace: TraceView) -> Draft:
         shares,
         detail="" if intensity else "bytes are not recorded: against the peak, not the roofline",
         n_steps=min(view.windows.num_steps for view in trace.ranks.values()),
-        inputs={"device": device.name, "roof_flops": roof, "flop_per_byte": intensity},
+        inputs={"device": peak.device, "roof_flops": roof, "flop_per_byte": intensity},
     )
 
 

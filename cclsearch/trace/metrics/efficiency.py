@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.card.model import Card, Phase
-from cclsearch.hardware import Accelerator, match_accelerator
+from cclsearch.hardware import PRECISIONS, Accelerator, match_accelerator
 from cclsearch.predict.arch import count_parts, flops_per_token
+from cclsearch.text import one_line
 from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -15,7 +18,17 @@ from cclsearch.trace.metrics.steps import measure_step_time, require_card
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
 
-def find_device(trace: TraceView) -> Accelerator:
+@dataclass(frozen=True)
+class Peak:
+    """What a device can do at most."""
+
+    device: str
+    flops: float
+    """Dense FLOP/s at the dtype asked for."""
+    memory_bytes_per_s: float | None
+
+
+def _find_device(trace: TraceView) -> Accelerator:
     """The accelerator that the trace ran on, by the device's name, else by the card; raises NotAvailable."""
     named = next((d for view in trace.ranks.values() for d in view.table.devices if d.name), None)
     found = match_accelerator(named.name, _memory_gib(named.memory_bytes)) if named else None
@@ -32,25 +45,32 @@ def _memory_gib(memory_bytes: int | None) -> float | None:
     return memory_bytes / 2**30 if memory_bytes else None
 
 
-def find_peak(trace: TraceView, precision: str) -> tuple[Accelerator, float]:
-    """The device and its dense peak FLOP/s at the dtype; raises NotAvailable where nobody states it."""
-    device = find_device(trace)
+def find_peak(trace: TraceView, precision: str) -> Peak:
+    """The device's dense peak at the dtype; raises NotAvailable where neither hardware.yaml nor the trace states it."""
+    try:
+        device = _find_device(trace)
+    except NotAvailable:
+        stated = next((d for view in trace.ranks.values() for d in view.table.devices if d.peak_flops), None)
+        if stated is None or stated.peak_flops is None or PRECISIONS.get(precision, precision) != "bf16":
+            raise
+        memory = stated.peak_memory_gbps * 1e9 if stated.peak_memory_gbps else None
+        return Peak(one_line(stated.name, 60), stated.peak_flops, memory)
     peak = device.peak_flops_of(precision)
     if not peak:
         raise NotAvailable(Reason.UNKNOWN_PEAK, f"no peak of {device.name} at {precision!r} is known")
-    return device, peak
+    return Peak(device.name, peak, device.hbm_bytes_per_s)
 
 
-def _cross_check(trace: TraceView, card: Card, device: Accelerator) -> str:
+def _cross_check(card: Card, device: str) -> str:
     stated = match_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
-    if stated is None or stated.name == device.name:
+    if stated is None or stated.name == device:
         return ""
-    return f"the trace ran on {device.name}, the card says {card.hardware.accelerator}"
+    return f"the trace ran on {device}, the card says {card.hardware.accelerator}"
 
 
 def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     card = require_card(trace)
-    device, peak = find_peak(trace, card.precision)
+    peak = find_peak(trace, card.precision)
     step = measure_step_time(trace)
     per_token = flops_per_token(card.arch, card.seq_len)
     counted = 12.0 * card.arch.num_layers * card.arch.num_heads * card.arch.head_dim * card.seq_len
@@ -58,20 +78,20 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     if card.phase is Phase.INFERENCE:
         per_token /= 3.0
     achieved = per_token * card.tokens_per_step / step.value / trace.num_devices
-    if achieved > peak:
+    if achieved > peak.flops:
         raise NotAvailable(
             Reason.NO_FLOPS_MODEL,
-            f"{achieved / peak:.2f} of the peak: card, dtype, step or device is not what ran",
+            f"{achieved / peak.flops:.2f} of the peak: card, dtype, step or device is not what ran",
         )
     return Draft(
-        value=achieved / peak,
+        value=achieved / peak.flops,
         n_ranks=len(trace.ranks),
         n_steps=step.n_steps,
         reason=step.reason,
-        detail="; ".join(filter(None, (step.detail, _cross_check(trace, card, device)))),
+        detail="; ".join(filter(None, (step.detail, _cross_check(card, peak.device)))),
         inputs={
-            "device": device.name,
-            "peak_flops": peak,
+            "device": peak.device,
+            "peak_flops": peak.flops,
             "flops_per_token": per_token,
             "tokens_per_step": card.tokens_per_step,
             "num_devices": trace.num_devices,
@@ -141,16 +161,16 @@ def measure_gemm_tflops(trace: TraceView) -> Draft:
 def measure_hfu(trace: TraceView) -> Draft:
     """Hardware FLOP utilisation, mean over ranks; needs the dtype of the card."""
     card = require_card(trace)
-    device, peak = find_peak(trace, card.precision)
+    peak = find_peak(trace, card.precision)
     shares: dict[int, float | None] = {}
     for rank, (flops, _) in achieved_flops(trace).items():
         window_s = float(trace.ranks[rank].parts.window_ns_W.sum()) / 1e9
-        shares[rank] = flops / window_s / peak
+        shares[rank] = flops / window_s / peak.flops
     value = float(np.mean([share for share in shares.values() if share is not None]))
     if value > 1:
         raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the peak: dtype or device is not what ran")
     steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(value, shares, n_steps=steps, inputs={"device": device.name, "peak_flops": peak})
+    return Draft(value, shares, n_steps=steps, inputs={"device": peak.device, "peak_flops": peak.flops})
 
 
 def rows_of_classes(view: RankView, *classes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

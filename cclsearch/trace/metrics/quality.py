@@ -11,6 +11,7 @@ from cclsearch.trace.gaps import launch_matched_share
 from cclsearch.trace.intervals import total_ns
 from cclsearch.trace.metric import Draft, metric
 from cclsearch.trace.view import RankView, TraceView
+from cclsearch.trace.whole_file import summarize_file
 
 
 def unattributed_share(view: RankView) -> float:
@@ -53,9 +54,24 @@ def measure_trace_quality(trace: TraceView) -> Draft:
     error_ns = trace.matching.clock_error_ns
     inputs["clock_error_s"] = None if error_ns is None else error_ns / 1e9
     inputs["mismatched_groups"] = list(trace.matching.mismatched)
+    inputs["whole_file_s"] = {str(view.rank): _describe_file(view) for view in views}
     weakest = min(shares, key=lambda name: shares[name])
     inputs["weakest"] = weakest
     return Draft(shares[weakest], per_rank, inputs=inputs)
+
+
+def _describe_file(view: RankView) -> dict[str, JsonValue]:
+    """Seconds over the whole file, steps or not: what other tools print."""
+    summary = summarize_file(view)
+    return {
+        "span": summary.span_ns / 1e9,
+        "busy": summary.busy_ns / 1e9,
+        "compute": summary.compute_ns / 1e9,
+        "comm": summary.comm_ns / 1e9,
+        "exposed_comm": summary.exposed_comm_ns / 1e9,
+        "overlap_frac": summary.overlap,
+        "idle_frac": summary.idle_frac,
+    }
 
 
 def _overhead_share(view: RankView) -> float:
