@@ -76,13 +76,13 @@ def assign_ranks(pairs: Sequence[tuple[TraceFile, EventTable]]) -> list[int]:
     """
     stated = [table.rank for _, table in pairs]
     named = [file.rank_in_name for file, _ in pairs]
+    if max(stated) < 0 and (len(pairs) == 1 or _several_in_a_file(pairs)):
+        return list(range(len(pairs))) if len(pairs) > 1 else [named[0] or 0]
     names_differ = None not in named and len(set(named)) == len(pairs)
     if names_differ and len(set(stated)) == 1 and len(pairs) > 1 and _alone(pairs):
         return [rank for rank in named if rank is not None]
     chosen = [rank if rank >= 0 else name for rank, name in zip(stated, named, strict=True)]
     free = (number for number in range(len(pairs) * 2 + 1) if number not in chosen)
-    if len(pairs) > 1 and any(rank is None for rank in chosen) and _several_in_a_file(pairs):
-        return list(range(len(pairs)))
     return [rank if rank is not None else next(free) for rank in chosen]
 
 

@@ -21,6 +21,8 @@ from cclsearch.trace.merge import merge_tables
 from cclsearch.trace.readers.stream import Limits, TraceError
 
 WORKER_TIMEOUT_S = 3600.0
+WORTH_A_PROCESS_BYTES = 4 << 20
+"""Smaller files are read faster than a process starts."""
 
 FileTables = tuple[tuple[EventTable, ...], FileReport]
 
@@ -38,11 +40,9 @@ def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -
         return TraceSet({}, "not_available", (Reason.NO_TRACE_FILES,), message, folder=path)
     cached = {file: load_tables(cache_path(file.path), file.path) if use_cache else None for file in files}
     todo = [file for file in files if not cached[file]]
-    if workers > 1 and len(todo) > 1:
-        fresh = _read_in_processes(todo, workers, use_cache)
-    else:
-        fresh = [_read_and_keep(file, use_cache) for file in todo]
-    by_file = dict(zip(todo, fresh, strict=True))
+    large = [file for file in todo if file.path.stat().st_size >= WORTH_A_PROCESS_BYTES] if workers > 1 else []
+    by_file = dict(zip(large, _read_in_processes(large, workers, use_cache), strict=True)) if len(large) > 1 else {}
+    by_file.update({file: _read_and_keep(file, use_cache) for file in todo if file not in by_file})
     results = [by_file[file] if file in by_file else _from_cache(file, cached[file] or ()) for file in files]
     return merge_tables(files, results, folder=path)
 

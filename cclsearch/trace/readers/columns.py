@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ INT32_MAX = 2**31 - 1
 
 class Interner(dict[Any, int]):
     """Distinct things in the order of their first use: `interner[thing]` is its number."""
+
+    def __init__(self, known: Mapping[Any, int] | None = None) -> None:
+        super().__init__(known or {})
 
     def __missing__(self, thing: Any) -> int:
         number = len(self)

@@ -35,6 +35,7 @@ from cclsearch.trace.readers.draft import (
 from cclsearch.trace.readers.kineto import KinetoDraft
 from cclsearch.trace.readers.kineto_args import read_grid, read_shape
 from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
+from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 
 _UNIX_NS = 10**17
 """A time after 1973 in nanoseconds is taken as Unix time; uptimes and profiler clocks are shorter."""
@@ -73,8 +74,7 @@ def build_table(draft: KinetoDraft, *, source: str, is_complete: bool) -> EventT
         source=source,
         **describe_run(metadata, columns, _absolute_base(draft, shift)),
     )
-    if table.accelerator == "cpu":
-        table = apply_cpu_rules(table)
+    table = apply_cpu_rules(table) if table.accelerator == "cpu" else name_bare_collectives(table)
     reasons: tuple[Reason, ...] = () if is_complete else (Reason.TRACE_TRUNCATED,)
     if draft.num_bad or draft.reader.num_bad:
         reasons += (Reason.UNREADABLE,)

@@ -1,0 +1,231 @@
+"""Nsight Systems' SQLite export (`nsys export --type sqlite`) into one table for each device of each process.
+
+Versions differ in tables and columns: what is not there is left out, and the status of what needs it says so. A device
+is (process, device id), since ranks may each call theirs 0.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cclsearch.trace.events import DeviceInfo, EventTable, Kind, Reason
+from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
+from cclsearch.trace.readers.stream import Limits, TraceError
+
+_KERNEL, _MEMCPY, _MEMSET = (f"CUPTI_ACTIVITY_KIND_{name}" for name in ("KERNEL", "MEMCPY", "MEMSET"))
+_RUNTIME, _SYNC = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+_COPY_KINDS = {
+    1: "HtoD",
+    2: "DtoH",
+    3: "HtoA",
+    4: "AtoH",
+    5: "AtoA",
+    6: "AtoD",
+    7: "DtoA",
+    8: "DtoD",
+    9: "HtoH",
+    10: "PtoP",
+}
+_NVTX_RANGES = (34, 35, 59, 60)
+"""Event types of ranges that have an end, in old and new exports."""
+_SERIAL = re.compile(r",\s*(op_id|seq|sizes|input_op_ids)\s*=.*$", re.DOTALL)
+_PROCESS_MASK = ~0xFFFFFF
+_MAX_QUERY_S = 1800.0
+_BATCH = 50_000
+_LOCK_WAIT_S = 1.0
+
+
+@dataclass
+class _File:
+    """An open export: its tables and their columns."""
+
+    connection: sqlite3.Connection
+    columns: dict[str, tuple[str, ...]]
+    strings: dict[int, str] = field(default_factory=dict)
+
+    def read(self, table: str, *wanted: str) -> Iterator[tuple[Any, ...]]:
+        """Those columns of all rows; None for a column that this version does not have, nothing without the table."""
+        known = self.columns.get(table)
+        if known is None:
+            return
+        chosen = ", ".join(f'"{name}"' if name in known else "NULL" for name in wanted)
+        cursor = self.connection.execute(f'SELECT {chosen} FROM "{table}"')
+        while batch := cursor.fetchmany(_BATCH):
+            yield from batch
+
+
+def read_nsys(path: Path, limits: Limits) -> tuple[EventTable, ...]:
+    """One table for each device that ran anything; raises TraceError where nothing can be read."""
+    if path.stat().st_size > limits.raw_bytes:
+        raise TraceError(Reason.TOO_LARGE, f"a file of {path.stat().st_size >> 20} MiB")
+    try:
+        connection = _connect(path)
+        try:
+            return _read(_open(connection), path, limits)
+        finally:
+            connection.close()
+    except (sqlite3.Error, OverflowError) as error:
+        raise TraceError(Reason.UNREADABLE, f"SQLite: {error}") from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    location = path.absolute().as_uri()
+    connection = sqlite3.connect(f"{location}?mode=ro", uri=True, timeout=_LOCK_WAIT_S)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if "locked" in str(error) or path.with_name(path.name + "-wal").exists():
+            raise
+        connection = sqlite3.connect(f"{location}?immutable=1", uri=True)  # a folder that cannot be written to
+    connection.text_factory = lambda data: data.decode("utf-8", "replace")
+    started = time.monotonic()
+    connection.set_progress_handler(lambda: time.monotonic() - started > _MAX_QUERY_S, 1_000_000)
+    return connection
+
+
+def _open(connection: sqlite3.Connection) -> _File:
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA query_only = ON")
+    names = [
+        name
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        if isinstance(name, str) and re.fullmatch(r"\w+", name)
+    ]
+    columns = {name: tuple(str(row[1]) for row in connection.execute(f'PRAGMA table_info("{name}")')) for name in names}
+    file = _File(connection, columns)
+    file.strings = {number: value for number, value in file.read("StringIds", "id", "value") if isinstance(value, str)}
+    return file
+
+
+def _read(file: _File, path: Path, limits: Limits) -> tuple[EventTable, ...]:
+    if not {_KERNEL, _MEMCPY, _RUNTIME, "NVTX_EVENTS"} & set(file.columns):
+        raise TraceError(Reason.UNREADABLE, "a SQLite file, but not an export of Nsight Systems")
+    by_device: dict[tuple[int, int], list[NsysRow]] = {}
+    by_process: dict[int, list[NsysRow]] = {}
+    count = 0
+    for process, ordinal, row in _device_rows(file):
+        by_device.setdefault((ordinal, process), []).append(row)
+        count += 1
+        if count > limits.rows // 20:
+            raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // 20} rows")
+    if not by_device:
+        raise TraceError(Reason.NO_GPU_EVENTS, "no kernel and no copy of any device in it")
+    for process, row in _host_rows(file):
+        by_process.setdefault(process, []).append(row)
+        count += 1
+        if count > limits.rows // 20:
+            raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // 20} rows")
+    infos = _read_devices(file)
+    base_ns = _session_start(file)
+    is_one_process = len({process for _, process in by_device}) == 1 and len(by_process) <= 1
+    tables = []
+    for (ordinal, process), rows in sorted(by_device.items()):
+        host = next(iter(by_process.values()), []) if is_one_process else by_process.get(process, [])
+        device = infos.get(ordinal, DeviceInfo(ordinal))
+        tables.append(build_nsys_table(rows, host, device, base_ns=base_ns, source=path.name))
+    return tuple(tables)
+
+
+def _device_rows(file: _File) -> Iterator[tuple[int, int, NsysRow]]:
+    wanted = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+    launch = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
+    names = ("shortName", "demangledName", "nameId", "staticSharedMemory", "dynamicSharedMemory")
+    for values in file.read(_KERNEL, *wanted, *launch, *names):
+        if not _is_span(values[0], values[1]):
+            continue
+        short, long = _string(file, values[13], values[15]), _string(file, values[14], values[13])
+        grid = _ints(values[6:12])
+        row = NsysRow(Kind.COMPUTE, values[0], values[1], short or long or "unnamed kernel", _int(values[3]))
+        row.full_name, row.corr = long or short, _int(values[4])
+        if grid is not None:
+            shared = max(_int(values[16]), 0) + max(_int(values[17]), 0)
+            row.grid = (grid[0] * grid[1] * grid[2], grid[3] * grid[4] * grid[5], max(_int(values[12]), 0), shared)
+        yield _int(values[5]), _int(values[2]), row
+    for values in file.read(_MEMCPY, *wanted, "bytes", "copyKind"):
+        if _is_span(values[0], values[1]):
+            name = f"Memcpy {_COPY_KINDS.get(values[7], 'unknown')}"
+            row = NsysRow(Kind.MEMCPY, values[0], values[1], name, _int(values[3]))
+            row.corr, row.bytes = _int(values[4]), _int(values[6])
+            yield _int(values[5]), _int(values[2]), row
+    for values in file.read(_MEMSET, *wanted, "bytes"):
+        if _is_span(values[0], values[1]):
+            row = NsysRow(Kind.MEMSET, values[0], values[1], "Memset (Device)", _int(values[3]))
+            row.corr, row.bytes = _int(values[4]), _int(values[6])
+            yield _int(values[5]), _int(values[2]), row
+
+
+def _host_rows(file: _File) -> Iterator[tuple[int, NsysRow]]:
+    for start, end, thread, corr, name_id in file.read(
+        _RUNTIME, "start", "end", "globalTid", "correlationId", "nameId"
+    ):
+        if _is_span(start, end):
+            name = re.sub(r"_v\d+$", "", _string(file, name_id) or "runtime call")
+            row = NsysRow(Kind.RUNTIME, start, end, name, _int(thread))
+            row.corr = _int(corr)
+            yield _int(thread) & _PROCESS_MASK, row
+    for start, end, sort, text, text_id, thread in file.read(
+        "NVTX_EVENTS", "start", "end", "eventType", "text", "textId", "globalTid"
+    ):
+        if _is_span(start, end) and sort in _NVTX_RANGES:
+            name = text if isinstance(text, str) and text else _string(file, text_id)
+            if name:
+                plain = _SERIAL.sub("", name)
+                kind = Kind.CPU_OP if plain != name else Kind.ANNOTATION
+                yield _int(thread) & _PROCESS_MASK, NsysRow(kind, start, end, plain[:1000], _int(thread))
+    for start, end, process in file.read(_SYNC, "start", "end", "globalPid"):
+        if _is_span(start, end):
+            yield _int(process), NsysRow(Kind.SYNC, start, end, "synchronization", 0)
+    for start, end, thread in file.read("PROFILER_OVERHEAD", "start", "end", "globalTid"):
+        if _is_span(start, end):
+            yield _int(thread) & _PROCESS_MASK, NsysRow(Kind.OVERHEAD, start, end, "profiler", _int(thread))
+
+
+def _read_devices(file: _File) -> dict[int, DeviceInfo]:
+    found: dict[int, DeviceInfo] = {}
+    for number, name, sms, memory in file.read("TARGET_INFO_GPU", "id", "name", "smCount", "totalMemory"):
+        if isinstance(number, int):
+            found[number] = DeviceInfo(number, str(name or ""), _positive(sms), _positive(memory))
+    for number, name, sms, memory in file.read(
+        "TARGET_INFO_CUDA_DEVICE", "cudaId", "name", "numMultiprocessors", "memorySize"
+    ):
+        if isinstance(number, int) and number not in found:
+            found[number] = DeviceInfo(number, str(name or ""), _positive(sms), _positive(memory))
+    return found
+
+
+def _session_start(file: _File) -> int:
+    first = next(file.read("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0]
+    return first if isinstance(first, int) and 0 < first < 2**62 else 0
+
+
+def _string(file: _File, *numbers: Any) -> str:
+    for number in numbers:
+        if isinstance(number, str):
+            return number
+        if isinstance(number, int) and number in file.strings:
+            return file.strings[number]
+    return ""
+
+
+def _is_span(start: Any, end: Any) -> bool:
+    return isinstance(start, int) and isinstance(end, int) and 0 <= start <= end < 2**62
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _ints(values: Sequence[Any]) -> tuple[int, ...] | None:
+    numbers = tuple(value for value in values if isinstance(value, int) and 0 < value < 2**31)
+    return numbers if len(numbers) == len(values) else None
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 < value < 2**62 else None

@@ -1,0 +1,121 @@
+"""Rows of one device and its process from an Nsight Systems export become an event table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from cclsearch.trace.events import ComputeClass, DeviceInfo, EventTable, Kind, LaunchShape, Step
+from cclsearch.trace.kinds import classify_compute, is_communication, step_marker
+from cclsearch.trace.readers.collectives import from_name
+from cclsearch.trace.readers.columns import Interner, to_int32
+from cclsearch.trace.readers.draft import attribute_steps, mark_cut_steps, match_launches
+from cclsearch.trace.readers.launch_ranges import name_bare_collectives
+
+_STEP = re.compile(r"^(?:train_?|training_?)?(?:step|iteration|iter)(?:[ _:#-]*(?P<number>\d{1,12}))?$", re.IGNORECASE)
+_LAUNCH = re.compile(r"launch", re.IGNORECASE)
+
+
+@dataclass
+class NsysRow:
+    """One row of the export that the table keeps."""
+
+    kind: Kind
+    start_ns: int
+    end_ns: int
+    name: str
+    place: int
+    """Stream of a device row, thread of a host row."""
+    full_name: str = ""
+    corr: int = -1
+    bytes: int = -1
+    grid: tuple[int, int, int, int] | None = None
+
+
+def build_nsys_table(
+    rows: Sequence[NsysRow], host: Sequence[NsysRow], device: DeviceInfo, *, base_ns: int, source: str
+) -> EventTable:
+    """The table of one device (its rows first, then those of its process)."""
+    both = [*rows, *host]
+    names, threads, grids, calls = Interner(), Interner(), Interner(), Interner()
+    first = min(row.start_ns for row in both)
+    for row in rows:
+        if row.kind == Kind.COMPUTE and is_communication(row.full_name or row.name):
+            row.kind = Kind.COMM
+    count, on_device = len(both), len(rows)
+    start = np.fromiter((row.start_ns - first for row in both), np.int64, count)
+    columns: dict[str, Any] = {
+        "ts_ns": start,
+        "dur_ns": np.fromiter((row.end_ns - row.start_ns for row in both), np.int64, count),
+        "kind": np.fromiter((int(row.kind) for row in both), np.uint8, count),
+        "name_id": names.numbers_of([row.name for row in both], count),
+        "device": np.where(np.arange(count) < on_device, device.ordinal, -1).astype(np.int16),
+        "stream": np.concatenate(
+            [
+                to_int32([row.place for row in rows], on_device),
+                threads.numbers_of([row.place for row in host], count - on_device),
+            ]
+        ),
+        "corr": to_int32([row.corr for row in both], count),
+    }
+    classes = np.zeros(len(names), np.uint8)
+    for row in rows:
+        if row.kind == Kind.COMPUTE and not classes[names[row.name]]:
+            classes[names[row.name]] = classify_compute(row.full_name or row.name) or ComputeClass.OTHER
+    steps = find_nvtx_steps(host, first)
+    device_rows, launch, runtime = match_launches(columns["kind"], columns["corr"])
+    columns["step_id"] = attribute_steps(columns, steps, device_rows, launch)
+    launches = np.array([row for row in runtime if _LAUNCH.search(both[row].name)], np.int64)
+    comm = np.array([n for n, row in enumerate(rows) if row.kind == Kind.COMM], np.int32)
+    with_grid = np.array([n for n, row in enumerate(rows) if row.grid], np.int32)
+    shapes = [row.grid for row in rows if row.grid]
+    sized = np.array([n for n, row in enumerate(rows) if row.bytes >= 0], np.int32)
+    sparse: dict[str, Any] = {
+        "launch": (device_rows.astype(np.int32), launch),
+        "coll_id": (comm, calls.numbers_of([rows[n].name for n in comm], len(comm))),
+        "grid_id": (with_grid, grids.numbers_of(shapes, len(shapes))),
+        "bytes": (sized, np.array([rows[n].bytes for n in sized], np.int64)),
+    }
+    if device.num_sms:
+        blocks = np.array([shape[0] / device.num_sms for shape in shapes], np.float32)
+        sparse["blocks_per_sm"] = (with_grid, blocks)
+    table = EventTable(
+        **columns,
+        names=tuple(names),
+        name_class=classes,
+        collectives=tuple(from_name(name) for name in calls),
+        grids=tuple(LaunchShape(*shape) for shape in grids),
+        threads=tuple(str(thread) for thread in threads),
+        steps=mark_cut_steps(steps, columns["step_id"], launch, launches),
+        step_source="nvtx" if steps else "",
+        sparse=MappingProxyType({name: column for name, column in sparse.items() if len(column[0])}),
+        rank=-1,
+        format="nsys",
+        devices=(device,),
+        base_ns=base_ns + first,
+        clock="unix" if base_ns else "trace",
+        source=source,
+    )
+    return name_bare_collectives(table)
+
+
+def find_nvtx_steps(host: Sequence[NsysRow], base_ns: int) -> tuple[Step, ...]:
+    """Ranges that a run script named as steps (`step 3`, `iteration_12`, `ProfilerStep#4`), by start."""
+    steps: list[Step] = []
+    for row in sorted(host, key=lambda row: row.start_ns):
+        if row.kind not in (Kind.ANNOTATION, Kind.CPU_OP):
+            continue
+        marker, named = step_marker(row.name), _STEP.match(row.name)
+        if marker is None and named is None:
+            continue
+        start = row.start_ns - base_ns
+        if steps and start < steps[-1].end_ns:
+            continue
+        number = marker[1] if marker else int(named["number"]) if named and named["number"] else None
+        steps.append(Step(len(steps) if number is None else number, row.name, start, row.end_ns - base_ns))
+    return tuple(steps)

@@ -1,0 +1,48 @@
+"""What XLA's two formats have in common: planes (a device or a host) of lines of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Stats = dict[str, Any]
+
+
+class XEvent(NamedTuple):
+    """One event on a line; `read_stats` gives its own statistics, those of its metadata among them."""
+
+    key: Any
+    """Equal for events of the same operation."""
+    name: str
+    start_ps: int
+    duration_ps: int
+    read_stats: Callable[[], Stats]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a plane; `read_events` may be called again and again."""
+
+    name: str
+    read_events: Callable[[], Iterator[XEvent]]
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A device or a host."""
+
+    name: str
+    lines: tuple[Line, ...] = ()
+    stats: Stats = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Space:
+    """All planes of one file."""
+
+    planes: tuple[Plane, ...]
+    is_complete: bool
+    host: str = ""
+    start_ns: int = 0
+    """Unix time that event times count from; 0 where the file does not say."""

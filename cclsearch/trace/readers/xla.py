@@ -1,0 +1,165 @@
+"""XLA's planes into one table for each device: TPU, GPU, and CPU (where operations sit on the host's threads).
+
+Only lines whose events do not enclose each other's time again: "XLA Ops" of a TPU, the streams of a GPU, `hlo_op`
+events of a CPU's threads. Never "XLA Modules", "Steps", "Async XLA Ops" or "TraceMe".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cclsearch.trace.events import ComputeClass, EventTable, Kind, Reason
+from cclsearch.trace.kinds import classify_compute, classify_xla, is_communication
+from cclsearch.trace.readers.planes import Line, Plane, Space, Stats, XEvent
+from cclsearch.trace.readers.stream import Limits, TraceError
+from cclsearch.trace.readers.xla_collectives import join_pairs
+from cclsearch.trace.readers.xla_steps import read_host
+from cclsearch.trace.readers.xla_table import Row, build_xla_table, whole_number
+from cclsearch.trace.readers.xspace import read_space
+
+_DEVICE_PLANE = re.compile(r"^/device:(?P<sort>[A-Za-z_]+):(?P<ordinal>\d+)$")
+_MEMORY_NAME = re.compile(r"^mem(cpy|set)", re.IGNORECASE)
+
+
+def read_xspace_tables(path: Path, limits: Limits) -> tuple[EventTable, ...]:
+    """One table for each device of the file; raises TraceError where nothing can be read."""
+    return build_tables(read_space(path, limits), source=path.name)
+
+
+def build_tables(space: Space, *, source: str) -> tuple[EventTable, ...]:
+    """One table for each device that ran anything, ranks in the order of the ordinals."""
+    host = read_host(space.planes)
+    devices = _device_rows(space)
+    accelerator = next((sort for (sort, _) in devices), "cpu")
+    if not devices:
+        raise TraceError(Reason.NO_GPU_EVENTS, "no operation of any device in it")
+    tables = []
+    for (_, ordinal), (plane, rows, lines) in sorted(devices.items(), key=lambda item: item[0]):
+        table = build_xla_table(rows, lines, host, plane, ordinal)
+        reasons = () if space.is_complete else (Reason.TRACE_TRUNCATED,)
+        tables.append(
+            replace(
+                table,
+                rank=-1,
+                accelerator=accelerator,
+                host=space.host,
+                base_ns=table.base_ns + space.start_ns,
+                clock="unix" if space.start_ns else "trace",
+                source=source,
+                status="partial" if reasons else "complete",
+                reasons=reasons,
+            )
+        )
+    return tuple(tables)
+
+
+Rows = dict[tuple[str, int], tuple[Plane | None, list[Row], list[str]]]
+
+
+def _device_rows(space: Space) -> Rows:
+    found: Rows = {}
+    for plane in space.planes:
+        match = _DEVICE_PLANE.match(plane.name)
+        if match:
+            sort = "gpu" if match["sort"].upper() in ("GPU", "CUDA", "ROCM") else "tpu"
+            rows, lines = _gpu_rows(plane) if sort == "gpu" else _tpu_rows(plane)
+            if rows:
+                found[(sort, int(match["ordinal"]))] = (plane, rows, lines)
+    if not found:
+        found = {("cpu", ordinal): (None, *value) for ordinal, value in _cpu_rows(space.planes).items()}
+    return found
+
+
+def _tpu_rows(plane: Plane) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    known: dict[Any, tuple[Kind, ComputeClass, Stats]] = {}
+    for line in plane.lines:
+        if line.name != "XLA Ops":
+            continue
+        for event in line.read_events():
+            if event.key not in known:
+                stats = event.read_stats()
+                kind, _, compute = classify_xla(str(stats.get("hlo_category") or ""), event.name)
+                known[event.key] = (kind, compute, stats)
+            kind, compute, stats = known[event.key]
+            rows.append(
+                Row(event.key, event.name, event.start_ps, event.duration_ps, kind, 0, compute=compute, stats=stats)
+            )
+    return join_pairs(_without_containers(rows)), ["XLA Ops"]
+
+
+def _gpu_rows(plane: Plane) -> tuple[list[Row], list[str]]:
+    streams = [line for line in plane.lines if line.name.startswith("Stream #")]
+    if not streams:
+        return _tpu_rows(plane)
+    rows: list[Row] = []
+    known: dict[Any, tuple[Kind, ComputeClass, Stats]] = {}
+    for number, line in enumerate(streams):
+        for event in line.read_events():
+            if event.key not in known:
+                known[event.key] = (*_class_gpu(event), event.read_stats())
+            kind, compute, stats = known[event.key]
+            if kind in (Kind.MEMCPY, Kind.MEMSET):
+                stats = event.read_stats()
+            run = whole_number(event.read_stats().get("correlation_id"))
+            row = Row(
+                event.key, event.name, event.start_ps, event.duration_ps, kind, number, -1 if run is None else run
+            )
+            row.compute, row.stats = compute, stats
+            rows.append(row)
+    return rows, [line.name for line in streams]
+
+
+def _class_gpu(event: XEvent) -> tuple[Kind, ComputeClass]:
+    memory = _MEMORY_NAME.match(event.name)
+    if memory:
+        return (Kind.MEMCPY if memory[1].lower() == "cpy" else Kind.MEMSET), ComputeClass.OTHER
+    if is_communication(event.name):
+        return Kind.COMM, ComputeClass.OTHER
+    return Kind.COMPUTE, classify_compute(event.name)
+
+
+def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[Row], list[str]]]:
+    """Operations on the host's threads, by the device that they ran for; `end: *` twins are left out."""
+    found: dict[int, tuple[list[Row], list[str]]] = {}
+    lines: list[Line] = [line for plane in planes if plane.name.startswith("/host:CPU") for line in plane.lines]
+    for number, line in enumerate(lines):
+        for event in line.read_events():
+            if event.name.startswith(("end: ", "$")) or not event.duration_ps:
+                continue
+            stats = event.read_stats()
+            if "hlo_op" not in stats:
+                continue
+            ordinal = whole_number(stats.get("device_ordinal")) or 0
+            run = whole_number(stats.get("run_id"))
+            kind, _, compute = classify_xla(str(stats.get("hlo_category") or ""), event.name)
+            row = Row(
+                event.name, event.name, event.start_ps, event.duration_ps, kind, number, -1 if run is None else run
+            )
+            row.compute, row.stats = compute, stats
+            found.setdefault(ordinal, ([], []))[0].append(row)
+    names = [line.name for line in lines]
+    return {ordinal: (join_pairs(_without_containers(rows)), names) for ordinal, (rows, _) in found.items()}
+
+
+def _without_containers(rows: list[Row]) -> list[Row]:
+    """Containers by name stay as such; a row that encloses others of its line is one too (its time is theirs)."""
+    rows.sort(key=lambda row: (row.line, row.start_ps, -row.duration_ps))
+    open_rows: list[Row] = []
+    for row in rows:
+        while open_rows and (
+            open_rows[-1].line != row.line or open_rows[-1].start_ps + open_rows[-1].duration_ps <= row.start_ps
+        ):
+            open_rows.pop()
+        if not row.duration_ps:
+            continue
+        outer = open_rows[-1] if open_rows else None
+        encloses = outer is not None and row.start_ps + row.duration_ps <= outer.start_ps + outer.duration_ps
+        if outer is not None and encloses and outer.kind == Kind.COMPUTE:
+            outer.kind = Kind.CONTAINER
+        open_rows.append(row)
+    return rows

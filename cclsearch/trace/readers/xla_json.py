@@ -1,0 +1,75 @@
+"""XLA's `trace.json.gz` as planes: processes are planes, threads are lines, arguments are statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cclsearch.trace.events import EventTable, Reason
+from cclsearch.trace.readers.json_events import EventReader, Meta, PlacedSpan
+from cclsearch.trace.readers.kineto_args import plain_args
+from cclsearch.trace.readers.planes import Line, Plane, Space, Stats, XEvent
+from cclsearch.trace.readers.stream import ByteStream, Limits, TraceError
+
+Key = tuple[Any, Any]
+
+
+def read_xla_json(path: Path, limits: Limits) -> tuple[EventTable, ...]:
+    """One table for each device; raises TraceError where nothing can be read."""
+    from cclsearch.trace.readers.xla import build_tables
+
+    return build_tables(read_json_space(path, limits), source=path.name)
+
+
+def read_json_space(path: Path, limits: Limits) -> Space:
+    """The planes of the file."""
+    processes: dict[Any, str] = {}
+    threads: dict[Key, str] = {}
+    events: dict[Key, list[PlacedSpan]] = {}
+    count = 0
+    with ByteStream(path, limits) as stream:
+        reader = EventReader(stream, limits, with_pid=True)
+        for batch in reader:
+            for event in batch:
+                if isinstance(event, PlacedSpan):
+                    event.args = msgspec.Raw(bytes(event.args))  # the reader's buffer is used again
+                    events.setdefault((event.pid, event.tid), []).append(event)
+                    count += 1
+                elif isinstance(event, Meta):
+                    _add_name(event, processes, threads)
+            if count > limits.rows // 20:
+                raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // 20} events")
+    planes = [
+        Plane(
+            name,
+            tuple(
+                Line(threads.get(key, str(key[1])), partial(_read_events, spans))
+                for key, spans in events.items()
+                if key[0] == pid
+            ),
+        )
+        for pid, name in processes.items()
+    ]
+    return Space(tuple(planes), reader.complete and not reader.num_bad)
+
+
+def _add_name(event: Meta, processes: dict[Any, str], threads: dict[Key, str]) -> None:
+    if event.name == "process_name":
+        processes[event.pid] = str(plain_args(event.args).get("name", ""))
+    elif event.name == "thread_name":
+        threads[(event.pid, event.tid)] = str(plain_args(event.args).get("name", ""))
+
+
+def _read_events(spans: list[PlacedSpan]) -> Iterator[XEvent]:
+    for span in spans:
+        if abs(span.ts) < 4.5e15 and 0 <= span.dur < 4.5e15:
+            start, duration = round(span.ts * 1e6), round(span.dur * 1e6)
+            yield XEvent(span.name, span.name, start, duration, _stats_reader(span))
+
+
+def _stats_reader(span: PlacedSpan) -> Callable[[], Stats]:
+    return partial(plain_args, span.args)

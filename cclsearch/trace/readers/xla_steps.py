@@ -1,0 +1,135 @@
+"""Steps of an XLA trace, and the host's events that matter: step markers and launches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from cclsearch.trace.events import Kind
+from cclsearch.trace.readers.planes import Plane, XEvent
+
+MAX_HOST_ROWS = 2_000_000
+Mark = tuple[int, str, int, int]
+"""Number, name, start and end in picoseconds."""
+
+_LAUNCH = re.compile(r"Execute|Launch|RunId|Enqueue", re.IGNORECASE)
+
+
+@dataclass
+class HostEvents:
+    """Step markers (with their number) and launches (with their run id or correlation id) of the host."""
+
+    markers: list[tuple[int, XEvent]] = field(default_factory=list)
+    launches: list[tuple[int, XEvent]] = field(default_factory=list)
+
+    @property
+    def all_events(self) -> list[XEvent]:
+        """Markers, then launches."""
+        return [event for _, event in self.markers] + [event for _, event in self.launches]
+
+    def rows(self) -> Iterator[tuple[Kind, XEvent, int | None]]:
+        """Kind, event and run id of every host row."""
+        for _, event in self.markers:
+            yield Kind.ANNOTATION, event, None
+        for run, event in self.launches:
+            yield Kind.RUNTIME, event, run
+
+
+def read_host(planes: Sequence[Plane]) -> HostEvents:
+    """The host's step markers and the earliest launch of each run."""
+    found = HostEvents()
+    launches: dict[int, XEvent] = {}
+    for plane in planes:
+        if not plane.name.startswith("/host:CPU"):
+            continue
+        for line in plane.lines:
+            for event in line.read_events():
+                if event.name.startswith(("$", "end: ")) or len(launches) > MAX_HOST_ROWS:
+                    continue
+                stats = event.read_stats()
+                step, run = _whole(stats.get("step_num")), _whole(stats.get("run_id", stats.get("correlation_id")))
+                if step is not None:
+                    found.markers.append((step, event))
+                elif run is not None and "hlo_op" not in stats and _LAUNCH.search(event.name):
+                    known = launches.get(run)
+                    if known is None or event.start_ps < known.start_ps:
+                        launches[run] = event
+    found.markers.sort(key=lambda pair: pair[1].start_ps)
+    found.launches = sorted(launches.items(), key=lambda pair: pair[1].start_ps)
+    return found
+
+
+def find_steps(plane: Plane | None, host: HostEvents) -> tuple[str, list[Mark]]:
+    """What marks the steps, and the marks by start: `step_num`, "Steps" line, StepMarker, or the repeated module."""
+    if host.markers:
+        marks = [(n, e.name, e.start_ps, e.start_ps + e.duration_ps) for n, e in host.markers]
+        return "step_num", _without_overlap(marks)
+    lines = {line.name: line for line in plane.lines} if plane is not None else {}
+    if "Steps" in lines:
+        marks = _numbered(list(lines["Steps"].read_events()))
+        if marks:
+            return "steps_line", _without_overlap(marks)
+    for name, line in lines.items():
+        if name in ("XLA TraceMe", "Framework Ops", "Steps"):
+            events = [event for event in line.read_events() if event.name.startswith("StepMarker")]
+            if len(events) > 1:
+                return "step_marker", _between(events)
+    if "XLA Modules" in lines:
+        return "module", _main_module(list(lines["XLA Modules"].read_events()))
+    return "", []
+
+
+def _main_module(events: list[XEvent]) -> list[Mark]:
+    """Runs of the module that takes most of the time; none if it ran once."""
+    total: dict[Any, int] = {}
+    for event in events:
+        total[event.key] = total.get(event.key, 0) + event.duration_ps
+    if not total:
+        return []
+    main = max(total, key=lambda key: total[key])
+    runs = sorted((event for event in events if event.key == main), key=lambda event: event.start_ps)
+    if len(runs) < 2:
+        return []
+    return _without_overlap(
+        [(n, event.name, event.start_ps, event.start_ps + event.duration_ps) for n, event in enumerate(runs)]
+    )
+
+
+def _numbered(events: list[XEvent]) -> list[Mark]:
+    events.sort(key=lambda event: event.start_ps)
+    return [
+        (
+            int(event.name) if event.name.isdigit() and len(event.name) < 18 else number,
+            event.name,
+            event.start_ps,
+            event.start_ps + event.duration_ps,
+        )
+        for number, event in enumerate(events)
+        if event.duration_ps > 0
+    ]
+
+
+def _between(events: list[XEvent]) -> list[Mark]:
+    """A step lasts from one marker to the next."""
+    events.sort(key=lambda event: event.start_ps)
+    pairs = pairwise(events)
+    return [(n, event.name, event.start_ps, following.start_ps) for n, (event, following) in enumerate(pairs)]
+
+
+def _without_overlap(marks: list[Mark]) -> list[Mark]:
+    kept: list[Mark] = []
+    for mark in marks:
+        if not kept or mark[2] >= kept[-1][3]:
+            kept.append(mark)
+    return kept
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) < 2**62 else None

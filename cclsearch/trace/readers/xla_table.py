@@ -1,0 +1,187 @@
+"""Device rows and host events of an XLA trace become one device's event table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.trace.events import ComputeClass, DeviceInfo, EventTable, Kind, OpCost, Step
+from cclsearch.trace.readers.columns import Interner
+from cclsearch.trace.readers.draft import match_launches, step_of_times
+from cclsearch.trace.readers.planes import Plane, Stats
+from cclsearch.trace.readers.xla_collectives import describe_collective
+from cclsearch.trace.readers.xla_steps import HostEvents, find_steps
+
+_COPY_SIZE = re.compile(r"(?:^|\s)(?:size|num_bytes):(\d{1,18})")
+
+
+@dataclass
+class Row:
+    """One device row under construction."""
+
+    key: Any
+    name: str
+    start_ps: int
+    duration_ps: int
+    kind: Kind
+    line: int
+    run: int = -1
+    compute: ComputeClass = ComputeClass.OTHER
+    stats: Stats | None = None
+    """Of the first event of that operation."""
+
+
+def build_xla_table(
+    rows: list[Row], lines: list[str], host: HostEvents, plane: Plane | None, ordinal: int
+) -> EventTable:
+    """The table of one device (its rows first, then the host's); rank, clock and source are the caller's to set."""
+    base_ns = min([row.start_ps for row in rows] + [event.start_ps for event in host.all_events]) // 1000
+    names = Interner()
+    columns = _read_columns(rows, host, names, ordinal=ordinal, host_line=len(lines), base_ns=base_ns)
+    source, marks = find_steps(plane, host)
+    steps = tuple(
+        Step(number, name, round(begin / 1000) - base_ns, round(end / 1000) - base_ns)
+        for number, name, begin, end in marks
+    )
+    device_rows, launch, _ = match_launches(columns["kind"], columns["corr"])
+    step_id = step_of_times(steps, columns["ts_ns"])
+    if source == "step_num":  # marked on the host: the launch decides, where there is a record of it
+        step_id[device_rows] = np.where(launch >= 0, step_id[launch], step_id[device_rows])
+    distinct = Interner()
+    sparse = {"launch": (device_rows.astype(np.int32), launch), **_sparse_columns(rows, distinct)}
+    classes, costs = _describe_names(rows, names)
+    return EventTable(
+        **columns,
+        step_id=step_id,
+        names=tuple(name for _, name in names),
+        name_class=classes,
+        collectives=tuple(distinct),
+        threads=(*lines, "host"),
+        steps=steps,
+        step_source=source if steps else "",
+        op_costs=MappingProxyType(costs),
+        sparse=MappingProxyType({name: column for name, column in sparse.items() if len(column[0])}),
+        format="xla",
+        devices=(_describe_device(plane, ordinal),),
+        base_ns=base_ns,
+    )
+
+
+def _read_columns(
+    rows: Sequence[Row], host: HostEvents, names: Interner, *, ordinal: int, host_line: int, base_ns: int
+) -> dict[str, Any]:
+    """The dense columns but `step_id`; `names` takes the names."""
+    runs = Interner()
+    values = [
+        (
+            row.start_ps,
+            row.duration_ps,
+            int(row.kind),
+            names[(row.key, row.name)],
+            ordinal,
+            row.line,
+            runs[row.run] if row.run != -1 else -1,
+        )
+        for row in rows
+    ]
+    values += [
+        (
+            event.start_ps,
+            event.duration_ps,
+            int(kind),
+            names[(None, event.name)],
+            -1,
+            host_line,
+            runs[run] if run is not None else -1,
+        )
+        for kind, event, run in host.rows()
+    ]
+    start, duration, kinds, name_id, device, stream, corr = (
+        np.array(column, np.int64) for column in zip(*values, strict=True)
+    )
+    return {
+        "ts_ns": _to_ns(start - base_ns * 1000),
+        "dur_ns": _to_ns(duration),
+        "kind": kinds.astype(np.uint8),
+        "name_id": name_id.astype(np.int32),
+        "device": device.astype(np.int16),
+        "stream": stream.astype(np.int32),
+        "corr": corr.astype(np.int32),
+    }
+
+
+def _to_ns(time_ps: NDArray[np.int64]) -> NDArray[np.int64]:
+    return (time_ps + 500) // 1000
+
+
+def _sparse_columns(rows: Sequence[Row], distinct: Interner) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    calls = [n for n, row in enumerate(rows) if row.kind == Kind.COMM]
+    described = [describe_collective(rows[n].name, rows[n].stats or {}) for n in calls]
+    copies = [(n, size) for n, row in enumerate(rows) if (size := _copy_bytes(row)) is not None]
+    return {
+        "coll_id": (np.array(calls, np.int32), distinct.numbers_of(described, len(calls))),
+        "bytes": (np.array([n for n, _ in copies], np.int32), np.array([size for _, size in copies], np.int64)),
+    }
+
+
+def _describe_names(rows: Sequence[Row], names: Interner) -> tuple[NDArray[np.uint8], dict[int, OpCost]]:
+    classes = np.zeros(len(names), np.uint8)
+    costs: dict[int, OpCost] = {}
+    for row in rows:
+        number = names[(row.key, row.name)]
+        classes[number] = row.compute
+        if number not in costs and row.stats and (cost := _cost_of(row.stats)):
+            costs[number] = cost
+    return classes, costs
+
+
+def _describe_device(plane: Plane | None, ordinal: int) -> DeviceInfo:
+    if plane is None:
+        return DeviceInfo(ordinal, "cpu")
+    stats = plane.stats
+    peak, bandwidth = stats.get("peak_teraflops_per_second"), stats.get("peak_hbm_bw_gigabytes_per_second")
+    return DeviceInfo(
+        ordinal,
+        str(stats.get("device_type_string") or stats.get("device_vendor") or ""),
+        num_sms=whole_number(stats.get("core_count")),
+        memory_bytes=whole_number(stats.get("memory_size")),
+        peak_flops=float(peak) * 1e12 if isinstance(peak, float) and 0 < peak < 1e9 else None,
+        peak_memory_gbps=float(bandwidth) if isinstance(bandwidth, float) and 0 < bandwidth < 1e9 else None,
+    )
+
+
+def _cost_of(stats: Stats) -> OpCost | None:
+    flops, accessed = _number(stats.get("flops")), _number(stats.get("bytes_accessed"))
+    return OpCost(flops, accessed) if flops is not None or accessed is not None else None
+
+
+def _copy_bytes(row: Row) -> int | None:
+    """Bytes of a GPU's copy: `size:1024` in its details. A TPU's copies state traffic of memory, not a size."""
+    if row.kind not in (Kind.MEMCPY, Kind.MEMSET) or not row.stats:
+        return None
+    details = row.stats.get("memcpy_details") or row.stats.get("memset_details") or ""
+    found = _COPY_SIZE.search(str(details))
+    return int(found[1]) if found else None
+
+
+def whole_number(value: Any) -> int | None:
+    """The value as a whole number, also from text; None if it is none."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) < 2**62 else None
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 <= number < 1e30 else None
