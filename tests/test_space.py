@@ -137,6 +137,11 @@ OVERLAP = KnobDeclaration(name="overlap_grad_reduce", choices=(False, True))
 JAX = {"tp": 1, "dp": 4, "ep": 1, "micro_batch_size": 1, "activation_checkpointing": "none"}
 
 
+CPU = {"tp": 2, "dp": 2, "pp": 1, "ep": 1, "micro_batch_size": 1, "activation_checkpointing": "none", "zero_stage": 0}
+ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126},
+               "jax-cpu": {"expert_intermediate_size": 126}}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("rule", "workload", "framework", "changes", "good", "bad", "knobs"),
     [
@@ -149,6 +154,10 @@ JAX = {"tp": 1, "dp": 4, "ep": 1, "micro_batch_size": 1, "activation_checkpointi
         ("tp_inside_node", "wl2", "torchtitan", {}, {**TITAN, "tp": 4, "dp": 2}, {"tp": 8, "dp": 1}, ()),
         ("tp_divides_widths", "wl2", "megatron", {"intermediate_size": 14338}, MEGATRON, {"tp": 4, "dp": 2}, ()),
         ("tp_divides_widths", "wl2", "megatron", {"hidden_size": 4098}, MEGATRON, {"tp": 4, "dp": 2}, ()),
+        ("tp_divides_widths", "tiny-moe", "cpu", {}, CPU, {"tp": 4, "dp": 1}, ()),
+        ("tp_divides_widths", "tiny-jax", "jax-cpu", {}, {**JAX, "tp": 2, "dp": 2}, {"tp": 4, "dp": 1}, ()),
+        ("moe_tp_divides_tokens", "tiny-moe", "cpu", {"seq_len": 127}, {**CPU, "micro_batch_size": 2},
+         {"micro_batch_size": 1}, ()),
         ("pp_divides_layers", "wl2", "megatron", {"num_layers": 30}, MEGATRON, {"pp": 4, "dp": 2}, ()),
         ("micro_batches_cover_stages", "wl2", "torchtitan", {}, {**TITAN, "micro_batch_size": 4},
          {"micro_batch_size": 8}, ()),
@@ -180,6 +189,8 @@ def test_each_rule_rejects_its_case_and_explains_it(
     rule: str, workload: str, framework: str, changes: Any, good: Any, bad: Any, knobs: Any
 ) -> None:
     card, frame = change_card(load_card(workload), **changes), load_framework(framework)
+    if rule == "tp_divides_widths" and card.arch.moe:
+        card = change_card(card, moe=card.arch.moe.model_copy(update=ODD_EXPERTS[framework]))
     if rule == "ep_divides_experts" and card.arch.moe:
         card = change_card(card, moe=card.arch.moe.model_copy(update={"num_experts": 12}))
         knobs = (KnobDeclaration(name="ep", choices=(1, 2, 8)),)

@@ -6,7 +6,8 @@ space is enumerated, and to a single configuration when `explain` says why it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,16 +135,37 @@ def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Rule:
     return _tp_divides("tp_divides_kv_heads", card.arch.num_kv_heads, "KV heads")
 
 
-@_rule("tp_divides_widths")
+@_rule("tp_divides_widths", "experts")
 def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Rule:
-    widths = [card.arch.hidden_size, card.arch.intermediate_size]
-    text = f"hidden size {widths[0]} and feed-forward width {widths[1]}"
+    """`experts: true` where tensor parallelism cuts the routed experts too."""
+    arch = card.arch
+    widths = {"hidden size": arch.hidden_size, "feed-forward width": arch.intermediate_size}
+    if arch.moe is not None and arch.moe.num_shared_experts:
+        widths["width of the shared experts"] = arch.moe.num_shared_experts * arch.moe.expert_intermediate_size
+    if arch.moe is not None and options.get("experts"):
+        widths["expert width"] = arch.moe.expert_intermediate_size
+    text = ", ".join(f"{name} {width}" for name, width in widths.items())
+    common = math.gcd(*widths.values())
     return Rule(
         "tp_divides_widths",
         ("tp",),
         f"tp divides {text}",
-        lambda at: (widths[0] % at["tp"] == 0) & (widths[1] % at["tp"] == 0),
-        lambda c: f"{text} over tp {_get(c, 'tp')} are {widths[0] / _get(c, 'tp'):g} and {widths[1] / _get(c, 'tp'):g}",
+        lambda at: common % at["tp"] == 0,
+        lambda c: f"{text} over tp {_get(c, 'tp')} are {_each(widths.values(), _get(c, 'tp'))}",
+    )
+
+
+@_rule("moe_tp_divides_tokens")
+def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Rule | None:
+    length = card.seq_len
+    if card.arch.moe is None:
+        return None
+    return Rule(
+        "moe_tp_divides_tokens",
+        ("tp", "micro_batch_size"),
+        "in a mixture of experts tp divides the tokens of a micro-batch",
+        lambda at: (at["micro_batch_size"] * length) % at["tp"] == 0,
+        lambda c: f"{_get(c, 'micro_batch_size')} sequences of {length} tokens over tp {_get(c, 'tp')}",
     )
 
 
@@ -380,6 +402,10 @@ def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
         lambda c: ", ".join(f"{knob} {c[knob]}" for knob in knobs).lower(),
         needs_all=True,
     )
+
+
+def _each(widths: Iterable[int], parts: int) -> str:
+    return ", ".join(f"{width / parts:g}" for width in widths)
 
 
 def _listed(values: Any) -> tuple[Value, ...]:
