@@ -120,8 +120,8 @@ def test_missing_widths_are_named_with_what_would_do_and_never_guessed(tmp_path:
     message = str(caught.value)
     assert message.startswith(path)
     assert "\n" not in message
+    assert f"workload.model.model_arch lacks {', '.join(sorted(ARCH, key=message.index))}: give" in message
     for field in ARCH:
-        assert f"workload.model.model_arch.{field} is missing" in message
         assert f"--set {field}=N" in message
     settings = [f"{field}={value}" for field, value in ARCH.items()]
     assert load_card(path, sets=settings).arch.hidden_size == 4096
@@ -194,7 +194,7 @@ def test_an_unknown_accelerator_stays_the_cards_own_word() -> None:
         ({"workload__model__moe": True}, "num_experts is missing in a mixture of experts"),
         ({ARCH_PATH + "num_experts": 4, ARCH_PATH + "top_k": 8}, "moe"),
         ({"Model-executor": None}, r"Model-executor\.framework\.name is missing"),
-        ({"workload__data": ["x"]}, r"workload\.data\.batch_size is missing"),
+        ({"workload__data": ["x"]}, r"workload\.data lacks batch_size, seq_len"),
         ({"workload__hardware__network_topo__torus": [4, 2]}, "4x2 is 8, not 16"),
     ],
 )
@@ -220,6 +220,7 @@ def test_a_setting_of_no_field_is_refused(setting: str) -> None:
 
 
 def test_an_inference_card_loads() -> None:
+    assert card_from_mapping(make_card(workload__model__phase="serving"), "s").phase is Phase.INFERENCE
     data = make_card(workload__model__phase="inference", workload__data__batch_size=None)
     data["workload"]["data"]["max-num-seqs"] = 128
     card = card_from_mapping(data, "i")

@@ -14,6 +14,7 @@ from cclsearch.text import one_line
 from cclsearch.values import Model
 
 _ABSENT_WORDS = frozenset({"", "-", "?", "n/a", "na", "n.a.", "none", "null", "tbd", "todo", "nil", "~"})
+_PHASES = {"training": "training", "inference": "inference", "serving": "inference"}
 _NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
 
 
@@ -183,7 +184,7 @@ def _read_value(value: Any, kind: Kind) -> Any:
             return tuple(axes) if axes and None not in axes else None
     word = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if kind is Kind.PHASE:
-        return word.lower() if word.lower() in {"training", "inference"} else None
+        return _PHASES.get(word.lower())
     if kind is Kind.PRECISION:
         dtype = PRECISIONS.get(word.lower(), word.lower())
         return dtype if re.fullmatch(r"[a-z][a-z0-9_+.\-]{1,20}", dtype) else None

@@ -92,10 +92,27 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardRepor
 def _require_card(report: CardReport) -> Card:
     if report.card is not None:
         return report.card
-    wrong = "; ".join(str(problem) for problem in report.blocking)
+    wrong = "; ".join(_gather_missing(report.blocking))
     remedies = " ".join(dict.fromkeys(problem.remedy for problem in report.blocking if problem.remedy))
     ways = f": give {remedies}, or lay a second card over it" if remedies else ""
     raise UserError(f"{report.where}: {wrong}{ways}")
+
+
+def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
+    """One phrase a problem, but one for all fields of a section that are simply missing."""
+    missing: dict[str, list[str]] = {}
+    others = []
+    for problem in problems:
+        section, _, field = problem.field.rpartition(".")
+        if problem.message == "is missing":
+            missing.setdefault(section, []).append(field)
+        else:
+            others.append(str(problem))
+    gathered = [
+        f"{section}.{fields[0]} is missing" if len(fields) == 1 else f"{section} lacks {', '.join(fields)}"
+        for section, fields in missing.items()
+    ]
+    return [*gathered, *others]
 
 
 def _make_card(
