@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,11 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.tp)
+
+    def slice(self, block: slice) -> Layout:
+        """These rows only."""
+        columns = {name: value[block] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, **columns)
 
 
 def read_layout(card: Card, space: Space) -> Layout:

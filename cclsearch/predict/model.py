@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from cclsearch.card.model import Card
 from cclsearch.predict import memory, time
@@ -21,6 +22,11 @@ from cclsearch.predict.layout import Array, Layout, read_layout
 from cclsearch.predict.machine import Machine, read_machine
 from cclsearch.space.table import Space
 
+USABLE_MEMORY = 0.95
+"""Share of the device's memory that a job can fill before the allocator gives up (fragmentation, the driver's share)."""
+EXACT_ROWS = 5000
+"""A larger space is predicted without the surrogate of the residual, row by row."""
+BLOCK_ROWS = 8192
 PRIOR_FILE = Path(__file__).with_name("prior.json")
 """Every fitted constant; written by `benchmarks/fit_prior.py`."""
 
@@ -117,8 +123,8 @@ class CardModel:
 
     @property
     def log_limit(self) -> float:
-        """Log of the memory of one device in GiB."""
-        return float(np.log(0.95 * self.machine.memory_gib))
+        """Log of the memory that a job may use of one device, in GiB."""
+        return float(np.log(USABLE_MEMORY * self.machine.memory_gib))
 
     def calibrate_time(self, evidence: Evidence, prior: Prior) -> Posterior:
         """Step time given measured step times (log seconds)."""
@@ -127,6 +133,74 @@ class CardModel:
     def calibrate_memory(self, evidence: Evidence, prior: Prior) -> Posterior:
         """Memory given measured peaks (log GiB) and what fitted or not."""
         return calibrate(self.log_memory, self.features, prior, evidence)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What measurements have made of both models; `CardModel.calibrate_time` and `calibrate_memory` give its parts."""
+
+    time: Posterior
+    memory: Posterior
+
+
+def predict_space(card: Card, space: Space, calibration: Calibration | None = None) -> Prediction:
+    """Time and memory of every configuration of a space, with parts; before anything is measured where none is given."""
+    model = model_of(card, space)
+    priors = load_priors()
+    theta_time = calibration.time.theta_P if calibration else priors.time.mean_P
+    theta_memory = calibration.memory.theta_P if calibration else priors.memory.mean_P
+    time_parts_s, memory_parts_gib = _split(model, theta_time, theta_memory)
+    log_time = np.log(_add_up(time_parts_s))
+    log_memory = np.log(_add_up(memory_parts_gib))
+    rows = np.arange(len(space))
+    if calibration and len(space) <= EXACT_ROWS:
+        log_time, log_memory = calibration.time.marginals(rows)[0], calibration.memory.marginals(rows)[0]
+    posterior = calibration.memory if calibration else model.calibrate_memory(no_evidence(), priors.memory)
+    spread = np.sqrt(_variance(posterior, rows) + priors.softness**2)
+    return Prediction(
+        time_s_N=np.exp(log_time),
+        memory_gib_N=np.exp(log_memory),
+        fits_N=ndtr((model.log_limit - log_memory) / spread),
+        time_parts_s=time_parts_s,
+        memory_parts_gib=memory_parts_gib,
+    )
+
+
+def _split(model: CardModel, theta_time: Array, theta_memory: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Parts of every configuration, computed a block at a time: a block stays in the processor's cache."""
+    size = len(model.layout)
+    held: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
+    for start in range(0, max(size, 1), BLOCK_ROWS):
+        block = slice(start, min(start + BLOCK_ROWS, size))
+        layout = model.layout.slice(block)
+        split = (
+            time.split_time(time.time_parts(model.card, layout, model.machine), theta_time),
+            memory.split_memory(memory.memory_parts(model.card, layout, model.machine), theta_memory),
+        )
+        for whole, part in zip(held, split, strict=True):
+            for name, values in part.items():
+                whole.setdefault(name, np.empty(size))[block] = values
+    return held
+
+
+def _add_up(parts: dict[str, Array]) -> Array:
+    total = np.zeros(len(next(iter(parts.values()))))
+    for part in parts.values():
+        total += part
+    return total
+
+
+def no_evidence() -> Evidence:
+    """Nothing was seen."""
+    return Evidence(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0))
+
+
+def _variance(posterior: Posterior, rows: NDArray[np.int64]) -> Array:
+    """(N,) variance of the log; of a large space, the median over rows spread through it."""
+    if len(rows) <= EXACT_ROWS:
+        return posterior.marginals(rows)[1]
+    sample = rows[:: max(1, len(rows) // 256)]
+    return np.full(len(rows), float(np.median(posterior.marginals(sample)[1])))
 
 
 _MODELS: WeakKeyDictionary[Space, dict[Card, CardModel]] = WeakKeyDictionary()
@@ -143,4 +217,7 @@ def model_of(card: Card, space: Space) -> CardModel:
 
 def take(parts: Any, rows: NDArray[np.int64]) -> Any:
     """The same parts at these rows only."""
+    size = len(next(iter(vars(parts).values())))
+    if len(rows) == size and np.array_equal(rows, np.arange(size)):
+        return parts
     return type(parts)(**{name: getattr(parts, name)[rows] for name in parts.__dataclass_fields__})

@@ -13,8 +13,10 @@ from cclsearch.predict.model import Priors
 from cclsearch.propose.base import Expectation, Proposal, SearchView
 from cclsearch.propose.surrogate import Belief, believe
 
-FAILURE_PRICE = 0.01
+LOW_PRICE, HIGH_PRICE = 0.001, 0.05
 """What a failed trial costs, in units of relative improvement: where little is to be gained, the safe choice wins."""
+FAILED_SHARE = 0.1
+"""Share of a search's trials that may fail before failures grow dear."""
 FIRST_MARGIN = 0.3
 """Before anything has succeeded, improvement is over this much more than the best that is expected (log units)."""
 
@@ -33,7 +35,9 @@ class DefaultProposer:
         belief = believe(view, self._priors)
         if belief is None:
             return ()
-        return [self._propose_row(view, belief, m, gain) for m, gain in choose_batch(belief, count)]
+        return [
+            self._propose_row(view, belief, m, gain) for m, gain in choose_batch(belief, count, failure_price(view))
+        ]
 
     def _propose_row(self, view: SearchView, belief: Belief, m: int, gain: float) -> Proposal:
         expects = Expectation(
@@ -47,14 +51,21 @@ class DefaultProposer:
         return Proposal(view.space.config(int(belief.rows_m[m])), self.name, rationale, expects)
 
 
-def choose_batch(belief: Belief, count: int) -> list[tuple[int, float]]:
+def failure_price(view: SearchView) -> float:
+    """What one more failure costs: tenfold for each one beyond the share that a search may spend on learning limits."""
+    failed = sum(o.failure is not None for o in view.observations)
+    allowed = FAILED_SHARE * (len(view.observations) + view.budget_left)
+    return float(min(LOW_PRICE * 10 ** max(0.0, failed + 1 - allowed), HIGH_PRICE))
+
+
+def choose_batch(belief: Belief, count: int, price: float) -> list[tuple[int, float]]:
     """Positions among the candidates with their gain, one after another; each is told what the others would show."""
     bar_k = bar(belief)
     chosen: list[tuple[int, float]] = []
     free = np.ones(len(belief.rows_m), dtype=bool)
     for _ in range(min(count, len(belief.rows_m))):
         gain = expected_gain(belief, bar_k)
-        utility = np.where(free, gain * belief.works_m - FAILURE_PRICE * (1 - belief.works_m), -np.inf)
+        utility = np.where(free, gain * belief.works_m - price * (1 - belief.works_m), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False
         chosen.append((m, float(gain[m])))

@@ -18,7 +18,7 @@ from cclsearch.predict.model import CardModel, Priors
 from cclsearch.propose.base import Observation
 
 NUM_MODELS = 48
-DEVIATIONS = (0.6, 1.5, 3.0)
+DEVIATIONS = (0.5, 1.0, 2.0)
 """How far the closed form may be off, over the prior's own figure."""
 NOISES = (1.0, 3.0, 10.0)
 """How noisy the cluster may be, over the prior's own figure."""

@@ -9,7 +9,7 @@ from scipy.special import ndtr
 
 from cclsearch.predict.time import MULTIPLIERS
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.default import bar, choose_batch, expected_gain
+from cclsearch.propose.default import bar, choose_batch, expected_gain, failure_price
 from cclsearch.propose.surrogate import Belief, believe
 from cclsearch.values import Config
 
@@ -83,7 +83,9 @@ def survey(view: SearchView, top: int = 10) -> Outlook:
     gain = expected_gain(belief, bar(belief))
     has_best = belief.best is not None
     return Outlook(
-        candidates=tuple(_candidate(view, belief, m, float(gain[m])) for m, _ in choose_batch(belief, top)),
+        candidates=tuple(
+            _candidate(view, belief, m, float(gain[m])) for m, _ in choose_batch(belief, top, failure_price(view))
+        ),
         num_open=len(belief.rows_m),
         num_plausible=int(np.sum(belief.works_m >= 0.5)),
         best_gain=float(np.max(gain * belief.works_m)) if has_best else None,

@@ -16,7 +16,7 @@ from cclsearch.predict.calibrate import Curve, Evidence, Prior, calibrate
 from cclsearch.predict.layout import Array
 from cclsearch.predict.model import model_of
 from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
-from cclsearch.propose.default import FAILURE_PRICE
+from cclsearch.propose.default import HIGH_PRICE
 from cclsearch.propose.surrogate import Belief, believe
 
 Direction = Literal["minimize", "maximize"]
@@ -64,7 +64,7 @@ def _choose(belief: Belief, unit_SmD: Array, lengths_LD: Array, held_SL: Array, 
     chosen: list[int] = []
     for _ in range(min(count, len(free))):
         gain_m = np.maximum(reach_SmL - held_SL[:, None, :], 0.0).mean(axis=(0, 2))
-        price = FAILURE_PRICE * float(gain_m.max(initial=0.0))
+        price = HIGH_PRICE * float(gain_m.max(initial=0.0))
         utility = np.where(free, gain_m * belief.works_m - price * (1 - belief.works_m), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False

@@ -1,0 +1,207 @@
+"""A sweep against the naive way (one search for each weight) on recordings with the number of accelerators as a dimension.
+
+    python benchmarks/pareto.py [FOLDER ...] [--seeds 5] [--budget 15] [--json FILE]
+
+FOLDER holds recordings; those of the same work on different numbers of accelerators are joined into one problem each.
+Without any, the recordings that ship with the project are used. The naive way runs one search of `--budget` trials with
+the default strategy at each of the weights 0, 0.1, ..., 1 of the composite score; the sweep is one `pareto` search. Both
+look trials up in the recording, failures count as trials, and nothing is known of a row before it is asked for. The
+hypervolume is over logarithms of step time and accelerators, up to the nadir of the recording's own front.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cclsearch.front import choose_reference, find_front, measure_hypervolume, spread_axes
+from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.base import Observation, Proposer, SearchView
+from cclsearch.propose.front import FrontProposer
+from cclsearch.recording import Recording, find_recordings, load_recording
+from cclsearch.recording_family import find_family, join_recordings
+from cclsearch.score.objective import Objective, load_objective
+from cclsearch.values import Failure, FailureKind, Stage
+
+WEIGHTS = tuple(round(0.1 * n, 1) for n in range(11))
+Loss = Callable[[dict[str, float]], float]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One joined recording with what its whole table would give."""
+
+    recording: Recording
+    reference_2: np.ndarray
+    full: float
+    """Hypervolume of the whole table."""
+
+    def share(self, rows: Sequence[int]) -> float:
+        """Hypervolume of these rows as a share of the whole table's."""
+        points = self.points(rows)
+        return measure_hypervolume(spread_axes(points), self.reference_2) / self.full if len(points) else 0.0
+
+    def points(self, rows: Sequence[int]) -> np.ndarray:
+        """(n, 2) step time and accelerators of those rows that have a time."""
+        times = [(self.recording.rows[row].step_time_s, row) for row in rows]
+        sizes = self.recording.space.num_accelerators_N
+        return np.array([[t, float(sizes[row])] for t, row in times if t is not None]).reshape(-1, 2)
+
+
+def make_problem(recording: Recording) -> Problem:
+    """The problem with its reference point taken from the whole table's front."""
+    rows = range(len(recording.rows))
+    bare = Problem(recording, np.zeros(2), 1.0)
+    points = bare.points(rows)
+    spread = spread_axes(points)
+    reference = choose_reference(spread[find_front(points)])
+    return Problem(recording, reference, measure_hypervolume(spread, reference))
+
+
+def find_problems(folders: Sequence[Path], into: Path) -> list[Recording]:
+    """Each family of recordings below these folders, joined; recordings that stand alone are left out."""
+    joined: dict[str, Recording] = {}
+    seen: set[Path] = set()
+    for folder in (path for root in folders for path in find_recordings(root)):
+        if folder.resolve() in seen:
+            continue
+        family = find_family(folder)
+        seen |= {member.folder.resolve() for member in family if member.folder}
+        if len({member.card.hardware.num_accelerators for member in family}) > 1:
+            recording = load_recording(join_recordings(family, into))
+            joined[recording.name] = recording
+    return list(joined.values())
+
+
+def replay(problem: Problem, proposer: Proposer, budget: int, *, seed: int, objective: str, loss: Loss) -> list[int]:
+    """Rows in the order in which that proposer asks for them."""
+    recording = problem.recording
+    rows: list[int] = []
+    seen: list[Observation] = []
+    while len(rows) < budget:
+        view = SearchView(
+            card=recording.card,
+            space=recording.space,
+            observations=tuple(seen),
+            pending=frozenset(),
+            budget_left=budget - len(rows),
+            seed=seed,
+            objective=objective,
+        )
+        proposals = proposer.propose(view, 1)
+        if not proposals:
+            break
+        row = recording.space.row(proposals[0].config)
+        assert row is not None
+        rows.append(row)
+        seen.append(observe(recording, row, len(rows), loss))
+    return rows
+
+
+def observe(recording: Recording, row: int, trial: int, loss: Loss) -> Observation:
+    """What a search sees of that row."""
+    measured = recording.rows[row]
+    if measured.step_time_s is None:
+        kind = FailureKind.OUT_OF_MEMORY if measured.status == "oom" else FailureKind.CRASHED
+        failure = Failure(stage=Stage.RUN, kind=kind, message=f"recorded as {measured.status}")
+        return Observation(trial=trial, config=measured.config, row=row, loss=None, failure=failure)
+    size = float(recording.space.num_accelerators_N[row])
+    metrics = {"step_time_s": measured.step_time_s, "num_accelerators": size}
+    return Observation(
+        trial=trial,
+        config=measured.config,
+        row=row,
+        loss=loss(metrics),
+        step_time_s=measured.step_time_s,
+        peak_memory_gib=measured.peak_memory_gib,
+        metrics=metrics,
+    )
+
+
+def compare(problem: Problem, *, seed: int, budget: int) -> dict[str, float]:
+    """Trials that the naive way and the sweep need, and what they reach."""
+    naive = run_naive(problem, seed=seed, budget=budget)
+    together = [row for rows in naive for row in rows]
+    target = problem.share(together)
+    interleaved = [rows[n] for n in range(budget) for rows in naive if n < len(rows)]
+    sweep = replay(
+        problem, FrontProposer(), len(together), seed=seed, objective="pareto", loss=lambda m: m["step_time_s"]
+    )
+    shares = [problem.share(sweep[: n + 1]) for n in range(len(sweep))]
+    third = len(together) // 3
+    return {
+        "naive_trials": len(together),
+        "naive_distinct": len(set(together)),
+        "naive_share": target,
+        "naive_trials_to_own_share": trials_to(problem, interleaved, target),
+        "sweep_trials_to_naive_share": next(
+            (n + 1 for n, s in enumerate(shares) if s >= target - 1e-9), len(sweep) + 1
+        ),
+        "sweep_share_after_15": shares[min(14, len(shares) - 1)],
+        "sweep_share_after_40": shares[min(39, len(shares) - 1)],
+        "sweep_share_after_a_third": shares[third - 1],
+    }
+
+
+def run_naive(problem: Problem, *, seed: int, budget: int) -> list[list[int]]:
+    """One search at each weight, the references those of the search's first success."""
+    runs = []
+    for weight in WEIGHTS:
+        objective = load_objective("composite", {"weight": weight})
+        proposer = PROPOSERS.get("default")()
+        loss = make_loss(objective)
+        runs.append(replay(problem, proposer, budget, seed=seed, objective="composite", loss=loss))
+    return runs
+
+
+def make_loss(objective: Objective) -> Loss:
+    """The objective's loss with the first metrics that it sees as the baseline."""
+    baseline: list[dict[str, float]] = []
+
+    def loss(metrics: dict[str, float]) -> float:
+        baseline.append(metrics)
+        return objective.loss(metrics, baseline[0])
+
+    return loss
+
+
+def trials_to(problem: Problem, rows: Sequence[int], target: float) -> int:
+    """How many of these trials, in order, reach that share."""
+    return next((n + 1 for n in range(len(rows)) if problem.share(rows[: n + 1]) >= target - 1e-9), len(rows))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    shipped = Path(__file__).resolve().parent.parent / "workloads" / "recordings"
+    parser.add_argument("folder", nargs="*", type=Path, default=[shipped])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--budget", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for recording in find_problems(args.folder, Path(scratch)):
+            problem = make_problem(recording)
+            runs = [compare(problem, seed=seed, budget=args.budget) for seed in range(args.seeds)]
+            mean = {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
+            mean["trial_ratio"] = mean["sweep_trials_to_naive_share"] / mean["naive_trials"]
+            mean["worst_trial_ratio"] = max(r["sweep_trials_to_naive_share"] / r["naive_trials"] for r in runs)
+            results[recording.name] = mean
+            print(f"{recording.name} ({len(recording.rows)} rows)")
+            for key, value in mean.items():
+                print(f"  {key:<30}{value:9.3f}")
+            sys.stdout.flush()
+    if args.json:
+        args.json.write_text(json.dumps({"seeds": args.seeds, "budget": args.budget, "problems": results}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
