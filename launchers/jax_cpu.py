@@ -217,9 +217,13 @@ class Trainer:
             raise IllegalConfig(f"{terms} must be the global batch of {data['global_batch_size']}, but is {trained}")
         self.batch_place = model.place((None, ("data", "expert"), None))
         self.weights = model.draw_weights()
-        self.moments = tuple({k: jnp.zeros_like(w) for k, w in self.weights.items()} for _ in range(2))
+        places = {name: weight.sharding for name, weight in self.weights.items()}
+        shapes = {name: weight.shape for name, weight in self.weights.items()}
+        zeros = jax.jit(lambda: {name: jnp.zeros(shape) for name, shape in shapes.items()}, out_shardings=places)
+        self.moments = (zeros(), zeros())
         self.step, self.losses = 0, []
-        self._run = jax.jit(self._train_step, donate_argnums=(0, 1))
+        out = (places, (places, places), model.place(()))  # as they went in: a second compilation would be timed
+        self._run = jax.jit(self._train_step, donate_argnums=(0, 1), out_shardings=out)
 
     def _train_step(self, weights: Any, moments: Any, tokens: Any, count: Any) -> Any:
         import jax
@@ -258,7 +262,7 @@ class Trainer:
         self.step += 1
 
     def _draw_tokens(self) -> Any:
-        """(accumulation, rows, S + 1): a noisy rule that a model can learn, sequence by sequence the same everywhere."""
+        """(accumulation, rows, S + 1): a noisy rule that a model can learn, the same in every layout."""
         import jax
         import numpy as np
 
