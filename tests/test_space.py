@@ -16,7 +16,7 @@ from cclsearch.errors import UserError
 from cclsearch.space.build import build_space, explain_config, require_known_knobs, resolve_knobs
 from cclsearch.space.framework import Framework, FrameworkKnob, list_divisors, list_frameworks, load_framework
 from cclsearch.space.parse import complete_config, parse_assignments, parse_config, parse_knob
-from cclsearch.space.rules import ALWAYS, RULES
+from cclsearch.space.rule import ALWAYS, RULES
 from cclsearch.space.table import Space
 from cclsearch.space.torus import fit_degrees
 from cclsearch.values import Config

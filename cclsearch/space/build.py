@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cclsearch.card.model import Card, KnobDeclaration, Phase
 from cclsearch.errors import UserError
 from cclsearch.space.framework import Framework
-from cclsearch.space.rules import Columns, Rule
+from cclsearch.space.rule import Columns, Rule
 from cclsearch.space.table import Knob, Space
 from cclsearch.values import Config, Model, Value
 

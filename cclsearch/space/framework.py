@@ -12,9 +12,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from cclsearch.card.model import Card
 from cclsearch.content import content_roots, list_content
 from cclsearch.errors import UserError
-from cclsearch.space.rules import ALWAYS, PARAMETERS, RULES, Rule
+from cclsearch.space import rules_of_degrees, rules_of_knobs, torus  # noqa: F401  importing enters their rules
+from cclsearch.space.rule import ALWAYS, PARAMETERS, RULES, Rule
 from cclsearch.space.table import Knob
-from cclsearch.space.torus import RULE_NAME as _TORUS_RULE
 from cclsearch.text import one_line
 from cclsearch.values import Model, Value
 from cclsearch.yaml_file import read_yaml, validate_mapping
@@ -22,8 +22,6 @@ from cclsearch.yaml_file import read_yaml, validate_mapping
 SUFFIX = ".framework.yaml"
 FOLDER = "launchers"
 DIVIDED = ("accelerators", "accelerators_per_node", "global_batch", "experts", "layers", "heads")
-
-assert _TORUS_RULE in RULES
 
 
 class Divisors(Model):

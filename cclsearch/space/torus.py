@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
-from cclsearch.space.rules import PARAMETERS, RULES, BoolArray, Columns, Rule
+from cclsearch.space.rule import PARAMETERS, RULES, BoolArray, Columns, Rule
 
 RULE_NAME = "degrees_on_torus"
 

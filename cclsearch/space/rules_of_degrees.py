@@ -1,0 +1,198 @@
+"""The rules of degrees, widths and batch, which hold whatever a framework's other knobs are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cclsearch.card.model import Card
+from cclsearch.space.rule import BoolArray, Columns, Rule, count_of, make_rule
+
+
+@make_rule("num_accelerators", "use_fewer")
+def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Rule:
+    total, fewer = card.hardware.num_accelerators, bool(options.get("use_fewer"))
+
+    def check(at: Columns) -> BoolArray:
+        product = at["tp"] * at["dp"] * at["pp"]
+        return np.asarray(product <= total if fewer else product == total, dtype=bool)
+
+    return Rule(
+        "num_accelerators",
+        ("tp", "dp", "pp"),
+        f"tp x dp x pp is {'at most ' if fewer else ''}{total}, the accelerators there are",
+        check,
+        lambda c: (
+            f"tp {count_of(c, 'tp')} x dp {count_of(c, 'dp')} x pp {count_of(c, 'pp')} is "
+            f"{count_of(c, 'tp') * count_of(c, 'dp') * count_of(c, 'pp')} of {total} accelerators"
+        ),
+    )
+
+
+def _tp_divides(name: str, number: int, what: str) -> Rule:
+    return Rule(
+        name,
+        ("tp",),
+        f"tp divides the {number} {what}",
+        lambda at: number % at["tp"] == 0,
+        lambda c: f"{number} {what} over tp {count_of(c, 'tp')} is {number / count_of(c, 'tp'):g} each",
+    )
+
+
+@make_rule("tp_divides_heads")
+def _tp_divides_heads(card: Card, options: Mapping[str, Any]) -> Rule:
+    return _tp_divides("tp_divides_heads", card.arch.num_heads, "attention heads")
+
+
+@make_rule("tp_divides_kv_heads")
+def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Rule:
+    return _tp_divides("tp_divides_kv_heads", card.arch.num_kv_heads, "KV heads")
+
+
+@make_rule("tp_divides_widths", "experts")
+def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Rule:
+    """`experts: true` where tensor parallelism cuts the routed experts too."""
+    arch = card.arch
+    widths = {"hidden size": arch.hidden_size, "feed-forward width": arch.intermediate_size}
+    if arch.moe is not None and arch.moe.num_shared_experts:
+        widths["width of the shared experts"] = arch.moe.num_shared_experts * arch.moe.expert_intermediate_size
+    if arch.moe is not None and options.get("experts"):
+        widths["expert width"] = arch.moe.expert_intermediate_size
+    text = ", ".join(f"{name} {width}" for name, width in widths.items())
+    common = math.gcd(*widths.values())
+    return Rule(
+        "tp_divides_widths",
+        ("tp",),
+        f"tp divides {text}",
+        lambda at: common % at["tp"] == 0,
+        lambda c: f"{text} over tp {count_of(c, 'tp')} are {_each(widths.values(), count_of(c, 'tp'))}",
+    )
+
+
+@make_rule("moe_tp_divides_tokens")
+def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Rule | None:
+    length = card.seq_len
+    if card.arch.moe is None:
+        return None
+    return Rule(
+        "moe_tp_divides_tokens",
+        ("tp", "micro_batch_size"),
+        "in a mixture of experts tp divides the tokens of a micro-batch",
+        lambda at: (at["micro_batch_size"] * length) % at["tp"] == 0,
+        lambda c: f"{count_of(c, 'micro_batch_size')} sequences of {length} tokens over tp {count_of(c, 'tp')}",
+    )
+
+
+@make_rule("tp_inside_node")
+def _tp_inside_node(card: Card, options: Mapping[str, Any]) -> Rule:
+    node = min(card.hardware.accelerators_per_node, card.hardware.num_accelerators)
+    return Rule(
+        "tp_inside_node",
+        ("tp",),
+        f"tp divides the {node} accelerators of a node, so that no tensor-parallel group leaves it",
+        lambda at: node % at["tp"] == 0,
+        lambda c: f"tp {count_of(c, 'tp')} in nodes of {node} accelerators",
+    )
+
+
+@make_rule("pp_at_most_layers")
+def _pp_at_most_layers(card: Card, options: Mapping[str, Any]) -> Rule:
+    layers = card.arch.num_layers
+    return Rule(
+        "pp_at_most_layers",
+        ("pp",),
+        f"pp is at most the {layers} layers",
+        lambda at: at["pp"] <= layers,
+        lambda c: f"pp {count_of(c, 'pp')} stages for {layers} layers",
+    )
+
+
+@make_rule("pp_divides_layers")
+def _pp_divides_layers(card: Card, options: Mapping[str, Any]) -> Rule:
+    layers = card.arch.num_layers
+    return Rule(
+        "pp_divides_layers",
+        ("pp",),
+        f"pp divides the {layers} layers",
+        lambda at: layers % at["pp"] == 0,
+        lambda c: f"{layers} layers over pp {count_of(c, 'pp')} are {layers / count_of(c, 'pp'):g} a stage",
+    )
+
+
+@make_rule("accumulation_whole")
+def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Rule:
+    batch = card.global_batch_size
+    return Rule(
+        "accumulation_whole",
+        ("dp", "micro_batch_size"),
+        f"gradient accumulation, global batch {batch} / (dp x micro_batch_size), is a whole number of at least 1",
+        lambda at: batch % (at["dp"] * at["micro_batch_size"]) == 0,
+        lambda c: (
+            f"global batch {batch} / (dp {count_of(c, 'dp')} x micro_batch_size {count_of(c, 'micro_batch_size')}) is "
+            f"{batch / (count_of(c, 'dp') * count_of(c, 'micro_batch_size')):g}"
+        ),
+    )
+
+
+@make_rule("micro_batches_cover_stages")
+def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Rule:
+    batch = card.global_batch_size
+    return Rule(
+        "micro_batches_cover_stages",
+        ("pp", "dp", "micro_batch_size"),
+        "a pipeline has at least as many micro-batches as stages",
+        lambda at: (at["pp"] == 1) | (batch >= at["pp"] * at["dp"] * at["micro_batch_size"]),
+        lambda c: (
+            f"{batch / (count_of(c, 'dp') * count_of(c, 'micro_batch_size')):g} micro-batches "
+            f"for pp {count_of(c, 'pp')}"
+        ),
+    )
+
+
+@make_rule("ep_divides_experts")
+def _ep_divides_experts(card: Card, options: Mapping[str, Any]) -> Rule:
+    experts = card.arch.moe.num_experts if card.arch.moe else 1
+    what = f"{experts} experts" if card.arch.moe else "model without experts"
+    return Rule(
+        "ep_divides_experts",
+        ("ep",),
+        f"ep divides the {what}" if card.arch.moe else "ep is 1: the model has no experts",
+        lambda at: experts % at["ep"] == 0,
+        lambda c: (
+            f"ep {count_of(c, 'ep')} for a {what}"
+            if not card.arch.moe
+            else f"{what} over ep {count_of(c, 'ep')} are {experts / count_of(c, 'ep'):g} each"
+        ),
+    )
+
+
+@make_rule("ep_inside_stage")
+def _ep_inside_stage(card: Card, options: Mapping[str, Any]) -> Rule:
+    return Rule(
+        "ep_inside_stage",
+        ("ep", "tp", "dp"),
+        "ep divides the dp x tp ranks of a pipeline stage",
+        lambda at: (at["dp"] * at["tp"]) % at["ep"] == 0,
+        lambda c: (
+            f"ep {count_of(c, 'ep')} among dp {count_of(c, 'dp')} x tp {count_of(c, 'tp')} = "
+            f"{count_of(c, 'dp') * count_of(c, 'tp')} ranks of a stage"
+        ),
+    )
+
+
+@make_rule("ep_divides_dp")
+def _ep_divides_dp(card: Card, options: Mapping[str, Any]) -> Rule:
+    return Rule(
+        "ep_divides_dp",
+        ("ep", "dp"),
+        "ep divides dp: experts are spread over data-parallel ranks only",
+        lambda at: at["dp"] % at["ep"] == 0,
+        lambda c: f"ep {count_of(c, 'ep')} with dp {count_of(c, 'dp')}",
+    )
+
+
+def _each(widths: Iterable[int], parts: int) -> str:
+    return ", ".join(f"{width / parts:g}" for width in widths)

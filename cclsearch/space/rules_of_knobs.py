@@ -1,0 +1,150 @@
+"""The rules of further knobs: ZeRO, sequence parallelism, virtual pipelines, and `implies` for any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cclsearch.card.model import Card
+from cclsearch.space.rule import BoolArray, Columns, Rule, count_of, make_rule
+from cclsearch.values import Value
+
+
+@make_rule("zero_needs_dp", "least")
+def _zero_needs_dp(card: Card, options: Mapping[str, Any]) -> Rule:
+    least = int(options.get("least", 1))
+    return Rule(
+        "zero_needs_dp",
+        ("zero_stage", "dp"),
+        f"zero_stage of {least} or more needs dp above 1: alone it changes nothing, and equals stage {least - 1}",
+        lambda at: (at["zero_stage"] < least) | (at["dp"] > 1),
+        lambda c: f"zero_stage {count_of(c, 'zero_stage')} with dp {count_of(c, 'dp')}",
+    )
+
+
+@make_rule("zero_limited_by_pp", "most")
+def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Rule:
+    most = int(options.get("most", 1))
+    return Rule(
+        "zero_limited_by_pp",
+        ("zero_stage", "pp"),
+        f"with pp above 1 zero_stage is at most {most}",
+        lambda at: (at["pp"] == 1) | (at["zero_stage"] <= most),
+        lambda c: f"zero_stage {count_of(c, 'zero_stage')} with pp {count_of(c, 'pp')}",
+    )
+
+
+@make_rule("sequence_parallel_needs_tp")
+def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Rule:
+    return Rule(
+        "sequence_parallel_needs_tp",
+        ("sequence_parallel", "tp"),
+        "sequence_parallel needs tp above 1: alone it changes nothing",
+        lambda at: (at["sequence_parallel"] == 0) | (at["tp"] > 1),
+        lambda c: f"sequence_parallel {bool(count_of(c, 'sequence_parallel'))} with tp {count_of(c, 'tp')}".lower(),
+    )
+
+
+@make_rule("sequence_parallel_divides_sequence")
+def _sequence_parallel_divides_sequence(card: Card, options: Mapping[str, Any]) -> Rule:
+    length = card.seq_len
+    return Rule(
+        "sequence_parallel_divides_sequence",
+        ("sequence_parallel", "tp"),
+        f"with sequence_parallel tp divides the sequence of {length}",
+        lambda at: (at["sequence_parallel"] == 0) | (length % at["tp"] == 0),
+        lambda c: f"sequence of {length} over tp {count_of(c, 'tp')}",
+    )
+
+
+@make_rule("moe_tp_needs_sequence_parallel")
+def _moe_tp_needs_sequence_parallel(card: Card, options: Mapping[str, Any]) -> Rule | None:
+    if card.arch.moe is None:
+        return None
+    return Rule(
+        "moe_tp_needs_sequence_parallel",
+        ("sequence_parallel", "tp"),
+        "a mixture of experts with tp above 1 needs sequence_parallel",
+        lambda at: (at["tp"] == 1) | (at["sequence_parallel"] == 1),
+        lambda c: f"sequence_parallel {bool(count_of(c, 'sequence_parallel'))} with tp {count_of(c, 'tp')}".lower(),
+    )
+
+
+@make_rule("virtual_pipeline_needs_pp", "least_pp")
+def _virtual_pipeline_needs_pp(card: Card, options: Mapping[str, Any]) -> Rule:
+    least = int(options.get("least_pp", 2))
+    return Rule(
+        "virtual_pipeline_needs_pp",
+        ("virtual_pipeline", "pp"),
+        f"virtual_pipeline above 1 needs pp of at least {least}",
+        lambda at: (at["virtual_pipeline"] == 1) | (at["pp"] >= least),
+        lambda c: f"virtual_pipeline {count_of(c, 'virtual_pipeline')} with pp {count_of(c, 'pp')}",
+    )
+
+
+@make_rule("virtual_pipeline_divides_layers")
+def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> Rule:
+    layers = card.arch.num_layers
+    return Rule(
+        "virtual_pipeline_divides_layers",
+        ("virtual_pipeline", "pp"),
+        f"pp x virtual_pipeline divides the {layers} layers",
+        lambda at: (at["virtual_pipeline"] == 1) | (layers % (at["pp"] * at["virtual_pipeline"]) == 0),
+        lambda c: (
+            f"{layers} layers over pp {count_of(c, 'pp')} x virtual_pipeline {count_of(c, 'virtual_pipeline')} are "
+            f"{layers / (count_of(c, 'pp') * count_of(c, 'virtual_pipeline')):g} a chunk"
+        ),
+    )
+
+
+@make_rule("virtual_pipeline_micro_batches")
+def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> Rule:
+    batch = card.global_batch_size
+
+    def check(at: Columns) -> BoolArray:
+        share = at["dp"] * at["micro_batch_size"] * at["pp"]
+        return np.asarray((at["virtual_pipeline"] == 1) | (batch % share == 0), dtype=bool)
+
+    return Rule(
+        "virtual_pipeline_micro_batches",
+        ("virtual_pipeline", "pp", "dp", "micro_batch_size"),
+        "with virtual_pipeline above 1 the micro-batches are a multiple of pp",
+        check,
+        lambda c: (
+            f"{batch / (count_of(c, 'dp') * count_of(c, 'micro_batch_size')):g} micro-batches "
+            f"with pp {count_of(c, 'pp')} and virtual_pipeline {count_of(c, 'virtual_pipeline')}"
+        ),
+    )
+
+
+@make_rule("implies", "name", "when", "then", "because")
+def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
+    when = {knob: _listed(values) for knob, values in options["when"].items()}
+    then = {knob: _listed(values) for knob, values in options["then"].items()}
+
+    def check(at: Columns) -> BoolArray:
+        applies = np.logical_and.reduce([at.equals(knob, values) for knob, values in when.items()])
+        holds = np.logical_and.reduce([at.equals(knob, values) for knob, values in then.items()])
+        return np.asarray(~applies | holds, dtype=bool)
+
+    condition, demand = _clauses(when), _clauses(then)
+    knobs = tuple(dict.fromkeys((*when, *then)))
+    because = f": {options['because']}" if options.get("because") else ""
+    return Rule(
+        str(options["name"]),
+        knobs,
+        f"{condition} needs {demand}{because}",
+        check,
+        lambda c: ", ".join(f"{knob} {c[knob]}" for knob in knobs).lower(),
+        needs_all=True,
+    )
+
+
+def _listed(values: Any) -> tuple[Value, ...]:
+    return tuple(values) if isinstance(values, list) else (values,)
+
+
+def _clauses(part: Mapping[str, tuple[Value, ...]]) -> str:
+    return " and ".join(f"{knob}={'|'.join(str(v).lower() for v in values)}" for knob, values in part.items())
