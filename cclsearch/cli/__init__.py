@@ -28,8 +28,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("cclsearch.cli.sweep", "one search over a whole front, scored at every weight"),
     "pareto": ("cclsearch.cli.pareto", "the front of a sweep or of several runs, in figures and drawings"),
     "report": ("cclsearch.cli.report", "one page and pictures of a run, or of several compared"),
+    "export": ("cclsearch.cli.export", "a run as CSV, Parquet, an Optuna study, or cards with their evidence"),
     "score": ("cclsearch.cli.score", "what the traces of a run say: metrics, and where the time of a step goes"),
     "what-if": ("cclsearch.cli.what_if", "the step time under other links or collectives, replayed from a trace"),
+    "policy": ("cclsearch.cli.policy", "test a policy program: what it picks on each workload, and why not"),
+    "replay-turns": ("cclsearch.cli.replay_turns", "an LLM's decisions of a run again, without a provider"),
     "doctor": ("cclsearch.cli.doctor", "what is there to work with, and what to do about what is missing"),
     "init": ("cclsearch.cli.init", "write a project folder of one's own"),
 }

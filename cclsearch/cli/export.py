@@ -1,0 +1,65 @@
+"""`ccl-search export RUN`: a search for other tools, as a table, an Optuna study, or CCL-Bench cards with evidence."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.cli.arguments import add_run
+
+if TYPE_CHECKING:
+    from cclsearch.record.state import Trial
+    from cclsearch.run_folder import Run
+
+EXAMPLE = "ccl-search export last --to csv\n  ccl-search export last --to cards --trials best --out evidence/"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--to", choices=("csv", "parquet", "optuna", "cards"), default="csv", help="default: csv")
+    parser.add_argument("--out", metavar="PATH", type=Path, help="file (cards: folder; default: in the run's folder)")
+    parser.add_argument(
+        "--trials", choices=("best", "ranked", "all"), default="ranked", help="cards: of which trials (default: ranked)"
+    )
+    parser.add_argument("--no-traces", action="store_true", help="cards: leave the traces out")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.export import write_csv, write_optuna, write_parquet
+    from cclsearch.export_cards import write_cards
+    from cclsearch.run_folder import load_run
+    from cclsearch.runs_folder import find_run
+    from cclsearch.text import plain
+
+    loaded = load_run(find_run(args.run, args.runs))
+    if args.to == "cards":
+        trials = _choose_trials(loaded, args.trials)
+        folder = args.out or loaded.folder / "cards"
+        made = write_cards(loaded, trials, folder, traces=not args.no_traces)
+        print(plain(f"wrote {len(made)} cards with evidence to {folder}"))
+        return EXIT_OK
+    path = (
+        args.out or loaded.folder / {"csv": "trials.csv", "parquet": "trials.parquet", "optuna": "optuna.db"}[args.to]
+    )
+    if args.to == "csv":
+        write_csv(loaded, path)
+    elif args.to == "parquet":
+        write_parquet(loaded, path)
+    else:
+        print(plain(f"open it: optuna-dashboard {write_optuna(loaded, path)}"))
+    print(plain(f"wrote {path}"))
+    return EXIT_OK
+
+
+def _choose_trials(run: Run, which: str) -> list[Trial]:
+    from cclsearch.errors import UserError
+
+    finished = [trial for trial in run.state.trials.values() if trial.outcome is not None]
+    ranked = [trial for trial in finished if trial.loss is not None]
+    best = run.state.best
+    chosen = {"all": finished, "ranked": ranked, "best": [best] if best else []}[which]
+    if not chosen:
+        raise UserError(f"run {run.spec.run_id!r} has no {which if which != 'all' else 'finished'} trial to export")
+    return chosen

@@ -1,0 +1,157 @@
+"""A run for other tools: a table (CSV, Parquet) and an Optuna study."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cclsearch.errors import UserError
+from cclsearch.report.data import RANKED, RunPage, TrialRow
+from cclsearch.report.front import guard_cell
+from cclsearch.report.gather import gather_run
+from cclsearch.run_folder import Run
+from cclsearch.score.objective import Objective
+from cclsearch.values import Value
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS = ("csv", "parquet", "optuna", "cards")
+
+
+def tabulate_run(page: RunPage) -> pd.DataFrame:
+    """One row a trial: what ran, what came of it, and every metric; `config.*` and `metric.*` are columns of their own.
+
+    What was not measured is missing, never 0.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame([_flatten(page, trial) for trial in page.trials])
+    return frame.convert_dtypes() if len(frame) else frame
+
+
+def write_csv(run: Run, path: Path) -> None:
+    """The table as CSV in UTF-8; text that a spreadsheet would take for a formula gets a quote before it."""
+    table = tabulate_run(gather_run(run))
+    for column in table.columns:
+        if table[column].dtype.name in ("object", "string", "str"):
+            table[column] = table[column].map(guard_cell, na_action="ignore")
+    _refuse_existing(path)
+    table.to_csv(path, index=False)
+
+
+def write_parquet(run: Run, path: Path) -> None:
+    """The table as Parquet; raises UserError where pyarrow is missing."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise UserError("Parquet needs pyarrow: `pip install ccl-search[parquet]`, or export to csv") from None
+    _refuse_existing(path)
+    tabulate_run(gather_run(run)).to_parquet(path, index=False)
+
+
+def write_optuna(run: Run, path: Path) -> str:
+    """The run as a study in an SQLite file that optuna-dashboard opens; returns the storage's URL.
+
+    Ranked trials are COMPLETE with their loss (one value a metric for a front, in its own direction), failed and
+    refused ones FAIL with the reason among their attributes, those still running are left out.
+    """
+    import optuna
+
+    _refuse_existing(path)
+    page = gather_run(run)
+    objective = run.spec.objective
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    url = f"sqlite:///{path.absolute()}"
+    study = optuna.create_study(storage=url, study_name=page.run_id, directions=_directions(objective))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(list(objective.metrics) if objective.is_multi else [_metric_name(objective)])
+    for key in ("workload", "work", "hardware", "framework", "provenance", "objective"):
+        study.set_user_attr(key, getattr(page, key))
+    distributions = _distributions(page)
+    study.add_trials([t for row in page.trials if (t := _as_optuna(row, objective, distributions)) is not None])
+    return url
+
+
+def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "run": page.run_id,
+        "trial": trial.number,
+        "provenance": page.provenance,
+        "purpose": trial.purpose,
+        "proposer": trial.proposer,
+        "state": trial.state,
+        "failure_kind": trial.failure_kind or None,
+        "reason": trial.reason or None,
+        "loss": trial.loss,
+        "score": trial.score,
+        "spread": trial.spread,
+        "expected_step_time_s": trial.expected_step_time_s,
+        "expected_peak_memory_gib": trial.expected_memory_gib,
+        "wall_s": trial.wall_s,
+        "accelerator_hours": trial.accelerator_hours,
+        "is_best": trial.number == page.best,
+        "rationale": trial.rationale or None,
+        "evidence": trial.evidence,
+    }
+    row |= {f"config.{knob}": value for knob, value in trial.config.items()}
+    return row | {f"metric.{name}": value for name, value in sorted(trial.metrics.items())}
+
+
+def _directions(objective: Objective) -> list[str]:
+    if objective.is_multi:
+        return [term.direction.value for term in objective.terms]
+    return ["minimize"]
+
+
+def _metric_name(objective: Objective) -> str:
+    return objective.metrics[0] if len(objective.terms) == 1 and not objective.is_weighted else f"{objective.name} loss"
+
+
+def _distributions(page: RunPage) -> dict[str, Any]:
+    from optuna.distributions import CategoricalDistribution
+
+    knobs = dict.fromkeys(knob for trial in page.trials for knob in trial.config)
+    return {knob: CategoricalDistribution(_choices(page.trials, knob)) for knob in knobs}
+
+
+def _choices(trials: Sequence[TrialRow], knob: str) -> list[Value]:
+    values = {(type(t.config[knob]).__name__, t.config[knob]): t.config[knob] for t in trials if knob in t.config}
+    return [values[key] for key in sorted(values, key=lambda key: (key[0], key[1]))]
+
+
+def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any]) -> Any:
+    from optuna.trial import TrialState, create_trial
+
+    if row.state == "running":
+        return None
+    ranked = row.state == RANKED
+    values: list[float] | None = None
+    if ranked and objective.is_multi:
+        values = [row.metrics[term.metric] * term.scale for term in objective.terms]
+    elif row.loss is not None:
+        values = [row.loss]
+    attributes: dict[str, Any] = {"number": row.number, "proposer": row.proposer, "purpose": row.purpose}
+    attributes |= {key: text for key, text in (("reason", row.reason), ("rationale", row.rationale)) if text}
+    if row.failure_kind:
+        attributes["failure_kind"] = row.failure_kind
+    attributes |= dict(row.metrics)
+    return create_trial(
+        state=TrialState.COMPLETE if ranked else TrialState.FAIL,
+        values=values,
+        params=dict(row.config),
+        distributions={knob: distributions[knob] for knob in row.config},
+        user_attrs=attributes,
+    )
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise UserError(f"{str(path)!r} is there already: name another file with --out, or take it away")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {str(path.parent)!r}: {error.strerror}") from None

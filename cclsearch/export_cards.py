@@ -1,0 +1,217 @@
+"""Trials as CCL-Bench v1 workload cards, each with its evidence package: what ran, what it left, secrets masked."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from cclsearch.card.model import Card
+from cclsearch.errors import UserError
+from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
+from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
+from cclsearch.record.state import Trial
+from cclsearch.redact import redact, secret_values
+from cclsearch.report.gather import clean
+from cclsearch.report.write import safe_stem, write_text
+from cclsearch.run_folder import Run
+
+EVIDENCE = (CONFIG_FILE, SCRIPT_FILE, STDOUT_FILE, STDERR_FILE, RESULT_FILE, METRICS_FILE, ADMISSION_FILE)
+TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".sh", ".out", ".err")
+CHUNK_BYTES = 1 << 20
+MANIFEST_FILE = "manifest.json"
+
+
+def write_cards(run: Run, trials: Sequence[Trial], folder: Path, *, traces: bool = True) -> list[Path]:
+    """One folder a trial under `folder`: `<name>.yaml`, the card, and `evidence/` with a manifest of hashes.
+
+    Returns the folders. Raises UserError where one of them is there already or cannot be written.
+    """
+    made = []
+    for trial in trials:
+        name = f"{safe_stem(run.spec.card.name)}-{safe_stem(run.spec.run_id)}-t{trial.number:04d}"
+        target = folder / name
+        try:
+            target.mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            raise UserError(f"{str(target)!r} is there already: name another folder with --out") from None
+        except OSError as error:
+            raise UserError(f"cannot make {str(target)!r}: {error.strerror}") from None
+        manifest = copy_evidence(run.trial_folder(trial.number), target / "evidence", traces=traces)
+        card = describe_trial(run, trial, manifest)
+        write_text(target / f"{name}.yaml", yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=120))
+        facts = {"run": run.spec.run_id, "trial": trial.number, "provenance": run.spec.provenance.value}
+        facts |= {"ledger_result_sha256": trial.result_sha256, "files": manifest}
+        write_text(target / "evidence" / MANIFEST_FILE, json.dumps(facts, indent=1) + "\n")
+        made.append(target)
+    return made
+
+
+def describe_trial(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The trial as a CCL-Bench v1 card: the workload that was fixed, the plan that was chosen, what it measured."""
+    spec, outcome = run.spec, trial.outcome
+    provenance = "" if spec.provenance.value == "measured" else f" ({spec.provenance.value}: nothing was run here)"
+    card: dict[str, Any] = {
+        "version": 1,
+        "description": clean(f"{spec.card.title}; trial {trial.number} of {spec.run_id}{provenance}"),
+        "workload": _describe_workload(spec.card, _count_accelerators(trial)),
+        "Model-executor": {
+            "framework": {"name": clean(spec.framework)},
+            "model_plan_parallelization": _describe_plan(dict(trial.config)),
+        },
+        "metric_source": {"traces": _trace_kinds(manifest)},
+        "ccl_search": {
+            "run": spec.run_id,
+            "trial": trial.number,
+            "provenance": spec.provenance.value,
+            "config": dict(trial.config),
+            "admitted": bool(outcome and outcome.is_ranked),
+            "metrics": dict(sorted(outcome.metrics.items())) if outcome else {},
+        },
+    }
+    if spec.card.source:
+        card["source"] = clean(spec.card.source)
+    if spec.card.licence:
+        card["licence"] = clean(spec.card.licence)
+    return card
+
+
+def copy_evidence(source: Path, target: Path, *, traces: bool = True) -> dict[str, dict[str, Any]]:
+    """Copy a trial's evidence, text with its secrets masked; returns relative path -> size and SHA-256 of the copy.
+
+    Links, other than plain files, and binary files that hold a secret are left out and say so in the result.
+    """
+    manifest: dict[str, dict[str, Any]] = {}
+    for relative, path in _evidence_files(source, traces=traces):
+        copy = target / relative
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        why = _copy_masked(path, copy)
+        if why:
+            manifest[relative] = {"left_out": why}
+            continue
+        with copy.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        manifest[relative] = {"bytes": copy.stat().st_size, "sha256": digest}
+    return manifest
+
+
+def _evidence_files(source: Path, *, traces: bool) -> Iterator[tuple[str, Path]]:
+    for name in EVIDENCE:
+        if (source / name).is_file() and not (source / name).is_symlink():
+            yield name, source / name
+    root = source / TRACE_FOLDER
+    if not traces or not root.is_dir() or root.is_symlink():
+        return
+    for folder, folders, files in os.walk(root, followlinks=False):
+        folders.sort()
+        for name in sorted(files):
+            path = Path(folder) / name
+            if path.is_file() and not path.is_symlink():
+                yield path.relative_to(source).as_posix(), path
+
+
+def _copy_masked(source: Path, target: Path) -> str | None:
+    """Copy one file; returns why it was left out instead."""
+    name = source.name.removesuffix(".gz")
+    if not name.endswith(TEXT_SUFFIXES):
+        if _holds_secret(source):
+            return "binary, and it holds a secret"
+        shutil.copyfile(source, target)
+        return None
+    try:
+        if source.name.endswith(".gz"):
+            with gzip.open(source, "rb") as read, gzip.GzipFile(target, "wb", compresslevel=6, mtime=0) as write:
+                _mask_stream(read, write)
+        else:
+            with source.open("rb") as read, target.open("wb") as write:
+                _mask_stream(read, write)
+    except (OSError, EOFError) as error:
+        target.unlink(missing_ok=True)
+        return f"cannot be read: {clean(str(error))}"
+    return None
+
+
+def _mask_stream(read: IO[bytes] | gzip.GzipFile, write: IO[bytes] | gzip.GzipFile) -> None:
+    """Copy by whole lines, so that no secret is cut in two; a line of a very long file is masked piece by piece."""
+    while lines := read.readlines(CHUNK_BYTES):
+        text = b"".join(lines).decode("utf-8", errors="surrogateescape")
+        write.write(redact(text).encode("utf-8", errors="surrogateescape"))
+
+
+def _holds_secret(path: Path) -> bool:
+    secrets = [value.encode() for value in secret_values()]
+    if not secrets:
+        return False
+    overlap = max(map(len, secrets))
+    tail = b""
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            if any(secret in tail + chunk for secret in secrets):
+                return True
+            tail = chunk[-overlap:]
+    return False
+
+
+def _count_accelerators(trial: Trial) -> int:
+    return trial.config.as_int("tp") * trial.config.as_int("dp") * trial.config.as_int("pp")
+
+
+def _describe_workload(card: Card, num_accelerators: int) -> dict[str, Any]:
+    arch = {
+        key: value for key, value in card.arch.model_dump(mode="json").items() if key != "moe" and value is not None
+    }
+    if card.arch.moe is not None:
+        arch |= card.arch.moe.model_dump(mode="json")
+    hardware = card.hardware
+    topology: dict[str, Any] = {}
+    if hardware.scale_out_gbps and hardware.scale_up_gbps:
+        topology["bandwidth_gbps"] = [hardware.scale_out_gbps, hardware.scale_up_gbps]
+    if hardware.torus:
+        topology["torus"] = list(hardware.torus)
+    kind = "TPU" if hardware.accelerator.startswith("tpu") else "CPU" if hardware.accelerator == "cpu" else "GPU"
+    return {
+        "model": {
+            "phase": card.phase.value,
+            "moe": card.arch.moe is not None,
+            "model_family": clean(card.family),
+            "precision": card.precision,
+            "model_arch": arch,
+        },
+        "data": {"batch_size": card.global_batch_size, "seq_len": card.seq_len},
+        "hardware": {
+            "network_topo": topology,
+            "xpu_spec": {
+                "type": kind,
+                "model": clean(hardware.accelerator),
+                "memory_gb": hardware.memory_gib,
+                "total_count": num_accelerators,
+                "count_per_node": min(num_accelerators, hardware.accelerators_per_node),
+            },
+        },
+    }
+
+
+def _describe_plan(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The parallel degrees in the template's words: sharded data parallelism where the parameters are sharded."""
+    sharded = config.get("zero_stage") == 3 or config.get("fsdp") in (True, 1)
+    dp = config.get("dp", 1)
+    plan = {"dp_replicate": 1 if sharded else dp, "dp_shard": dp if sharded else 1}
+    plan |= {"tp": config.get("tp", 1), "pp": config.get("pp", 1), "cp": config.get("cp", 1)}
+    if "ep" in config:
+        plan["ep"] = config["ep"]
+    if "micro_batch_size" in config:
+        plan["micro_batch"] = config["micro_batch_size"]
+    return plan
+
+
+def _trace_kinds(manifest: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    names = [name for name in manifest if name.startswith(f"{TRACE_FOLDER}/")]
+    kinds = {"nsys": (".sqlite", ".nsys-rep"), "xplane": (".pb",), "json": (".json", ".json.gz")}
+    return [kind for kind, suffixes in kinds.items() if any(name.endswith(suffixes) for name in names)]
