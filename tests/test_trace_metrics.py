@@ -1,0 +1,616 @@
+"""Each metric on tables whose answers follow from a few numbers."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trace_tables import Tape, make_set
+
+from cclsearch.card.model import Card, Hardware, ModelArch, MoEArch, Phase
+from cclsearch.plugins import METRICS
+from cclsearch.trace.events import (
+    CollectiveKind,
+    ComputeClass,
+    DeviceInfo,
+    EventTable,
+    Kind,
+    LaunchShape,
+    MemoryPoints,
+    OpShape,
+    Reason,
+    TraceSet,
+)
+from cclsearch.trace.flops import count_op_flops
+from cclsearch.trace.metric import Draft, MetricResult, NotAvailable, Status, metric
+from cclsearch.trace.metrics.kernels import kernel_family
+from cclsearch.trace.score import score_traces
+from cclsearch.trace.view import RankView, TraceView
+from cclsearch.values import Config
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+
+@pytest.fixture
+def own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics that a test registers are gone after it."""
+    METRICS.names()
+    monkeypatch.setattr(METRICS, "_things", dict(METRICS._things))
+
+
+def measure(tables: list[EventTable], name: str, **context: Any) -> MetricResult:
+    set_fields = context.pop("set_fields", {})
+    result: MetricResult = METRICS.get(name)(TraceView(make_set(tables, **set_fields), **context))
+    return result
+
+
+def make_card(**fields: Any) -> Card:
+    arch = ModelArch(
+        num_layers=32,
+        hidden_size=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=14336,
+        vocab_size=128256,
+        moe=fields.pop("moe", None),
+    )
+    hardware = Hardware(
+        accelerator="h100",
+        num_accelerators=fields.pop("num_accelerators", 2),
+        accelerators_per_node=8,
+        memory_gib=80,
+        scale_up_gbps=7200,
+        scale_out_gbps=400,
+    )
+    values = {
+        "name": "test",
+        "title": "a card of the tests",
+        "phase": Phase.TRAINING,
+        "family": "llama-3.1-8b",
+        "arch": arch,
+        "global_batch_size": 16,
+        "seq_len": 1024,
+        "precision": "bf16",
+        "hardware": hardware,
+        "framework": "torchtitan",
+        **fields,
+    }
+    return Card(**values)
+
+
+def step_tape(rank: int = 0, world_size: int | None = 1, *, steps: int = 6, period_us: float = 100) -> Tape:
+    """Steps of 40 us of compute, 20 us of exposed communication, 10 us of copies and 30 us of nothing."""
+    tape = Tape(rank=rank, world_size=world_size)
+    for i in range(steps):
+        number = tape.step(i * period_us, i * period_us + 60)
+        begin = i * period_us + 5
+        tape.kernel(begin, 40, launched_us=begin - 4, step_id=number)
+        tape.copy(begin + 40, 10, step_id=number, bytes=10_000)
+        tape.collective(begin + 50, 20, step_id=number)
+    return tape
+
+
+def test_step_time_is_the_median_period_on_the_device_of_the_slowest_rank() -> None:
+    slow = step_tape(1, 2)
+    for row in slow.rows:
+        row["ts_ns"] = row["ts_ns"] * 11 // 10
+    result = measure([step_tape(0, 2).table(), slow.table()], "trace_step_time")
+    assert result.value == pytest.approx(110e-6)
+    assert result.per_rank == {0: pytest.approx(100e-6), 1: pytest.approx(110e-6)}
+    assert result.inputs["slowest_rank"] == 1
+    assert result.n_steps == 4  # of six, the first and the last are trimmed
+    assert result.inputs["cpu_step_time_s"] == pytest.approx(60e-6)
+
+
+def test_three_steps_are_not_trimmed_and_the_last_has_no_period() -> None:
+    result = measure([step_tape(steps=3).table()], "trace_step_time")
+    assert (result.n_steps, result.inputs["step_numbers"]) == (2, [0, 1])
+
+
+def test_an_incomplete_step_ends_the_window_before_it_and_has_none_itself() -> None:
+    tape = step_tape(steps=2)
+    cut = tape.step(200, 260, complete=False)
+    tape.kernel(205, 40, step_id=cut)
+    result = measure([tape.table()], "trace_step_time")
+    assert result.inputs["step_numbers"] == [0, 1]
+    assert result.value == pytest.approx(100e-6)
+
+
+def test_one_step_has_the_length_of_its_marker_and_is_partial() -> None:
+    result = measure([step_tape(steps=1).table()], "trace_step_time")
+    assert result.value == pytest.approx(60e-6)
+    assert (result.status, result.reason) == (Status.PARTIAL, Reason.TOO_FEW_STEPS)
+
+
+def test_steps_of_a_cpu_run_from_marker_to_marker() -> None:
+    table = step_tape(steps=3).table(accelerator="cpu")
+    result = measure([table], "trace_step_time")
+    assert result.n_steps == 3
+    assert result.per_step == (pytest.approx(100e-6), pytest.approx(100e-6), pytest.approx(60e-6))
+
+
+def test_without_markers_there_is_no_step_time_but_shares_of_the_whole_file() -> None:
+    tape = Tape()
+    tape.kernel(0, 30)
+    tape.kernel(70, 30)
+    assert measure([tape.table()], "trace_step_time").reason is Reason.NO_STEP_MARKERS
+    share = measure([tape.table()], "compute_frac")
+    assert (share.value, share.status, share.reason) == (0.6, Status.PARTIAL, Reason.NO_STEP_MARKERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("compute_frac", 0.4), ("exposed_comm_frac", 0.2), ("exposed_mem_frac", 0.1), ("idle_frac", 0.3)],
+)
+def test_shares_of_a_step(name: str, share: float) -> None:
+    result = measure([step_tape().table()], name)
+    assert result.value == pytest.approx(share)
+    assert result.per_step == pytest.approx([share] * 4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_four_shares_add_up_to_one_for_every_rank_and_step(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tape = Tape()
+    for i in range(6):
+        number = tape.step(i * 1000, i * 1000 + 900)
+        for _ in range(30):
+            add = (tape.kernel, tape.copy, tape.collective)[int(rng.integers(3))]
+            add(i * 1000 + float(rng.integers(900)), float(rng.integers(1, 80)), step_id=number)
+    parts = RankView(tape.table()).parts
+    whole = parts.compute_ns_W + parts.exposed_comm_ns_W + parts.exposed_mem_ns_W + parts.idle_ns_W
+    assert (whole == parts.window_ns_W).all()
+    assert min(part.min() for part in (parts.compute_ns_W, parts.exposed_comm_ns_W, parts.idle_ns_W)) >= 0
+
+
+def test_overlap_is_the_share_of_communication_that_compute_hides() -> None:
+    tape = Tape()
+    for i in range(5):
+        number = tape.step(i * 100, i * 100 + 90)
+        tape.kernel(i * 100, 40, step_id=number)
+        tape.collective(i * 100 + 30, 40, step_id=number)
+    assert measure([tape.table()], "overlap").value == pytest.approx(0.25)
+
+
+def two_ranks(late_us: float = 15, sizes: tuple[int, ...] = (1 << 20, 2 << 20, 4 << 20)) -> list[EventTable]:
+    """Collectives of 10 us and 10 us a MiB to which rank 1 comes late."""
+    tables = []
+    for rank in range(2):
+        tape = Tape(rank=rank, world_size=2)
+        for i in range(6):
+            number = tape.step(i * 400, i * 400 + 390)
+            now = i * 400.0
+            for size in sizes:
+                moving = 10 + 10 * size / (1 << 20)
+                tape.kernel(now, 20 + late_us * rank, step_id=number)
+                wait = late_us * (1 - rank)
+                tape.collective(now + 20 + late_us * rank, wait + moving, message_bytes=size, step_id=number)
+                now += 20 + late_us + moving
+        tables.append(tape.table())
+    return tables
+
+
+def test_waiting_is_what_is_longer_than_the_shortest_duration_over_ranks() -> None:
+    result = measure(two_ranks(), "comm_wait_frac")
+    moving = 20 + 30 + 50
+    assert result.per_rank[0] == pytest.approx(45 / (45 + moving))
+    assert result.per_rank[1] == 0.0
+
+
+def test_bus_bandwidth_takes_the_shortest_duration() -> None:
+    result = measure(two_ranks(sizes=(4 << 20,)), "bus_bw")
+    assert result.value == pytest.approx((4 << 20) / 50e-6 / 1e9)  # 2 (n-1)/n is 1 for two ranks
+    assert result.status is Status.OK
+
+
+def test_hockney_fit_finds_latency_and_bandwidth() -> None:
+    result = measure(two_ranks(), "hockney_fit")
+    assert result.value == pytest.approx((1 << 20) / 10e-6)
+    assert result.inputs["alpha_s"] == pytest.approx(10e-6)
+
+
+def test_hockney_fit_needs_three_sizes() -> None:
+    result = measure(two_ranks(sizes=(1 << 20, 2 << 20)), "hockney_fit")
+    assert result.status is Status.NOT_AVAILABLE
+
+
+def test_bandwidth_utilisation_is_of_one_direction_of_the_cards_link() -> None:
+    result = measure(two_ranks(sizes=(4 << 20,)), "bw_util", card=make_card())
+    assert result.value == pytest.approx((4 << 20) / 50e-6 / 1e9 / 450)
+
+
+def test_wire_bytes_count_the_collectives_factor() -> None:
+    tape = Tape(world_size=4)
+    for i in range(6):
+        number = tape.step(i * 100, i * 100 + 90)
+        tape.collective(i * 100, 10, CollectiveKind.ALL_REDUCE, 1000, step_id=number)
+        tape.collective(i * 100 + 20, 10, CollectiveKind.ALL_GATHER, None, in_bytes=250, out_bytes=1000, step_id=number)
+        tape.collective(i * 100 + 40, 10, CollectiveKind.BROADCAST, 1000, step_id=number)
+    result = measure([tape.table()], "comm_volume")
+    assert result.inputs["wire_bytes_by_collective"] == {"all_reduce": 1500, "all_gather": 750, "broadcast": 1000}
+    assert result.inputs["message_bytes"] == pytest.approx(3000)
+
+
+def test_compute_imbalance_compares_ranks_of_a_stage() -> None:
+    tables = []
+    for rank, compute in enumerate((10, 10, 30, 50)):
+        tape = Tape(rank=rank, world_size=4)
+        tape.kernel(0, compute)
+        tables.append(tape.table())
+    assert measure(tables, "compute_imbalance").value == pytest.approx(50 / 25 - 1)
+    staged = measure(tables, "compute_imbalance", config=Config(pp=2, tp=2))
+    assert staged.value == pytest.approx(50 / 40 - 1)
+
+
+def test_pipeline_bubble_is_what_is_left_beside_work_and_collectives() -> None:
+    tables = []
+    for rank in range(2):
+        tape = Tape(rank=rank, world_size=2)
+        for i in range(6):
+            number = tape.step(i * 100, i * 100 + 95)
+            tape.kernel(i * 100, 50, step_id=number)
+            tape.collective(i * 100 + 50, 10, CollectiveKind.SEND_RECV, 1000, group="1", peer=1 - rank, step_id=number)
+            tape.collective(i * 100 + 60, 15, CollectiveKind.ALL_REDUCE, 1000, step_id=number)
+        tables.append(tape.table())
+    config = Config(pp=2, dp=1, micro_batch_size=2)
+    result = measure(tables, "pipeline_bubble", config=config, card=make_card())
+    assert result.value == pytest.approx(0.35)
+    assert result.inputs["ideal"] == pytest.approx(1 / 9)
+
+
+def test_moe_balance_reads_the_load_from_the_splits() -> None:
+    tables = []
+    for rank, received in enumerate(((30, 30), (10, 10))):
+        tape = Tape(rank=rank, world_size=2)
+        tape.collective(0, 10, CollectiveKind.ALL_TO_ALL, 80, in_splits=((30, 10), (30, 10))[rank], out_splits=received)
+        tables.append(tape.table())
+    card = make_card(moe=MoEArch(num_experts=8, top_k=2, expert_intermediate_size=64))
+    assert measure(tables, "moe_balance", card=card).value == pytest.approx(1.5)
+    assert measure(tables, "moe_balance", card=make_card()).reason is Reason.CARD_MISSING_FIELD
+
+
+def test_allocation_and_waves_weigh_compute_kernels_by_duration() -> None:
+    tape = Tape()
+    tape.kernel(0, 30, blocks_per_sm=0.5, grid_id=0)
+    tape.kernel(30, 10, blocks_per_sm=3.0, grid_id=0)
+    tape.kernel(90, 10, blocks_per_sm=4.0, grid_id=0)
+    table = tape.table(grids=(LaunchShape(blocks=1, threads_per_block=1024),))
+    assert measure([table], "allocation_ratio").inputs["sm_coverage"] == pytest.approx((0.5 * 30 + 20) / 50)
+    assert measure([table], "allocation_ratio").value == pytest.approx((0.5 * 30 + 20) / 50 * 0.5)
+    # 2048 threads hold two blocks: a quarter wave, one and a half, two
+    waves = measure([table], "wave_balance")
+    assert waves.value == pytest.approx((0.25 * 30 + 0.75 * 10 + 1.0 * 10) / 50)
+
+
+def test_mfu_follows_the_usual_convention() -> None:
+    result = measure(
+        [step_tape(0, 2, period_us=1e6).table(), step_tape(1, 2, period_us=1e6).table()], "mfu", card=make_card()
+    )
+    attention = 32 * (4096 * 128 * (32 + 8 + 8) + 32 * 128 * 4096)
+    feed_forward = 32 * 3 * 4096 * 14336
+    per_token = 6 * (attention + feed_forward + 128256 * 4096) + 12 * 32 * 4096 * 1024
+    assert result.value == pytest.approx(per_token * 16 * 1024 / 1.0 / 2 / 989e12, rel=2e-3)
+    causal = measure([step_tape(0, 1, period_us=1e6).table()], "mfu_causal", card=make_card())
+    plain = measure([step_tape(0, 1, period_us=1e6).table()], "mfu", card=make_card())
+    assert causal.value is not None
+    assert plain.value is not None
+    assert causal.value < plain.value
+
+
+def test_more_than_the_peak_is_an_error_and_no_value() -> None:
+    result = measure([step_tape().table()], "mfu", card=make_card(num_accelerators=1))
+    assert result.value is None
+    assert "of the peak" in result.detail
+
+
+def test_an_unknown_device_has_no_peak() -> None:
+    table = step_tape(period_us=1e6).table(devices=(DeviceInfo(0, "Mystery 9000"),))
+    assert measure([table], "mfu", card=make_card()).reason is Reason.UNKNOWN_PEAK
+
+
+def test_tokens_per_second_are_the_cards_work_over_the_step() -> None:
+    tables = [step_tape(rank, 2).table() for rank in range(2)]
+    assert measure(tables, "tokens_per_s", card=make_card()).value == pytest.approx(16 * 1024 / 100e-6)
+    assert measure(tables, "tokens_per_s_per_device", card=make_card()).value == pytest.approx(8 * 1024 / 100e-6)
+    inference = make_card(phase=Phase.INFERENCE)
+    assert measure(tables, "tokens_per_s", card=inference).reason is Reason.PHASE_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "scalars", "flops"),
+    [
+        ("aten::mm", ((4, 8), (8, 16)), (), 2 * 4 * 8 * 16),
+        ("aten::addmm", ((16,), (4, 8), (8, 16)), (), 2 * 4 * 8 * 16),
+        ("aten::bmm", ((3, 4, 8), (3, 8, 16)), (), 2 * 3 * 4 * 8 * 16),
+        ("aten::linear", ((2, 4, 8), (16, 8), (16,)), (), 2 * 2 * 4 * 8 * 16),
+        ("aten::_scaled_dot_product_flash_attention", ((2, 4, 8, 16),) * 3, (), 4 * 2 * 4 * 8 * 8 * 16),
+        (
+            "aten::convolution",
+            ((2, 3, 8, 8), (5, 3, 3, 3), (), (), (), ()),
+            ("", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False"),
+            2 * 2 * 5 * 64 * 27,
+        ),
+        ("aten::cudnn_convolution", ((2, 3, 8, 8), (5, 3, 3, 3)), (), None),
+        ("aten::mm", ((4, 8),), (), None),
+        ("aten::relu", ((4, 8),), (), None),
+    ],
+)
+def test_flops_of_an_operator(
+    name: str, dims: tuple[tuple[int, ...], ...], scalars: tuple[str, ...], flops: float | None
+) -> None:
+    assert count_op_flops(name, OpShape(dims, scalars=scalars)) == flops
+
+
+def test_gemm_rate_counts_an_operator_once_over_all_its_kernels() -> None:
+    tape = Tape()
+    op = tape.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1, shape_id=0)
+    tape.kernel(10, 2, op=op, name_class=ComputeClass.GEMM)
+    tape.kernel(12, 2, "split_k_reduce", op=op)
+    tape.kernel(20, 50, "relu")
+    table = tape.table(shapes=(OpShape(((1000, 1000), (1000, 1000))),))
+    assert measure([table], "gemm_tflops").value == pytest.approx(2e9 / 4e-6 / 1e12)
+
+
+def test_copies_by_direction_in_decimal_gigabytes() -> None:
+    tape = Tape()
+    tape.copy(0, 10, "Memcpy HtoD (Pinned -> Device)", bytes=100_000)
+    tape.copy(20, 10, "Memcpy DtoH (Device -> Pageable)", bytes=50_000)
+    tape.copy(40, 10, "Memcpy DtoD (Device -> Device)", bytes=1_000_000)
+    tape.kernel(60, 10, "CatArrayBatchedCopy_kernel")
+    result = measure([tape.table()], "mem_copy_bw")
+    assert result.inputs["by_direction_gbps"] == {"h2d": 10.0, "d2h": 5.0, "d2d": 100.0}
+
+
+def test_peak_memory_is_the_largest_report_of_the_allocator() -> None:
+    points = MemoryPoints(
+        np.arange(3), np.array([1, 900, 5]), np.array([-1, 1000, 1000]), np.array([0, 0, 0], dtype=np.int16)
+    )
+    tape = Tape()
+    tape.kernel(0, 1)
+    assert measure([tape.table(memory=points)], "peak_memory").value == 900
+
+
+def idle_table(gap_us: float, launched_us: float, **columns: Any) -> EventTable:
+    tape = Tape()
+    for i in range(5):
+        number, begin = tape.step(i * 1000, i * 1000 + 990), i * 1000
+        tape.kernel(begin, 400, launched_us=begin - 5, step_id=number)
+        launch = tape.add(Kind.RUNTIME, begin + launched_us, 1, "cudaLaunchKernel", device=-1)
+        tape.add(
+            columns.get("kind", Kind.COMPUTE),
+            begin + 400 + gap_us,
+            600 - gap_us,
+            columns.get("name", "gemm"),
+            launch=launch,
+            step_id=number,
+        )
+        if "sync_us" in columns:
+            tape.add(Kind.RUNTIME, begin + 10, columns["sync_us"], "cudaDeviceSynchronize", device=-1)
+    return tape.table()
+
+
+@pytest.mark.parametrize(
+    ("table", "cause"),
+    [
+        (idle_table(200, launched_us=590), "host_bound"),
+        (idle_table(10, launched_us=100), "launch_overhead"),
+        (idle_table(200, launched_us=590, sync_us=395), "sync"),
+        (idle_table(200, launched_us=590, kind=Kind.MEMCPY, name="Memcpy HtoD (Pinned -> Device)"), "input"),
+        (idle_table(200, launched_us=100), "unknown"),
+    ],
+)
+def test_cause_of_an_idle_gap(table: EventTable, cause: str) -> None:
+    result = measure([table], "idle_cause")
+    assert result.inputs["main"] == cause
+
+
+def test_idle_cause_needs_launches() -> None:
+    tape = Tape()
+    tape.kernel(0, 10)
+    tape.kernel(30, 10)
+    assert measure([tape.table()], "idle_cause").reason is Reason.NO_LAUNCH_RECORDS
+
+
+def test_small_kernels_rate_and_queue() -> None:
+    tape = Tape()
+    for i in range(10):
+        tape.kernel(100 + 10 * i, 4 if i % 2 else 6, launched_us=i)
+    table = tape.table()
+    assert measure([table], "small_kernel_frac").value == pytest.approx(0.4)
+    rate = measure([table], "launch_rate")
+    assert rate.value == pytest.approx(10 / 94e-6)
+    assert rate.inputs["queue_depth_p50"] == pytest.approx(4.5)
+
+
+def test_critical_path_of_a_queued_stream_is_its_work() -> None:
+    tape = Tape()
+    for i in range(6):
+        number = tape.step(i * 100, i * 100 + 10)
+        tape.kernel(i * 100 + 10, 70, launched_us=i * 100, step_id=number)
+        tape.copy(i * 100 + 80, 30, step_id=number, launch=tape.add(Kind.RUNTIME, i * 100 + 1, 1, "cudaMemcpyAsync"))
+    path = measure([tape.table()], "critical_path")
+    assert path.value == pytest.approx(0.7)
+    assert path.inputs["memcpy_share"] == pytest.approx(0.3)
+
+
+def test_critical_path_crosses_to_the_rank_that_comes_last() -> None:
+    tables = []
+    for rank in range(2):
+        tape = Tape(rank=rank, world_size=2)
+        for i in range(6):
+            number, begin = tape.step(i * 100, i * 100 + 5), i * 100
+            compute = 80 if rank else 30
+            tape.kernel(begin, compute, launched_us=begin - 1, step_id=number)
+            launch = tape.add(Kind.RUNTIME, begin, 1, "cudaLaunchKernel", device=-1)
+            tape.collective(begin + compute, 100 - compute, step_id=number, launch=launch)
+        tables.append(tape.table())
+    path = measure(tables, "critical_path")
+    assert path.value == pytest.approx(0.8)
+    assert path.inputs["transfer_share"] == pytest.approx(0.2)
+    assert path.inputs["wait_share"] == 0.0
+
+
+def test_first_token_and_token_times_end_with_the_device() -> None:
+    tape = Tape()
+    for i, name in enumerate(
+        ["execute_context_1(512)_generation_0(0)"]
+        + ["execute_context_0(0)_generation_4(4)"] * 3
+        + ["execute_context_1(8)_generation_4(4)"]
+    ):
+        number = tape.step(i * 100, i * 100 + 20, name=name)
+        tape.kernel(i * 100 + 10, 60 if i == 0 else 30, step_id=number)
+    table = tape.table(step_source="inference")
+    card = make_card(phase=Phase.INFERENCE)
+    assert measure([table], "ttft", card=card).value == pytest.approx(70e-6)
+    decode = measure([table], "tpot", card=card)
+    assert decode.value == pytest.approx(100e-6)  # device end to device end
+    assert decode.inputs["num_mixed_steps"] == 1
+    assert measure([table], "ttft", card=make_card()).reason is Reason.PHASE_MISMATCH
+
+
+def test_scaling_efficiency_splits_the_loss_by_cause() -> None:
+    base = TraceView(make_set([step_tape(0, 1).table()]))
+    halves = [step_tape(rank, 2, period_us=60).table() for rank in range(2)]
+    result = measure(halves, "scaling_efficiency", baseline=base)
+    assert result.value == pytest.approx(100 / 60 / 2)
+    lost = sum(
+        float(str(result.inputs[f"lost_to_{name}_s"])) for name in ("compute", "exposed_comm", "exposed_mem", "idle")
+    )
+    assert lost == pytest.approx(60e-6 - 50e-6)
+    assert result.reason is Reason.CARD_MISSING_FIELD  # strong scaling is assumed without a card
+
+
+def test_quality_names_the_weakest_share() -> None:
+    tape = step_tape(0, 4)
+    result = measure([tape.table()], "trace_quality", set_fields={"world_size": 4})
+    assert result.value == pytest.approx(0.25)
+    assert result.inputs["weakest"] == "ranks_seen"
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::F<float>>(int, F)",
+            "at::native::vectorized_elementwise_kernel",
+        ),
+        ("std::enable_if<(((16)>(0)))&&v::C<B>::exists, void>::type vllm::norm_kernel<B, 8>(B*)", "vllm::norm_kernel"),
+        ("void cutlass::Kernel<cutlass_80_gemm_128x64, x>(T::Params)", "cutlass::Kernel<cutlass_80_gemm_128x64>"),
+        ("void (anonymous namespace)::softmax<1>(float*)", "softmax"),
+        ("volta_sgemm_128x64_nn", "volta_sgemm_128x64_nn"),
+        ("fusion.123", "fusion"),
+        ("triton_poi_fused_add_0", "triton_poi_fused_add"),
+    ],
+)
+def test_kernel_families(name: str, family: str) -> None:
+    assert kernel_family(name) == family
+
+
+def test_top_kernels_share_time_by_family() -> None:
+    tape = Tape()
+    tape.kernel(0, 30, "gemm<1>(int)")
+    tape.kernel(30, 30, "gemm<2>(int)")
+    tape.kernel(60, 40, "norm(int)")
+    result = measure([tape.table()], "concentration")
+    assert (result.value, result.inputs["kernel"]) == (pytest.approx(0.6), "gemm")
+
+
+def test_every_metric_has_a_reason_where_nothing_was_read() -> None:
+    nothing = TraceSet({}, "not_available", (Reason.UNREADABLE,), "the file is no trace")
+    score = score_traces(nothing)
+    assert set(score.metrics) == set(METRICS.names())
+    for result in score.metrics.values():
+        assert (result.value, result.status, result.reason) == (None, Status.NOT_AVAILABLE, Reason.UNREADABLE)
+    assert score.diagnosis is None
+
+
+def empty_tables() -> list[EventTable]:
+    host_only = Tape()
+    host_only.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
+    zero_length = Tape()
+    zero_length.kernel(0, 0)
+    zero_length.collective(0, 0)
+    zero_steps = Tape()
+    zero_steps.step(0, 0)
+    zero_steps.step(0, 0)
+    return [Tape().table(), host_only.table(), zero_length.table(), zero_steps.table()]
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.filterwarnings("error")
+def test_degenerate_tables_give_reasons_and_no_warnings(which: int) -> None:
+    score = score_traces(make_set([empty_tables()[which]]), card=make_card(), config=Config(pp=2))
+    for name, result in score.metrics.items():
+        assert "raised" not in result.detail, f"{name}: {result.detail}"
+        assert result.value is None or math.isfinite(result.value)
+
+
+def test_a_cut_trace_makes_every_value_partial() -> None:
+    table = step_tape().table(status="partial", reasons=(Reason.TRACE_TRUNCATED,))
+    result = measure([table], "compute_frac", set_fields={"status": "partial", "message": "rank 0 is cut"})
+    assert (result.status, result.reason, result.detail) == (Status.PARTIAL, Reason.TRACE_TRUNCATED, "rank 0 is cut")
+
+
+@pytest.mark.usefixtures("own_metrics")
+def test_a_metric_of_ones_own_in_ten_lines() -> None:
+    @metric("longest_kernel_of_this_test", unit="s", summary="longest compute kernel", combine="max")
+    def measure_longest_kernel(rank: RankView) -> float:
+        kernels = rank.compute_kernels
+        if not len(kernels):
+            raise NotAvailable("no_gpu_events")
+        return float(rank.table.dur_ns[kernels].max() / 1e9)
+
+    long, none = Tape(rank=0), Tape(rank=1)
+    long.kernel(0, 7)
+    result = measure([long.table(), none.table()], "longest_kernel_of_this_test")
+    assert result.value == pytest.approx(7e-6)
+    assert result.per_rank == {0: pytest.approx(7e-6), 1: None}
+    assert (result.status, result.reason) == (Status.PARTIAL, Reason.NO_GPU_EVENTS)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda trace: 1 / 0,
+        lambda trace: 3.0,
+        lambda trace: Draft(float("nan")),
+    ],
+)
+@pytest.mark.usefixtures("own_metrics")
+def test_a_broken_metric_is_not_available_and_breaks_nothing(broken: Callable[[Any], Any]) -> None:
+    name = "broken_of_this_test"
+    metric(name, unit="s", summary="broken", over="trace")(broken)
+    result = measure([step_tape().table()], name)
+    assert (result.value, result.status) == (None, Status.NOT_AVAILABLE)
+
+
+def test_a_package_brings_a_metric_through_its_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "their_metrics.py").write_text(
+        "from cclsearch.trace.metric import metric\n"
+        "@metric('num_kernels_of_theirs', unit='kernels', summary='kernels', combine='sum')\n"
+        "def count(rank):\n"
+        "    return float(len(rank.compute_kernels))\n"
+    )
+    info = tmp_path / "their_metrics-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-metrics\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[cclsearch]\nmetrics = their_metrics\n")
+    code = "from cclsearch.plugins import METRICS; m = METRICS.get('num_kernels_of_theirs'); print(m.unit)"
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.strip() == "kernels", done.stderr

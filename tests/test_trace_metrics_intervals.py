@@ -1,0 +1,76 @@
+"""Interval arithmetic against a brute force that marks every nanosecond."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cclsearch.trace.intervals import (
+    Int64s,
+    clip_spans,
+    covered_ns,
+    intersect_spans,
+    invert_spans,
+    merge_spans,
+    outermost,
+    subtract_spans,
+    total_ns,
+    unite_spans,
+)
+
+END = 120
+
+
+def random_spans(rng: np.random.Generator, count: int) -> tuple[Int64s, Int64s]:
+    start = rng.integers(0, END - 10, count)
+    return start, start + rng.integers(0, 10, count)
+
+
+def mark(spans: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    marked = np.zeros(END, dtype=bool)
+    for start, end in spans:
+        marked[start:end] = True
+    return marked
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_set_operations_agree_with_marked_nanoseconds(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = (merge_spans(*random_spans(rng, int(rng.integers(0, 15)))) for _ in range(2))
+    low, high = sorted(rng.integers(0, END, 2).tolist())
+    inside = np.zeros(END, dtype=bool)
+    inside[low:high] = True
+    assert (mark(unite_spans(a, b)) == (mark(a) | mark(b))).all()
+    assert (mark(intersect_spans(a, b)) == (mark(a) & mark(b))).all()
+    assert (mark(subtract_spans(a, b)) == (mark(a) & ~mark(b))).all()
+    assert (mark(clip_spans(a, low, high)) == (mark(a) & inside)).all()
+    assert (mark(invert_spans(a, low, high)) == (~mark(a) & inside)).all()
+    assert total_ns(a) == mark(a).sum()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merged_spans_are_sorted_disjoint_and_not_empty(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    merged = merge_spans(*random_spans(rng, 40))
+    assert (merged[:, 1] > merged[:, 0]).all()
+    assert (merged[1:, 0] > merged[:-1, 1]).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_covered_time_of_windows_agrees_with_marked_nanoseconds(seed: int) -> None:
+    rng = np.random.default_rng(100 + seed)
+    spans = merge_spans(*random_spans(rng, int(rng.integers(0, 15))))
+    windows = np.sort(rng.integers(0, END, (8, 2)), axis=1)
+    assert covered_ns(spans, windows).tolist() == [mark(spans)[a:b].sum() for a, b in windows]
+
+
+def test_times_above_two_to_the_fifty_keep_every_nanosecond() -> None:
+    base = 1_712_195_495_505_582_988
+    merged = merge_spans(np.array([base, base + 3]), np.array([base + 2, base + 4]))
+    assert merged.tolist() == [[base, base + 2], [base + 3, base + 4]]
+    assert total_ns(merged) == 3
+
+
+def test_outermost_marks_what_lies_in_no_other() -> None:
+    start, end = np.array([0, 1, 2, 10, 10]), np.array([9, 5, 3, 20, 12])
+    assert outermost(start, end).tolist() == [True, False, False, True, False]
