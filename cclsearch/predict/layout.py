@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,7 @@ class Layout:
 
     def slice(self, block: slice) -> Layout:
         """These rows only."""
-        columns = {name: value[block] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        columns: dict[str, Any] = {n: value[block] for n, value in vars(self).items() if isinstance(value, np.ndarray)}
         return replace(self, **columns)
 
 

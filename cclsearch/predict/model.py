@@ -23,7 +23,7 @@ from cclsearch.predict.machine import Machine, read_machine
 from cclsearch.space.table import Space
 
 USABLE_MEMORY = 0.95
-"""Share of the device's memory that a job can fill before the allocator gives up (fragmentation, the driver's share)."""
+"""Share of the device's memory that a job can fill before the allocator gives up."""
 EXACT_ROWS = 5000
 """A larger space is predicted without the surrogate of the residual, row by row."""
 BLOCK_ROWS = 8192
@@ -144,7 +144,7 @@ class Calibration:
 
 
 def predict_space(card: Card, space: Space, calibration: Calibration | None = None) -> Prediction:
-    """Time and memory of every configuration of a space, with parts; before anything is measured where none is given."""
+    """Time and memory of every configuration, with parts; without a calibration, before anything was measured."""
     model = model_of(card, space)
     priors = load_priors()
     theta_time = calibration.time.theta_P if calibration else priors.time.mean_P

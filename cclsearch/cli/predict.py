@@ -1,0 +1,132 @@
+"""`ccl-search predict`: predicted time and memory of configurations, with their parts; nothing runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card
+    from cclsearch.predict.model import Prediction
+    from cclsearch.space.table import Space
+
+EXAMPLE = """ccl-search predict --workload wl2 --top 5
+  ccl-search predict --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1 --png parts.png"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which workload, which configurations, and how to show them."""
+    parser.add_argument("-w", "--workload", required=True, help="name of a card in workloads/, or a file")
+    parser.add_argument("--config", help="knobs and values, such as tp=2,dp=8: only configurations that agree")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="show the N fastest that should fit (10)")
+    parser.add_argument("--framework", help="framework in launchers/ (default: the card's)")
+    parser.add_argument("--overlay", action="append", default=[], metavar="CARD", help="a second card laid over it")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
+    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the parts there")
+    parser.add_argument("--json", action="store_true", help="one JSON object for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the fastest predicted configurations that are likely to fit, with time and memory by part."""
+    from cclsearch.card.load import load_card
+    from cclsearch.errors import UserError
+    from cclsearch.predict.model import predict_space
+    from cclsearch.space.build import build_space
+    from cclsearch.space.framework import load_framework
+    from cclsearch.space.parse import parse_knob
+
+    if args.top < 1:
+        raise UserError(f"--top must be a whole number of at least 1; it is {args.top}")
+    if args.png and not args.png.absolute().parent.is_dir():
+        raise UserError(f"--png: there is no folder {str(args.png.absolute().parent)!r} to write into")
+    card = load_card(args.workload, args.overlay, args.set)
+    framework = load_framework(args.framework or card.framework)
+    space = build_space(card, framework, tuple(parse_knob(text) for text in args.knob))
+    prediction = predict_space(card, space)
+    rows = _choose(space, prediction, args.config, args.top)
+    described = [_describe(space, prediction, row) for row in rows]
+    if args.png:
+        _draw(args.png, described, card)
+    if args.json:
+        _print_json(card, space, described)
+    else:
+        _print_table(card, space, described)
+    return 0
+
+
+def _choose(space: Space, prediction: Prediction, config: str | None, top: int) -> list[int]:
+    """Rows that agree with the configuration, fastest first, those that should fit before the rest."""
+    import numpy as np
+
+    from cclsearch.errors import UserError
+    from cclsearch.space.parse import parse_assignments
+
+    agree = np.ones(len(space), dtype=bool)
+    if config is not None:
+        for name, value in parse_assignments(config, space.knobs).items():
+            agree &= np.array([space.config(row)[name] == value for row in range(len(space))], dtype=bool)
+        if not agree.any():
+            raise UserError(f"no legal configuration agrees with {config!r}; `ccl-search space explain` says why")
+    rows = np.flatnonzero(agree)
+    order = np.lexsort((prediction.time_s_N[rows], prediction.fits_N[rows] < 0.5))
+    return [int(row) for row in rows[order[:top]]]
+
+
+def _describe(space: Space, prediction: Prediction, row: int) -> dict[str, Any]:
+    return {
+        "config": dict(space.config(row)),
+        "label": str(space.config(row)),
+        "step_time_s": float(prediction.time_s_N[row]),
+        "memory_gib": float(prediction.memory_gib_N[row]),
+        "fits": float(prediction.fits_N[row]),
+        "time_parts_s": {name: float(part[row]) for name, part in prediction.time_parts_s.items()},
+        "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
+    }
+
+
+def _print_json(card: Card, space: Space, described: list[dict[str, Any]]) -> None:
+    import json
+
+    head = {"workload": card.name, "provenance": "simulated", "legal": len(space)}
+    print(json.dumps(head | {"memory_limit_gib": card.hardware.memory_gib, "configurations": described}))
+
+
+def _print_table(card: Card, space: Space, described: list[dict[str, Any]]) -> None:
+    print(f"{card.name}: {len(space)} legal configurations; predicted in closed form, nothing was run")
+    width = max(len(row["label"]) for row in described)
+    print(f"\n  {'configuration':<{width}}  {'s/step':>9}  {'GiB':>7}  {'fits':>5}   largest parts")
+    for row in described:
+        parts = sorted(row["time_parts_s"].items(), key=lambda item: -item[1])[:4]
+        told = ", ".join(f"{name} {seconds / row['step_time_s']:.0%}" for name, seconds in parts if seconds > 0)
+        figures = f"{row['step_time_s']:>9.4g}  {row['memory_gib']:>7.1f}  {row['fits']:>5.0%}"
+        print(f"  {row['label']:<{width}}  {figures}   {told}")
+    first = described[0]
+    for title, unit, key in (("step time", "s", "time_parts_s"), ("memory", "GiB", "memory_parts_gib")):
+        print(f"\n  {title} of {first['label']}")
+        for name, value in first[key].items():
+            if value:
+                print(f"    {name:<20}{value:>10.4g} {unit}")
+    print(f"\n  a device has {card.hardware.memory_gib:g} GiB; trials of a search correct these figures")
+
+
+def _draw(path: Path, described: list[dict[str, Any]], card: Card) -> None:
+    from cclsearch.report.parts import PartsBar, draw_parts
+    from cclsearch.report.png import write_png
+
+    labels = _short_labels([row["config"] for row in described])
+    time_bars = [PartsBar(label, row["time_parts_s"]) for label, row in zip(labels, described, strict=True)]
+    memory_bars = [PartsBar(label, row["memory_parts_gib"]) for label, row in zip(labels, described, strict=True)]
+    write_png(draw_parts(time_bars, memory_bars, card.hardware.memory_gib), path)
+
+
+_SHORT = {"micro_batch_size": "mb", "activation_checkpointing": "ckpt", "sequence_parallel": "sp", "zero_stage": "zero"}
+
+
+def _short_labels(configs: list[dict[str, Any]]) -> list[str]:
+    """What tells the configurations apart, and the degrees, short enough to stand beside a bar."""
+    told = [
+        name for name in configs[0] if name in {"tp", "dp", "pp", "ep"} or len({str(c.get(name)) for c in configs}) > 1
+    ]
+    return [" ".join(f"{_SHORT.get(n, n)}={str(c[n]).lower()}" for n in told)[:52] for c in configs]
