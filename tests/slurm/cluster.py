@@ -54,7 +54,8 @@ def start_cluster(*options: str) -> Iterator[Cluster]:
     reason = why_not()
     if reason is not None:
         pytest.fail(reason) if REQUIRED else pytest.skip(reason)
-    folder = Path(tempfile.mkdtemp(prefix="ccl-sl-"))
+    folder = Path(tempfile.mkdtemp(prefix="ccl-sl-", dir="/tmp"))  # short: sockets lie in it
+    folder.chmod(0o755)
     cluster = Cluster(folder, find_ports(80))
     before = os.environ.get("SLURM_CONF")
     try:

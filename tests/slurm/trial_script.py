@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -16,9 +17,14 @@ def main() -> int:
     (folder / f"seen-{index}.json").write_text(json.dumps(dict(os.environ)))
     print(f"node {os.environ.get('SLURMD_NODENAME')} index {index} runs {config}", flush=True)
     time.sleep(float(config.get("seconds", 0)))
-    return {"ok": write_result, "quiet": lambda *_: 0, "hang": hang, "crash": crash, "oom": take_memory, "failed": fail}[
-        str(config.get("behaviour", "ok"))
-    ](folder, index)
+    return {
+        "ok": write_result,
+        "quiet": lambda *_: 0,
+        "hang": hang,
+        "crash": crash,
+        "oom": take_memory,
+        "failed": fail,
+    }[str(config.get("behaviour", "ok"))](folder, index)
 
 
 def write_result(folder: Path, index: int, status: str = "ok") -> int:
@@ -45,6 +51,7 @@ def crash(folder: Path, index: int) -> int:
 
 
 def take_memory(folder: Path, index: int) -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
     hoard = []
     while True:
         hoard.append(bytearray(16 << 20))

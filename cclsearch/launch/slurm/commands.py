@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cclsearch.errors import UserError
@@ -147,7 +147,20 @@ def read_queue(*, timeout_s: float = 60.0) -> list[QueueRow]:
         ],
         timeout_s=timeout_s,
     )
-    return [row for line in text.splitlines() if (row := _parse_row(line)) is not None]
+    rows = [row for line in text.splitlines() if (row := _parse_row(line)) is not None]
+    return [replace(row, job_id=job_id) for row in rows for job_id in expand_ids(row.job_id)]
+
+
+def expand_ids(job_id: str) -> list[str]:
+    """Numbers of the tasks that one line stands for: `12_[0-2,5%4]` are four, `12_3` and `12` are one."""
+    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job_id)
+    if match is None:
+        return [job_id]
+    tasks: list[str] = []
+    for part in match.group(2).split(","):
+        first, _, last = part.partition("-")
+        tasks += [f"{match.group(1)}_{task}" for task in range(int(first), int(last or first) + 1)]
+    return tasks
 
 
 def _parse_row(line: str) -> QueueRow | None:
@@ -208,14 +221,24 @@ def read_accounts(job_ids: Sequence[str]) -> dict[str, AccountRow]:
     }
 
 
-def ask_job(job_id: str) -> str | None:
-    """The state of one job by `scontrol show job`; None where the controller no longer knows it."""
+@dataclass(frozen=True)
+class JobRecord:
+    """What the controller's record of one job adds to its line in the queue."""
+
+    state: str
+    preempted: bool
+    """Whether Slurm has begun to preempt it: a trial that dies of the signal makes the job FAILED, not PREEMPTED."""
+
+
+def ask_job(job_id: str) -> JobRecord | None:
+    """One job by `scontrol show job`; None where the controller no longer knows it, or does not answer."""
     try:
         shown = run_slurm(["scontrol", "show", "job", "--oneliner", job_id], timeout_s=30.0)
-    except SlurmRefusal:
+    except (SlurmRefusal, ControllerAway):
         return None
-    match = re.search(r"\bJobState=(\S+)", shown)
-    return match.group(1) if match else None
+    state = re.search(r"\bJobState=(\S+)", shown)
+    preempted = re.search(r"\bPreemptTime=\d", shown) is not None
+    return JobRecord(state.group(1), preempted) if state else None
 
 
 def find_bad_nodes(nodes: str) -> list[str]:

@@ -34,6 +34,7 @@ _NO_STEP = re.compile(
     r"|job \d+ has expired|Expired or invalid job",
     re.IGNORECASE,
 )
+_KILLED = re.compile(r"SIGKILL|signal 9\b|exitcode\s*:?\s*-9\b", re.IGNORECASE)
 _NODE_LOST = re.compile(
     r"Node failure on|Node \S+ is not responding|DUE TO NODE FAILURE|Aborting, .*nodes? failed", re.I
 )
@@ -51,6 +52,8 @@ class Ending:
     job_id: str
     state: str | None
     step_states: tuple[str, ...]
+    preempted: bool
+    """Whether Slurm had begun to preempt the job, whatever state it ended in."""
     cancelled_by_us: bool
     began: bool
     """Whether the job claimed its attempt."""
@@ -67,6 +70,7 @@ def read_ending(
     *,
     state: str | None,
     step_states: tuple[str, ...] = (),
+    preempted: bool = False,
     bad_nodes: tuple[str, ...] = (),
     submission_folder: Path | None = None,
 ) -> Ending:
@@ -78,6 +82,7 @@ def read_ending(
         job_id=job_id,
         state=state,
         step_states=step_states,
+        preempted=preempted,
         cancelled_by_us=(folder / CANCELLED_FILE).exists(),
         began=(folder / STARTED_FILE).exists(),
         end=read_model(folder / END_FILE, End),
@@ -118,7 +123,7 @@ def _by_state(ending: Ending) -> tuple[FailureKind, str] | None:
     job = f"job {ending.job_id}"
     if ending.cancelled_by_us:
         return FailureKind.CANCELLED, f"{job} was cancelled by the search"
-    if _is(ending, "PREEMPTED"):
+    if ending.preempted or _is(ending, "PREEMPTED"):
         return FailureKind.PREEMPTED, f"Slurm took the nodes of {job} for a job of higher priority (PREEMPTED)"
     if _is(ending, "NODE_FAIL", "BOOT_FAIL"):
         return FailureKind.NODE_FAILED, f"a node of {job} failed ({ending.state}){_name(ending.bad_nodes)}"
@@ -133,7 +138,7 @@ def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
     said = _find_line(_OUT_OF_MEMORY, ending)
     if said is not None:
         return FailureKind.OUT_OF_MEMORY, said
-    killed = [report for report in ending.reports if report.oom_kills and report.exit_code != 0]
+    killed = [report for report in ending.reports if report.oom_kills and report.exit_code in (-9, 137)]
     if killed and _is(ending, "FAILED", "COMPLETED", None):
         return FailureKind.OUT_OF_MEMORY, f"the kernel killed a process on {killed[0].node} because memory was used up"
     return None
@@ -166,14 +171,23 @@ def _by_interruption(ending: Ending) -> Failure | None:
         return _fail(FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} went away{_name(ending.bad_nodes)}")
     if said := _find_line(_STARTING, ending):
         return _fail(FailureKind.LAUNCHER, said)
-    if ending.end is not None and ending.end.signal:
-        return _fail(FailureKind.CANCELLED, f"job {ending.job_id} got {ending.end.signal} from outside")
+    if ending.end is not None and (ending.end.signal or _was_told_to_end(ending)):
+        number = ending.end.signal or "SIGTERM"
+        return _fail(
+            FailureKind.CANCELLED, f"job {ending.job_id} got {number} from outside, by whom Slurm does not say"
+        )
     if not ending.began:
         said = one_line(ending.batch_log.strip() or "it left no output", 300)
         return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} ({ending.state or 'gone'}) never began: {said}")
     if ending.end is None and ending.state is None:
         return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} is gone, and neither it nor Slurm says why")
     return None
+
+
+def _was_told_to_end(ending: Ending) -> bool:
+    """Whether every node's share was told to end, and so none failed by itself."""
+    ours = ending.end is not None and ending.end.reason in {"timeout", "lingered"}
+    return bool(ending.reports) and not ours and all(report.terminated for report in ending.reports)
 
 
 def find_exit_code(ending: Ending) -> int | None:
@@ -190,6 +204,9 @@ def explain_end(ending: Ending, timeout_s: float, time_limit_min: int, own: Fail
     if infrastructure is not None:
         return infrastructure
     if own is not None:
+        counted = any(report.oom_kills for report in ending.reports)
+        if counted and own.kind is FailureKind.CRASHED and _KILLED.search(own.message):
+            return own.model_copy(update={"kind": FailureKind.OUT_OF_MEMORY})
         return own
     return _fail(FailureKind.CRASHED, f"the run script of job {ending.job_id} ended and left no result")
 

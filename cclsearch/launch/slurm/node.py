@@ -213,10 +213,17 @@ def run_task(path: str) -> int:
             stdout=out,
             stderr=err,
         )
+    told = []
+
+    def pass_on(number: int, _: object) -> None:
+        told.append(number)
+        process.send_signal(number)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _: process.send_signal(got))
+        signal.signal(number, pass_on)
     code = process.wait()
-    report = {"node": node_name(), "exit_code": code, "oom_kills": max(0, count_oom_kills() - before)}
+    report = {"node": node_name(), "exit_code": code, "terminated": bool(told)}
+    report["oom_kills"] = max(0, count_oom_kills() - before)
     write_json(os.path.join(payload["folder"], f"node-{index}.json"), report)
     return 128 - code if code < 0 else code
 

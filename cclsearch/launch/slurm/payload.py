@@ -113,6 +113,8 @@ class NodeReport(Model):
 
     node: str
     exit_code: int
+    terminated: bool = False
+    """Whether it was told to end: preempted, cancelled, or because another node's share had failed."""
     oom_kills: int
 
 

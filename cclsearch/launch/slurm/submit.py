@@ -200,7 +200,10 @@ def overridden_defaults(settings: SlurmSettings) -> list[str]:
 
 
 def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> str | None:
-    """Job number by the submission's folder, which is the job's working directory."""
+    """Job number by the submission's folder, which is the job's working directory.
+
+    An array that was cancelled before any of its tasks began is listed as one job without task numbers.
+    """
     try:
         known = read_queue() if rows is None else rows
     except (ControllerAway, SlurmRefusal) as away:
@@ -208,7 +211,8 @@ def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> s
     ids = [row.job_id for row in known if Path(row.folder) == submission.folder]
     if submission.index is None:
         return ids[0] if ids else None
-    return next((job_id for job_id in ids if job_id.endswith(f"_{submission.index}")), None)
+    whole = next((f"{job_id}_{submission.index}" for job_id in ids if "_" not in job_id), None)
+    return next((job_id for job_id in ids if job_id.endswith(f"_{submission.index}")), whole)
 
 
 def _has_jobs() -> bool:

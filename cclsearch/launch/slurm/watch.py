@@ -71,6 +71,10 @@ class Queue:
     _last_try: float = -1e9
     _failures: int = 0
 
+    def row(self, job_id: str) -> QueueRow | None:
+        """The job's line; an array that was cancelled whole before it began has a single one."""
+        return self.rows.get(job_id) or self.rows.get(job_id.split("_")[0])
+
     def refresh(self, *, urgent: bool = False) -> bool:
         """Ask again where it is time; whether there is a new answer."""
         pause = min(self.poll_s * 2**self._failures, max(AWAY_MAX_S, self.poll_s))
@@ -118,7 +122,7 @@ class Watcher:
 
     def _is_missing(self, payload: Payload, job_id: str) -> bool:
         """Whether the queue, asked since the submission, no longer knows the job."""
-        if job_id in self.queue.rows:
+        if self.queue.row(job_id) is not None:
             return False
         submission = read_model(payload.folder / SUBMISSION_FILE, Submission)
         return self.queue.asked_at > (submission.at if submission else 0.0) + SETTLE_S
@@ -129,12 +133,12 @@ class Watcher:
             self._accounts_at = self.queue.asked_at
             self._accounts.update(read_accounts(wanted))
             for job in [job for job in wanted if job not in self._accounts][:MOST_ASKED_SINGLY]:
-                state = ask_job(job)
-                if state is not None:
-                    self._accounts[job] = AccountRow(job_id=job, state=state, nodes="", step_states=())
+                record = ask_job(job)
+                if record is not None:
+                    self._accounts[job] = AccountRow(job_id=job, state=record.state, nodes="", step_states=())
 
     def _status(self, payload: Payload, job_id: str, *, failed_result: bool) -> JobStatus:
-        row = self.queue.rows.get(job_id)
+        row = self.queue.row(job_id)
         ended = sees_file(payload.folder / END_FILE)
         if row is not None and not _is_over(row.state):
             if row.state in WAITING_STATES and not sees_file(payload.folder / STARTED_FILE):
@@ -178,7 +182,7 @@ class Watcher:
 
     def _over(self, payload: Payload, job_id: str, *, ended: bool, failed_result: bool) -> JobStatus:
         """The job is over by Slurm's word, or unknown to Slurm: say why, once its files have had time to appear."""
-        row, account = self.queue.rows.get(job_id), self._accounts.get(job_id)
+        row, account = self.queue.row(job_id), self._accounts.get(job_id)
         state = row.state if row is not None else account.state if account is not None else None
         if state is not None and not _is_over(state) and row is None:
             return JobStatus(state=JobState.RUNNING, note=f"{state} by the accounting")
@@ -193,6 +197,7 @@ class Watcher:
             job_id,
             state=state,
             step_states=self._step_states(job_id, state),
+            preempted=_may_be_a_node(state) and ((record := ask_job(job_id)) is not None and record.preempted),
             bad_nodes=tuple(find_bad_nodes(nodes)) if _may_be_a_node(state) else (),
             submission_folder=submission.folder if submission else None,
         )
