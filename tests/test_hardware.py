@@ -77,7 +77,8 @@ def test_published_figures_stand() -> None:
     h100, a100 = find_accelerator("h100"), find_accelerator("a100-40")
     assert (h100.peak_flops["bf16"], h100.memory_gib, h100.hbm_bytes_per_s) == (989.4e12, 80, 3.35e12)
     assert (a100.peak_flops["bf16"], a100.memory_bytes, a100.scale_up_gbps) == (312e12, 40 * 2**30, 2400)
-    assert find_accelerator("tpu-v5e").peak_flops["bf16"] == 197e12
+    v5e = find_accelerator("tpu-v5e")
+    assert (v5e.peak_flops["bf16"], v5e.scale_up_gbps, v5e.scale_out_gbps) == (197e12, 1600, 25)
 
 
 def test_only_full_torus_axes_are_rings() -> None:

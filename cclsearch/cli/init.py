@@ -122,7 +122,7 @@ def _ask() -> dict[str, str]:
     for name, question in questions.items():
         try:
             answers[name] = check_answer(name, input(question))
-        except (EOFError, OSError):
+        except (EOFError, OSError, RuntimeError):  # no standard input at all raises RuntimeError
             print(file=sys.stderr)
             raise UserError("nobody is there to answer: use `ccl-search init --yes` for the defaults") from None
     return answers
