@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,15 @@ from cclsearch.propose.llm.account import Limits, Prices, load_prices
 from cclsearch.propose.llm.clock import Clock, WallClock
 from cclsearch.propose.llm.desk import Decision, Desk, Explain
 from cclsearch.propose.llm.evidence import Evidence, NoEvidence, TrialEvidence
-from cclsearch.propose.llm.history import PastTurn, Submitted, past_turns, total_cost, turn_remark
+from cclsearch.propose.llm.history import (
+    MOVE_TOPIC,
+    TURN_TOPIC,
+    PastTurn,
+    Submitted,
+    past_turns,
+    total_cost,
+    turn_remark,
+)
 from cclsearch.propose.llm.journal import (
     CONTEXT_FILE,
     TURNS_FOLDER,
@@ -42,14 +50,12 @@ from cclsearch.propose.llm.retry import Patience
 from cclsearch.propose.llm.spec import make_provider, parse_spec
 from cclsearch.propose.llm.toolset import make_toolset
 from cclsearch.propose.llm.turn import Stall, Turn, TurnResult, TurnSettings
-from cclsearch.propose.llm.wire import Message, Provider, Request, Role
+from cclsearch.propose.llm.wire import Message, Provider, Request, Role, ToolSpec
 from cclsearch.text import one_line
 from cclsearch.values import Config
 
 RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
 """Of the bound on a request, kept for the turn's look-ups."""
-KEPT_REMARKS = 60
-"""Latest remarks that a turn's record holds."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +131,7 @@ class Agent:
 
     def _run(self, known: PromptInput, desk: Desk, number: int) -> tuple[Prompt, TurnResult]:
         tools = make_toolset(known.view.space, self.options.mode, desk.max_submitted)
-        probe = Request(system="", messages=(Message(role=Role.USER),), tools=tools)
-        room = MAX_PROMPT_BYTES - RESERVED_BYTES[self.options.mode] - probe.num_bytes
-        # JSON escapes newlines and quotes, so the text's own bytes are not quite what is sent.
-        prompt_options = PromptOptions(mode=self.options.mode, anonymous=self.options.anonymous)
-        prompt = write_prompt(known, prompt_options, int(room * 0.95))
+        prompt = write_turn_prompt(known, tools, PromptOptions(self.options.mode, self.options.anonymous))
         settings = TurnSettings(
             clock=self.clock,
             jitter=random.Random(f"{known.view.seed}/{number}"),
@@ -187,14 +189,25 @@ class Agent:
     ) -> None:
         if self.folder is None:
             return
+        options = self.options
         context = self.folder / TURNS_FOLDER / CONTEXT_FILE
         if not context.exists():
-            options = self.options
             record = record_context(
                 known.view, model=self.provider.name, mode=options.mode, anonymous=options.anonymous
             )
             write_record(context, record)
-        write_record(turn_path(self.folder, number), make_record(known, desk, prompt, result, number, explained))
+        write_record(
+            turn_path(self.folder, number),
+            make_record(known, desk, prompt, result, number=number, explained=explained, limits=options.limits),
+        )
+
+
+def write_turn_prompt(known: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
+    """The prompt with room left for its tools and for the turn's look-ups."""
+    probe = Request(system="", messages=(Message(role=Role.USER),), tools=tuple(tools))
+    room = MAX_PROMPT_BYTES - RESERVED_BYTES[options.mode] - probe.num_bytes
+    # JSON escapes newlines and quotes, so the text's own bytes are not quite what is sent.
+    return write_prompt(known, options, int(room * 0.95))
 
 
 def make_record(
@@ -202,8 +215,10 @@ def make_record(
     desk: Desk,
     prompt: Prompt,
     result: TurnResult,
+    *,
     number: int,
     explained: Mapping[str, tuple[str, ...]],
+    limits: Limits,
 ) -> TurnRecord:
     """The file's content for one turn."""
     view = known.view
@@ -215,7 +230,9 @@ def make_record(
         budget_left=view.budget_left,
         next_trial=view.next_trial,
         remarks=tuple(
-            RemarkRecord(topic=r.topic, text=r.text, data=dict(r.data)) for r in view.remarks[-KEPT_REMARKS:]
+            RemarkRecord(topic=r.topic, text=r.text, data=dict(r.data))
+            for r in view.remarks
+            if r.topic in {TURN_TOPIC, MOVE_TOPIC}
         ),
         slots=known.slots,
         max_submitted=desk.max_submitted,
@@ -224,10 +241,14 @@ def make_record(
         program=known.program,
         program_note=known.program_note,
         explanations=dict(explained),
+        limits=limits,
+        spent=total_cost(past_turns(view.remarks)),
         system=prompt.system,
         user=prompt.user,
         exchanges=tuple(
-            ExchangeRecord(answer=e.answer, trouble=e.trouble, message=e.message, request_bytes=e.request_bytes)
+            ExchangeRecord(
+                answer=e.answer, trouble=e.trouble, message=e.message, request_bytes=e.request_bytes, at_s=e.at_s
+            )
             for e in result.exchanges
         ),
         decision=_decision_word(result.decision),

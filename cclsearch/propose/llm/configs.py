@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -100,4 +101,8 @@ def nearest_rows(space: Space, config: Mapping[str, Value], rows: Iterable[int],
 
 
 def _word(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value if value and not any(c.isspace() or c in "\"'\\" for c in value) else json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

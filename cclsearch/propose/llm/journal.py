@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from cclsearch.card.model import Card
 from cclsearch.errors import UserError
 from cclsearch.propose.base import Observation, Remark, SearchView
-from cclsearch.propose.llm.account import Cost
+from cclsearch.propose.llm.account import Cost, Limits
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.wire import Answer, Trouble
 from cclsearch.redact import redact
@@ -89,6 +89,7 @@ class ExchangeRecord(Model):
     trouble: Trouble | None = None
     message: str = ""
     request_bytes: int = 0
+    at_s: float = 0.0
 
 
 class SubmittedRecord(Model):
@@ -117,6 +118,9 @@ class TurnRecord(Model):
     program_note: str = ""
     explanations: dict[str, tuple[str, ...]] = {}
     """Configuration's digest -> what the constraints said of it."""
+    limits: Limits = Limits()
+    spent: Cost = Cost()
+    """By earlier turns."""
     system: str
     user: str
     exchanges: tuple[ExchangeRecord, ...]

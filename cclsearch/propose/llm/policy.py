@@ -26,6 +26,10 @@ ALIASES = {
 """Other names under which published policies return a knob."""
 
 
+_WORDS = {("activation_checkpointing", True): "full", ("activation_checkpointing", False): "none"}
+"""What published policies mean by a boolean where a framework has words."""
+
+
 @dataclass(frozen=True)
 class PolicyChoice:
     """What a program chose."""
@@ -35,6 +39,8 @@ class PolicyChoice:
     """Why there is no configuration; written for the program's author."""
     note: str = ""
     """What was left out or filled in."""
+    named: Config | None = None
+    """The knobs that it named, where they make no legal configuration."""
 
 
 class PolicyRunner(Protocol):
@@ -60,7 +66,7 @@ class SandboxRunner:
 
 def policy_inputs(view: SearchView) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
     """The `workload`, `environment` and `history` that a program is given, as published policies read them."""
-    return workload_fields(view.card, view.space), environment_fields(view.card), history_records(view)
+    return workload_fields(view.card, view.space), environment_fields(view.card, view.space), history_records(view)
 
 
 def workload_fields(card: Card, space: Space) -> dict[str, Any]:
@@ -98,13 +104,14 @@ def workload_fields(card: Card, space: Space) -> dict[str, Any]:
     }
 
 
-def environment_fields(card: Card) -> dict[str, Any]:
-    """The hardware as one flat mapping."""
+def environment_fields(card: Card, space: Space) -> dict[str, Any]:
+    """The hardware as one flat mapping; `min_gpus` is the fewest that a legal configuration may use."""
     hardware = card.hardware
     return {
         "gpu_model": hardware.accelerator,
         "gpu_memory_gb": hardware.memory_gib,
         "total_gpus": hardware.num_accelerators,
+        "min_gpus": int(space.num_accelerators_N.min()),
         "gpus_per_node": hardware.accelerators_per_node,
         "intra_node_bandwidth_gbps": hardware.scale_up_gbps,
         "inter_node_bandwidth_gbps": hardware.scale_out_gbps,
@@ -141,6 +148,8 @@ def read_choice(space: Space, raw: dict[str, Any], preferred: list[int]) -> Poli
             ignored.append(one_line(str(key), 40))
             continue
         choice = read_value(knob, value)
+        if choice is None and isinstance(value, bool):
+            choice = read_value(knob, _WORDS.get((name, value)))
         if choice is None:
             return PolicyChoice(None, f"{name} must be one of {list(knob.choices)}; got {one_line(repr(value), 60)}")
         named[name] = choice
@@ -154,7 +163,8 @@ def read_choice(space: Space, raw: dict[str, Any], preferred: list[int]) -> Poli
     if filled is None:
         near = "; ".join(spelled(space, space.config(row)) for row in nearest_rows(space, named, preferred))
         chosen = Config(named)
-        return PolicyChoice(None, f"not legal: {chosen}. Nearest untried legal ones: {near or 'none'}")
+        problem = f"not legal: {chosen}. Nearest untried legal ones: {near or 'none'}"
+        return PolicyChoice(None, problem, named=chosen)
     return PolicyChoice(filled, note="; ".join(notes))
 
 

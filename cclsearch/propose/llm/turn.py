@@ -55,6 +55,8 @@ class Exchange:
     trouble: Trouble | None = None
     message: str = ""
     request_bytes: int = 0
+    at_s: float = 0.0
+    """Seconds since the turn began."""
 
 
 @dataclass
@@ -109,14 +111,17 @@ class Turn:
             result.stall = self._limit_stall()
             if result.stall is None:
                 self._step()
-        result.cost = result.cost + Cost(seconds=self._settings.clock.now_s() - self._started_s)
+        result.cost = result.cost + Cost(seconds=self._elapsed_s())
         return result
+
+    def _elapsed_s(self) -> float:
+        return self._settings.clock.now_s() - self._started_s
 
     def _limit_stall(self) -> Stall | None:
         reached = self._settings.limits.reached(self._settings.spent + self._result.cost)
         if reached:
             return Stall("limit", f"a limit is reached: {reached}", can_pass=False)
-        seconds = self._settings.clock.now_s() - self._started_s
+        seconds = self._elapsed_s()
         if seconds > self._settings.max_seconds:
             return Stall("slow", f"the turn took {seconds:.0f} s without a decision")
         return None
@@ -163,7 +168,7 @@ class Turn:
         except ProviderError as error:
             result.cost = result.cost + Cost(requests=1)
             words = one_line(redact(error.message), 300)
-            result.exchanges.append(Exchange(None, error.trouble, words, request.num_bytes))
+            result.exchanges.append(Exchange(None, error.trouble, words, request.num_bytes, self._elapsed_s()))
             if error.trouble in {Trouble.MALFORMED, Trouble.TOO_LARGE}:
                 self._correct(
                     error.trouble.value.replace("_", " "), f"your answer could not be read: {words}. Be brief"
@@ -172,7 +177,7 @@ class Turn:
                 kind = error.trouble.value.replace("_", " ")
                 result.stall = Stall("provider", f"the provider failed ({kind}: {words})", error.trouble.can_pass)
             return None
-        result.exchanges.append(Exchange(answer, request_bytes=request.num_bytes))
+        result.exchanges.append(Exchange(answer, request_bytes=request.num_bytes, at_s=self._elapsed_s()))
         result.cost = result.cost + Cost(usage=answer.usage, usd=price_usage(answer.usage, settings.price), requests=1)
         return answer
 

@@ -1,0 +1,33 @@
+"""`ccl-search policy test`: a policy program over workloads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+EXAMPLE = """ccl-search policy test dense
+  ccl-search policy test policies/moe.py --workload wl5 wl7"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    test = actions.add_parser("test", help="run it on workloads: what it picks, and why something is rejected")
+    test.add_argument("policy", metavar="FILE", help="a file, or the bare name of a policy")
+    test.add_argument("-w", "--workload", nargs="+", default=[], metavar="W", help="workloads (default: all there are)")
+    test.add_argument("--json", action="store_true", help="print one JSON object a workload")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.content import find_content, list_content
+    from cclsearch.policy_check import check_policy, describe_verdict, read_program
+
+    program = read_program(find_content("policies", args.policy, ".py"))
+    verdicts = check_policy(program, args.workload or list_content("workloads", ".yaml"))
+    for verdict in verdicts:
+        if args.json:
+            facts = {"workload": verdict.workload, "config": dict(verdict.config) if verdict.config else None}
+            more = {"fits": verdict.fits, "slower_than_best_prediction": verdict.slower, "note": verdict.note}
+            print(json.dumps({**facts, "legal": verdict.is_legal, "reasons": list(verdict.reasons), **more}))
+        else:
+            print("\n".join(describe_verdict(verdict)))
+    return 0 if all(verdict.is_legal for verdict in verdicts) else 1

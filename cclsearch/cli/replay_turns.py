@@ -1,0 +1,35 @@
+"""`ccl-search replay-turns`: an LLM's decisions again, from what is on disk."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cclsearch.cli.arguments import add_run
+
+EXAMPLE = "ccl-search replay-turns my-run"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object a turn")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.propose.llm.replay import replay_turns
+    from cclsearch.runs_folder import find_run
+    from cclsearch.text import one_line
+
+    turns = replay_turns(find_run(args.run, args.runs))
+    for turn in turns:
+        if args.json:
+            facts = {"turn": turn.turn, "decision": turn.decision, "again": turn.again}
+            print(json.dumps({**facts, "same": turn.is_same, "same_prompt": turn.same_prompt}))
+        else:
+            mark = "same" if turn.is_same else f"DIFFERS, now: {one_line(turn.again)}"
+            prompt = "" if turn.same_prompt else " (the prompt differs)"
+            print(f"turn {turn.turn}: {one_line(turn.decision)} [{mark}]{prompt}")
+    different = sum(not turn.is_same for turn in turns)
+    if not args.json:
+        print(f"{len(turns)} turns replayed without a provider, {different} decided differently")
+    return 1 if different else 0

@@ -1,0 +1,91 @@
+"""Runs a policy program over workloads: what it picks, what the surrogate makes of it, why it is rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
+from cclsearch.errors import UserError
+from cclsearch.propose.base import SearchView
+from cclsearch.propose.llm.look import Look, survey_look
+from cclsearch.propose.llm.policy import SandboxRunner
+from cclsearch.space.build import build_space, explain_config
+from cclsearch.space.framework import load_framework
+from cclsearch.values import Config
+
+
+@dataclass(frozen=True)
+class PolicyVerdict:
+    """What one program did on one workload."""
+
+    workload: str
+    config: Config | None
+    is_legal: bool
+    reasons: tuple[str, ...]
+    """Why it is rejected; empty where it is legal."""
+    note: str = ""
+    """What was left out or filled in."""
+    fits: float | None = None
+    """Predicted probability of fitting into memory."""
+    slower: float | None = None
+    """Predicted time over that of the best predicted configuration that fits."""
+
+
+def read_program(path: Path) -> str:
+    """The program's text; raises UserError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the policy {str(path)!r}: {error}") from None
+
+
+def check_policy(program: str, workloads: Sequence[str]) -> list[PolicyVerdict]:
+    """One verdict a workload, in order; raises UserError for an unknown workload."""
+    cards = [load_card(name) for name in workloads]
+    return [_check(program, card) for card in cards]
+
+
+def _check(program: str, card: Card) -> PolicyVerdict:
+    try:
+        framework = load_framework(card.framework)
+        space = build_space(card, framework)
+    except UserError as error:
+        return PolicyVerdict(card.name, None, False, (f"no space: {error}",))
+    view = SearchView(card, space, (), frozenset(), budget_left=1, seed=0)
+    look = survey_look(view)
+    choice = SandboxRunner().choose(program, view, look)
+    named = choice.config or choice.named
+    row = space.row(choice.config) if choice.config else None
+    if row is None:
+        reasons: tuple[str, ...] = (choice.problem,) if choice.problem else ()
+        if named is not None:
+            full = {knob.name: named.get(knob.name, knob.choices[0]) for knob in space.knobs}
+            verdicts = explain_config(card, framework, full)
+            reasons = tuple(f"{v.rule}: {v.summary} ({v.detail})" for v in verdicts if v.ok is False) or reasons
+        return PolicyVerdict(card.name, named, False, reasons)
+    best = _best_time(look)
+    time = float(look.time_N[row])
+    slower = time / best if best and np.isfinite(time) else None
+    return PolicyVerdict(card.name, choice.config, True, (), choice.note, float(look.fits_N[row]), slower)
+
+
+def _best_time(look: Look) -> float | None:
+    fitting = look.time_N[(look.fits_N >= 0.5) & np.isfinite(look.time_N)]
+    return float(fitting.min()) if len(fitting) else None
+
+
+def describe_verdict(verdict: PolicyVerdict) -> list[str]:
+    """A verdict in lines for people."""
+    picked = "nothing" if verdict.config is None else str(verdict.config)
+    if verdict.is_legal:
+        fits = f"P(fits) {verdict.fits:.2f}" if verdict.fits is not None else ""
+        slower = f", x{verdict.slower:.2f} of the best prediction" if verdict.slower is not None else ""
+        note = f" ({verdict.note})" if verdict.note else ""
+        return [f"{verdict.workload}: {picked}: legal, predicted {fits}{slower}{note}"]
+    reasons = [line for reason in verdict.reasons for line in reason.splitlines()]
+    return [f"{verdict.workload}: {picked}: rejected", *(f"    {reason}" for reason in reasons)]

@@ -1,0 +1,218 @@
+"""Stand-ins for a model that decide from the request alone: what a prompt, its tools and their results say.
+
+Each is a `Provider`, so that it can be given to an agent in-process, or put behind `tests.llm.server`.
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+from typing import Any
+
+from cclsearch.propose.llm.wire import Answer, Request, Stop, ToolCall, Usage
+
+Row = dict[str, Any]
+"""A candidate or a trial: its configuration under `config`, and its figures."""
+
+
+class Player:
+    """Looks candidates up, then decides; subclasses say what to look for and which to take."""
+
+    name = "compatible:player"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.num_turns = 0
+
+    def ask(self, request: Request) -> Answer:
+        """See `Provider`."""
+        if len(request.messages) == 1:
+            self.num_turns += 1
+        name, arguments = self.decide(request)
+        call = ToolCall(id=f"call_{len(request.messages)}", name=name, arguments=arguments)
+        return Answer(calls=(call,), stop=Stop.TOOL, usage=Usage(input_tokens=request.num_bytes // 3, output_tokens=50))
+
+    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+        raise NotImplementedError
+
+
+class Stubborn(Player):
+    """Proposes the same configuration whatever is said."""
+
+    name = "compatible:stubborn"
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.idea: Row | None = None
+
+    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+        if self.idea is None:
+            self.idea = prompt_candidates(request)[0]
+        return submit(self.idea, "as I said")
+
+
+class RandomPicker(Player):
+    """Takes a uniformly random configuration: any of the raw combinations, then any of a random listing."""
+
+    name = "compatible:random"
+
+    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+        found = listed(request)
+        if found:
+            return submit(self.rng.choice(found), "a guess")
+        choices = knob_choices(request)
+        knob = self.rng.choice(sorted(choices))
+        where = {knob: [self.rng.choice(choices[knob])]}
+        sort = self.rng.choice(["promise", "time", "memory", "fits"])
+        return "candidates", {"where": where, "sort": sort, "limit": 20}
+
+
+class Hostile(Player):
+    """Looks for what the surrogate thinks worst, and takes it."""
+
+    name = "compatible:hostile"
+
+    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+        asked = (len(request.messages) - 1) // 2
+        choices = knob_choices(request)
+        ideas = [(knob, value) for knob in sorted(choices) for value in (choices[knob][-1], choices[knob][0])]
+        if asked < min(6, len(ideas)):
+            knob, value = ideas[asked]
+            return "candidates", {"where": {knob: [value]}, "sort": "memory" if asked % 2 else "time", "limit": 20}
+        seen = [row for text in results(request) for row in read_candidates(text)]
+        refused = {
+            str(call.arguments) for message in request.messages for call in message.calls if call.name == "submit"
+        }
+        for row in sorted(seen, key=lambda row: (row["fits"] > 0.05, -row["time"])):
+            name, arguments = submit(row, "trust me")
+            if str(arguments) not in refused:
+                return name, arguments
+        return submit(self.rng.choice(seen or prompt_candidates(request)), "trust me")
+
+
+class Expert(Player):
+    """Rules of thumb over what is shown: the surrogate's first choice as a rule, but every third trial one step towards
+    less model parallelism than the best has, at a small micro-batch, though the memory be doubtful."""
+
+    name = "compatible:expert"
+
+    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+        trials = read_trials(request.messages[0].text)
+        found = listed(request)
+        if not found:
+            return "candidates", {"where": {}, "sort": "promise", "limit": 20}
+        if len(trials) >= 6 and len(trials) % 3 == 0:
+            bold = self.bolder(found, min(trials, key=lambda row: row["loss"]))
+            if bold:
+                return submit(bold, "the least model parallelism that may fit is often the fastest")
+        return submit(found[0], "the surrogate's first choice, which no rule of thumb speaks against")
+
+    def bolder(self, rows: list[Row], best: Row) -> Row | None:
+        """The most promising row with less model parallelism than the best that could beat it; None where there is none."""
+        could = [
+            row
+            for row in rows
+            if split(row) < split(best)
+            and row["low"] < best["loss"]
+            and row["fits"] >= 0.05
+            and not row["config"].get("activation_checkpointing", False)
+        ]
+        return min(
+            could, key=lambda row: (split(row), row["config"].get("micro_batch_size", 1), row["time"]), default=None
+        )
+
+
+def split(row: Row) -> int:
+    """Pieces into which a row cuts the model."""
+    return int(row["config"].get("tp", 1)) * int(row["config"].get("pp", 1))
+
+
+PLAYERS = {"expert": Expert, "random": RandomPicker, "stubborn": Stubborn, "hostile": Hostile}
+
+
+def submit(row: Row, why: str) -> tuple[str, dict[str, Any]]:
+    """The call that submits one row."""
+    expected = {"expected_step_time_s": row.get("time") or 1.0, "expected_memory_gib": row.get("memory") or 1.0}
+    return "submit", {"configurations": [{"config": row["config"], "rationale": why, **expected}]}
+
+
+def knob_choices(request: Request) -> dict[str, list[Any]]:
+    """Knobs with their choices, as the tools' schema offers them."""
+    tool = next(tool for tool in request.tools if tool.name in {"explain", "submit"})
+    properties = tool.parameters["properties"]
+    config = (
+        properties["config"]
+        if "config" in properties
+        else properties["configurations"]["items"]["properties"]["config"]
+    )
+    return {name: list(schema["enum"]) for name, schema in config["properties"].items()}
+
+
+def results(request: Request) -> list[str]:
+    """Texts that look-ups gave in this turn, oldest first."""
+    return [result.text for message in request.messages for result in message.results]
+
+
+def listed(request: Request) -> list[Row]:
+    """Candidates of the latest listing of this turn."""
+    for text in reversed(results(request)):
+        rows = read_candidates(text)
+        if rows:
+            return rows
+    return []
+
+
+def prompt_candidates(request: Request) -> list[Row]:
+    """The surrogate's own candidates, as the prompt shows them."""
+    text = request.messages[0].text
+    start = text.find("SURROGATE: its best untried candidates")
+    return read_candidates(text[start:].split("\n\n")[0]) if start >= 0 else []
+
+
+def read_candidates(text: str) -> list[Row]:
+    """Rows of a table of candidates."""
+    rows: list[Row] = []
+    knobs: list[str] = []
+    for line in text.splitlines():
+        left, bar, right = line.partition(" | ")
+        if not bar:
+            continue
+        if left.startswith("pred_step_s"):
+            knobs = right.split()
+        elif knobs and len(left.split()) == 5:
+            time, low, _, memory, fits = left.split()
+            config = dict(zip(knobs, map(read_word, shlex.split(right)), strict=True))
+            rows.append(
+                {"config": config, "time": float(time), "low": float(low), "memory": float(memory), "fits": float(fits)}
+            )
+    return rows
+
+
+def read_trials(text: str) -> list[Row]:
+    """Rows of the table of trials."""
+    start = text.find("TRIALS, best first")
+    rows: list[Row] = []
+    knobs: list[str] = []
+    for line in text[start:].split("\n\n")[0].splitlines() if start >= 0 else []:
+        left, bar, right = line.partition(" | ")
+        if bar and left.startswith("trial "):
+            knobs = right.split()
+        elif bar and knobs:
+            config = dict(zip(knobs, map(read_word, shlex.split(right.removesuffix(" (repeat)"))), strict=True))
+            rows.append({"config": config, "loss": float(left.split()[1])})
+    return rows
+
+
+def read_word(word: str) -> Any:
+    """The value that a word of a table stands for."""
+    if word in {"true", "false"}:
+        return word == "true"
+    try:
+        return int(word)
+    except ValueError:
+        return word
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> int:
+    """Knobs in which two configurations differ."""
+    return sum(other.get(knob) != value for knob, value in one.items())
