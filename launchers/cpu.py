@@ -1,7 +1,7 @@
 """Run script `cpu`: really trains a small transformer on this machine's processors, under torch over gloo.
 
-Under `torchrun` (RANK is set) each process is one rank. Started alone it is its own torchrun: torch is imported once
-and the ranks are forked from it by the same elastic agent, which saves most of the start-up time.
+Under `torchrun` (RANK is set) each process is one rank. Started alone it is its own torchrun: the same elastic agent
+starts the ranks, from a fork server that imports torch once for all of them, which saves most of the start-up time.
 
 Knobs: tp, dp, pp, ep, micro_batch_size, activation_checkpointing (none, selective, full), zero_stage (0, 1).
 """
@@ -287,15 +287,21 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
 
 
 def fork_ranks(trial: Trial) -> int:
-    """Be torchrun for this one node: the ranks are forked from this process, which has imported torch for them."""
+    """Be torchrun for this one node: ranks are forked from a server that has imported torch for them.
+
+    They are not forked from this process: its store and keep-alive threads may hold locks that a fork would copy.
+    """
+    import multiprocessing
+
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, get_args_parser
 
     options = [
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--start-method", "fork"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--start-method", "forkserver"),
         *("--nproc-per-node", str(trial.data["num_ranks"]), "--monitor-interval", "0.05", __file__),
     ]
+    multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "torch.profiler", "cpu_model"])
     launch, _, _ = config_from_args(get_args_parser().parse_args(options))
     try:
         elastic_launch(launch, train)(trial)
