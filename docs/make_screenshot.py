@@ -1,0 +1,43 @@
+"""Makes docs/pictures/run.svg: the table of a real search of wl2 over its recording, as the terminal shows it.
+
+    python docs/make_screenshot.py
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from cclsearch.report.summary import summarise_run
+from cclsearch.report.terminal import make_table
+from cclsearch.run_folder import load_run
+from cclsearch.text import plain
+
+COMMAND = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "15", "--name", "wl2-demo", "--quiet"]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as runs:
+        subprocess.run(
+            [sys.executable, "-m", "cclsearch", *COMMAND, "--runs", runs], check=True, stdout=subprocess.DEVNULL
+        )
+        run = load_run(Path(runs) / "wl2-demo")
+        console = Console(record=True, width=132, file=io.StringIO())
+        console.print("$ ccl-search run --workload wl2 --budget 15", style="bold")
+        for line in run.spec.banner:
+            console.print(f"note: {plain(line)}", style="dim", highlight=False)
+        console.print(make_table(run.state, budget=15, title="wl2-demo: nanotron-8b-2n, step_time (recorded)"))
+        for line in summarise_run(run.spec, run.state, Path("runs") / "wl2-demo").lines:
+            console.print(plain(line), highlight=False)
+        target = Path(__file__).parent / "pictures" / "run.svg"
+        console.save_svg(str(target), title="ccl-search")
+        print(target)
+
+
+if __name__ == "__main__":
+    main()
