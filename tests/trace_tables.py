@@ -22,6 +22,7 @@ from cclsearch.trace.events import (
 )
 
 DEFAULTS = {"device": 0, "stream": 7}
+ROW_COLUMNS = ("step_id", "launch", "stream", "device", "blocks_per_sm")
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Tape:
         **call: Any,
     ) -> int:
         """A communication kernel and the call that it belongs to."""
-        row_columns = {name: call.pop(name) for name in ("step_id", "launch", "stream") if name in call}
+        row_columns = {name: call.pop(name) for name in ROW_COLUMNS if name in call}
         size = call.get("group_size") or self.world_size
         call = {"group": "0", "group_size": size, "in_bytes": message_bytes, "out_bytes": message_bytes, **call}
         found = Collective(kind=kind, has_args=message_bytes is not None, **call)

@@ -1,0 +1,346 @@
+"""Each wrong way that trace tools take, as a case that the toolkit must get right."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trace_tables import Tape, make_set
+
+from cclsearch.plugins import METRICS
+from cclsearch.trace.events import CollectiveKind, EventTable, Kind, OpCost, Reason
+from cclsearch.trace.metric import MetricResult, Status
+from cclsearch.trace.read import read_traces
+from cclsearch.trace.view import TraceView
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+
+def measure(trace: list[EventTable] | TraceView, name: str) -> MetricResult:
+    view = trace if isinstance(trace, TraceView) else TraceView(make_set(trace))
+    result: MetricResult = METRICS.get(name)(view)
+    return result
+
+
+def kernel_event(name: str, ts: float, dur: float, *, corr: int, **args: Any) -> list[dict[str, Any]]:
+    """A kernel and its launch as Kineto writes them."""
+    kernel_args = {"device": 0, "stream": 7, "correlation": corr, **args}
+    return [
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": kernel_args},
+        {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "pid": 9,
+            "tid": 9,
+            "ts": ts - 2,
+            "dur": 1,
+            "args": {"correlation": corr},
+        },
+    ]
+
+
+def kineto(events: list[dict[str, Any]], *, rank: int = 0, world_size: int = 1) -> str:
+    document = {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world_size},
+        "traceEvents": events,
+    }
+    return json.dumps(document, indent=1)
+
+
+def step_event(number: int, ts: float, dur: float) -> dict[str, Any]:
+    name = f"ProfilerStep#{number}"
+    return {"ph": "X", "cat": "user_annotation", "name": name, "pid": 9, "tid": 9, "ts": ts, "dur": dur}
+
+
+def training_events(base: float = 1000.0, steps: int = 6, kernels: int = 20) -> list[dict[str, Any]]:
+    events, corr = [], 0
+    for i in range(steps):
+        begin = base + 1000 * i
+        events.append(step_event(i, begin, 990))
+        for k in range(kernels):
+            corr += 1
+            events += kernel_event(f"gemm_{k % 3}", begin + 10 + 40 * k, 30, corr=corr)
+    return events
+
+
+def read(path: Path) -> TraceView:
+    return TraceView(read_traces(path, use_cache=False))
+
+
+def test_windows_of_the_host_are_not_used_for_work_of_the_device() -> None:
+    """The host issues each step in 35 us, the device needs 96: most kernels start in the window of a later step."""
+    tape = Tape()
+    for i in range(6):
+        number = tape.step(i * 35, i * 35 + 34)
+        tape.kernel(50 + i * 96, 90, launched_us=i * 35 + 1, step_id=number)
+    result = measure([tape.table()], "trace_step_time")
+    assert result.value == pytest.approx(96e-6)
+    assert result.inputs["cpu_step_time_s"] == pytest.approx(34e-6)
+    assert measure([tape.table()], "compute_frac").value == pytest.approx(90 / 96)
+
+
+def straggling_tables() -> list[EventTable]:
+    """Rank 1 comes last to every collective: the others spend the more time in it."""
+    tables = []
+    for rank in range(3):
+        tape = Tape(rank=rank, world_size=3)
+        for i in range(6):
+            late = 60 if rank == 1 else rank
+            tape.kernel(i * 100, 20 + late)
+            tape.collective(i * 100 + 20 + late, 70 - late)
+        tables.append(tape.table())
+    return tables
+
+
+def test_the_straggler_is_the_last_arriver_not_the_rank_with_most_communication() -> None:
+    tables = straggling_tables()
+    assert measure(tables, "last_arriver").value == 1
+    waits = measure(tables, "comm_wait_frac").per_rank
+    assert waits[1] == 0.0
+    assert min(waits[0] or 0, waits[2] or 0) > 0.5
+
+
+def test_a_missing_rank_is_a_reason_and_not_perfect_balance() -> None:
+    alone = straggling_tables()[:1]
+    for name in ("last_arriver", "start_skew", "comm_wait_frac", "compute_imbalance"):
+        result = measure(alone, name)
+        assert (result.value, result.reason) == (None, Reason.RANKS_MISSING)
+
+
+def test_bandwidth_does_not_count_waiting() -> None:
+    """2146 us on the rank that waits, 10 us on the rank that comes last."""
+    tables = []
+    for rank, start in enumerate((0, 2136)):
+        tape = Tape(rank=rank, world_size=2)
+        tape.collective(start, 2146 - start, message_bytes=2 << 20)
+        tables.append(tape.table())
+    assert measure(tables, "bus_bw").value == pytest.approx((2 << 20) / 10e-6 / 1e9)
+    alone = measure(tables[:1], "bus_bw")
+    assert (alone.status, alone.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
+    assert "includes wait" in alone.detail
+
+
+def test_an_all_gather_moves_the_full_tensor_and_a_gigabyte_is_decimal() -> None:
+    tape = Tape(world_size=8)
+    tape.collective(0, 100, CollectiveKind.ALL_GATHER, None, in_bytes=1_000_000, out_bytes=8_000_000)
+    result = measure([tape.table()], "bus_bw")
+    assert result.value == pytest.approx(8_000_000 * 7 / 8 / 100e-6 / 1e9)
+
+
+def test_an_unknown_data_type_is_named_and_not_dropped() -> None:
+    tape = Tape(world_size=2)
+    tape.collective(0, 100, message_bytes=None, in_nelems=1000, out_nelems=1000, dtype="Int3")
+    result = measure([tape.table()], "comm_volume")
+    assert (result.value, result.reason) == (None, Reason.UNKNOWN_DTYPE)
+    assert "Int3" in result.detail
+
+
+def chips(count: int = 4) -> list[EventTable]:
+    """A collective of 1 MB on each chip, which reads and writes 1.86 times as much memory."""
+    tables = []
+    for rank in range(count):
+        tape = Tape(rank=rank)
+        row = tape.collective(0, 100, message_bytes=1_000_000, group_size=count)
+        name_id = tape.rows[row]["name_id"]
+        table = tape.table(
+            format="xla", accelerator="tpu", op_costs={name_id: OpCost(flops=0.0, bytes_accessed=1_860_000.0)}
+        )
+        tables.append(table)
+    return tables
+
+
+def test_message_size_is_not_memory_traffic_and_volume_is_of_one_chip() -> None:
+    volume = measure(chips(), "comm_volume")
+    assert volume.inputs["message_bytes"] == pytest.approx(1_000_000)
+    assert volume.value == pytest.approx(1_500_000)
+    assert volume.inputs["all_ranks_bytes"] == pytest.approx(6_000_000)
+
+
+def test_devices_are_not_summed_into_one_span() -> None:
+    assert measure(chips(), "comm_time").value == pytest.approx(100e-6)
+    assert measure(chips(), "exposed_comm_frac").value == pytest.approx(1.0)
+
+
+def test_volume_is_of_a_step_and_not_of_the_file() -> None:
+    tape = Tape(world_size=2)
+    for i in range(6):
+        number = tape.step(i * 100, i * 100 + 90)
+        tape.collective(i * 100 + 10, 50, message_bytes=1000, step_id=number)
+    assert measure([tape.table()], "comm_volume").value == pytest.approx(1000)
+
+
+def test_the_share_of_communication_is_what_is_exposed_and_not_a_sum_over_concurrent_kernels() -> None:
+    tape = Tape()
+    for i in range(6):
+        number = tape.step(i * 100, i * 100 + 90)
+        tape.kernel(i * 100, 85, step_id=number)
+        tape.collective(i * 100 + 5, 40, stream=20, step_id=number)
+        tape.collective(i * 100 + 45, 50, stream=21, step_id=number)
+    result = measure([tape.table()], "exposed_comm_frac")
+    assert result.value == pytest.approx(0.10)  # the sum over kernels would say 90 / 175
+
+
+def test_symmetric_memory_kernels_count_as_communication(tmp_path: Path) -> None:
+    events = kernel_event("multimem_all_reduce_kernel<float>", 1000, 90, corr=1)
+    events += kernel_event("ncclDevKernel_AllGather_RING_LL", 1100, 10, corr=2)
+    events += kernel_event("gemm", 1200, 100, corr=3)
+    (tmp_path / "rank0.json").write_text(kineto(events, world_size=8))
+    view = read(tmp_path)
+    assert measure(view, "comm_time").value == pytest.approx(100e-6)
+
+
+def test_a_kernel_named_copy_is_compute_and_a_copy_event_is_a_copy(tmp_path: Path) -> None:
+    events = kernel_event("void at::native::CatArrayBatchedCopy_kernel<float>", 1000, 50, corr=1)
+    copy = {"device": 0, "stream": 7, "correlation": 2, "bytes": 4000}
+    events.append(
+        {
+            "ph": "X",
+            "cat": "gpu_memcpy",
+            "name": "Memcpy DtoD (Device -> Device)",
+            "pid": 0,
+            "tid": 7,
+            "ts": 1050,
+            "dur": 4,
+            "args": copy,
+        }
+    )
+    (tmp_path / "rank0.json").write_text(kineto(events))
+    view = read(tmp_path)
+    assert len(view.ranks[0].rows(Kind.MEMCPY)) == 1
+    assert len(view.ranks[0].compute_kernels) == 1
+    assert measure(view, "mem_copy_bw").inputs["by_direction_gbps"] == {"d2d": pytest.approx(1.0)}
+
+
+def test_collectives_are_neither_work_nor_coverage() -> None:
+    tables = []
+    for rank, compute in enumerate((100, 120)):
+        tape = Tape(rank=rank, world_size=2)
+        tape.kernel(0, compute, blocks_per_sm=1.0)
+        tape.collective(compute, 600 - 4 * compute, blocks_per_sm=0.1)
+        tables.append(tape.table())
+    result = measure(tables, "compute_imbalance")
+    assert result.inputs["max_over_min"] == pytest.approx(1.2)
+    assert measure(tables, "allocation_ratio").inputs["sm_coverage"] == pytest.approx(1.0)
+
+
+def test_no_communication_and_no_answer_are_told_apart() -> None:
+    tape = Tape()
+    tape.kernel(0, 10)
+    quiet = [tape.table()]
+    assert measure(quiet, "exposed_comm_frac").value == 0.0
+    assert measure(quiet, "comm_time").value == 0.0
+    overlap = measure(quiet, "overlap")
+    assert (overlap.value, overlap.reason) == (None, Reason.NO_COMM_EVENTS)
+    nothing = measure([Tape().table()], "exposed_comm_frac")
+    assert (nothing.value, nothing.reason) == (None, Reason.NO_GPU_EVENTS)
+
+
+@pytest.mark.parametrize("name", ["rank0_trace.json", "rank0_trace.json.gz", "kineto_trace_0.json", "trace.json.gz"])
+def test_a_file_is_read_whatever_its_name_and_compression(tmp_path: Path, name: str) -> None:
+    text = kineto(training_events()).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    result = measure(read(tmp_path), "trace_step_time")
+    assert result.value == pytest.approx(1000e-6)
+    assert result.status is Status.OK
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.97])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_cut_file_gives_what_is_whole_and_says_so(tmp_path: Path, share: float, packed: bool) -> None:
+    text = kineto(training_events(steps=10)).encode()
+    data = gzip.compress(text) if packed else text
+    (tmp_path / f"rank0.json{'.gz' if packed else ''}").write_bytes(data[: int(len(data) * share)])
+    view = read(tmp_path)
+    result = measure(view, "trace_step_time")
+    assert (result.status, result.reason) == (Status.PARTIAL, Reason.TRACE_TRUNCATED)
+    assert result.value == pytest.approx(1000e-6, rel=0.01)
+
+
+def test_nanoseconds_survive_timestamps_above_1e15_microseconds(tmp_path: Path) -> None:
+    """Doubles step by 0.25 us there; the file's own digits are exact."""
+    starts_ns = [1_712_195_495_505_582_988 + 100_001 * i for i in range(5)]
+    lines = []
+    for i, start_ns in enumerate(starts_ns):
+        for event in (*kernel_event("gemm", 2, 0, corr=i), step_event(i, 0, 0)):
+            kernel = event["cat"] == "kernel"
+            at_ns = start_ns if kernel else start_ns - 10_003
+            event.update(ts=-1.5, dur=-2.5)
+            text = json.dumps(event).replace("-1.5", f"{at_ns // 1000}.{at_ns % 1000:03d}")
+            lines.append(text.replace("-2.5", "50.013" if kernel else "20.001"))
+    (tmp_path / "rank0.json").write_text('{"schemaVersion": 1, "traceEvents": [\n' + ",\n".join(lines) + "\n]}")
+    view = read(tmp_path).ranks[0]
+    rows = view.compute_kernels
+    assert view.table.dur_ns[rows].tolist() == [50_013] * 5
+    assert (view.table.ts_ns[rows] + view.table.base_ns).tolist() == starts_ns
+
+
+def test_a_trace_of_a_cpu_raises_nothing(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    for i in range(5):
+        begin = 1000 + 100 * i
+        events.append(step_event(i, begin, 95))
+        op = {"ph": "X", "cat": "cpu_op", "pid": 9, "tid": 9, "args": {}}
+        events.append({**op, "name": "aten::addmm", "ts": begin + 5, "dur": 40})
+        events.append({**op, "name": "aten::copy_", "ts": begin + 10, "dur": 10})
+        events.append(
+            {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": "gloo:all_reduce",
+                "pid": 9,
+                "tid": 12,
+                "ts": begin + 50,
+                "dur": 30,
+                "args": {"Input Dims": [[1000]], "Input type": ["float"]},
+            }
+        )
+    (tmp_path / "rank0.json").write_text(kineto(events, world_size=2))
+    view = read(tmp_path)
+    assert measure(view, "trace_step_time").value == pytest.approx(100e-6)
+    assert measure(view, "compute_frac").value == pytest.approx(0.4)
+    assert measure(view, "comm_volume").inputs["message_bytes"] == pytest.approx(4000)
+    for name in METRICS.names():
+        assert "raised" not in measure(view, name).detail
+
+
+def test_ranks_whose_collectives_differ_are_not_matched_by_force() -> None:
+    tables = []
+    for rank in range(2):
+        tape = Tape(rank=rank, world_size=2)
+        for i in range(4):
+            tape.collective(i * 100, 50, message_bytes=1000 if rank == 0 or i != 2 else 2000)
+        tables.append(tape.table())
+    for name in ("comm_wait_frac", "last_arriver", "start_skew"):
+        result = measure(tables, name)
+        assert (result.value, result.reason) == (None, Reason.SEQUENCE_MISMATCH)
+        assert "collective 2" in result.detail
+
+
+def test_clocks_of_other_hosts_are_brought_together_by_the_ends_of_collectives() -> None:
+    tables = []
+    for rank in range(2):
+        tape = Tape(rank=rank, world_size=2)
+        for i in range(8):
+            late = 30 if rank == 1 else 0
+            tape.collective(i * 200 + late, 80 - late)
+        tables.append(tape.table(host=f"node{rank}", base_ns=rank * 7_000_000_123))
+    assert measure(tables, "last_arriver").value == 1
+    skew = measure(tables, "start_skew")
+    assert skew.value == pytest.approx(30e-6)
+    assert skew.inputs["clock_error_s"] == 0.0
+
+
+def test_clocks_that_do_not_align_are_a_reason() -> None:
+    tables = []
+    for rank in range(2):
+        tape = Tape(rank=rank, world_size=2)
+        for i in range(8):
+            tape.collective(i * 2000 + (700 * (i % 3) if rank else 0), 500)
+        tables.append(tape.table(host=f"node{rank}"))
+    result = measure(tables, "last_arriver")
+    assert (result.value, result.reason) == (None, Reason.NO_CLOCK_ALIGNMENT)
