@@ -1,3 +1,3 @@
 """Imports the strategies that come with the engine, so that they register themselves."""
 
-from cclsearch.propose import default, front, simple  # noqa: F401
+from cclsearch.propose import default, front, peers, simple  # noqa: F401

@@ -1,0 +1,171 @@
+"""Optuna's own samplers over the same legal set: the peers of the default strategy.
+
+Each knob is an ordered distribution over its choices; what the sampler draws is moved to the nearest member that was
+not tried, and the study is told of that member. The `-raw` peer is what most people start with: the knobs as they are,
+illegal combinations and repeats included. It is there to be compared with, not to be run on a cluster.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cclsearch.errors import UserError
+from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.base import Observation, Proposal, SearchView
+from cclsearch.propose.simple import open_rows
+from cclsearch.space.table import Space
+from cclsearch.values import Config
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.samplers import BaseSampler
+
+PENALTY = 2.0
+"""A failed trial is told as this times the worst loss so far, where failures are penalised."""
+
+
+@dataclass(frozen=True)
+class OptunaProposer:
+    """One of Optuna's samplers, rebuilt from the view each time it is asked."""
+
+    name: str
+    make_sampler: Callable[[int], BaseSampler]
+    """Seed -> sampler."""
+    penalise: bool = False
+    """Tell failures as bad losses rather than as FAIL, which samplers ignore."""
+    raw: bool = False
+    """Propose what was drawn, member or not, tried or not."""
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        """Up to `count` proposals; members that were not tried, unless raw."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        seed = int(np.random.SeedSequence([view.seed, len(view.observations)]).generate_state(1)[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            study = optuna.create_study(sampler=self.make_sampler(seed), direction="minimize")
+            self._tell(study, view)
+            return self._ask(study, view, count)
+
+    def _ask(self, study: Study, view: SearchView, count: int) -> list[Proposal]:
+        distributions = _distributions(view.space)
+        free = set(open_rows(view).tolist())
+        proposals = []
+        for _ in range(count):
+            if not free and not self.raw:
+                break
+            drawn = study.ask(distributions)
+            codes = np.array([drawn.params.get(knob.name, 0) for knob in view.space.knobs])
+            if self.raw:
+                choices = zip(view.space.knobs, codes, strict=True)
+                config = Config({knob.name: knob.choices[int(code)] for knob, code in choices})
+            else:
+                row = _nearest(view.space, codes, free)
+                free.discard(row)
+                config = view.space.config(row)
+            proposals.append(Proposal(config, self.name, "drawn by Optuna"))
+        return proposals
+
+    def _tell(self, study: Study, view: SearchView) -> None:
+        from optuna.trial import TrialState, create_trial
+
+        distributions = _distributions(view.space)
+        losses = [o.loss for o in view.observations if o.loss is not None]
+        worst = max(losses, default=1.0)
+        penalty = worst + (PENALTY - 1) * abs(worst)
+        for observation in view.observations:
+            params = _codes_of(view.space, observation)
+            if params is None:
+                continue
+            value = observation.loss if observation.loss is not None else penalty if self.penalise else None
+            state = TrialState.FAIL if value is None else TrialState.COMPLETE
+            study.add_trial(create_trial(state=state, value=value, params=params, distributions=distributions))
+
+
+def _distributions(space: Space) -> dict[str, Any]:
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    found: dict[str, Any] = {}
+    for knob in space.knobs:
+        last = len(knob.choices) - 1
+        if last:
+            ordered = IntDistribution(0, last)
+            found[knob.name] = ordered if knob.is_numeric else CategoricalDistribution(tuple(range(last + 1)))
+    return found
+
+
+def _codes_of(space: Space, observation: Observation) -> dict[str, int] | None:
+    """Position of each of its choices; None where it has a value that the space does not know."""
+    codes = {}
+    for knob in space.knobs:
+        value = observation.config.get(knob.name)
+        matches = [n for n, choice in enumerate(knob.choices) if choice == value and type(choice) is type(value)]
+        if not matches:
+            return None
+        if len(knob.choices) > 1:
+            codes[knob.name] = matches[0]
+    return codes
+
+
+def _nearest(space: Space, codes_K: Any, free: set[int]) -> int:
+    """The free row with the fewest steps to what was drawn; a word counts one step."""
+    rows = np.array(sorted(free))
+    gap = np.abs(space.codes_NK[rows].astype(np.int64) - codes_K)
+    words = np.array([not knob.is_numeric for knob in space.knobs])
+    gap[:, words] = np.minimum(gap[:, words], 1)
+    return int(rows[int(np.argmin(gap.sum(axis=1)))])
+
+
+def _tpe(**options: Any) -> Callable[[int], BaseSampler]:
+    def make(seed: int) -> BaseSampler:
+        from optuna.samplers import TPESampler
+
+        return TPESampler(seed=seed, **options)
+
+    return make
+
+
+def _gp(seed: int) -> BaseSampler:
+    from importlib.util import find_spec
+
+    from optuna.samplers import GPSampler
+
+    if find_spec("torch") is None:
+        raise UserError("strategy 'gp' needs torch; `pip install torch`, or take 'default'")
+    return GPSampler(seed=seed, deterministic_objective=False)
+
+
+@PROPOSERS.register("tpe")
+def make_tpe() -> OptunaProposer:
+    """Optuna's TPE over the legal set, failures told as FAIL."""
+    return OptunaProposer("tpe", _tpe())
+
+
+@PROPOSERS.register("tpe-penalised")
+def make_tpe_penalised() -> OptunaProposer:
+    """Optuna's TPE over the legal set, failures told as twice the worst."""
+    return OptunaProposer("tpe-penalised", _tpe(), penalise=True)
+
+
+@PROPOSERS.register("tpe-multivariate")
+def make_tpe_multivariate() -> OptunaProposer:
+    """Optuna's multivariate TPE over the legal set, five random trials first, failures penalised."""
+    return OptunaProposer("tpe-multivariate", _tpe(multivariate=True, n_startup_trials=5), penalise=True)
+
+
+@PROPOSERS.register("tpe-raw")
+def make_tpe_raw() -> OptunaProposer:
+    """Optuna's TPE over the raw knobs: illegal combinations and repeats included (for comparison)."""
+    return OptunaProposer("tpe-raw", _tpe(), raw=True)
+
+
+@PROPOSERS.register("gp")
+def make_gp() -> OptunaProposer:
+    """Optuna's Gaussian process (needs torch) over the legal set, failures penalised."""
+    return OptunaProposer("gp", _gp, penalise=True)
