@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "what-if": ("cclsearch.cli.what_if", "the step time under other links or collectives, replayed from a trace"),
     "policy": ("cclsearch.cli.policy", "test a policy program: what it picks on each workload, and why not"),
     "replay-turns": ("cclsearch.cli.replay_turns", "an LLM's decisions of a run again, without a provider"),
+    "launcher": ("cclsearch.cli.launcher", "the profiles there are; whether one works on its cluster"),
+    "clean": ("cclsearch.cli.clean", "show and remove the jobs that a search left behind"),
     "doctor": ("cclsearch.cli.doctor", "what is there to work with, and what to do about what is missing"),
     "init": ("cclsearch.cli.init", "write a project folder of one's own"),
 }

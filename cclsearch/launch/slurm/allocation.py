@@ -156,8 +156,9 @@ class AllocationLauncher(SlurmLauncher):
         return found
 
     def _handle(self, payload: Payload) -> Handle:
-        handle = super()._handle(payload)
-        return handle.model_copy(update={"job_id": f"{self.allocation}.{payload.name}"})
+        launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+        allocation = launched.allocation if launched else self.allocation
+        return super()._handle(payload).model_copy(update={"job_id": f"{allocation}.{payload.name}"})
 
     def _begin(self, payloads: Sequence[Payload]) -> None:
         """Begin what waits, on free nodes, while the allocation's time allows it."""

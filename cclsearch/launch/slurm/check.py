@@ -36,7 +36,7 @@ JOB_S = 300.0
 def check_cluster(settings: SlurmSettings, program: Program, ranks: int, folder: Path) -> list[Check]:
     """Every check in order; the first that fails makes those that need it be left out.
 
-    `folder` is where runs go: the check's job works in a folder of its own there, which a success removes.
+    `folder` is where runs go: the check's job works in a folder of its own there, which stays where the job failed.
     """
     checks = [_check_commands()]
     if not checks[0].ok:
@@ -49,9 +49,10 @@ def check_cluster(settings: SlurmSettings, program: Program, ranks: int, folder:
     place = Path(tempfile.mkdtemp(prefix=".launcher-check-", dir=folder))
     payload = _make_probe(settings, program, ranks, place)
     checks.append(_check_script(payload, settings))
-    if checks[-1].ok:
+    may_run = checks[-1].ok
+    if may_run:
         checks.extend(_check_job(payload, settings))
-    if all(check.ok for check in checks):
+    if not may_run or all(check.ok for check in checks):
         shutil.rmtree(place, ignore_errors=True)
     return checks
 

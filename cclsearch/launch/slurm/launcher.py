@@ -258,9 +258,11 @@ def read_slurm_settings(profile: Profile) -> SlurmSettings:
 
 
 def read_program(profile: Profile) -> Program:
-    """The run script of the profile's framework."""
+    """The run script of the profile's framework; none where none is named, which is enough for `check`."""
     from cclsearch.space.framework import load_framework
 
+    if profile.framework is None:
+        return Program(script=None, runner="torchrun", environment=dict(profile.environment))
     framework = load_framework(profile.require_framework())
     return Program(
         script=framework.script_path,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cclsearch.errors import UserError
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import trial_environment
@@ -19,7 +20,8 @@ from cclsearch.values import Failure, Value
 class Program:
     """The run script that trials run."""
 
-    script: Path
+    script: Path | None
+    """None only for a launcher that is made to be checked."""
     runner: str
     """`torchrun`, or `process` for a script that starts its own ranks."""
     environment: dict[str, str]
@@ -30,6 +32,8 @@ class Program:
 
 def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload:
     """The payload of one attempt: absolute paths, no secrets, nothing that depends on where the search runs."""
+    if program.script is None:
+        raise UserError("a run script is needed to run trials: name a `framework` in the profile or the card")
     trial_dir = job.trial_dir.absolute()
     folder = attempt_folder(trial_dir, job.attempt)
     ranks, per_node = job.payload.num_ranks, job.payload.ranks_per_node

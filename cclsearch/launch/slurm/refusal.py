@@ -33,6 +33,8 @@ _REMEDIES = (
         "node configuration",
         "no node has what is asked for: see `gpus_per_node`, `gpu_type`, `mem`, `cpus_per_task`",
     ),
+    ("processors", "lower `cpus_per_task` in the profile (`sinfo -o '%n %c'` shows what nodes have)"),
+    ("memory", "lower `mem` in the profile (`sinfo -o '%n %m'` shows what nodes have, in MB)"),
     ("gres", "correct `gpu_request` or `gpu_type` in the profile (`sinfo -o '%n %G'` shows what nodes have)"),
     ("reservation", "correct `reservation` in the profile (`scontrol show reservation`)"),
     ("unrecognized option", "take the option out of the profile's `options`"),
@@ -68,7 +70,10 @@ def judge_refusal(message: str, *, others_queued: bool) -> Refusal:
 def suggest_remedy(message: str) -> str:
     """What to do about a job that can never run."""
     text = message.lower()
-    return next((remedy for sign, remedy in _REMEDIES if sign in text), "see `ccl-search launcher check PROFILE`")
+    return next(
+        (remedy for sign, remedy in _REMEDIES if sign in text),
+        "the profile asks for what this cluster does not give (`scontrol show partition`)",
+    )
 
 
 NEVER_STARTS = (

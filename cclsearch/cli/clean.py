@@ -1,0 +1,56 @@
+"""`ccl-search clean`: show and remove the jobs that a search left behind."""
+
+from __future__ import annotations
+
+import argparse
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.cli.arguments import add_run
+
+EXAMPLE = "ccl-search clean wl2-20260101-120000-ab12"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show what is left; remove nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Cancel every job of the run that still lives; what a search that runs now has in flight is not touched."""
+    import json
+
+    from cclsearch.errors import UserError
+    from cclsearch.launch.base import JobState
+    from cclsearch.launch.profile import make_launcher
+    from cclsearch.run_folder import load_run
+    from cclsearch.runs_folder import find_run
+    from cclsearch.text import one_line
+
+    folder = find_run(args.run, args.runs)
+    found = load_run(folder)
+    if found.is_running:
+        raise UserError(f"run {folder.name!r} is at work, and its jobs are no leftovers; stop it first (Ctrl-C)")
+    launcher = make_launcher(found.spec.profile, framework=found.spec.framework, run_dir=folder)
+    handles = launcher.find(found.spec.run_id)
+    statuses = launcher.poll(handles)
+    left = [(h, s) for h, s in zip(handles, statuses, strict=True) if s.state is not JobState.DONE]
+    if args.json:
+        print(json.dumps([{"job": h.job_id, "name": h.job_name, "state": s.state.value} for h, s in left]))
+    for handle, status in [] if args.json else left:
+        print(
+            f"{handle.job_id or '-':<12}  {handle.job_name}  {status.state.value}  {one_line(status.note, 100)}".rstrip()
+        )
+    if left and not args.dry_run:
+        launcher.cancel([handle for handle, _ in left])
+    launcher.close()
+    if not args.json:
+        print(_say(len(left), dry=args.dry_run))
+    return EXIT_OK
+
+
+def _say(count: int, *, dry: bool) -> str:
+    if not count:
+        return "nothing is left: no job of this run lives"
+    jobs = "1 job" if count == 1 else f"{count} jobs"
+    return f"{jobs} left; nothing was cancelled (--dry-run)" if dry else f"{jobs} cancelled"

@@ -1,0 +1,68 @@
+"""`ccl-search launcher`: the profiles there are, and whether one works here."""
+
+from __future__ import annotations
+
+import argparse
+
+from cclsearch.cli import EXIT_FAILED, EXIT_OK
+
+EXAMPLE = "ccl-search launcher list\n  ccl-search launcher check slurm-generic"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "check"), help="list profiles, or check one against its cluster")
+    parser.add_argument("profile", nargs="?", metavar="PROFILE", help="a profile's name, or its file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.errors import UserError
+
+    if args.action == "list":
+        return _list(as_json=args.json)
+    if args.profile is None:
+        raise UserError("`launcher check` needs the name of a profile (`ccl-search launcher list` shows them)")
+    return _check(args.profile, as_json=args.json)
+
+
+def _list(*, as_json: bool) -> int:
+    """Every profile with what it runs on; one that cannot be read says why."""
+    import json
+
+    from cclsearch.errors import UserError
+    from cclsearch.launch.profile import list_profiles, load_profile
+    from cclsearch.text import one_line
+
+    rows = []
+    for name in list_profiles():
+        try:
+            profile = load_profile(name)
+            rows.append({"profile": name, "launcher": profile.launcher, "description": profile.description})
+        except UserError as error:
+            rows.append({"profile": name, "launcher": "?", "description": str(error)})
+    if as_json:
+        print(json.dumps(rows))
+        return EXIT_OK
+    width = max((len(row["profile"]) for row in rows), default=0)
+    for row in rows:
+        print(f"{row['profile']:<{width}}  {row['launcher']:<8}  {one_line(row['description'], 160)}".rstrip())
+    return EXIT_OK
+
+
+def _check(name: str, *, as_json: bool) -> int:
+    """Run the launcher's own checks; exit code 1 where one fails."""
+    import json
+
+    from cclsearch.launch.profile import load_profile, make_launcher
+    from cclsearch.text import plain
+
+    launcher = make_launcher(load_profile(name))
+    checks = launcher.check()
+    launcher.close()
+    if as_json:
+        print(json.dumps([check.model_dump() for check in checks]))
+    for check in [] if as_json else checks:
+        print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {plain(check.detail)}")
+        if check.remedy and not check.ok:
+            print(f"      {plain(check.remedy)}")
+    return EXIT_OK if all(check.ok for check in checks) else EXIT_FAILED
