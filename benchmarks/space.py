@@ -36,7 +36,8 @@ def main() -> None:
             times.append(time.perf_counter() - start)
         seconds = statistics.median(times)
         print(
-            f"{workload}: {space.num_raw} raw combinations, {len(space)} legal, {seconds:.3f} s (median of {REPEATS})"
+            f"{workload}: {space.num_raw} raw combinations, {len(space)} legal,"
+            f" {1e3 * seconds:.1f} ms (median of {REPEATS})"
         )
 
 
