@@ -1,0 +1,75 @@
+"""Searches over small recordings, for tests of what is made of a run afterwards."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import yaml
+
+from cclsearch.cli import main
+from cclsearch.run_folder import Run, load_run
+
+CARD = {
+    "version": 1,
+    "description": "A small recorded problem <script>alert('card')</script>",
+    "source": "made up for a test",
+    "licence": "CC0-1.0",
+    "workload": {
+        "model": {
+            "phase": "training",
+            "moe": False,
+            "model_family": "toy-1b",
+            "precision": "bf16",
+            "model_arch": {
+                "num_layers": 16,
+                "num_heads": 16,
+                "num_kv_heads": 16,
+                "head_dim": 128,
+                "hidden_size": 2048,
+                "intermediate_size": 8192,
+                "vocab_size": 32000,
+                "tied_embeddings": False,
+            },
+        },
+        "data": {"batch_size": 64, "seq_len": 2048},
+        "hardware": {
+            "network_topo": {"bandwidth_gbps": [400, 3600]},
+            "xpu_spec": {
+                "type": "GPU",
+                "model": "nvidia_h100",
+                "memory_gb": 80,
+                "total_count": 8,
+                "count_per_node": 8,
+            },
+        },
+    },
+    "Model-executor": {"framework": {"name": "nanotron"}},
+}
+
+
+def write_recording(folder: Path, num_accelerators: int = 8, scale: float = 1.0) -> Path:
+    """A recording of the toy model on that many accelerators: more tensor parallelism is slower, and one row fails."""
+    folder.mkdir(parents=True)
+    card = yaml.safe_load(yaml.safe_dump(CARD))
+    card["workload"]["hardware"]["xpu_spec"]["total_count"] = num_accelerators
+    (folder / "card.yaml").write_text(yaml.safe_dump(card), encoding="utf-8")
+    with (folder / "trials.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["tp", "pp", "dp", "micro_batch_size", "status", "step_time_s", "peak_memory_gib"])
+        for tp in (1, 2, 4):
+            dp = num_accelerators // tp
+            for micro in (1, 2, 4):
+                fails = (tp, micro) == (1, 4)
+                time_s = scale * 16 / num_accelerators * (1 + 0.2 * (tp - 1) + 0.1 * abs(micro - 2))
+                figures = ["", ""] if fails else [f"{time_s:.4f}", f"{20 * micro / tp:.1f}"]
+                writer.writerow([tp, 1, dp, micro, "oom" if fails else "ok", *figures])
+    return folder
+
+
+def search(recording: Path, name: str, *more: str, budget: int = 9) -> Run:
+    """A finished search over that recording in the working directory's `runs/`."""
+    given = ["--recording", str(recording), "--budget", str(budget), "--name", name, "--quiet"]
+    strategy = [] if "--strategy" in more else ["--strategy", "random"]
+    assert main(["run", "--workload", str(recording / "card.yaml"), *given, *strategy, *more]) == 0
+    return load_run(Path("runs") / name)

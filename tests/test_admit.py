@@ -1,0 +1,89 @@
+"""Judging after the fact: what was edited since is seen, and what was not is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from recorded_runs import search, write_recording
+
+from cclsearch.cli import main
+from cclsearch.rejudge import rejudge_run, write_admissions
+from cclsearch.run_folder import Run, load_run
+
+
+@pytest.fixture
+def run(project: Path) -> Run:
+    return search(write_recording(project / "toy"), "r", budget=5)
+
+
+def edit_result(run: Run, number: int, **fields: object) -> None:
+    path = run.trial_folder(number) / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields), encoding="utf-8")
+
+
+def best_of(run: Run) -> int:
+    assert run.state.best is not None
+    return run.state.best.number
+
+
+def test_untouched_evidence_is_judged_as_before(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(entry.now.is_ranked == entry.then.is_ranked for entry in rejudge_run(run))
+    assert main(["admit", "r"]) == 0
+    assert "trials admitted" in capsys.readouterr().out
+
+
+def test_an_edited_result_is_refused_and_the_ledger_keeps_its_figure(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = best_of(run)
+    before = run.state.trials[number].loss
+    edit_result(run, number, step_times_s=[0.001])
+    assert main(["admit", "r", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    entry = next(trial for trial in told["trials"] if trial["trial"] == number)
+    assert (entry["admitted"], entry["admitted_in_ledger"]) == (False, True)
+    assert "changed after the ledger took its hash" in entry["reason"]
+    assert load_run(run.folder).state.trials[number].loss == before
+
+
+def test_a_result_that_is_gone_or_no_json_any_more_is_refused(run: Run) -> None:
+    number = best_of(run)
+    path = run.trial_folder(number) / "result.json"
+    path.write_text("{", encoding="utf-8")
+    assert [entry.trial.number for entry in rejudge_run(run) if entry.is_lost] == [number]
+    path.unlink()
+    lost = [entry for entry in rejudge_run(run) if entry.is_lost]
+    assert "result.json is gone" in lost[0].reason
+
+
+def test_a_shortened_sequence_is_refused_by_its_own_rule(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    number = best_of(run)
+    edit_result(run, number, seq_len=1024)
+    assert main(["admit", "r", "--trial", str(number)]) == 1
+    shown = capsys.readouterr().out
+    assert "sequence length 1024 where the card has 2048" in shown
+    assert "NO  unedited" in shown
+
+
+def test_frozen_inputs_that_were_changed_are_seen(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.folder / "search.yaml"
+    path.write_text(path.read_text() + "# a note\n", encoding="utf-8")
+    assert main(["admit", "r"]) == 1
+    assert "search.yaml was changed after the search began" in capsys.readouterr().out
+
+
+def test_admission_files_are_written_anew_only_when_asked(run: Run) -> None:
+    number = best_of(run)
+    path = run.trial_folder(number) / "admission.json"
+    edit_result(run, number, world_size=4)
+    rejudged = rejudge_run(run)
+    assert json.loads(path.read_text())["admitted"] is True
+    write_admissions(run, rejudged)
+    assert json.loads(path.read_text())["admitted"] is False
+
+
+def test_a_trial_that_is_not_there_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["admit", "r", "--trial", "99"]) == 2
+    assert "trial 99 is not among its 5" in capsys.readouterr().err

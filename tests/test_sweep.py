@@ -1,0 +1,142 @@
+"""Sweeps: one search over a joined problem, each configuration measured once and scored at every weight."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from recorded_runs import search, write_recording
+
+from cclsearch.cli import main
+from cclsearch.errors import UserError
+from cclsearch.front_of_runs import gather_front
+from cclsearch.recording import load_recording
+from cclsearch.recording_family import find_family, join_recordings
+from cclsearch.run_folder import load_run
+from cclsearch.sweep import describe_sweep, read_sweep
+
+
+@pytest.fixture
+def family(project: Path) -> Path:
+    """The same work recorded on 4, 8 and 16 accelerators, and a stranger beside them."""
+    folder = project / "recordings"
+    for size in (4, 8, 16):
+        write_recording(folder / f"toy-{size}", size)
+    stranger = write_recording(folder / "other", 8)
+    card = (stranger / "card.yaml").read_text().replace("batch_size: 64", "batch_size: 32")
+    (stranger / "card.yaml").write_text(card, encoding="utf-8")
+    return folder
+
+
+def test_recordings_of_the_same_work_join_and_strangers_stay_out(family: Path, project: Path) -> None:
+    members = find_family(family / "toy-8")
+    assert [member.name for member in members] == ["toy-4", "toy-8", "toy-16"]
+    joined = load_recording(join_recordings(members, project / "joined"))
+    assert len(joined.rows) == 27
+    assert joined.card.hardware.num_accelerators == 16
+    assert sorted(set(joined.space.num_accelerators_N.tolist())) == [4, 8, 16]
+    assert join_recordings(members, project / "joined") == joined.folder
+    with pytest.raises(UserError, match="cannot be joined"):
+        join_recordings([members[0], load_recording(family / "other")], project / "joined")
+
+
+def test_a_sweep_measures_once_and_scores_at_every_weight(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy = family / "toy-8"
+    args = ["--recording", str(toy), "--budget", "8", "--weights", "0:1:0.25", "--name", "s"]
+    assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
+    capsys.readouterr()
+    run = load_run(Path("runs") / "s")
+    configs = [trial.config for trial in run.state.trials.values()]
+    assert len(configs) == len(set(configs)) == 8
+    assert run.spec.objective.is_multi
+    sweep = read_sweep(run.folder)
+    assert sweep is not None
+    assert sweep.weights == (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert main(["pareto", "s", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["weight"] for row in told["weights"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    scores = {(p["run"], p["trial"]): p for p in told["points"]}
+    assert all(scores[(row["run"], row["trial"])]["on_front"] for row in told["weights"])
+    shares = told["hypervolume_share_by_trial"]
+    assert len(shares) == 8
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+
+
+def test_the_front_of_a_sweep_agrees_with_brute_force(family: Path) -> None:
+    toy = family / "toy-8"
+    args = ["--recording", str(toy), "--budget", "27", "--name", "s", "--quiet", "--strategy", "random"]
+    assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
+    page = gather_front([load_run(Path("runs") / "s")])
+    # the fastest row at each size: tp 1, micro-batch 2, at 16/N seconds
+    assert [(p.values[0], p.values[1]) for p in page.front] == [(1.0, 16.0), (2.0, 8.0), (4.0, 4.0)]
+    assert len(page.points) == 24
+    baseline = load_run(Path("runs") / "s").state.trials[1].outcome
+    assert baseline is not None
+    t0, n0 = baseline.metrics["step_time_s"], baseline.metrics["num_accelerators"]
+    for weight, index, score in page.weights:
+        best = max(weight * t0 / p.values[0] + (1 - weight) * n0 / p.values[1] for p in page.points)
+        assert score == pytest.approx(best)
+        assert page.points[index].on_front
+
+
+def test_pareto_writes_its_table_page_and_pictures(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search(family / "toy-8", "a", budget=6)
+    search(family / "toy-16", "b", budget=6)
+    assert main(["pareto", "a", "b", "--objective", "composite", "--out", "front"]) == 0
+    text = Path("front/pareto.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    assert {row["run"] for row in rows} == {"a", "b"}
+    assert {row["provenance"] for row in rows} == {"recorded"}
+    page = Path("front/pareto.html").read_text(encoding="utf-8")
+    assert "recorded" in page
+    assert {path.name for path in Path("front/charts").iterdir()} >= {"weights.png", "hypervolume.png"}
+    assert "front (recorded)" in capsys.readouterr().out
+
+
+def test_three_metrics_make_a_front_too(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search(family / "toy-8", "a", budget=9)
+    metrics = "step_time_s,peak_memory_gib,tokens_per_s_per_accelerator"
+    assert main(["pareto", "a", "--metrics", metrics, "--out", "front", "--no-png"]) == 0
+    assert main(["pareto", "a", "--metrics", metrics, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["metrics"] == metrics.split(",")
+    assert any(point["on_front"] for point in told["points"])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--metrics", "step_time_s"], "two or three different metrics"),
+        (["--metrics", "step_time_s,nonsense"], "there is no metric 'nonsense'"),
+        (["--objective", "step_time"], "needs an objective with a parameter 'weight' or with several metrics"),
+        (["--objective", "composite", "--weights", "0:2:1"], "weights read from:to:step"),
+    ],
+)
+def test_a_front_that_cannot_be_is_refused(
+    family: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    search(family / "toy-8", "a", budget=2)
+    assert main(["pareto", "a", *args]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_runs_of_different_work_have_no_common_front(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search(family / "toy-8", "a", budget=2)
+    search(family / "other", "b", budget=2)
+    assert main(["pareto", "a", "b"]) == 2
+    assert "have no common front: their work differs" in capsys.readouterr().err
+
+
+def test_a_weight_that_does_not_enter_linearly_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(
+        "version: 1\nparameters: {weight: {default: 0.5}}\nmetrics:\n"
+        "  - {name: step_time_s, direction: minimize, weight: weight * weight, reference: 1}\n"
+        "  - {name: num_accelerators, direction: minimize, weight: 1 - weight, reference: 1}\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(UserError, match="linearly"):
+        describe_sweep(str(path), (0.0, 1.0))
