@@ -25,11 +25,15 @@ class Destination:
     banner: tuple[str, ...] = ()
 
 
-def choose_destination(card: Card, *, launcher: str | None, recording: str | None = None) -> Destination:
+def choose_destination(
+    card: Card, *, launcher: str | None, recording: str | None = None, in_allocation: bool = False
+) -> Destination:
     """The profile named, else this machine where it is enough, else the card's recording.
 
     Raises UserError that names the ways out where none applies.
     """
+    if in_allocation:
+        return Destination(_hold(load_profile(launcher or "slurm-generic")))
     if recording is not None:
         return _replay(find_recording(recording), ())
     if launcher is not None:
@@ -49,6 +53,13 @@ def choose_destination(card: Card, *, launcher: str | None, recording: str | Non
         " (`--launcher slurm-generic`, see `ccl-search launcher list`), a recording (`--recording FOLDER`), or try"
         " `--workload wl2` or `--workload tiny`"
     )
+
+
+def _hold(profile: Profile) -> Profile:
+    """The profile with its trials as steps of a held allocation."""
+    if profile.launcher != "slurm":
+        raise UserError(f"--in-allocation needs a Slurm profile, but {profile.name!r} runs on {profile.launcher!r}")
+    return profile.model_copy(update={"settings": {"in_allocation": True, **profile.settings}})
 
 
 def find_recording(name: str) -> Path:

@@ -29,7 +29,7 @@ from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.record.book import Book
 from cclsearch.record.event import SearchResumed, SearchStarted
 from cclsearch.record.observe import Observer
-from cclsearch.record.state import Trial
+from cclsearch.record.trial import Trial
 from cclsearch.recording import load_recording
 from cclsearch.score.objective import load_objective
 from cclsearch.search import Parts
@@ -52,6 +52,8 @@ class Request:
     overlays: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
     launcher: str | None = None
+    in_allocation: bool = False
+    """Run trials as steps of the Slurm allocation that is held already."""
     recording: str | None = None
     framework: str | None = None
     objective: str = "step_time"
@@ -76,7 +78,9 @@ class Plan:
 def plan_search(request: Request) -> Plan:
     """Resolve and freeze what was asked for; raises UserError for whatever cannot work."""
     asked = load_card(request.workload, overlays=request.overlays, sets=request.sets)
-    destination = choose_destination(asked, launcher=request.launcher, recording=request.recording)
+    destination = choose_destination(
+        asked, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
+    )
     objective = load_objective(request.objective)
     if destination.recording is not None:
         recording = load_recording(destination.recording)

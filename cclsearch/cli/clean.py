@@ -38,9 +38,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([{"job": h.job_id, "name": h.job_name, "state": s.state.value} for h, s in left]))
     for handle, status in [] if args.json else left:
-        print(
-            f"{handle.job_id or '-':<12}  {handle.job_name}  {status.state.value}  {one_line(status.note, 100)}".rstrip()
-        )
+        job = f"{handle.job_id:<12}  {handle.job_name}"
+        print(f"{job}  {status.state.value}  {one_line(status.note, 100)}".rstrip())
     if left and not args.dry_run:
         launcher.cancel([handle for handle, _ in left])
     launcher.close()

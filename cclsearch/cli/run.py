@@ -26,6 +26,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
     parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help="a second card over the first")
     parser.add_argument("-l", "--launcher", metavar="NAME", help="profile in launchers/: where jobs run")
+    parser.add_argument("--in-allocation", action="store_true", help="run trials as steps of the allocation held here")
     parser.add_argument("--recording", metavar="FOLDER", help="replay this recorded landscape instead of running")
     parser.add_argument("--framework", metavar="NAME", help="run script, in place of the card's framework")
     parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
@@ -102,6 +103,7 @@ def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         overlays=tuple(args.overlay),
         sets=tuple(args.set),
         launcher=args.launcher or (None if args.recording else settings.launcher),
+        in_allocation=args.in_allocation,
         recording=args.recording,
         framework=args.framework,
         objective=args.objective or settings.objective,
