@@ -123,7 +123,7 @@ def save_tables(target: Path, trace: Path, tables: Sequence[EventTable]) -> bool
         with os.fdopen(handle, "wb") as file:
             _write(file, stat.st_size, stat.st_mtime_ns, tables)
         os.replace(temporary, target)
-    except OSError:
+    except (OSError, OverflowError, ValueError):  # full disk; or numbers that no trace has
         Path(temporary).unlink(missing_ok=True)
         return False
     return True

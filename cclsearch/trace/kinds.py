@@ -41,7 +41,7 @@ KINETO_KINDS: Mapping[str, Kind] = MappingProxyType(
 UNSUPPORTED_PREFIX = "mtia_"
 
 _STEP_NAMES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("profiler_step", re.compile(r"^ProfilerStep\s?#\s?(?P<number>\d+)")),
+    ("profiler_step", re.compile(r"^ProfilerStep\s?#\s?(?P<number>\d{1,15})")),
     ("inference", re.compile(r"^(execute_context_\d|execute_\d|run_batch|execute_model(?=$|[ :_]))")),
 )
 

@@ -54,7 +54,7 @@ def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folde
         reasons.add(Reason.RANKS_MISSING)
     message = "; ".join(
         [f"{report.path}: {report.message or report.reason}" for report in reports if report.status == "not_available"]
-        + [f"{t.source}: {', '.join(t.reasons)}" for t in tables if t.status == "partial"]
+        + list(dict.fromkeys(f"{t.source}: {', '.join(t.reasons)}" for t in tables if t.status == "partial"))
         + ([f"no trace of {len(missing)} of {world} ranks"] if missing else [])
     )
     return TraceSet(

@@ -161,10 +161,13 @@ class EventReader:
             buffer[self._start], buffer[stop] = ord("["), ord("]")
             batch = self._try_decoders(memoryview(buffer)[self._start : stop + 1])
             buffer[self._start], buffer[stop] = before, after
-        if batch is None:
-            return self._scan(stop)
-        self._start = stop
-        return batch, False
+        if batch is not None:
+            self._start = stop
+            return batch, False
+        events, done = self._scan(stop)
+        if events or done or not self._at_end:
+            return events, done
+        return self._scan(self._end)
 
     def _try_decoders(self, piece: memoryview) -> list[Any] | None:
         for number, decode in enumerate(self._decoders):
@@ -206,11 +209,11 @@ class EventReader:
             self._start += 1
         self._is_open = True
         is_last = self._at_end and stop == self._end
-        scan = self._scanner.scan(bytes(self._buffer[self._start : stop]), self._border, is_last=is_last)
+        scan = self._scanner.scan(bytes(self._buffer[self._start : stop]), self._border)
         self.num_bad += scan.num_bad
         self._start += scan.used
         if self.num_bad > self._limits.bad_events:
-            raise TraceError(Reason.UNREADABLE, f"more than {self._limits.bad_events} broken events")
+            return scan.events, True  # the rest is noise: what came before it counts
         if scan.closed:
             self._read_tail()
         elif not scan.used and not is_last:
@@ -234,6 +237,12 @@ class EventReader:
             self._end += count
             self._at_end = count == 0
 
+    def _fill_up_to(self, size: int) -> None:
+        """Reads on, at least once, until so much is in the buffer (doubling sizes keep repeated looks cheap)."""
+        self._fill()
+        while not self._at_end and not self._buffer_is_full() and self._end - self._start < size:
+            self._fill()
+
     def _shorten_times(self, start: int, stop: int) -> None:
         """Blanks the leading digits that all times share, where float64 would else lose the last ones."""
         old, new, _ = self._long_time
@@ -247,7 +256,7 @@ class EventReader:
     def _find_events(self) -> None:
         """Puts `_start` on the bracket that opens the list of events."""
         while True:
-            self._fill()
+            self._fill_up_to(2 * self._end)
             text = bytes(self._buffer[: self._end])
             lead = len(text) - len(text.removeprefix(_BOM).lstrip())
             if text[lead : lead + 1] == b"[":
@@ -281,7 +290,7 @@ class EventReader:
             except NeedMore:
                 if self._at_end or self._buffer_is_full():
                     return
-                self._fill()
+                self._fill_up_to(2 * (self._end - self._start))
                 continue
             self._brace = self._border.find(b"}") + 1
             return

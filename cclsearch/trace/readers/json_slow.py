@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from cclsearch.trace.readers.stream import Limits
+
+_BETWEEN = re.compile(rb"[ \t\r\n,]*")
 
 
 class NeedMore(Exception):
@@ -59,10 +62,10 @@ class EventScanner:
         quote = piece[following : following + 2]
         return piece[end - 1 : following] + (quote if quote == b'{"' else b"{")
 
-    def scan(self, piece: bytes, border: bytes, *, is_last: bool) -> Scan:
+    def scan(self, piece: bytes, border: bytes) -> Scan:
         """The events in `piece`, commas and all. A broken one is left out when a border follows it.
 
-        Not the last piece: what does not parse at its end is left for the next call.
+        What does not parse at the piece's end is not used: more text may complete it.
         """
         scan = Scan()
         position = 0
@@ -77,8 +80,7 @@ class EventScanner:
             end = self._read_event(piece, position, scan)
             if end is None:
                 following = piece.find(border, position + 1) if border else -1
-                if following < 0 or scan.num_bad >= self._limits.bad_events:
-                    scan.num_bad += is_last
+                if following < 0 or scan.num_bad > self._limits.bad_events:
                     return scan
                 scan.num_bad += 1
                 end = following + border.find(b"}") + 1
@@ -157,9 +159,8 @@ def _is_span(event: Any) -> bool:
 
 
 def _skip(piece: bytes, position: int) -> int:
-    while position < len(piece) and piece[position] in b" \t\r\n,":
-        position += 1
-    return position
+    found = _BETWEEN.match(piece, position)
+    return found.end() if found else position
 
 
 def _clean(value: Any) -> str:

@@ -132,7 +132,7 @@ def read_grid(key: tuple[bytes, bytes, int | None, int | None]) -> LaunchShape |
         blocks *= number
     for number in block:
         threads *= number
-    return LaunchShape(blocks, threads, key[2], key[3])
+    return LaunchShape(blocks, threads, key[2], key[3]) if blocks < 2**62 and threads < 2**62 else None
 
 
 def read_shape(key: tuple[bytes, bytes, bytes]) -> OpShape:

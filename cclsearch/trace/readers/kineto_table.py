@@ -37,6 +37,7 @@ from cclsearch.trace.readers.kineto_args import read_grid, read_shape
 from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
 from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 
+_MAX_WORLD = 1_000_000
 _UNIX_NS = 10**17
 """A time after 1973 in nanoseconds is taken as Unix time; uptimes and profiler clocks are shorter."""
 _LAUNCHES = re.compile(r"launch_?kernel|launchcooperative|cuLaunch", re.IGNORECASE)
@@ -180,13 +181,15 @@ def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
             continue
         name = str(config.get("pg_name", ""))
         ranks = config.get("ranks")
-        members = tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, list) else ()
+        members = (
+            tuple(r for r in ranks if isinstance(r, int) and 0 <= r < _MAX_WORLD) if isinstance(ranks, list) else ()
+        )
         size = config.get("pg_size")
         groups[name] = ProcessGroup(
             name,
             str(config.get("pg_desc", "")),
             members,
-            size if isinstance(size, int) and size > 0 else len(members) or None,
+            size if isinstance(size, int) and 0 < size <= _MAX_WORLD else len(members) or None,
             str(config.get("backend_config", "")),
         )
     return groups
@@ -204,7 +207,9 @@ def describe_run(metadata: dict[str, Any], columns: dict[str, Any], base_ns: int
     has_gpu = bool(len(device_rows)) or bool(listed) or bool((columns["kind"] == Kind.RUNTIME).any())
     return {
         "rank": rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else -1,
-        "world_size": world if isinstance(world, int) and not isinstance(world, bool) and world > 0 else None,
+        "world_size": world
+        if isinstance(world, int) and not isinstance(world, bool) and 0 < world <= _MAX_WORLD
+        else None,
         "distributed": Distributed(str(info.get("backend", "")), tuple(read_groups(metadata).values())),
         "devices": tuple(read_device(ordinal, listed) for ordinal in ordinals),
         "accelerator": "gpu" if has_gpu else "cpu",

@@ -107,6 +107,7 @@ def _open(connection: sqlite3.Connection) -> _File:
 def _read(file: _File, path: Path, limits: Limits) -> tuple[EventTable, ...]:
     if not {_KERNEL, _MEMCPY, _RUNTIME, "NVTX_EVENTS"} & set(file.columns):
         raise TraceError(Reason.UNREADABLE, "a SQLite file, but not an export of Nsight Systems")
+    _check_tables(file)
     by_device: dict[tuple[int, int], list[NsysRow]] = {}
     by_process: dict[int, list[NsysRow]] = {}
     count = 0
@@ -133,6 +134,15 @@ def _read(file: _File, path: Path, limits: Limits) -> tuple[EventTable, ...]:
     return tuple(tables)
 
 
+def _check_tables(file: _File) -> None:
+    """Kernels that are not listed, or have no names, would be counted as nothing or as something else."""
+    has_launches = any("aunch" in text for text in file.strings.values()) or not file.strings
+    if _KERNEL not in file.columns and has_launches and next(file.read(_RUNTIME, "start"), None) is not None:
+        raise TraceError(Reason.UNREADABLE, f"kernels were launched, but there is no table {_KERNEL}")
+    if not file.strings and next(file.read(_KERNEL, "start"), None) is not None:
+        raise TraceError(Reason.UNREADABLE, "kernels without names: the table StringIds is missing")
+
+
 def _device_rows(file: _File) -> Iterator[tuple[int, int, NsysRow]]:
     wanted = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
     launch = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
@@ -144,7 +154,7 @@ def _device_rows(file: _File) -> Iterator[tuple[int, int, NsysRow]]:
         grid = _ints(values[6:12])
         row = NsysRow(Kind.COMPUTE, values[0], values[1], short or long or "unnamed kernel", _int(values[3]))
         row.full_name, row.corr = long or short, _int(values[4])
-        if grid is not None:
+        if grid is not None and grid[0] * grid[1] * grid[2] < 2**62:
             shared = max(_int(values[16]), 0) + max(_int(values[17]), 0)
             row.grid = (grid[0] * grid[1] * grid[2], grid[3] * grid[4] * grid[5], max(_int(values[12]), 0), shared)
         yield _int(values[5]), _int(values[2]), row

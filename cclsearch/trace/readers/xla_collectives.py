@@ -13,9 +13,9 @@ from cclsearch.trace.readers.planes import Stats
 if TYPE_CHECKING:
     from cclsearch.trace.readers.xla_table import Row
 
-_SHAPE = re.compile(r"(?P<dtype>pred|bf16|[fsuc]\d+\w*)\[(?P<dims>[\d,]*)\]")
-_GROUP_LIST = re.compile(r"replica_groups=\{\{(?P<first>[\d,]+)\}")
-_GROUP_IOTA = re.compile(r"replica_groups=\[(?P<groups>\d+),(?P<size>\d+)\]")
+_SHAPE = re.compile(r"(?P<dtype>pred|bf16|[fsuc]\d+\w*)\[(?P<dims>(?:\d{1,15}(?:,|(?=\])))*)\]")
+_GROUP_LIST = re.compile(r"replica_groups=\{\{(?P<first>\d{1,9}(?:,\d{1,9})*)\}")
+_GROUP_IOTA = re.compile(r"replica_groups=\[(?P<groups>\d{1,9}),(?P<size>\d{1,9})\]")
 _START = re.compile(r"-start(\.\d+)?$")
 _DONE = re.compile(r"-done(\.\d+)?$")
 _STARTED_BY = re.compile(r"-done\([^%)]*%?(?P<start>[\w.-]+-start(?:\.\d+)?)")

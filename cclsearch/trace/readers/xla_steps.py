@@ -102,7 +102,7 @@ def _numbered(events: list[XEvent]) -> list[Mark]:
     events.sort(key=lambda event: event.start_ps)
     return [
         (
-            int(event.name) if event.name.isdigit() and len(event.name) < 18 else number,
+            int(event.name) if re.fullmatch(r"[0-9]{1,15}", event.name) else number,
             event.name,
             event.start_ps,
             event.start_ps + event.duration_ps,

@@ -23,6 +23,7 @@ Buffer = bytes | mmap.mmap
 Span = tuple[int, int]
 _DOUBLE = struct.Struct("<d")
 _MAX_BYTES = 4 << 30
+_MAX_PS = 2**61
 
 
 class _Malformed(Exception):
@@ -159,8 +160,8 @@ class _PlaneReader:
                 elif kind == 0 and field == 3:
                     duration = _signed(content[0])
             name, display = self._names.get(key, ("", ""))
-            if name or display:
-                start_ps = start_ns * 1000 + offset
+            start_ps = start_ns * 1000 + offset
+            if (name or display) and abs(start_ps) < _MAX_PS and 0 <= duration < _MAX_PS:
                 yield XEvent(key, display or name, start_ps, duration, partial(self._all_stats, key, name, stats))
 
     def _all_stats(self, key: int, name: str, stats: list[Span]) -> Stats:
