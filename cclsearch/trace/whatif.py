@@ -63,10 +63,11 @@ class Replay:
 
     def time(self, scenario: Scenario) -> WhatIf:
         """Bounds of the step time under the scenario."""
-        unchanged = _time_step(self, Scenario(), best=True)
-        ends = [_time_step(self, scenario, best=best) for best in (True, False)]
+        changes = [
+            _time_step(self, scenario, best=best) - _time_step(self, Scenario(), best=best) for best in (True, False)
+        ]
         scale = self.step_time_s / self.window_s
-        found = [self.step_time_s + (end - unchanged) * scale for end in ends]
+        found = [self.step_time_s + change * scale for change in changes]
         notes = (*self.notes, *self.model.notes, *_scenario_notes(self, scenario))
         return WhatIf(step_time_s=self.step_time_s, low_s=min(found), high_s=max(found), notes=notes)
 
@@ -177,6 +178,9 @@ def _earliest_start(graph: RankGraph, i: int, new_start: Floats, new_end: Floats
     if issuer >= 0:
         earliest = max(earliest, new_start[issuer] + measured - int(graph.start_ns[issuer]))
     launched = int(graph.launch_ns[i])
+    producer = int(graph.producer[i])
+    if producer >= 0 and (launched >= 0 or not best):
+        earliest = max(earliest, new_end[producer])
     if launched >= 0:
         after = int(graph.host_after[i])
         moved = new_end[after] - int(graph.end_ns[after]) if after >= 0 else 0.0
@@ -238,7 +242,8 @@ def _partners(replay: Replay) -> dict[Member, list[Member]]:
             places = [where.get((rank, int(group.rows_RK[r, k]))) for r, rank in enumerate(group.ranks)]
             members = [place for place in places if place is not None]
             if len(members) == len(places):
-                found[max(members, key=lambda m: int(replay.graphs[m[0]].start_ns[m[1]]))] = members
+                last = max(members, key=lambda m: (int(replay.graphs[m[0]].start_ns[m[1]]), *m))
+                found[last] = members
     return found
 
 

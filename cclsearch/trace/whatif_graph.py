@@ -40,6 +40,9 @@ class RankGraph:
     """The event of another lane whose end this one waited for."""
     issuer: Int64s
     """The event of another lane during which this one was issued."""
+    producer: Int64s
+    """Of a collective: the event whose result it sends. By launch order where that is recorded, else a guess: the last
+    event of another lane that had ended."""
     launch_ns: Int64s
     """When the host launched it; -1 where unknown."""
     host_after: Int64s
@@ -87,6 +90,7 @@ def build_graph(trace: TraceView, view: RankView, window: tuple[int, int], offse
         keeps_gap=released & (on_cpu | queued),
         waited=waited,
         issuer=issuer if on_cpu else np.full(len(rows), -1, dtype=np.int64),
+        producer=_find_producers(lane, start, end, launch_ns, table.kind[rows] == Kind.COMM),
         launch_ns=launch_ns,
         host_after=_host_waits(view, launch_ns, end, move),
         is_host_bound=~queued & (waited < 0) & (not on_cpu),
@@ -136,6 +140,27 @@ def _find_waits(lane: Int64s, start: Int64s, end: Int64s, before: Int64s, *, on_
         running = (found >= 0) & (end[peer] > start[at]) & ~ended & (start[at] - free[at] > slack_ns)
         issuer[at[running]] = peer[running]
     return waited, issuer
+
+
+def _find_producers(lane: Int64s, start: Int64s, end: Int64s, launch_ns: Int64s, is_comm: Bools) -> Int64s:
+    """What each collective sends comes from the work that the host had launched before it on other streams.
+
+    Communication libraries make their stream wait for what the caller's stream holds at the call.
+    """
+    producer = np.full(len(lane), -1, dtype=np.int64)
+    work = np.flatnonzero(~is_comm)
+    by_launch = work[np.argsort(launch_ns[work], kind="stable")]
+    by_end = work[np.argsort(end[work], kind="stable")]
+    for i in np.flatnonzero(is_comm).tolist():
+        if launch_ns[i] >= 0:
+            at = int(np.searchsorted(launch_ns[by_launch], launch_ns[i], side="right")) - 1
+            found = int(by_launch[at]) if at >= 0 else -1
+        else:
+            at = int(np.searchsorted(end[by_end], start[i], side="right")) - 1
+            found = int(by_end[at]) if at >= 0 else -1
+        if found >= 0 and end[found] <= start[i] and lane[found] != lane[i]:
+            producer[i] = found
+    return producer
 
 
 def _host_waits(view: RankView, launch_ns: Int64s, end: Int64s, move: int) -> Int64s:

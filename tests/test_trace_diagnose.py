@@ -1,0 +1,205 @@
+"""The diagnosis adds up, names the right cause and rank, and says what its figures say."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import numpy as np
+import pytest
+from trace_tables import Tape, make_set
+
+from cclsearch.trace.causes import Cause, median_causes
+from cclsearch.trace.diagnose import Diagnosis, diagnose_trace
+from cclsearch.trace.draw import draw_breakdown, draw_timeline
+from cclsearch.trace.events import CollectiveKind, EventTable, Kind, Reason
+from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.metrics.steps import measure_step_time
+from cclsearch.trace.score import score_traces
+from cclsearch.trace.view import TraceView
+from cclsearch.values import Config
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+
+def random_tables(seed: int, num_ranks: int = 3, num_steps: int = 5) -> list[EventTable]:
+    """Anything at all: overlapping streams, ranks of different speed, collectives of every kind."""
+    rng = np.random.default_rng(seed)
+    tables = []
+    for rank in range(num_ranks):
+        tape = Tape(rank=rank, world_size=num_ranks)
+        scale = float(rng.uniform(0.8, 1.3))
+        for i in range(num_steps):
+            number = tape.step(i * 1000 * scale, (i * 1000 + 900) * scale)
+            for _ in range(int(rng.integers(3, 25))):
+                start, length = (i * 1000 + float(rng.integers(900))) * scale, float(rng.integers(1, 120))
+                which = int(rng.integers(4))
+                if which == 0:
+                    tape.copy(start, length, step_id=number)
+                elif which == 1:
+                    kind = list(CollectiveKind)[int(rng.integers(5))]
+                    tape.collective(start, length, kind, stream=int(rng.integers(20, 23)), step_id=number)
+                else:
+                    tape.kernel(start, length, launched_us=max(start - 30, 0), step_id=number)
+        tables.append(tape.table())
+    return tables
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("pp", [1, 3])
+def test_seconds_by_cause_add_up_to_the_step_time_that_the_metric_gives(seed: int, pp: int) -> None:
+    trace = TraceView(make_set(random_tables(seed)), config=Config(pp=pp))
+    diagnosis = diagnose_trace(trace)
+    step = measure_step_time(trace)
+    assert sum(diagnosis.seconds_by_cause.values()) == pytest.approx(step.value, rel=1e-9)
+    assert diagnosis.window_s == pytest.approx(step.value, rel=1e-9)
+    assert min(diagnosis.seconds_by_cause.values()) >= 0
+    for rank, seconds in diagnosis.seconds_by_rank.items():
+        assert sum(seconds.values()) == pytest.approx(step.per_rank[rank], rel=1e-9)
+
+
+def simple_tables(*, compute: tuple[float, ...], transfer: float, copy: float, idle: float) -> list[EventTable]:
+    """Ranks that compute for these times, then reduce together, copy, and do nothing for a while."""
+    tables = []
+    period = max(compute) + transfer + copy + idle
+    for rank, own in enumerate(compute):
+        tape = Tape(rank=rank, world_size=len(compute))
+        for i in range(6):
+            number, begin = tape.step(i * period, (i + 1) * period - 1), i * period
+            tape.kernel(begin, own, launched_us=begin - 2, step_id=number)
+            tape.collective(begin + own, max(compute) - own + transfer, step_id=number)
+            tape.copy(begin + max(compute) + transfer, copy, step_id=number)
+        tables.append(tape.table())
+    return tables
+
+
+def diagnose(tables: list[EventTable], **context: Any) -> Diagnosis:
+    return diagnose_trace(TraceView(make_set(tables), **context))
+
+
+@pytest.mark.parametrize(
+    ("shape", "cause"),
+    [
+        ({"compute": (80, 80), "transfer": 10, "copy": 5, "idle": 5}, Cause.COMPUTE),
+        ({"compute": (10, 10), "transfer": 80, "copy": 5, "idle": 5}, Cause.EXPOSED_TRANSFER),
+        ({"compute": (10, 10), "transfer": 5, "copy": 80, "idle": 5}, Cause.MEMORY_COPIES),
+        ({"compute": (10, 10), "transfer": 5, "copy": 5, "idle": 80}, Cause.HOST_IDLE),
+        ({"compute": (5, 5, 5, 5, 90), "transfer": 2, "copy": 2, "idle": 2}, Cause.IMBALANCE),
+    ],
+)
+def test_the_bottleneck_is_the_cause_with_most_seconds(shape: dict[str, Any], cause: Cause) -> None:
+    diagnosis = diagnose(simple_tables(**shape))
+    assert diagnosis.bottleneck is cause
+    assert diagnosis.seconds_by_cause[cause] == max(diagnosis.seconds_by_cause.values())
+
+
+def test_waiting_for_longer_compute_is_imbalance_and_the_rest_is_waiting() -> None:
+    diagnosis = diagnose(simple_tables(compute=(20, 60), transfer=10, copy=0.1, idle=10))
+    assert diagnosis.seconds_by_rank[0][Cause.IMBALANCE] == pytest.approx(40e-6)
+    assert diagnosis.seconds_by_rank[0][Cause.EXPOSED_WAIT] == pytest.approx(0, abs=1e-12)
+    assert diagnosis.seconds_by_rank[0][Cause.EXPOSED_TRANSFER] == pytest.approx(10e-6)
+
+
+def sleepy_tables() -> list[EventTable]:
+    """Rank 2 sleeps 50 us before the reduction of each step."""
+    tables = []
+    for rank in range(4):
+        sleep = 50 if rank == 2 else 0
+        tape = Tape(rank=rank, world_size=4)
+        for i in range(6):
+            number, begin = tape.step(i * 120, i * 120 + 110), i * 120
+            tape.kernel(begin, 40, launched_us=begin - 2, step_id=number)
+            tape.collective(begin + 40 + sleep, 70 - sleep, step_id=number)
+        tables.append(tape.table())
+    return tables
+
+
+def test_the_sentences_name_the_rank_that_the_others_wait_for_and_what_it_does_meanwhile() -> None:
+    diagnosis = diagnose(sleepy_tables())
+    assert diagnosis.worst_rank == 2
+    assert diagnosis.seconds_by_rank[0][Cause.EXPOSED_WAIT] == pytest.approx(50e-6)
+    assert diagnosis.seconds_by_rank[2][Cause.HOST_IDLE] == pytest.approx(60e-6)
+    text = " ".join(diagnosis.sentences)
+    assert "The others wait for rank 2, last in 6 of 6 collectives" in text
+    assert "50 us more than they do on a device that its host leaves idle" in text
+
+
+def test_top_kernels_and_collectives_have_seconds_of_a_step() -> None:
+    diagnosis = diagnose(simple_tables(compute=(60, 60), transfer=20, copy=5, idle=15))
+    assert [(k.name, round(k.seconds * 1e6, 3)) for k in diagnosis.top_kernels] == [("gemm", 60.0)]
+    (collective,) = diagnosis.top_collectives
+    assert (collective.name, collective.count) == ("all_reduce (0)", 1.0)
+    assert collective.seconds == pytest.approx(20e-6)
+
+
+def test_point_to_point_and_idle_of_a_stage_are_the_bubble() -> None:
+    tables = []
+    for rank in range(2):
+        tape = Tape(rank=rank, world_size=2)
+        for i in range(6):
+            number, begin = tape.step(i * 100, i * 100 + 99), i * 100
+            tape.kernel(begin, 40, step_id=number)
+            tape.collective(begin + 40, 25, CollectiveKind.RECV, 100, peer=1 - rank, step_id=number)
+            tape.collective(begin + 65, 5, CollectiveKind.ALL_REDUCE, 100, step_id=number)
+        tables.append(tape.table())
+    diagnosis = diagnose(tables, config=Config(pp=2))
+    assert diagnosis.seconds_by_cause[Cause.BUBBLE] == pytest.approx(55e-6)
+    assert diagnosis.seconds_by_cause[Cause.HOST_IDLE] == 0
+
+
+def test_one_rank_says_that_waiting_cannot_be_told_from_moving() -> None:
+    diagnosis = diagnose(sleepy_tables()[:1])
+    assert diagnosis.worst_rank is None
+    assert diagnosis.reason is Reason.RANKS_MISSING
+    assert diagnosis.seconds_by_cause[Cause.EXPOSED_WAIT] == 0
+    assert any("cannot be told" in sentence for sentence in diagnosis.sentences)
+
+
+def test_without_steps_the_window_is_the_file_and_says_so() -> None:
+    tape = Tape()
+    tape.kernel(0, 30)
+    tape.kernel(90, 10)
+    diagnosis = diagnose([tape.table()])
+    assert not diagnosis.is_step
+    assert diagnosis.window_s == pytest.approx(100e-6)
+    assert diagnosis.sentences[0].startswith("The recorded window (no step markers)")
+
+
+def test_without_device_events_there_is_no_diagnosis() -> None:
+    tape = Tape()
+    tape.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
+    with pytest.raises(NotAvailable):
+        diagnose([tape.table()])
+    assert score_traces(make_set([tape.table()])).diagnosis is None
+
+
+def test_names_from_a_trace_cannot_smuggle_control_characters_or_markup() -> None:
+    tape = Tape(world_size=2)
+    tape.kernel(0, 30, "evil\x1b[2J<script>alert(1)</script>&\u202e")
+    tape.collective(30, 10, group="<b>\x07", group_desc="<script>")
+    trace = TraceView(make_set([tape.table()]))
+    diagnosis = diagnose_trace(trace)
+    text = " ".join(diagnosis.sentences)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    for picture in (draw_breakdown(diagnosis), draw_timeline(trace)):
+        assert "<script" not in picture
+        ElementTree.fromstring(picture)
+
+
+def test_pictures_show_every_rank_and_their_bars_have_the_length_of_its_step() -> None:
+    trace = TraceView(make_set(sleepy_tables()))
+    diagnosis = diagnose_trace(trace)
+    root = ElementTree.fromstring(draw_breakdown(diagnosis))
+    bars = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("height") == "17"]
+    width = sum(float(r.get("width", "0")) for r in bars)
+    assert width == pytest.approx(4 * (960 - 90 - 20), rel=1e-3)
+    timeline = draw_timeline(trace)
+    assert all(f"rank {rank}" in timeline for rank in range(4))
+    assert "http" not in timeline.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_median_causes_add_up_to_the_median_of_an_even_number_of_steps() -> None:
+    trace = TraceView(make_set(random_tables(7, num_ranks=1, num_steps=4)))
+    seconds = median_causes(trace)[0]
+    assert sum(seconds.values()) == pytest.approx(measure_step_time(trace).value, rel=1e-9)

@@ -1,0 +1,199 @@
+"""What-if answers against steps that were simulated independently with the other hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from trace_tables import Tape, make_set
+
+from cclsearch.trace.events import CollectiveKind, EventTable, Kind
+from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.metrics.steps import measure_step_time
+from cclsearch.trace.view import TraceView
+from cclsearch.trace.whatif import ask_what_if, prepare_replay
+from cclsearch.trace.whatif_model import Scenario
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A data-parallel step: layers of backward whose gradients are reduced on another stream, then the optimizer."""
+
+    num_ranks: int = 4
+    alpha_us: float = 10.0
+    us_per_mib: float = 40.0
+    compute_us: tuple[float, ...] = (60.0, 80.0, 50.0, 90.0)
+    sizes_mib: tuple[int, ...] = (1, 2, 4, 1)
+    optimizer_us: float = 30.0
+    slow_rank_factor: float = 1.0
+    """Rank 1 computes so many times longer."""
+    compute_speed: float = 1.0
+    steps: int = 6
+
+
+def simulate(machine: Machine) -> list[EventTable]:
+    """Event tables of a run: every kernel is queued early, so that the device never waits for the host."""
+    tapes = [Tape(rank=rank, world_size=machine.num_ranks) for rank in range(machine.num_ranks)]
+    now = [0.0] * machine.num_ranks
+    for i in range(machine.steps):
+        numbers = [tape.step(i * 50.0, i * 50.0 + 45) for tape in tapes]
+        wire_free = 0.0
+        issued = i * 50.0
+        for compute, size in zip(machine.compute_us, machine.sizes_mib, strict=True):
+            for rank, tape in enumerate(tapes):
+                own = compute / machine.compute_speed * (machine.slow_rank_factor if rank == 1 else 1.0)
+                tape.kernel(now[rank], own, launched_us=issued, step_id=numbers[rank])
+                now[rank] += own
+            arrive = [max(t, wire_free) for t in now]
+            wire_free = max(arrive) + machine.alpha_us + machine.us_per_mib * size
+            for rank, tape in enumerate(tapes):
+                launch = tape.add(Kind.RUNTIME, issued + 1, 1, "cudaLaunchKernel", device=-1)
+                tape.collective(
+                    arrive[rank],
+                    wire_free - arrive[rank],
+                    message_bytes=size << 20,
+                    step_id=numbers[rank],
+                    launch=launch,
+                )
+            issued += 2
+        for rank, tape in enumerate(tapes):
+            start = max(now[rank], wire_free)
+            own = machine.optimizer_us / machine.compute_speed
+            tape.kernel(start, own, "adam", launched_us=issued, step_id=numbers[rank])
+            now[rank] = start + own
+    return [tape.table() for tape in tapes]
+
+
+def view_of(machine: Machine) -> TraceView:
+    return TraceView(make_set(simulate(machine)))
+
+
+def step_of(machine: Machine) -> float:
+    return measure_step_time(view_of(machine)).value
+
+
+MACHINES = {
+    "exposed": Machine(),
+    "hidden": Machine(us_per_mib=2.0),
+    "straggler": Machine(slow_rank_factor=1.7),
+    "latency": Machine(alpha_us=120.0, us_per_mib=5.0),
+    "two ranks": Machine(num_ranks=2, sizes_mib=(8, 1, 2, 16)),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_nothing_changed_leaves_the_step_as_the_metric_measured_it(name: str) -> None:
+    answer = ask_what_if(view_of(MACHINES[name]), Scenario())
+    assert answer.step_time_s == pytest.approx(step_of(MACHINES[name]))
+    assert (answer.low_s, answer.high_s) == (pytest.approx(answer.step_time_s), pytest.approx(answer.step_time_s))
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("name", MACHINES)
+def test_other_bandwidth_agrees_with_a_machine_that_has_it(name: str, factor: float) -> None:
+    machine = MACHINES[name]
+    answer = ask_what_if(view_of(machine), Scenario(scale_up_bw=factor))
+    truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / factor))
+    assert answer.low_s == pytest.approx(truth, rel=0.01)
+    assert answer.high_s == pytest.approx(truth, rel=0.01)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_faster_compute_agrees_with_a_machine_that_has_it(name: str) -> None:
+    answer = ask_what_if(view_of(MACHINES[name]), Scenario(compute=2.0))
+    truth = step_of(replace(MACHINES[name], compute_speed=2.0))
+    assert answer.low_s == pytest.approx(truth, rel=0.01)
+
+
+def test_compression_shrinks_messages_and_costs_coding() -> None:
+    machine = Machine()
+    answer = ask_what_if(view_of(machine), Scenario(compress_ratio=4.0, compress_cost_s_per_byte=5e-6 / (1 << 20)))
+    truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / 4 + 5))
+    assert answer.low_s == pytest.approx(truth, rel=0.01)
+
+
+def test_a_tree_has_fewer_hops_and_more_bytes_than_a_ring() -> None:
+    machine = Machine(num_ranks=8, alpha_us=140.0, us_per_mib=35.0)
+    answer = ask_what_if(view_of(machine), Scenario(algorithm="tree"))
+    truth = step_of(replace(machine, alpha_us=140.0 * 6 / 14, us_per_mib=35.0 * 2 / (2 * 7 / 8)))
+    assert answer.low_s == pytest.approx(truth, rel=0.01)
+    assert any("taken as a ring" in note for note in answer.notes)
+
+
+def test_links_between_domains_matter_only_to_groups_that_leave_a_domain() -> None:
+    replay = prepare_replay(view_of(Machine(num_ranks=4)), ranks_per_domain=2)
+    assert replay.time(Scenario(scale_up_bw=2.0)).low_s == pytest.approx(replay.step_time_s)
+    assert replay.time(Scenario(scale_out_bw=2.0)).low_s < 0.95 * replay.step_time_s
+
+
+def test_a_wider_domain_says_when_nothing_tells_its_bandwidth() -> None:
+    replay = prepare_replay(view_of(Machine(num_ranks=4)), ranks_per_domain=2)
+    answer = replay.time(Scenario(scale_up_domain=4, scale_up_bw=2.0))
+    assert answer.low_s == pytest.approx(replay.time(Scenario(scale_out_bw=2.0)).low_s)
+    assert any("taken as equal" in note for note in answer.notes)
+
+
+def test_too_few_sizes_give_bounds_that_hold_the_truth() -> None:
+    machine = Machine(sizes_mib=(2, 2, 2, 2), alpha_us=40.0)
+    answer = ask_what_if(view_of(machine), Scenario(scale_up_bw=2.0))
+    truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / 2))
+    assert answer.low_s < truth < answer.high_s
+    assert answer.high_s == pytest.approx(answer.step_time_s)
+    assert any("too few sizes" in note for note in answer.notes)
+
+
+def test_one_rank_gives_bounds_that_hold_the_truth() -> None:
+    machine = Machine(slow_rank_factor=1.7)
+    alone = TraceView(make_set(simulate(machine)[:1]))
+    answer = ask_what_if(alone, Scenario(scale_up_bw=2.0))
+    truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / 2))
+    assert answer.low_s <= truth <= answer.high_s
+    assert any("one rank cannot tell" in note for note in answer.notes)
+
+
+def test_a_host_bound_step_gains_nothing_from_faster_compute() -> None:
+    tape = Tape()
+    for i in range(6):
+        number = tape.step(i * 100, i * 100 + 99)
+        for k in range(5):
+            tape.kernel(i * 100 + 20 * k, 5, launched_us=i * 100 + 20 * k - 3, step_id=number)
+    answer = ask_what_if(TraceView(make_set([tape.table()])), Scenario(compute=4.0))
+    assert answer.low_s == pytest.approx(100e-6, rel=0.05)
+
+
+def test_a_host_that_waits_for_the_device_moves_with_it() -> None:
+    """Each kernel is launched when a synchronisation has seen the end of the one before."""
+    tape = Tape()
+    for i in range(6):
+        number = tape.step(i * 100, i * 100 + 99)
+        for k in range(5):
+            begin = i * 100 + 20 * k
+            tape.kernel(begin, 16, launched_us=begin - 2, step_id=number)
+            tape.add(Kind.RUNTIME, begin + 1, 16, "cudaDeviceSynchronize", device=-1)
+    answer = ask_what_if(TraceView(make_set([tape.table()])), Scenario(compute=2.0))
+    assert answer.low_s == pytest.approx(60e-6, rel=0.05)
+
+
+def test_utilities_name_the_resource_that_matters() -> None:
+    exposed = prepare_replay(view_of(Machine(us_per_mib=200.0))).utilities()
+    assert max(exposed, key=lambda name: exposed[name].gain_low) == "scale_up_bw"
+    busy = prepare_replay(view_of(Machine(us_per_mib=1.0, alpha_us=1.0))).utilities()
+    assert max(busy, key=lambda name: busy[name].gain_low) == "compute"
+    assert busy["scale_out_bw"].gain_high == pytest.approx(0)
+
+
+def test_a_replayed_step_that_is_not_the_median_says_so() -> None:
+    tape = Tape()
+    for i, begin in enumerate((0, 100, 220, 320)):
+        number = tape.step(begin, begin + 90)
+        tape.kernel(begin, 50, launched_us=begin - 1, step_id=number)
+        tape.collective(begin + 50, 20 + i, CollectiveKind.ALL_REDUCE, step_id=number)
+    answer = ask_what_if(TraceView(make_set([tape.table()])), Scenario())
+    assert any("replayed and scaled" in note for note in answer.notes)
+
+
+def test_without_steps_there_is_no_answer() -> None:
+    tape = Tape()
+    tape.kernel(0, 10)
+    with pytest.raises(NotAvailable):
+        ask_what_if(TraceView(make_set([tape.table()])), Scenario())
