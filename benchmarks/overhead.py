@@ -18,8 +18,7 @@ from pathlib import Path
 
 from cclsearch.launch.base import Handle
 from cclsearch.record.event import SearchStarted, TrialFinished, TrialProposed, TrialSubmitted, TrialSubmitting
-from cclsearch.record.ledger import Ledger, read_events
-from cclsearch.record.state import fold_events
+from cclsearch.record.ledger import Ledger, fold_ledger
 from cclsearch.score.outcome import Admission, Outcome, Verdict
 from cclsearch.values import Config, Provenance
 
@@ -38,7 +37,7 @@ def main() -> None:
         print(f"{'engine time a trial (15 less 1, over 14)':<42} {per_trial * 1e3:8.1f} ms    goal 20 ms")
         ledger = Path(scratch) / "long.jsonl"
         count = write_long_ledger(ledger)
-        loaded = measure(lambda: fold_events(read_events(ledger)), repeats)
+        loaded = measure(lambda: fold_ledger(ledger), repeats)
         say(f"ledger of {count:,} events loaded", loaded, "goal 1 s")
 
 

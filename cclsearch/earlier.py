@@ -7,9 +7,8 @@ from pathlib import Path
 
 from cclsearch.errors import UserError
 from cclsearch.propose.base import Observation
-from cclsearch.record.ledger import LEDGER_FILE, read_events
+from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.observe import Observer
-from cclsearch.record.state import fold_events
 from cclsearch.spec import RunSpec, read_spec
 
 
@@ -23,7 +22,7 @@ def load_prior(spec: RunSpec) -> tuple[Observation, ...]:
         folder = Path(name)
         earlier = read_spec(folder)
         _check_comparable(spec, earlier, folder)
-        state = fold_events(read_events(folder / LEDGER_FILE))
+        state = fold_ledger(folder / LEDGER_FILE)
         prior.extend(replace(observation, row=None) for observation in Observer().observe(state))
     return tuple(prior)
 

@@ -13,7 +13,7 @@ from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
 from cclsearch.record.book import Book
 from cclsearch.record.event import TrialFinished, TrialRepeated, TrialSubmitted, TrialSubmitting
-from cclsearch.record.state import Trial
+from cclsearch.record.trial import Trial
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec, hash_file
 from cclsearch.values import Failure, Provenance

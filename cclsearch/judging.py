@@ -10,7 +10,8 @@ from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import TRACE_FOLDER, TrialInput, TrialResult
 from cclsearch.record.book import Book, write_atomically
 from cclsearch.record.event import Purpose
-from cclsearch.record.state import RunState, Trial
+from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial
 from cclsearch.redact import redact
 from cclsearch.score.judge import judge_failure, judge_trial
 from cclsearch.score.outcome import Outcome

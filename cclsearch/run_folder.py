@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.record.ledger import LEDGER_FILE, read_events
+from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.lock import is_locked
-from cclsearch.record.state import RunState, fold_events
+from cclsearch.record.state import RunState
 from cclsearch.spec import RunSpec, read_spec
 
 
@@ -39,5 +39,5 @@ def load_run(folder: Path) -> Run:
     """Read a run folder; raises UserError where it is none, or is damaged or of a newer version."""
     spec = read_spec(folder)
     ledger = folder / LEDGER_FILE
-    state = fold_events(read_events(ledger)) if ledger.exists() else RunState()
+    state = fold_ledger(ledger) if ledger.exists() else RunState()
     return Run(folder, spec, state, is_locked(folder))

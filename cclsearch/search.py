@@ -11,7 +11,8 @@ from cclsearch.propose.base import Narrator, Observation, Proposal, Proposer, Re
 from cclsearch.record.book import Book
 from cclsearch.record.event import Note, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.observe import Observer
-from cclsearch.record.state import Trial, collect_losses
+from cclsearch.record.state import collect_losses
+from cclsearch.record.trial import Trial
 from cclsearch.space.table import Space
 from cclsearch.spec import RunSpec
 from cclsearch.values import Provenance

@@ -1,7 +1,7 @@
 """The command line: a skin. Each command is a module that parses, calls one function and prints.
 
-A command's module has `EXAMPLE` (shown under its help), `add_arguments(parser)` and `run(args) -> int` (exit code). It is
-imported when the command is asked for, so that `ccl-search --help` imports nothing heavy.
+A command's module has `EXAMPLE` (shown under its help), `add_arguments(parser)` and `run(args) -> int` (exit code). It
+is imported when the command is asked for, so that `ccl-search --help` imports nothing heavy.
 """
 
 from __future__ import annotations

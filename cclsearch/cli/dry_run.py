@@ -11,7 +11,7 @@ from cclsearch.launch.base import Job
 from cclsearch.launch.profile import make_launcher
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.record.event import Purpose
-from cclsearch.record.state import Trial
+from cclsearch.record.trial import Trial
 from cclsearch.session import Plan, hold_back, make_input, make_planning_proposer
 from cclsearch.text import one_line, plain
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 from cclsearch.record.event import Event
-from cclsearch.record.ledger import LEDGER_FILE, Ledger, read_events
+from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger
 from cclsearch.record.lock import FolderLock
-from cclsearch.record.state import RunState, fold_events
+from cclsearch.record.state import RunState
 
 Watcher = Callable[[Event, RunState], None]
 """Called after each event is on disk (a live table, plain lines, JSON lines)."""
@@ -32,7 +32,7 @@ class Book:
         self.lock.__enter__()
         try:
             path = self.folder / LEDGER_FILE
-            self.state = fold_events(read_events(path)) if path.exists() else RunState()
+            self.state = fold_ledger(path) if path.exists() else RunState(path)
             self._ledger = Ledger(path)
         except BaseException:
             self.lock.__exit__(None, None, None)
@@ -53,8 +53,8 @@ class Book:
     def record(self, event: Event) -> None:
         """Put one event on disk, fold it in, tell the watchers."""
         assert self._ledger is not None, "the book is not open"
-        self._ledger.append(event)
-        self.state.apply(event)
+        line, spot = self._ledger.append(event)
+        self.state.take(line, spot)
         self.lock.refresh()
         for watch in self._watchers:
             watch(event, self.state)

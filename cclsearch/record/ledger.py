@@ -6,29 +6,51 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from pydantic import ValidationError
 
 from cclsearch.errors import UserError
 from cclsearch.record.event import EVENT, LEDGER_VERSION, Event, SearchStarted
+from cclsearch.record.state import RunState
 
 LEDGER_FILE = "ledger.jsonl"
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The ledger's events in order.
+    """The ledger's events in order, each checked whole.
 
     A last line that was torn by a kill or a full disk never happened and is left out. Raises UserError where a line
     before it is not an event (named by its number), or the ledger was written by a newer version.
     """
+    for number, line in enumerate(_read_lines(path), 1):
+        yield _parse(path, number, line)
+
+
+def fold_ledger(path: Path) -> RunState:
+    """The state after the ledger's events; raises UserError as `read_events` does."""
+    state = RunState(path)
+    spot = 0
+    for number, line in enumerate(_read_lines(path), 1):
+        try:
+            state.take(line, spot)
+        except (msgspec.MsgspecError, ValidationError, KeyError, ValueError):
+            _parse(path, number, line)
+            raise UserError(f"{str(path)!r} line {number} tells of a trial that was never proposed") from None
+        if number == 1 and b'"ledger_version":1,' not in line:
+            _parse(path, number, line)
+        spot += len(line) + 1
+    return state
+
+
+def _read_lines(path: Path) -> list[bytes]:
+    """Whole lines of the file, without their ends."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{str(path.parent)!r} is no run folder: it has no {LEDGER_FILE}") from None
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines[:-1], 1):
-        yield _parse(path, number, line)
+    return data.split(b"\n")[:-1]
 
 
 def _parse(path: Path, number: int, line: bytes) -> Event:
@@ -69,8 +91,11 @@ class Ledger:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._end = self._cut_torn_line()
 
-    def append(self, event: Event) -> None:
-        """Write one event and sync it; on an error (disk full) the file is left as it was and OSError is raised."""
+    def append(self, event: Event) -> tuple[bytes, int]:
+        """Write one event and sync it; returns its line and where that begins.
+
+        On an error (disk full) the file is left as it was and OSError is raised.
+        """
         line = EVENT.dump_json(event, exclude_defaults=False) + b"\n"
         try:
             written = 0
@@ -80,7 +105,8 @@ class Ledger:
         except OSError:
             os.ftruncate(self._fd, self._end)
             raise
-        self._end += len(line)
+        spot, self._end = self._end, self._end + len(line)
+        return line, spot
 
     def close(self) -> None:
         os.close(self._fd)

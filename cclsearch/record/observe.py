@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cclsearch.propose.base import Observation
 from cclsearch.record.event import Purpose
-from cclsearch.record.state import RunState, Trial
+from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial
 from cclsearch.space.table import Space
 
 

@@ -1,80 +1,164 @@
-"""What the ledger says now: a fold over its events."""
+"""What the ledger says now: a fold over its lines.
+
+Of each trial only what a search asks for all the time is kept in memory (finished, its loss, whether it costs budget)
+and where its lines stand; the trial itself is read from the ledger when somebody wants it. So a ledger of 100,000
+events opens in under a second, and a search of 10,000 trials stays small.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
-from cclsearch.launch.base import Handle
-from cclsearch.propose.base import Expectation
-from cclsearch.record.event import (
-    Event,
-    Note,
-    Purpose,
-    SearchEnded,
-    SearchResumed,
-    SearchStarted,
-    SearchStopped,
-    TrialFinished,
-    TrialProposed,
-    TrialRepeated,
-    TrialSubmitted,
-    TrialSubmitting,
-)
-from cclsearch.score.outcome import Outcome
-from cclsearch.values import Config
+import msgspec
+
+from cclsearch.record.event import EVENT, Note, Purpose, SearchEnded, SearchStopped
+from cclsearch.record.trial import Trial, fold_trial
+from cclsearch.values import Config, FailureKind
+
+NUM_KEPT = 256
+"""Finished trials that stay in memory after somebody wanted them."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One trial as the ledger knows it."""
+class _Failure(msgspec.Struct):
+    kind: str
 
-    number: int
-    config: Config
-    proposer: str
-    rationale: str
-    expects: Expectation
-    purpose: Purpose
-    turn: int | None
-    proposed_s: float
-    attempt: int = 0
-    """Attempts that were begun."""
-    handle: Handle | None = None
-    """Of the attempt that runs now; None before the launcher answered and after the end."""
-    repeats: tuple[str, ...] = ()
-    """Why earlier attempts did not count."""
-    outcome: Outcome | None = None
-    finished_s: float | None = None
-    result_sha256: str | None = None
 
-    @property
-    def is_finished(self) -> bool:
-        return self.outcome is not None
+class _Admission(msgspec.Struct):
+    admitted: bool
 
-    @property
-    def costs_budget(self) -> bool:
-        """Whether it counts against the budget: searched, and no fault of the infrastructure."""
-        if self.purpose is not Purpose.SEARCH:
-            return False
-        failure = self.outcome.failure if self.outcome else None
-        return not (failure and failure.kind.is_infrastructure)
 
-    @property
-    def loss(self) -> float | None:
-        """The loss by which it ranks; None where it does not."""
-        return self.outcome.loss if self.outcome and self.outcome.is_ranked else None
+class _Outcome(msgspec.Struct):
+    failure: _Failure | None = None
+    admission: _Admission | None = None
+    loss: float | None = None
+
+
+class Line(msgspec.Struct, tag_field="event", tag="note"):
+    """What the fold needs of any event; of a note, no more than that it was."""
+
+    time_s: float
+
+
+class _Started(Line, tag="search_started"):
+    run_id: str
+    spec_sha256: str
+
+
+class _Resumed(Line, tag="search_resumed"):
+    budget: int = 0
+    confirm: int = 0
+
+
+class _Proposed(Line, tag="trial_proposed"):
+    trial: int
+    config: msgspec.Raw
+    purpose: str = Purpose.SEARCH.value
+
+
+class _Submitting(Line, tag="trial_submitting"):
+    trial: int
+
+
+class _Submitted(Line, tag="trial_submitted"):
+    trial: int
+
+
+class _Repeated(Line, tag="trial_repeated"):
+    trial: int
+
+
+class _Finished(Line, tag="trial_finished"):
+    trial: int
+    outcome: _Outcome
+
+
+class _Stopped(Line, tag="search_stopped"):
+    reason: str
+
+
+class _Ended(Line, tag="search_ended"):
+    reason: str
+
+
+AnyLine = Line | _Started | _Resumed | _Proposed | _Submitting | _Submitted | _Repeated | _Finished | _Stopped | _Ended
+_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyLine)
+
+
+def decode_line(line: bytes) -> Line:
+    """What the fold needs of one line; raises msgspec.MsgspecError where it is no event."""
+    decoded: Line = _DECODER.decode(line)
+    return decoded
+
+
+@dataclass(slots=True)
+class Brief:
+    """What is kept of one trial."""
+
+    is_search: bool
+    config_key: bytes
+    spots: list[int]
+    """Offset of each of its lines in the ledger."""
+    costs_budget: bool
+    is_finished: bool = False
+    loss: float | None = None
+
+
+class Trials(Mapping[int, Trial]):
+    """Trial number -> trial, in the order of the proposals; read from the ledger when wanted."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.briefs: dict[int, Brief] = {}
+        self._kept: OrderedDict[int, Trial] = OrderedDict()
+
+    def __getitem__(self, number: int) -> Trial:
+        kept = self._kept.get(number)
+        if kept is None:
+            kept = self._read(self.briefs[number])
+            self._kept[number] = kept
+            while len(self._kept) > NUM_KEPT:
+                self._kept.popitem(last=False)
+        return kept
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.briefs)
+
+    def __len__(self) -> int:
+        return len(self.briefs)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self.briefs
+
+    def forget(self, number: int) -> None:
+        """Its lines changed: read it anew."""
+        self._kept.pop(number, None)
+
+    def _read(self, brief: Brief) -> Trial:
+        assert self._path is not None, "trials come from a ledger"
+        lines = []
+        with self._path.open("rb") as file:
+            for spot in brief.spots:
+                file.seek(spot)
+                lines.append(EVENT.validate_json(file.readline()))
+        return fold_trial(lines)
 
 
 @dataclass
 class RunState:
-    """A search, folded from its events; changed by `apply` alone. What is asked often is kept, not searched for."""
+    """A search, folded from its ledger; changed by `take` alone."""
 
+    path: Path | None = None
+    """The ledger that the trials are read from."""
     run_id: str = ""
     spec_sha256: str = ""
     started_s: float = 0.0
     budget_raised_to: int = 0
     confirm_raised_to: int = 0
-    trials: dict[int, Trial] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     stopped: SearchStopped | None = None
     ended: SearchEnded | None = None
@@ -83,42 +167,42 @@ class RunState:
     """Trials that count against the budget, running ones included."""
     num_lost_in_a_row: int = 0
     """Trials that the infrastructure failed, since one ended otherwise."""
+    trials: Trials = field(init=False)
     _open: dict[int, None] = field(default_factory=dict)
-    _runs_of: dict[Config, list[int]] = field(default_factory=dict)
+    _runs_of: dict[bytes, list[int]] = field(default_factory=dict)
 
-    def apply(self, event: Event) -> None:
-        """Take one more event in."""
+    def __post_init__(self) -> None:
+        self.trials = Trials(self.path)
+
+    def take(self, line: bytes, spot: int) -> None:
+        """Take in the ledger's next line, which stands at that offset; raises msgspec.MsgspecError for no event."""
+        event = decode_line(line)
         self.last_s = max(self.last_s, event.time_s)
         match event:
-            case SearchStarted():
-                self.run_id, self.spec_sha256, self.started_s = event.run_id, event.spec_sha256, event.time_s
-            case SearchResumed():
-                self.stopped = self.ended = None
-                self.budget_raised_to = event.budget
-                self.confirm_raised_to = event.confirm
-                self.num_lost_in_a_row = 0
-            case TrialProposed():
-                self._propose(event)
-            case TrialSubmitting():
-                self._change(event.trial, attempt=event.attempt, handle=None)
-            case TrialSubmitted():
-                self._change(event.trial, attempt=event.attempt, handle=event.handle)
-            case TrialRepeated():
-                repeats = (*self.trials[event.trial].repeats, event.reason)
-                self._change(event.trial, handle=None, repeats=repeats)
-            case TrialFinished():
+            case _Proposed():
+                self._propose(event, spot)
+            case _Finished():
+                self._add_spot(event.trial, spot)
                 self._finish(event)
-            case Note():
-                self.notes.append(event)
-            case SearchStopped():
-                self.stopped = event
-            case SearchEnded():
-                self.ended = event
+            case _Submitting() | _Submitted() | _Repeated():
+                self._add_spot(event.trial, spot)
+            case _Started():
+                self.run_id, self.spec_sha256, self.started_s = event.run_id, event.spec_sha256, event.time_s
+            case _Resumed():
+                self.stopped = self.ended = None
+                self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
+                self.num_lost_in_a_row = 0
+            case _:
+                self._take_words(line)
 
     @property
     def unfinished(self) -> list[Trial]:
         """Trials that were proposed and have no outcome, oldest first."""
         return [self.trials[number] for number in self._open]
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._open)
 
     @property
     def best(self) -> Trial | None:
@@ -128,65 +212,62 @@ class RunState:
 
     def runs_of(self, config: Config) -> list[Trial]:
         """Ranked runs of one configuration, confirmations included, in the order in which they finished."""
-        return [self.trials[number] for number in self._runs_of.get(config, ())]
+        groups = self._runs_of.values()
+        same = next((group for group in groups if self.trials[group[0]].config == config), [])
+        return [self.trials[number] for number in same]
+
+    def losses_by_config(self) -> dict[Config, list[float]]:
+        """Configuration -> losses of its ranked runs."""
+        return {
+            self.trials[group[0]].config: [self._loss(number) for number in group] for group in self._runs_of.values()
+        }
 
     def _mean_loss(self, numbers: list[int]) -> float:
-        losses = [self.trials[number].loss or 0.0 for number in numbers]
-        return sum(losses) / len(losses)
+        return sum(self._loss(number) for number in numbers) / len(numbers)
 
-    def _propose(self, event: TrialProposed) -> None:
-        trial = _open_trial(event)
-        self.trials[trial.number] = trial
-        self._open[trial.number] = None
-        self.num_spent += trial.costs_budget
+    def _loss(self, number: int) -> float:
+        return self.trials.briefs[number].loss or 0.0
 
-    def _finish(self, event: TrialFinished) -> None:
-        was_counted = self.trials[event.trial].costs_budget
-        self._change(
-            event.trial,
-            attempt=event.attempt,
-            handle=None,
-            outcome=event.outcome,
-            finished_s=event.time_s,
-            result_sha256=event.result_sha256,
-        )
-        trial = self.trials[event.trial]
+    def _propose(self, event: _Proposed, spot: int) -> None:
+        is_search = event.purpose == Purpose.SEARCH.value
+        self.trials.briefs[event.trial] = Brief(is_search, bytes(event.config), [spot], costs_budget=is_search)
+        self._open[event.trial] = None
+        self.num_spent += is_search
+
+    def _add_spot(self, number: int, spot: int) -> None:
+        self.trials.briefs[number].spots.append(spot)
+        self.trials.forget(number)
+
+    def _finish(self, event: _Finished) -> None:
+        brief, outcome = self.trials.briefs[event.trial], event.outcome
+        lost = outcome.failure is not None and _is_infrastructure(outcome.failure.kind)
+        costs = brief.is_search and not lost
+        self.num_spent += costs - brief.costs_budget
+        brief.is_finished, brief.costs_budget = True, costs
         self._open.pop(event.trial, None)
-        self.num_spent += trial.costs_budget - was_counted
-        lost = bool(event.outcome.failure and event.outcome.failure.kind.is_infrastructure)
         self.num_lost_in_a_row = self.num_lost_in_a_row + 1 if lost else 0
-        if trial.loss is not None:
-            self._runs_of.setdefault(trial.config, []).append(trial.number)
+        if outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted:
+            brief.loss = outcome.loss
+            self._runs_of.setdefault(brief.config_key, []).append(event.trial)
 
-    def _change(self, number: int, **fields: object) -> None:
-        self.trials[number] = replace(self.trials[number], **fields)  # type: ignore[arg-type]
-
-
-def _open_trial(event: TrialProposed) -> Trial:
-    return Trial(
-        number=event.trial,
-        config=event.config,
-        proposer=event.proposer,
-        rationale=event.rationale,
-        expects=event.expects,
-        purpose=event.purpose,
-        turn=event.turn,
-        proposed_s=event.time_s,
-    )
+    def _take_words(self, line: bytes) -> None:
+        event = EVENT.validate_json(line)
+        match event:
+            case Note():
+                self.notes.append(event)
+            case SearchStopped():
+                self.stopped = event
+            case SearchEnded():
+                self.ended = event
+            case _:
+                pass
 
 
-def fold_events(events: Iterable[Event]) -> RunState:
-    """The state after these events."""
-    state = RunState()
-    for event in events:
-        state.apply(event)
-    return state
+@lru_cache(maxsize=64)
+def _is_infrastructure(kind: str) -> bool:
+    return FailureKind(kind).is_infrastructure
 
 
 def collect_losses(state: RunState) -> dict[Config, list[float]]:
     """Configuration -> losses of its ranked runs."""
-    losses: dict[Config, list[float]] = {}
-    for trial in state.trials.values():
-        if trial.loss is not None:
-            losses.setdefault(trial.config, []).append(trial.loss)
-    return losses
+    return state.losses_by_config()

@@ -8,7 +8,8 @@ from datetime import timedelta
 
 from cclsearch.errors import TrialError
 from cclsearch.record.event import Purpose
-from cclsearch.record.state import RunState, Trial, collect_losses
+from cclsearch.record.state import RunState, collect_losses
+from cclsearch.record.trial import Trial
 from cclsearch.redact import redact
 from cclsearch.report.axes import show_number
 from cclsearch.report.data import (

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.record.event import Purpose
-from cclsearch.record.state import RunState, Trial, collect_losses
+from cclsearch.record.state import RunState, collect_losses
+from cclsearch.record.trial import Trial
 from cclsearch.spec import RunSpec
 from cclsearch.text import one_line
 from cclsearch.values import Provenance

@@ -14,7 +14,8 @@ from cclsearch.record.event import (
     TrialRepeated,
     TrialSubmitted,
 )
-from cclsearch.record.state import RunState, Trial
+from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial
 from cclsearch.text import one_line
 from cclsearch.values import Provenance
 

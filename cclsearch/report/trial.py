@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.launch.contract import STDERR_FILE
-from cclsearch.record.state import Trial
+from cclsearch.record.trial import Trial
 from cclsearch.redact import redact
 from cclsearch.report.terminal import result_text
 from cclsearch.run_folder import Run

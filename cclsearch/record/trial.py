@@ -1,0 +1,106 @@
+"""One trial as the ledger's events tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from cclsearch.launch.base import Handle
+from cclsearch.propose.base import Expectation
+from cclsearch.record.event import (
+    Event,
+    Purpose,
+    TrialFinished,
+    TrialProposed,
+    TrialRepeated,
+    TrialSubmitted,
+    TrialSubmitting,
+)
+from cclsearch.score.outcome import Outcome
+from cclsearch.values import Config
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial as the ledger knows it."""
+
+    number: int
+    config: Config
+    proposer: str
+    rationale: str
+    expects: Expectation
+    purpose: Purpose
+    turn: int | None
+    proposed_s: float
+    attempt: int = 0
+    """Attempts that were begun."""
+    handle: Handle | None = None
+    """Of the attempt that runs now; None before the launcher answered and after the end."""
+    repeats: tuple[str, ...] = ()
+    """Why earlier attempts did not count."""
+    outcome: Outcome | None = None
+    finished_s: float | None = None
+    result_sha256: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.outcome is not None
+
+    @property
+    def costs_budget(self) -> bool:
+        """Whether it counts against the budget: searched, and no fault of the infrastructure."""
+        if self.purpose is not Purpose.SEARCH:
+            return False
+        failure = self.outcome.failure if self.outcome else None
+        return not (failure and failure.kind.is_infrastructure)
+
+    @property
+    def loss(self) -> float | None:
+        """The loss by which it ranks; None where it does not."""
+        return self.outcome.loss if self.outcome and self.outcome.is_ranked else None
+
+
+def fold_trial(events: Iterable[Event]) -> Trial:
+    """The trial after its events, which begin with its proposal; events of other kinds say nothing of it."""
+    trial: Trial | None = None
+    for event in events:
+        trial = _open(event) if isinstance(event, TrialProposed) else _go_on(trial, event)
+    if trial is None:
+        raise ValueError("a trial's events begin with its proposal")
+    return trial
+
+
+def _open(event: TrialProposed) -> Trial:
+    return Trial(
+        number=event.trial,
+        config=event.config,
+        proposer=event.proposer,
+        rationale=event.rationale,
+        expects=event.expects,
+        purpose=event.purpose,
+        turn=event.turn,
+        proposed_s=event.time_s,
+    )
+
+
+def _go_on(trial: Trial | None, event: Event) -> Trial | None:
+    if trial is None:
+        return None
+    match event:
+        case TrialSubmitting():
+            return replace(trial, attempt=event.attempt, handle=None)
+        case TrialSubmitted():
+            return replace(trial, attempt=event.attempt, handle=event.handle)
+        case TrialRepeated():
+            return replace(trial, handle=None, repeats=(*trial.repeats, event.reason))
+        case TrialFinished():
+            return replace(
+                trial,
+                attempt=event.attempt,
+                handle=None,
+                outcome=event.outcome,
+                finished_s=event.time_s,
+                result_sha256=event.result_sha256,
+            )
+        case _:
+            return trial
