@@ -1,0 +1,187 @@
+"""Exported Chakra traces, read back by a reader of the published schema that shares nothing with the writer."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from trace_tables import Tape, make_set
+
+from cclsearch.errors import UserError
+from cclsearch.trace.chakra import export_chakra
+from cclsearch.trace.events import CollectiveKind, EventTable
+from cclsearch.trace.view import TraceView
+
+COMP_NODE, MEM_LOAD_NODE, COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE = 4, 2, 5, 6, 7
+ALL_REDUCE, ALL_GATHER = 0, 2
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def read_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """(field number, wire type, value) of a message: wire types 0, 1, 2 and 5 of the protobuf encoding."""
+    at = 0
+    while at < len(data):
+        key, at = read_varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == 0:
+            value: int | bytes
+            value, at = read_varint(data, at)
+        elif kind == 2:
+            length, at = read_varint(data, at)
+            assert at + length <= len(data)
+            value, at = data[at : at + length], at + length
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+            value, at = struct.unpack("<q" if kind == 1 else "<i", data[at : at + size])[0], at + size
+        else:
+            raise AssertionError(f"no field of the schema has wire type {kind}")
+        yield number, kind, value
+
+
+@dataclass
+class Message:
+    """One message: scalar fields by number, repeated ones as lists."""
+
+    fields: dict[int, list[int | bytes]] = field(default_factory=dict)
+
+    def integer(self, number: int) -> int:
+        (value,) = self.fields.get(number, [0])
+        assert isinstance(value, int)
+        return value
+
+    def text(self, number: int) -> str:
+        (value,) = self.fields.get(number, [b""])
+        assert isinstance(value, bytes)
+        return value.decode()
+
+    def packed(self, number: int) -> list[int]:
+        found: list[int] = []
+        for value in self.fields.get(number, []):
+            if isinstance(value, int):
+                found.append(value)
+                continue
+            at = 0
+            while at < len(value):
+                one, at = read_varint(value, at)
+                found.append(one)
+        return found
+
+    def attributes(self, number: int) -> dict[str, int | str]:
+        """AttributeProto: name = 1, and one of int64_val = 9, uint64_val = 13, bool_val = 27, string_val = 29."""
+        found: dict[str, int | str] = {}
+        for value in self.fields.get(number, []):
+            assert isinstance(value, bytes)
+            inner = parse(value)
+            (kind,) = set(inner.fields) - {1}
+            assert kind in (9, 13, 27, 29)
+            found[inner.text(1)] = inner.text(29) if kind == 29 else inner.integer(kind)
+        return found
+
+
+def parse(data: bytes) -> Message:
+    message = Message()
+    for number, _, value in read_fields(data):
+        message.fields.setdefault(number, []).append(value)
+    return message
+
+
+def read_trace(path: Path) -> tuple[Message, list[Message]]:
+    """GlobalMetadata, then nodes, each with its length in front."""
+    data, at, messages = path.read_bytes(), 0, []
+    while at < len(data):
+        length, at = read_varint(data, at)
+        assert at + length <= len(data)
+        messages.append(parse(data[at : at + length]))
+        at += length
+    return messages[0], messages[1:]
+
+
+def training_tables() -> list[EventTable]:
+    tables = []
+    for rank in range(2):
+        tape = Tape(rank=rank, world_size=2)
+        for i in range(6):
+            number, begin = tape.step(i * 100, i * 100 + 90), i * 100
+            tape.kernel(begin, 30, "gemm", launched_us=begin - 5, step_id=number)
+            tape.copy(begin + 30, 5, bytes=4096, step_id=number)
+            tape.collective(begin + 35, 20, CollectiveKind.ALL_REDUCE, 1 << 20, group_ranks=(0, 1), step_id=number)
+            tape.collective(begin + 56, 10, CollectiveKind.ALL_GATHER, 2048, group_desc="mesh_tp", step_id=number)
+            kind = CollectiveKind.SEND if rank == 0 else CollectiveKind.RECV
+            tape.collective(begin + 70, 5, kind, 512, peer=1 - rank, step_id=number)
+        tables.append(tape.table())
+    return tables
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> list[tuple[Message, list[Message]]]:
+    paths = export_chakra(TraceView(make_set(training_tables())), tmp_path / "out")
+    assert [path.name for path in paths] == ["chakra.0.et", "chakra.1.et"]
+    return [read_trace(path) for path in paths]
+
+
+def test_metadata_names_rank_and_world(exported: list[tuple[Message, list[Message]]]) -> None:
+    for rank, (metadata, _) in enumerate(exported):
+        assert metadata.text(1)  # version
+        assert metadata.attributes(2)["rank"] == rank
+        assert metadata.attributes(2)["world_size"] == 2
+
+
+def test_nodes_are_those_of_one_step_with_their_types(exported: list[tuple[Message, list[Message]]]) -> None:
+    types = [[node.integer(3) for node in nodes] for _, nodes in exported]
+    assert types[0] == [COMP_NODE, MEM_LOAD_NODE, COMM_COLL_NODE, COMM_COLL_NODE, COMM_SEND_NODE]
+    assert types[1] == [COMP_NODE, MEM_LOAD_NODE, COMM_COLL_NODE, COMM_COLL_NODE, COMM_RECV_NODE]
+
+
+def test_times_are_microseconds_from_the_start_of_the_step(exported: list[tuple[Message, list[Message]]]) -> None:
+    nodes = exported[0][1]
+    assert [node.integer(6) for node in nodes] == [0, 30, 35, 56, 70]
+    assert [node.integer(7) for node in nodes] == [30, 5, 20, 10, 5]
+
+
+def test_dependencies_name_earlier_nodes_and_leave_no_cycle(exported: list[tuple[Message, list[Message]]]) -> None:
+    for _, nodes in exported:
+        ids = [node.integer(1) for node in nodes]
+        assert len(set(ids)) == len(ids)
+        assert 0 not in ids
+        for node in nodes:
+            depends = node.packed(4) + node.packed(5)
+            assert all(other in ids and other < node.integer(1) for other in depends)
+        assert nodes[2].packed(5) == [ids[1]]  # the reduction waited for the copy that ended as it began
+
+
+def test_collectives_say_kind_size_and_group(exported: list[tuple[Message, list[Message]]]) -> None:
+    nodes = exported[0][1]
+    reduce, gather, send = (node.attributes(10) for node in nodes[2:])
+    assert (reduce["comm_type"], reduce["comm_size"], reduce["involved_ranks"]) == (ALL_REDUCE, 1 << 20, "0,1")
+    assert (gather["comm_type"], gather["comm_size"]) == (ALL_GATHER, 2048)
+    assert (send["comm_src"], send["comm_dst"]) == (0, 1)
+    received = exported[1][1][4].attributes(10)
+    assert (received["comm_src"], received["comm_dst"]) == (0, 1)
+    assert nodes[0].attributes(10)["is_cpu_op"] == 0
+    assert nodes[1].attributes(10)["tensor_size"] == 4096
+
+
+def test_names_are_utf8_and_clipped(tmp_path: Path) -> None:
+    tape = Tape()
+    tape.kernel(0, 5, "kernel \udcff\x1b[31m" + "x" * 500)
+    (path,) = export_chakra(TraceView(make_set([tape.table()])), tmp_path)
+    _, (node,) = read_trace(path)
+    assert len(node.text(2)) <= 120
+    assert "\x1b" not in node.text(2)
+
+
+def test_nothing_to_export_is_the_users_to_mend(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no device event"):
+        export_chakra(TraceView(make_set([Tape().table()])), tmp_path)
