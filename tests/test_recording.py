@@ -90,7 +90,7 @@ def test_a_card_without_widths_is_completed_and_says_so(tmp_path):
 )
 def test_a_bad_table_is_named_by_file_and_row(tmp_path, table, said):
     folder = write_landscape(tmp_path / "bad", table)
-    with pytest.raises(UserError, match="trials.csv") as caught:
+    with pytest.raises(UserError, match=r"trials\.csv") as caught:
         load_recording(folder)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -1,0 +1,104 @@
+"""The bench replays honestly: rows read once, figures as promised, bad folders refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cclsearch.bench import replay_search, run_bench
+from cclsearch.cli import main
+from cclsearch.propose.base import Proposal
+from cclsearch.recording import load_recording
+
+LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
+
+
+@pytest.fixture
+def two(tmp_path) -> Path:
+    for name in ("nanotron-8b-2n", "vtrain-h1024-l12-g8-b8"):
+        shutil.copytree(LANDSCAPES / name, tmp_path / "landscapes" / name)
+    return tmp_path / "landscapes"
+
+
+def test_the_json_holds_what_was_promised(two, tmp_path, capsys):
+    out = tmp_path / "figures.json"
+    arguments = ["bench", str(two), "--seeds", "1", "--strategies", "default,random", "--json", str(out)]
+    assert main([*arguments, "--workers", "1"]) == 0
+    figures = json.loads(out.read_text(encoding="utf-8"))
+    assert set(figures["strategies"]) == {"default", "random"}
+    for strategy in figures["strategies"].values():
+        for summary in (strategy, *strategy["landscapes"].values()):
+            for statistic in ("gmean", "median", "p90", "worst"):
+                assert list(summary["best_over_optimum"][statistic]) == ["1", "3", "5", "10", "15"]
+                assert min(summary["best_over_optimum"][statistic].values()) >= 1
+            assert set(summary["within_1pct"]) == set(summary["within_5pct"]) == {"1", "3", "5", "10", "15"}
+            assert 0 <= summary["failed_share"] <= 1
+            assert summary["duplicate_share"] == 0
+            assert summary["engine_s_per_trial"] > 0
+    found = figures["strategies"]["default"]["best_over_optimum"]["gmean"]
+    assert found["15"] <= found["5"] <= found["1"]
+    assert found["15"] <= 1.05
+    assert "recorded measurements" in capsys.readouterr().out
+
+
+class StubbornProposer:
+    """Proposes the first row again and again, and something that is no row."""
+
+    name = "stubborn"
+
+    def propose(self, view, count):
+        config = view.space.config(0)
+        if len(view.observations) == 2:
+            config = type(config)({**config, "tp": 3})
+        return [Proposal(config, self.name)]
+
+
+def test_a_row_is_never_read_twice_and_no_row_is_made_up():
+    recording = load_recording(LANDSCAPES / "vtrain-h1024-l12-g8-b8")
+    played = replay_search(recording, StubbornProposer(), seed=0, budget=5)
+    assert played.num_duplicates == 3
+    assert played.num_failed == 4
+    assert played.num_trials == 5
+    assert len(set(played.best_over_optimum)) == 1
+
+
+def test_a_table_smaller_than_the_budget_is_searched_to_its_end():
+    recording = load_recording(LANDSCAPES / "vtrain-h1024-l12-g8-b8")
+    figures = run_bench(LANDSCAPES / "vtrain-h1024-l12-g8-b8", strategies=["random"], seeds=2, budget=20, workers=1)
+    assert figures["strategies"]["random"]["best_over_optimum"]["worst"]["20"] == 1
+    assert len(recording.rows) == 17
+
+
+def test_bad_folders_and_options_are_refused_with_2(two, tmp_path, capsys):
+    table = two / "nanotron-8b-2n" / "trials.csv"
+    table.write_text(table.read_text(encoding="utf-8").replace(",ok,", ",good,", 1), encoding="utf-8")
+    (two / "vtrain-h1024-l12-g8-b8" / "card.yaml").write_text("workload: [", encoding="utf-8")
+    for arguments, said in (
+        ([str(two)], "status must be one of"),
+        ([str(tmp_path / "nowhere")], "there is no folder"),
+        ([str(LANDSCAPES), "--seeds", "0"], "--seeds"),
+        ([str(LANDSCAPES), "--strategies", "oracle"], "there is no strategy 'oracle'"),
+        ([str(LANDSCAPES), "--json", str(tmp_path / "a" / "b.json")], "no folder"),
+    ):
+        assert main(["bench", *arguments]) == 2
+        errors = capsys.readouterr().err
+        assert said in errors
+        assert "Traceback" not in errors
+    assert main(["bench", str(two)]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 2, "one line for each landscape that cannot be read"
+
+
+@pytest.mark.serial
+def test_processes_give_the_same_figures_as_one():
+    folder = LANDSCAPES / "nanotron-1b-1n"
+    alone = run_bench(folder, strategies=["default"], seeds=4, budget=4, workers=1)
+    together = run_bench(folder, strategies=["default"], seeds=4, budget=4, workers=2)
+    for figures in (alone, together):
+        figures["strategies"]["default"].pop("engine_s_per_trial")
+        for summary in figures["strategies"]["default"]["landscapes"].values():
+            summary.pop("engine_s_per_trial")
+    assert alone == together

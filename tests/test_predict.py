@@ -1,0 +1,157 @@
+"""Closed forms of time and memory against counted parameters, known sums and measured landscapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card, ModelArch, MoEArch
+from cclsearch.cli import main
+from cclsearch.predict.arch import count_active_parameters, count_parameters, flops_per_token
+from cclsearch.predict.layout import read_layout
+from cclsearch.predict.machine import read_machine
+from cclsearch.predict.memory import memory_parts
+from cclsearch.predict.model import predict_space
+from cclsearch.recording import find_recordings, load_recording
+from cclsearch.space.table import Knob, Space, space_from_rows
+
+LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
+
+
+def make_space(rows: list[dict[str, object]]) -> Space:
+    names = list(rows[0])
+    knobs = [Knob(name, tuple(sorted({row[name] for row in rows}, key=str))) for name in names]  # type: ignore[misc]
+    return space_from_rows(knobs, rows)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def wl2() -> Card:
+    return load_card("wl2")
+
+
+@pytest.mark.parametrize("name", ["nanotron-1b-1n", "nanotron-3b-2n", "nanotron-8b-2n", "nanotron-80b-8n"])
+def test_parameters_are_those_that_the_source_counted(name):
+    arch = load_recording(LANDSCAPES / name).card.arch
+    assert arch.num_params is not None
+    assert count_parameters(arch) == pytest.approx(arch.num_params, rel=1e-3)
+
+
+def test_parameters_of_llama_3_1_8b():
+    assert count_parameters(load_card("wl2").arch) == pytest.approx(8.03e9, rel=2e-3)
+
+
+def test_a_mixture_counts_all_experts_and_is_active_in_few():
+    moe = MoEArch(num_experts=64, top_k=6, expert_intermediate_size=1408, num_shared_experts=2, num_dense_layers=1)
+    arch = ModelArch(
+        num_layers=28,
+        hidden_size=2048,
+        num_heads=16,
+        num_kv_heads=16,
+        head_dim=128,
+        intermediate_size=10944,
+        vocab_size=102400,
+        moe=moe,
+    )
+    assert count_parameters(arch) == pytest.approx(16.4e9, rel=0.01), "DeepSeek-MoE-16B as published"
+    assert count_active_parameters(arch) == pytest.approx(2.8e9, rel=0.03), "2.8B activated as published"
+
+
+def test_flops_per_token_follow_the_usual_convention(wl2):
+    arch = wl2.arch
+    matmul = count_parameters(arch) - arch.vocab_size * arch.hidden_size
+    expected = 6 * matmul + 12 * 32 * 4096 * 1024
+    assert flops_per_token(arch, 1024) == pytest.approx(expected, rel=1e-3)
+
+
+def test_parts_add_up(wl2):
+    space = make_space(
+        [
+            {"tp": tp, "dp": 16 // tp // pp, "pp": pp, "micro_batch_size": 1, "activation_checkpointing": ckpt}
+            for tp in (1, 2, 4)
+            for pp in (1, 2, 4)
+            for ckpt in ("none", "full")
+        ]
+    )
+    prediction = predict_space(wl2, space)
+    np.testing.assert_allclose(sum(prediction.time_parts_s.values()), prediction.time_s_N)
+    np.testing.assert_allclose(sum(prediction.memory_parts_gib.values()), prediction.memory_gib_N)
+    assert all(np.all(part >= -1e-9) for part in prediction.time_parts_s.values())
+
+
+def one_gib(card: Card, **config: object) -> float:
+    return float(predict_space(card, make_space([config])).memory_gib_N[0])
+
+
+def test_memory_moves_as_sharding_and_recomputation_say(wl2):
+    base = {"tp": 1, "dp": 16, "pp": 1, "micro_batch_size": 2, "zero_stage": 1, "activation_checkpointing": "none"}
+    plain = one_gib(wl2, **base)
+    assert one_gib(wl2, **{**base, "activation_checkpointing": "full"}) < plain
+    assert one_gib(wl2, **{**base, "zero_stage": 0}) > plain
+    assert one_gib(wl2, **{**base, "zero_stage": 3}) < plain
+    assert one_gib(wl2, **{**base, "tp": 4, "dp": 4}) < plain
+    assert one_gib(wl2, **{**base, "micro_batch_size": 1}) < plain
+
+
+def test_weights_gradients_and_adam_take_the_bytes_of_mixed_precision(wl2):
+    space = make_space([{"tp": 1, "dp": 16, "pp": 1, "micro_batch_size": 1, "zero_stage": 0}])
+    parts = memory_parts(wl2, read_layout(wl2, space), read_machine(wl2))
+    params = count_parameters(wl2.arch)
+    total = (parts.weights + parts.gradients + parts.optimizer)[0] * 2**30
+    assert total == pytest.approx(18 * params, rel=1e-3), "2 + 4 + 12 bytes a parameter (ZeRO, section 3.1, fp32 sums)"
+
+
+def test_a_cpu_process_has_no_cuda_context():
+    card = load_card("tiny")
+    space = make_space([{"tp": 1, "dp": 4, "pp": 1, "micro_batch_size": 1}])
+    prediction = predict_space(card, space)
+    assert prediction.memory_gib_N[0] < 0.6
+    assert prediction.fits_N[0] > 0.95
+
+
+def test_experts_divide_by_the_expert_degree_and_pay_an_exchange():
+    card = load_card("wl5")
+    rows = [{"tp": 1, "dp": 16, "pp": 1, "ep": ep, "micro_batch_size": 1} for ep in (1, 8)]
+    prediction = predict_space(card, make_space(rows))
+    order = np.argsort([row["ep"] for row in rows])
+    memory = prediction.memory_gib_N[order]
+    exchange = prediction.time_parts_s["expert exchange"][order]
+    assert memory[1] < 0.6 * memory[0]
+    assert exchange[0] == 0 < exchange[1]
+
+
+def test_an_accelerator_that_nobody_listed_is_predicted_all_the_same(wl2):
+    card = wl2.model_copy(update={"hardware": wl2.hardware.model_copy(update={"accelerator": "frob-9000"})})
+    space = make_space([{"tp": 1, "dp": 16, "pp": 1, "micro_batch_size": 1}])
+    assert not read_machine(card).is_known
+    assert np.isfinite(predict_space(card, space).time_s_N).all()
+
+
+def test_order_agrees_with_what_was_measured_on_every_shipped_landscape():
+    agreements = []
+    for path in find_recordings(LANDSCAPES):
+        recording = load_recording(path)
+        prediction = predict_space(recording.card, recording.space)
+        ok = [n for n, row in enumerate(recording.rows) if row.step_time_s is not None]
+        measured = [recording.rows[n].step_time_s for n in ok]
+        agreements.append(spearmanr(prediction.time_s_N[ok], measured).statistic)
+    assert min(agreements) > 0.3
+    assert float(np.median(agreements)) > 0.7
+
+
+def test_the_command_prints_parts_and_draws_them(tmp_path, capsys):
+    picture = tmp_path / "parts.png"
+    assert main(["predict", "--workload", "wl2", "--top", "3", "--json", "--png", str(picture)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["provenance"] == "simulated"
+    times = [row["step_time_s"] for row in answer["configurations"]]
+    assert times == sorted(times)
+    assert sum(answer["configurations"][0]["time_parts_s"].values()) == pytest.approx(times[0])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["predict", "--workload", "wl2", "--config", "tp=2,dp=8,pp=1", "--top", "2"]) == 0
+    assert "tp=2 dp=8 pp=1" in capsys.readouterr().out
+    assert main(["predict", "--workload", "wl2", "--top", "0"]) == 2

@@ -1,0 +1,194 @@
+"""What every strategy must keep to, and what the default one must know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from cclsearch.errors import UserError
+from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.outlook import survey
+from cclsearch.propose.pareto import propose_pareto
+from cclsearch.propose.sampler import LegalSetSampler, legal_set_distributions
+from cclsearch.recording import Recording, load_recording
+from cclsearch.space.table import Knob, space_from_rows
+from cclsearch.values import Failure, FailureKind, Stage
+
+LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
+LEGAL = ["default", "grid", "heuristic", "random", "tpe", "tpe-multivariate", "tpe-penalised"]
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return load_recording(LANDSCAPES / "nanotron-8b-4n")
+
+
+def make_view(recording: Recording, seen: Sequence[Observation] = (), **fields: object) -> SearchView:
+    view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), max(1, 15 - len(seen)), 0)
+    return replace(view, **fields)  # type: ignore[arg-type]
+
+
+def observe(recording: Recording, row: int, trial: int) -> Observation:
+    held = recording.rows[row]
+    failure = None
+    if held.status != "ok":
+        failure = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="recorded as failed")
+    time_s = held.step_time_s
+    return Observation(trial, held.config, row, time_s, time_s, held.peak_memory_gib, failure)
+
+
+def search(recording: Recording, name: str, trials: int, seed: int = 0) -> list[Observation]:
+    proposer = PROPOSERS.get(name)()
+    seen: list[Observation] = []
+    for trial in range(trials):
+        proposals = proposer.propose(make_view(recording, seen, seed=seed, budget_left=trials - trial), 1)
+        if not proposals:
+            break
+        row = recording.space.row(proposals[0].config)
+        assert row is not None, "a proposal is a member"
+        seen.append(observe(recording, row, trial))
+    return seen
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_proposals_are_new_members_and_the_same_for_the_same_view(recording, name):
+    seen = search(recording, name, 5)
+    rows = [o.row for o in seen]
+    assert len(set(rows)) == 5
+    view = make_view(recording, seen, pending=frozenset({1, 2, 3}))
+    first = PROPOSERS.get(name)().propose(view, 4)
+    again = PROPOSERS.get(name)().propose(view, 4)
+    batch = [recording.space.row(proposal.config) for proposal in first]
+    assert [proposal.config for proposal in first] == [proposal.config for proposal in again]
+    assert len(set(batch)) == 4
+    assert not set(batch) & (set(rows) | {1, 2, 3, None})
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_a_space_is_searched_to_its_end_and_no_further(name):
+    whole = load_recording(LANDSCAPES / "nanotron-8b-4n")
+    rows = whole.rows[30:36]
+    small = replace(whole, space=space_from_rows(whole.space.knobs, [row.config for row in rows]), rows=rows)
+    assert sorted(o.row or 0 for o in search(small, name, 10)) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["nanotron-8b-4n", "nanotron-3b-2n", "vtrain-h1024-l20-g8-b32"])
+def test_the_default_finds_what_is_near_the_best_in_ten_trials(name):
+    recording = load_recording(LANDSCAPES / name)
+    losses = [o.loss for o in search(recording, "default", 10) if o.loss is not None]
+    assert min(losses) <= 1.05 * recording.best_step_time_s
+
+
+def with_unknown_words(recording: Recording) -> Recording:
+    """The same table under a knob that nobody has heard of: one of three words makes every step 40 % slower."""
+    slow = {"zig": 1.0, "zag": 1.4, "zog": 1.15}
+    rows = tuple(
+        replace(row, config=type(row.config)({**row.config, "frobnicator": word}), step_time_s=row.step_time_s * factor)
+        for row in recording.rows
+        if row.step_time_s is not None and row.step_time_s < 20
+        for word, factor in slow.items()
+    )
+    knobs = (*recording.space.knobs, Knob("frobnicator", tuple(slow)))
+    return replace(recording, space=space_from_rows(knobs, [row.config for row in rows]), rows=rows)
+
+
+def test_a_knob_that_nobody_has_heard_of_is_learned(recording):
+    unknown = with_unknown_words(recording)
+    seen = search(unknown, "default", 12)
+    late = [o.config["frobnicator"] for o in seen[6:]]
+    assert late.count("zag") <= 1
+    assert min(o.loss for o in seen if o.loss) <= 1.05 * unknown.best_step_time_s
+
+
+def test_the_default_works_for_a_loss_that_is_no_time(recording):
+    def negate(o: Observation) -> Observation:
+        return replace(o, loss=None if o.loss is None else -1000 / o.loss)
+
+    seen = [negate(o) for o in search(recording, "default", 5)]
+    proposals = PROPOSERS.get("default")().propose(make_view(recording, seen, objective="throughput"), 2)
+    fast = sorted(row.step_time_s for row in recording.rows if row.step_time_s is not None)
+    found = recording.look_up(proposals[0].config)
+    assert found is not None
+    assert found.step_time_s is None or found.step_time_s < fast[len(fast) // 2]
+
+
+def test_nothing_but_failures_still_leads_on(recording):
+    failures = [n for n, row in enumerate(recording.rows) if row.status == "failed"][:6]
+    seen = [observe(recording, row, trial) for trial, row in enumerate(failures)]
+    assert len(PROPOSERS.get("default")().propose(make_view(recording, seen), 3)) == 3
+
+
+def test_a_failure_of_memory_makes_larger_ones_doubtful(recording):
+    row = recording.space.row({"tp": 1, "pp": 2, "dp": 16, "zero_stage": 1, "micro_batch_size": 1})
+    assert row is not None
+    config = recording.space.config(row)
+    failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="CUDA out of memory")
+    seen = [Observation(0, config, row, None, failure=failure)]
+    unlucky = survey(make_view(recording, seen), top=120).candidates
+    before = {c.row: c.fits for c in survey(make_view(recording), top=121).candidates}
+    assert all(c.fits <= before[c.row] + 0.05 for c in unlucky)
+    assert np.mean([c.fits for c in unlucky]) < np.mean(list(before.values())) - 0.02
+
+
+def test_earlier_runs_are_used_as_a_prior(recording):
+    earlier = tuple(replace(o, row=None) for o in search(recording, "default", 8))
+    proposals = PROPOSERS.get("default")().propose(make_view(recording, prior=earlier), 1)
+    found = recording.look_up(proposals[0].config)
+    assert found is not None
+    assert found.step_time_s is not None
+    assert found.step_time_s <= 1.15 * recording.best_step_time_s
+
+
+def test_the_outlook_says_what_is_left_and_how_well_it_predicted(recording):
+    empty = survey(make_view(recording))
+    assert empty.best_gain is None
+    assert empty.median_error is None
+    assert len(empty.candidates) == 10
+    seen = search(recording, "default", 8)
+    later = survey(make_view(recording, seen), top=5)
+    assert later.num_open == len(recording.space) - 8
+    assert later.median_error is not None
+    assert 0 <= (later.chance_of_better or 0) <= 1
+    assert all(c.low_s < c.step_time_s < c.high_s for c in later.candidates)
+    assert not {o.row for o in seen} & {c.row for c in later.candidates}
+    everything = [observe(recording, row, row) for row in range(len(recording.space))]
+    assert survey(make_view(recording, everything)).is_exhausted
+
+
+def test_a_front_is_pushed_in_both_directions(recording):
+    seen = search(recording, "default", 6)
+    view = make_view(recording, seen)
+    proposals = propose_pareto(view, 4, (("step_time_s", "minimize"), ("peak_memory_gib", "minimize")))
+    rows = [recording.space.row(proposal.config) for proposal in proposals]
+    assert len(set(rows)) == 4
+    assert not set(rows) & {o.row for o in seen}
+    expected = [proposal.expects.peak_memory_gib or 0 for proposal in proposals]
+    assert min(expected) < min(o.peak_memory_gib or 99 for o in seen), "the lean end of the front is looked for"
+    with pytest.raises(ValueError, match="at least two"):
+        propose_pareto(view, 1, (("step_time_s", "minimize"),))
+
+
+def test_the_default_is_an_optuna_sampler(recording):
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=LegalSetSampler(recording.card, recording.space))
+    members = set()
+    for _ in range(6):
+        trial = study.ask(legal_set_distributions(recording.space))
+        found = recording.look_up(trial.params)
+        assert found is not None
+        members.add(found.config)
+        if found.step_time_s is None:
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, found.step_time_s)
+    assert len(members) == 6
+    assert study.best_value <= 1.2 * recording.best_step_time_s
+    with pytest.raises(UserError, match="has no knob"):
+        study.ask({"colour": optuna.distributions.CategoricalDistribution(("red", "blue"))})
