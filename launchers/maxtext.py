@@ -1,0 +1,246 @@
+"""Run script `maxtext`: MaxText over one trial, one process a host of a TPU slice.
+
+`MAXTEXT_COMMAND` (in the profile's environment) starts its trainer, `python -m maxtext.trainers.pre_train.train` where
+it is not set; `MAXTEXT_CONFIG` names its base.yml. The knobs become its own settings, held against
+`maxtext.options.txt`. Its log gives the seconds of each step; those under its
+profiler, and the one before them, are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import (
+    IllegalConfig,
+    Trial,
+    host_name,
+    kind_of,
+    package_versions,
+    read_trial,
+    reporting_failures,
+    write_failed_result,
+    write_result,
+)
+from options import check_options
+from step_window import count_steps
+
+DEFAULT_COMMAND = "python -m maxtext.trainers.pre_train.train"
+
+_STEP = re.compile(
+    r"completed step: (?P<step>\d+), seconds: (?P<seconds>[0-9.eE+-]+)"
+    r"(?:.*?total_weights: (?P<tokens>\d+))?.*?loss: (?P<loss>[0-9.eE+-]+)"
+)
+_PARAMS = re.compile(r"number parameters: (?P<billions>[0-9.]+) billion")
+_MEMORY = re.compile(r"Using \(GB\) (?P<used>[0-9.]+) / (?P<limit>[0-9.]+)")
+
+
+def render_options(data: Mapping[str, Any], folder: Path) -> list[str]:
+    """MaxText's settings for one `config.json`: a pure function, each one documented (ValueError if not)."""
+    settings = {**_model(data["arch"]), **_training(data), **_parallelism(data), **_running(data, folder)}
+    check_options(settings, "maxtext")
+    return [f"{name}={_write_value(value)}" for name, value in settings.items()]
+
+
+def _write_value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _model(arch: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {
+        "base_num_decoder_layers": arch["num_layers"],
+        "base_emb_dim": arch["hidden_size"],
+        "base_num_query_heads": arch["num_heads"],
+        "base_num_kv_heads": arch["num_kv_heads"],
+        "head_dim": arch["head_dim"],
+        "base_mlp_dim": arch["intermediate_size"],
+        "vocab_size": arch["vocab_size"],
+        "logits_via_embedding": arch["tied_embeddings"],
+        "mlp_activations": "['silu','linear']" if arch["gated_mlp"] else "['gelu']",
+    }
+    if moe := arch.get("moe"):
+        settings |= {
+            "num_experts": moe["num_experts"],
+            "num_experts_per_tok": moe["top_k"],
+            "base_moe_mlp_dim": moe["expert_intermediate_size"],
+        }
+        if moe["num_shared_experts"] or moe["num_dense_layers"]:
+            settings |= {
+                "decoder_block": "deepseek",
+                "shared_experts": moe["num_shared_experts"],
+                "first_num_dense_layers": moe["num_dense_layers"],
+            }
+        else:
+            settings["decoder_block"] = "mixtral"
+    return settings
+
+
+def _training(data: Mapping[str, Any]) -> dict[str, Any]:
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}
+    if data["precision"] not in dtype:
+        raise IllegalConfig(f"precision must be one of {', '.join(dtype)}, not {data['precision']!r}")
+    return {
+        "per_device_batch_size": per_device_batch(data),
+        "gradient_accumulation_steps": data["gradient_accumulation"],
+        "max_target_length": data["seq_len"],
+        "dtype": dtype[data["precision"]],
+        "steps": count_steps(Trial(Path(), data, data["config"])),
+        "dataset_type": "synthetic",
+        "init_weights_seed": data["seed"],
+        "data_shuffle_seed": data["seed"],
+    }
+
+
+def per_device_batch(data: Mapping[str, Any]) -> int | float:
+    """Sequences per device and micro-step: MaxText counts all devices, so a micro-batch is shared by its TP group."""
+    share = data["global_batch_size"] / (data["num_ranks"] * data["gradient_accumulation"])
+    return int(share) if share == int(share) else share
+
+
+def _parallelism(data: Mapping[str, Any]) -> dict[str, Any]:
+    config, experts = data["config"], int(data["config"].get("ep", 1))
+    dp = int(config.get("dp", 1))
+    if int(config.get("pp", 1)) != 1:
+        raise IllegalConfig(f"this run script sets no pipeline: pp must be 1, but it is {config['pp']}")
+    if dp % experts:
+        raise IllegalConfig(f"ep must divide dp = {dp}, but it is {experts}")
+    axes = {"ici_tensor_parallelism": int(config.get("tp", 1)), "ici_expert_parallelism": experts}
+    sharded = int(config.get("zero_stage", 3)) == 3
+    axes |= {"ici_fsdp_parallelism": dp // experts if sharded else 1}
+    axes |= {"ici_data_parallelism": 1 if sharded else dp // experts}
+    remat = {"none": "minimal_with_context", "minimal": "minimal", "full": "full"}
+    return {**axes, "remat_policy": remat[str(config.get("activation_checkpointing", "full"))]}
+
+
+def _running(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    settings = {
+        "run_name": "maxtext",
+        "base_output_directory": str(folder),
+        "enable_checkpointing": False,
+        "enable_goodput_recording": False,
+        "monitor_goodput": False,
+        "log_period": 1,
+    }
+    if data["profiled_steps"]:
+        settings |= {
+            "profiler": "xplane",
+            "upload_all_profiler_results": True,
+            "skip_first_n_steps_for_profiler": data["warmup_steps"] + data["timed_steps"] + 1,
+            "profiler_steps": data["profiled_steps"],
+        }
+    return settings
+
+
+@dataclass(frozen=True)
+class Log:
+    """What the log says: seconds, loss and trained tokens by step, billions of parameters, GB in use on a device."""
+
+    seconds: dict[int, float]
+    losses: dict[int, float]
+    tokens: dict[int, int]
+    billions: float | None
+    used_gb: float | None
+
+
+def parse_log(text: str) -> Log:
+    """MaxText's log, read."""
+    steps = {int(m["step"]): m for m in _STEP.finditer(text)}
+    billions, used = _PARAMS.search(text), [float(m["used"]) for m in _MEMORY.finditer(text)]
+    return Log(
+        {step: float(m["seconds"]) for step, m in steps.items()},
+        {step: float(m["loss"]) for step, m in steps.items()},
+        {step: int(m["tokens"]) for step, m in steps.items() if m["tokens"]},
+        float(billions["billions"]) if billions else None,
+        max(used, default=None),
+    )
+
+
+def run_trainer(trial: Trial) -> tuple[int, str]:
+    """Exit code and log of MaxText's trainer; its output goes through to ours as it comes."""
+    command = shlex.split(os.environ.get("MAXTEXT_COMMAND", DEFAULT_COMMAND))
+    if config := os.environ.get("MAXTEXT_CONFIG"):
+        command.append(config)
+    lines = []
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*command, *render_options(trial.data, trial.folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            lines.append(line)
+    return process.returncode, "".join(lines)
+
+
+def collect_traces(trial: Trial) -> None:
+    """MaxText leaves profiles under its run's `tensorboard/plugins/profile`; they belong under `trace/`."""
+    for plugins in sorted((trial.folder / "maxtext").glob("**/plugins")):
+        shutil.copytree(plugins, trial.trace_folder / "plugins", dirs_exist_ok=True)
+
+
+def write_report(trial: Trial, log: Log) -> None:
+    """`result.json` from the log of the process that has step lines."""
+    data, first = trial.data, int(trial.data["warmup_steps"])
+    window = range(first, first + int(data["timed_steps"]))
+    missing = [step for step in window if step not in log.seconds]
+    if missing:
+        raise RuntimeError(f"MaxText's log has no line of steps {missing}")
+    fields: dict[str, Any] = {}
+    if first in log.tokens:  # older versions do not say how many tokens a step trained
+        fields["global_batch_size"] = log.tokens[first] // data["seq_len"]
+    if log.billions is not None:
+        fields["metrics"] = {"num_params_billion": log.billions}
+    if log.used_gb is not None:
+        fields["peak_memory_bytes"] = [int(log.used_gb * 1e9)] * data["num_ranks"]
+    write_result(
+        trial,
+        world_size=data["num_ranks"],
+        seq_len=data["seq_len"],
+        num_layers=data["arch"]["num_layers"],
+        step_times_s=[log.seconds[step] for step in window],
+        warmup_steps=first,
+        losses=[log.losses[step] for step in sorted(log.losses)[:4]],
+        versions=package_versions("jax", "jaxlib", "libtpu", "maxtext"),
+        devices=[os.environ.get("TPU_ACCELERATOR_TYPE", "tpu")] * data["num_ranks"],
+        hosts=[host_name()],
+        **fields,
+    )
+
+
+def main() -> int:
+    trial = read_trial()
+    process = int(os.environ.get("CCL_PROCESS_ID", "0"))
+    with reporting_failures(trial, process):
+        code, text = run_trainer(trial)
+        collect_traces(trial)
+        if code:
+            return _fail(trial, code, text, process)
+        if process == 0:
+            write_report(trial, parse_log(text))
+    return 0
+
+
+def _fail(trial: Trial, code: int, text: str, process: int) -> int:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"Error|RESOURCE_EXHAUSTED", line)] or lines or ["no output"]
+    message = f"MaxText exited with {code}: {telling[-1][:1000]}"
+    if process == 0:
+        write_failed_result(trial, kind=kind_of(" ".join(telling)), message=message)
+    return code if 0 < code < 128 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Run script `megatron`: Megatron-LM's own `pretrain_gpt.py` over one trial, one process a rank under torchrun.
+
+`MEGATRON_PATH` (in the profile's environment) names a checkout of Megatron-LM. The knobs become its own options, held
+against `megatron.options.txt`; its function for one step is timed and profiled, its data are its own mock data.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common import IllegalConfig, Trial, read_trial, reporting_failures
+from options import check_options
+from step_window import StepWindow, count_steps
+
+HERE = str(Path(__file__).resolve().parent)
+
+
+def render_options(data: Mapping[str, Any]) -> list[str]:
+    """Megatron-LM's command line for one `config.json`: a pure function, each option documented (ValueError if not)."""
+    words = [*_model(data["arch"]), *_training(data), *_parallelism(data), *_logging()]
+    check_options((word for word in words if word.startswith("--")), "megatron")
+    return words
+
+
+def _model(arch: Mapping[str, Any]) -> list[str]:
+    words = [
+        *("--num-layers", str(arch["num_layers"]), "--hidden-size", str(arch["hidden_size"])),
+        *("--ffn-hidden-size", str(arch["intermediate_size"])),
+        *("--num-attention-heads", str(arch["num_heads"]), "--kv-channels", str(arch["head_dim"])),
+        *("--vocab-size", str(arch["vocab_size"]), "--tokenizer-type", "NullTokenizer"),
+        *("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--disable-bias-linear"),
+    ]
+    if arch["num_kv_heads"] != arch["num_heads"]:
+        words += ["--group-query-attention", "--num-query-groups", str(arch["num_kv_heads"])]
+    words += ["--swiglu"] if arch["gated_mlp"] else []
+    words += [] if arch["tied_embeddings"] else ["--untie-embeddings-and-output-weights"]
+    return words + (_experts(arch) if arch.get("moe") else [])
+
+
+def _experts(arch: Mapping[str, Any]) -> list[str]:
+    moe = arch["moe"]
+    words = [
+        *("--num-experts", str(moe["num_experts"]), "--moe-router-topk", str(moe["top_k"])),
+        *("--moe-ffn-hidden-size", str(moe["expert_intermediate_size"])),
+        *("--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm"),
+        *("--moe-router-load-balancing-type", "none", "--expert-tensor-parallel-size", "1"),
+    ]
+    if moe["num_shared_experts"]:
+        width = moe["num_shared_experts"] * moe["expert_intermediate_size"]
+        words += ["--moe-shared-expert-intermediate-size", str(width)]
+    if dense := moe["num_dense_layers"]:
+        words += ["--moe-layer-freq", f"([0]*{dense}+[1]*{arch['num_layers'] - dense})"]
+    return words
+
+
+def _training(data: Mapping[str, Any]) -> list[str]:
+    micro_batch = data["config"].get("micro_batch_size")
+    if micro_batch is None:
+        micro_batch = data["global_batch_size"] // (data["config"].get("dp", 1) * data["gradient_accumulation"])
+    steps = count_steps(Trial(Path(), data, data["config"]))
+    precision = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
+    if data["precision"] not in precision:
+        raise IllegalConfig(f"precision must be one of {', '.join(precision)}, not {data['precision']!r}")
+    return [
+        *("--seq-length", str(data["seq_len"]), "--max-position-embeddings", str(data["seq_len"])),
+        *("--micro-batch-size", str(micro_batch), "--global-batch-size", str(data["global_batch_size"])),
+        *("--train-iters", str(steps), "--seed", str(data["seed"] or 1234)),
+        *("--optimizer", "adam", "--lr", "1e-4", "--lr-decay-style", "constant"),
+        *precision[data["precision"]],
+        *("--mock-data", "--num-workers", "1", "--split", "100,0,0"),
+    ]
+
+
+def _parallelism(data: Mapping[str, Any]) -> list[str]:
+    config = data["config"]
+    degrees = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size"}
+    words = [word for knob, option in degrees.items() for word in (option, str(config.get(knob, 1)))]
+    if data["arch"].get("moe"):
+        words += ["--expert-model-parallel-size", str(config.get("ep", 1))]
+    recompute = {
+        "none": [],
+        "selective": ["--recompute-granularity", "selective"],
+        "full": ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"],
+    }
+    words += recompute[str(config.get("activation_checkpointing", "none"))]
+    switches = {
+        "sequence_parallel": "--sequence-parallel",
+        "zero_stage": "--use-distributed-optimizer",
+        "overlap_grad_reduce": "--overlap-grad-reduce",
+    }
+    words += [option for knob, option in switches.items() if config.get(knob)]
+    if int(config.get("virtual_pipeline", 1)) > 1:
+        words += ["--num-virtual-stages-per-pipeline-rank", str(config["virtual_pipeline"])]
+    return words
+
+
+def _logging() -> list[str]:
+    return ["--log-interval", "1", "--eval-iters", "0", "--eval-interval", "1000000"]
+
+
+def read_loss(returned: Any) -> float | None:
+    """Loss of a step from what Megatron-LM's `train_step` returns: its first item maps a name to the reduced loss."""
+    losses = returned[0] if isinstance(returned, tuple) else returned
+    if not isinstance(losses, Mapping) or not losses:
+        return None
+    value = next(iter(losses.values()))
+    return float(value[0] if isinstance(value, tuple | list) else value)
+
+
+def read_work() -> dict[str, Any]:
+    """What Megatron-LM says that it trained."""
+    from megatron.core.num_microbatches_calculator import get_num_microbatches
+    from megatron.training import get_args
+
+    args = get_args()
+    return {
+        "global_batch_size": get_num_microbatches() * args.micro_batch_size * args.data_parallel_size,
+        "seq_len": args.seq_length,
+        "num_layers": args.num_layers,
+    }
+
+
+def train(trial: Trial) -> None:
+    """Hand over to `pretrain_gpt.py` with its step function measured."""
+    root = os.environ.get("MEGATRON_PATH")
+    if not root or not (Path(root) / "pretrain_gpt.py").is_file():
+        raise IllegalConfig(f"MEGATRON_PATH must name a checkout with pretrain_gpt.py, but it is {root!r}")
+    sys.path[:] = [root, *(path for path in sys.path if Path(path or ".").resolve() != Path(HERE))]
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    from megatron.training import training
+
+    window = StepWindow(
+        trial, packages=("megatron-core", "transformer-engine"), read_work=read_work, read_loss=read_loss
+    )
+    training.train_step = window.wrap(training.train_step)
+    sys.argv = [str(Path(root) / "pretrain_gpt.py"), *render_options(trial.data)]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def main() -> int:
+    trial = read_trial()
+    with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
+        train(trial)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""The measured windows of a framework's own training loop, put around its function for one optimizer step.
+
+Warm-up, then the unprofiled timed window, then a profiled one: the same in each framework, whatever its own profiler
+and logs can do. Works on accelerators and, for trying it out, on CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from common import CpuClock, PeakMemory, Trial, device_name, foreign_cores, host_name, package_versions, write_result
+
+NUM_LOSSES = 4
+
+
+class StepWindow:
+    """Counts, times and profiles the steps of this rank; after the last one rank 0 writes `result.json`.
+
+    `read_loss` takes what a step returned and gives its loss, or None on ranks that have none. `read_work` gives what
+    was really trained: `global_batch_size`, `seq_len` and, where known, `num_layers` and `num_params`.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        *,
+        packages: tuple[str, ...],
+        read_work: Callable[[], Mapping[str, Any]],
+        read_loss: Callable[[Any], float | None],
+    ) -> None:
+        import torch
+
+        self.trial, self.packages, self.read_work, self.read_loss = trial, packages, read_work, read_loss
+        data = trial.data
+        self.first_timed = int(data["warmup_steps"])
+        self.first_profiled = self.first_timed + int(data["timed_steps"])
+        self.num_steps = count_steps(trial)
+        self.step, self.step_times_s, self.losses = 0, [], []
+        self.on_gpu = torch.cuda.is_available()
+        self.memory = None if self.on_gpu else PeakMemory()
+        self.peak_bytes = 0
+        self.profiler: Any = None
+        self.clocks: list[CpuClock] = []
+
+    def wrap(self, run_step: Callable[..., Any]) -> Callable[..., Any]:
+        """The framework's step function with the windows around it."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._open()
+            began = time.perf_counter()
+            returned = run_step(*args, **kwargs)
+            self._synchronize()
+            self._close(time.perf_counter() - began, returned)
+            return returned
+
+        return run
+
+    def _open(self) -> None:
+        import torch
+
+        if self.step == self.first_timed:
+            self._synchronize()
+            if self.on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            torch.distributed.barrier()
+            self.clocks.append(CpuClock.read())
+        elif self.step == self.first_profiled:
+            self._start_profiler()
+
+    def _close(self, time_s: float, returned: Any) -> None:
+        if self.first_timed <= self.step < self.first_profiled:
+            self.step_times_s.append(time_s)
+        loss = self.read_loss(returned) if self.step < NUM_LOSSES else None
+        if loss is not None:
+            self.losses.append(loss)
+        if self.profiler is not None:
+            self.profiler.step()
+        self.step += 1
+        if self.step == self.first_profiled:
+            self.clocks.append(CpuClock.read())
+            self.peak_bytes = self._read_peak()
+        if self.step == self.num_steps:
+            self._finish()
+
+    def _synchronize(self) -> None:
+        import torch
+
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def _read_peak(self) -> int:
+        import torch
+
+        return self.memory.peak_bytes() if self.memory is not None else torch.cuda.max_memory_allocated()
+
+    def _start_profiler(self) -> None:
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        plan = schedule(wait=0, warmup=1, active=int(self.trial.data["profiled_steps"]), repeat=1)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
+        self.profiler = profile(activities=activities, schedule=plan, record_shapes=True, profile_memory=True)
+        self.profiler.start()
+
+    def _finish(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        rank = dist.get_rank()
+        if self.profiler is not None:
+            self.profiler.stop()
+            self.profiler.export_chrome_trace(str(self.trial.trace_folder / f"rank{rank}.json.gz"))
+        report = {
+            "step_times_s": self.step_times_s,
+            "losses": self.losses,
+            "peak_bytes": self.peak_bytes,
+            "device": torch.cuda.get_device_name() if self.on_gpu else device_name(),
+            "host": host_name(),
+            "own_s": self.clocks[1].own_s - self.clocks[0].own_s,
+        }
+        reports: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(reports, report)
+        if rank == 0:
+            self._write(reports)
+        dist.barrier()
+
+    def _write(self, reports: list[dict[str, Any]]) -> None:
+        import torch
+
+        versions = package_versions("torch", *self.packages)
+        if self.on_gpu:
+            versions["cuda"] = str(torch.version.cuda)
+            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        own_s = sum(report["own_s"] for report in reports if report["host"] == reports[0]["host"])
+        write_result(
+            self.trial,
+            world_size=len(reports),
+            step_times_s=[max(times) for times in zip(*(r["step_times_s"] for r in reports), strict=True)],
+            warmup_steps=self.first_timed,
+            peak_memory_bytes=[report["peak_bytes"] for report in reports],
+            memory_kind="device" if self.on_gpu else "rss",
+            losses=next((report["losses"] for report in reversed(reports) if report["losses"]), []),
+            versions=versions,
+            devices=[report["device"] for report in reports],
+            hosts=[report["host"] for report in reports],
+            foreign_cpu_cores=foreign_cores(*self.clocks, own_s),
+            logical_cores=os.cpu_count(),
+            **self.read_work(),
+        )
+
+
+def count_steps(trial: Trial) -> int:
+    """Optimizer steps of a whole trial: warm-up, timed, and where there are profiled ones, one more to warm it up."""
+    profiled = int(trial.data["profiled_steps"])
+    return int(trial.data["warmup_steps"]) + int(trial.data["timed_steps"]) + (profiled + 1 if profiled else 0)

@@ -1,0 +1,123 @@
+"""Run script `torchtitan`: torchtitan's own trainer over one trial, one process a rank under torchrun.
+
+The knobs become torchtitan's own command-line options, held against `torchtitan.options.txt` and, where torchtitan is
+installed, against its own parser. The card's model and synthetic data come from `torchtitan_model.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common import IllegalConfig, Trial, read_trial, reporting_failures
+from options import check_options
+from step_window import StepWindow, count_steps
+
+HERE = Path(__file__).resolve().parent
+
+
+def render_options(data: Mapping[str, Any]) -> list[str]:
+    """torchtitan's command line for one `config.json`: a pure function, each option documented (ValueError if not)."""
+    words = ["--module", "torchtitan_model", "--config", "make_config", *_training(data), *_parallelism(data)]
+    words += ["--compile.enable"] if data["config"].get("compile") else []
+    # last: what stands behind it would be taken for the mode's own options
+    words.append(f"activation_checkpoint:{data['config'].get('activation_checkpointing', 'none')}")
+    options = [word for word in words if word.startswith(("--", "activation_checkpoint:"))]
+    check_options(options, "torchtitan")
+    return words
+
+
+def _training(data: Mapping[str, Any]) -> list[str]:
+    config, steps = data["config"], count_steps(Trial(Path(), data, data["config"]))
+    micro_batch = config.get("micro_batch_size")
+    if micro_batch is None:
+        micro_batch = data["global_batch_size"] // (config.get("dp", 1) * data["gradient_accumulation"])
+    # a pipeline splits the local batch into micro-batches itself; without one they are accumulated
+    local = micro_batch * (data["gradient_accumulation"] if config.get("pp", 1) > 1 else 1)
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}
+    if data["precision"] not in dtype:
+        raise IllegalConfig(f"precision must be one of {', '.join(dtype)}, not {data['precision']!r}")
+    return [
+        *("--training.local_batch_size", str(local)),
+        *("--training.global_batch_size", str(data["global_batch_size"])),
+        *("--training.seq_len", str(data["seq_len"]), "--training.steps", str(steps)),
+        *("--training.mixed_precision_param", dtype[data["precision"]], "--training.disable_cuda_graphs"),
+        *("--parallelism.pipeline_parallel_microbatch_size", str(micro_batch)),
+        *("--debug.seed", str(data["seed"]), "--metrics.log_freq", "1"),
+    ]
+
+
+def _parallelism(data: Mapping[str, Any]) -> list[str]:
+    config = data["config"]
+    dp, zero_stage = int(config.get("dp", 1)), int(config.get("zero_stage", 3))
+    replicate, shard = (dp, 1) if zero_stage == 0 else (1, dp)
+    reshard = {0: "default", 2: "never", 3: "always"}
+    if zero_stage not in reshard:
+        raise IllegalConfig(f"zero_stage must be one of {', '.join(map(str, reshard))}, but it is {zero_stage}")
+    return [
+        *("--parallelism.data_parallel_replicate_degree", str(replicate)),
+        *("--parallelism.data_parallel_shard_degree", str(shard)),
+        *("--parallelism.fsdp_reshard_after_forward", reshard[zero_stage]),
+        *("--parallelism.tensor_parallel_degree", str(config.get("tp", 1))),
+        *("--parallelism.pipeline_parallel_degree", str(config.get("pp", 1))),
+        *("--parallelism.pipeline_parallel_schedule", "1F1B"),
+        *("--parallelism.expert_parallel_degree", str(config.get("ep", 1))),
+    ]
+
+
+def train(trial: Trial) -> None:
+    """Build torchtitan's trainer from its own parser and run it with its step function measured."""
+    words = render_options(trial.data)
+    # this file bears the package's name: its folder must not come first, but `torchtitan_model` must be found
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE] + [str(HERE)]
+    from torchtitan.config import ConfigManager
+    from torchtitan.tools.logging import init_logger
+    from torchtitan.trainer import Trainer
+
+    init_logger()
+    losses: list[float] = []
+    config = ConfigManager().parse_args(words)
+    config.dump_folder = str(trial.folder / "torchtitan")
+    trainer = Trainer(config)
+
+    def read_work() -> dict[str, Any]:
+        batch = trainer.parallel_dims.dp_replicate * trainer.parallel_dims.dp_shard
+        return {
+            "global_batch_size": trainer.gradient_accumulation_steps * config.training.local_batch_size * batch,
+            "seq_len": config.training.seq_len,
+            "num_layers": len(config.model_spec.model.layers),
+        }
+
+    def note_loss(step: int, loss: float, *args: Any, **kwargs: Any) -> Any:
+        losses.append(float(loss))
+        return log(step, loss, *args, **kwargs)
+
+    log, trainer.metrics_processor.log = trainer.metrics_processor.log, note_loss
+    window = StepWindow(
+        trial,
+        packages=("torchtitan",),
+        read_work=read_work,
+        read_loss=lambda _: losses[-1] if losses else None,
+    )
+    trainer.train_step = window.wrap(trainer.train_step)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    trial = read_trial()
+    with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
+        train(trial)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

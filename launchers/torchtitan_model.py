@@ -1,0 +1,159 @@
+"""What torchtitan's `--module torchtitan_model --config make_config` builds: the trial's model and synthetic data.
+
+Layers come from torchtitan 0.3's own builders: its Llama 3 for dense models, its Qwen3 mixture of experts otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from common import IllegalConfig, read_trial
+from torch.utils.data import IterableDataset
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.dataloader import ParallelAwareDataloader
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models import llama3, qwen3
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+
+
+class TokenRule(IterableDataset):
+    """Endless sequences of a noisy rule that a model can learn; each data-parallel rank has its own."""
+
+    def __init__(self, vocab_size: int, seq_len: int, seed: int, rank: int) -> None:
+        self.vocab_size, self.seq_len = vocab_size, seq_len
+        self.generator = torch.Generator().manual_seed(seed * 7919 + rank)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        positions = torch.arange(self.seq_len)
+        while True:
+            noise = torch.randint(0, 3, (self.seq_len + 1,), generator=self.generator)
+            noise[0] = torch.randint(0, self.vocab_size, (), generator=self.generator)
+            tokens = noise.cumsum(0) % self.vocab_size
+            yield {"input": tokens[:-1], "positions": positions}, tokens[1:]
+
+
+class SyntheticLoader(ParallelAwareDataloader):
+    """torchtitan's loader over `TokenRule`."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ParallelAwareDataloader.Config):
+        vocab_size: int = 0
+        seed: int = 0
+
+    def __init__(
+        self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **kwargs: Any
+    ) -> None:
+        data = TokenRule(config.vocab_size, seq_len, config.seed, dp_rank)
+        super().__init__(data, dp_rank=dp_rank, dp_world_size=dp_world_size, batch_size=local_batch_size)
+
+
+class NoTokenizer(BaseTokenizer):
+    """Synthetic tokens need none."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        pass
+
+    def __init__(self, config: Config, **kwargs: Any) -> None:
+        super().__init__()
+
+    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
+        return []
+
+    def decode(self, *args: Any, **kwargs: Any) -> str:
+        return ""
+
+    def get_vocab_size(self) -> int:
+        return 0
+
+
+def make_config() -> Trainer.Config:
+    """The trainer's configuration for the trial that the environment names; options add the rest."""
+    data = read_trial().data
+    spec = make_spec(data["arch"], data["seq_len"])
+    return Trainer.Config(
+        model_spec=spec,
+        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
+        tokenizer=NoTokenizer.Config(),
+        dataloader=SyntheticLoader.Config(vocab_size=data["arch"]["vocab_size"], seed=data["seed"]),
+        optimizer=default_adamw(lr=1e-4),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=1),
+        metrics=MetricsProcessor.Config(log_freq=1),
+        checkpoint=CheckpointManager.Config(enable=False),
+    )
+
+
+def make_spec(arch: Mapping[str, Any], seq_len: int) -> ModelSpec:
+    """torchtitan's specification of the card's model."""
+    library = qwen3 if arch.get("moe") else llama3
+    hidden, vocab = arch["hidden_size"], arch["vocab_size"]
+    build = _make_expert_model if arch.get("moe") else _make_dense_model
+    model = build(
+        arch,
+        dim=hidden,
+        vocab_size=vocab,
+        enable_weight_tying=arch["tied_embeddings"],
+        tok_embeddings=Embedding.Config(num_embeddings=vocab, embedding_dim=hidden, param_init=library._EMBEDDING_INIT),
+        norm=RMSNorm.Config(normalized_shape=hidden, param_init=library._NORM_INIT),
+        lm_head=Linear.Config(in_features=hidden, out_features=vocab, param_init=library._output_linear_init(hidden)),
+    )
+    template = library.model_registry("debugmodel")
+    return ModelSpec(
+        name=template.name,
+        flavor="card",
+        model=model,
+        parallelize_fn=template.parallelize_fn,
+        pipelining_fn=template.pipelining_fn,
+        post_optimizer_build_fn=template.post_optimizer_build_fn,
+        state_dict_adapter=template.state_dict_adapter,
+    )
+
+
+def _make_dense_model(arch: Mapping[str, Any], **common: Any) -> Any:
+    if arch["head_dim"] * arch["num_heads"] != arch["hidden_size"]:
+        raise IllegalConfig("torchtitan's Llama 3 needs head_dim x heads to be the hidden size")
+    layers = llama3._build_llama3_layers(
+        n_layers=arch["num_layers"],
+        dim=arch["hidden_size"],
+        n_heads=arch["num_heads"],
+        n_kv_heads=arch["num_kv_heads"],
+        hidden_dim=arch["intermediate_size"],
+        rope=ComplexRoPE.Config(dim=arch["head_dim"], max_seq_len=131072, theta=500000, scaling="llama"),
+        attn_backend="flex",
+    )
+    return llama3.Llama3Model.Config(layers=layers, **common)
+
+
+def _make_expert_model(arch: Mapping[str, Any], **common: Any) -> Any:
+    moe = arch["moe"]
+    if moe["num_shared_experts"]:
+        raise IllegalConfig("torchtitan's Qwen3 has no shared experts, and the card's model does")
+    template = qwen3.model_registry("debugmodel").model
+    shape = {
+        "dim": arch["hidden_size"],
+        "n_heads": arch["num_heads"],
+        "n_kv_heads": arch["num_kv_heads"],
+        "head_dim": arch["head_dim"],
+        "attn_backend": "flex",
+        "rope": type(template.layers[0].attention.rope)(dim=arch["head_dim"], max_seq_len=40960, theta=1000000.0),
+    }
+    dense, num = moe["num_dense_layers"], arch["num_layers"]
+    layers = qwen3._build_qwen3_layers(n_layers=dense, hidden_dim=arch["intermediate_size"], **shape) if dense else []
+    layers += qwen3._build_qwen3_moe_layers(
+        n_layers=num - dense,
+        moe_hidden_dim=moe["expert_intermediate_size"],
+        num_experts=moe["num_experts"],
+        top_k=moe["top_k"],
+        moe_comm_backend="standard",
+        **shape,
+    )
+    return qwen3.Qwen3Model.Config(layers=layers, **common)

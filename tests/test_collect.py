@@ -1,0 +1,122 @@
+"""Why a job failed, from what its ranks and logs left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cclsearch.launch.collect import classify_log, collect_result
+from cclsearch.values import Failure, FailureKind
+
+CUDA_OOM = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "train.py", line 10, in <module>
+[rank3]:     step()
+[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 39.39 GiB
+[rank0]: Traceback (most recent call last):
+[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+"""
+PEER_FIRST = """\
+[rank0]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234
+[rank1]: RuntimeError: The size of tensor a (4) must match the size of tensor b (8) at non-singleton dimension 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "kind", "rank", "words"),
+    [
+        (CUDA_OOM, FailureKind.OUT_OF_MEMORY, 3, "Tried to allocate 2.50 GiB"),
+        (PEER_FIRST, FailureKind.CRASHED, 1, "The size of tensor a"),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: "
+            "you tried to allocate 67108864 bytes. Error code 12 (Cannot allocate memory)",
+            FailureKind.OUT_OF_MEMORY,
+            None,
+            "67108864",
+        ),
+        (
+            "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in "
+            "memory space hbm. Used 18.40G of 15.48G hbm.",
+            FailureKind.OUT_OF_MEMORY,
+            None,
+            "18.40G",
+        ),
+        (
+            "[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled system error",
+            FailureKind.COMMUNICATION,
+            1,
+            "unhandled system error",
+        ),
+        ("OSError: [Errno 28] No space left on device: 'x'", FailureKind.LAUNCHER, None, "No space left"),
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'",
+            FailureKind.OUT_OF_MEMORY,
+            None,
+            "bad_alloc",
+        ),
+    ],
+)
+def test_logs_tell_the_root_failure(log: str, kind: FailureKind, rank: int | None, words: str) -> None:
+    failure = classify_log(log)
+    assert failure is not None
+    assert (failure.kind, failure.rank) == (kind, rank)
+    assert words in failure.message
+
+
+def test_a_log_without_exception_tells_nothing() -> None:
+    assert classify_log("step 1 loss 4.2\nINFO: no Error here at all\n") is None
+
+
+def test_the_first_rank_that_failed_by_itself_counts(tmp_path: Path) -> None:
+    (tmp_path / "failures").mkdir()
+    records = [
+        {"rank": 0, "time_ns": 1, "kind": "communication", "message": "RuntimeError: Connection closed by peer"},
+        {"rank": 2, "time_ns": 3, "kind": "crashed", "message": "ValueError: later"},
+        {"rank": 1, "time_ns": 2, "kind": "out_of_memory", "message": "RuntimeError: can't allocate memory"},
+    ]
+    for record in records:
+        (tmp_path / "failures" / f"rank-{record['rank']}.json").write_text(json.dumps(record))
+    (tmp_path / "failures" / "rank-9.json").write_text("{torn")
+    failure = collect_result(tmp_path, exit_code=1)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1, 2]", "breaks the trial contract"),
+        ('{"status": "ok", "speed": 3}', "speed"),
+        ('{"status": "perhaps"}', "status"),
+        ('{"status": "failed"}', "gives no failure"),
+        ('{"status": "ok", "schema_version": 9}', "schema_version 9"),
+        ("", "not JSON"),
+        ("[" * 100000, "not JSON"),
+        ('{"status": "ok", "world_size": NaN}', "world_size"),
+    ],
+)
+def test_an_unsound_result_is_a_failure_with_a_reason(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    failure = collect_result(tmp_path)
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.CRASHED
+    assert words in failure.message
+
+
+def test_a_signal_is_told_from_a_shells_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "exit_code").write_text("137\n")
+    (tmp_path / "stderr.log").write_text("Killed\n")
+    failure = collect_result(tmp_path)
+    assert isinstance(failure, Failure)
+    assert "SIGKILL" in failure.message
+
+
+def test_control_characters_of_a_log_do_not_reach_the_message(tmp_path: Path) -> None:
+    (tmp_path / "stderr.log").write_bytes(b"ValueError: \x1b[31mred\x1b[0m \xff and \x07 bell\n")
+    failure = collect_result(tmp_path, exit_code=1)
+    assert isinstance(failure, Failure)
+    assert failure.message == "ValueError: red � and bell"

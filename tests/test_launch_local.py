@@ -1,0 +1,222 @@
+"""The local launcher with real processes: it outlives the search, ends what it must, and tells why a job failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from trials import make_input, make_job
+
+from cclsearch.launch.base import Handle, JobState, JobStatus
+from cclsearch.launch.collect import collect_result
+from cclsearch.launch.contract import RunStatus, TrialResult
+from cclsearch.launch.local import LocalLauncher
+from cclsearch.launch.profile import make_launcher, profile_from_mapping
+from cclsearch.processes import end_processes, start_ticks
+from cclsearch.values import Failure, FailureKind
+
+WRITE_RESULT = """
+import json, os
+path = os.path.join(os.environ["CCL_TRIAL_DIR"], "result.json")
+with open(path + ".part", "w") as file:
+    json.dump({"status": "ok", "step_times_s": [0.1], "extra": {"tp": os.environ["CCL_TP"]}}, file)
+os.replace(path + ".part", path)
+"""
+
+
+@pytest.fixture
+def start(project: Path):
+    """Start a script of the user's own framework as a trial; whatever still runs at the end is ended."""
+    started: list[tuple[LocalLauncher, Handle]] = []
+
+    def begin(script: str, *, timeout_s: float = 120.0, run_id: str = "run") -> tuple[LocalLauncher, Handle]:
+        folder = project / "launchers"
+        folder.mkdir(exist_ok=True)
+        (folder / "mine.py").write_text(script)
+        knobs = [{"name": name, "choices": [1, 2]} for name in ("tp", "dp", "micro_batch_size")]
+        (folder / "mine.framework.yaml").write_text(
+            yaml.safe_dump({"title": "mine", "script": "mine.py", "runner": "process", "knobs": knobs})
+        )
+        profile = profile_from_mapping({"launcher": "local", "python": sys.executable}, name="here")
+        launcher = make_launcher(profile, framework="mine", run_dir=project / "runs" / run_id)
+        assert isinstance(launcher, LocalLauncher)
+        payload = make_input({"tp": 2, "dp": 1, "micro_batch_size": 2}, run_id=run_id)
+        job = make_job(project / "runs" / run_id / "trials" / "0001", payload, timeout_s=timeout_s)
+        [handle] = launcher.submit([job])
+        started.append((launcher, handle))
+        return launcher, handle
+
+    yield begin
+    for launcher, handle in started:
+        launcher.cancel([handle])
+
+
+def wait_until_done(launcher: LocalLauncher, handle: Handle, limit_s: float = 90.0) -> JobStatus:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        [status] = launcher.poll([handle])
+        if status.state is JobState.DONE:
+            return status
+        time.sleep(0.05)
+    raise AssertionError("the job was not done in time")
+
+
+def fail(start, script: str, **options: float) -> Failure:
+    launcher, handle = start(script, **options)
+    status = wait_until_done(launcher, handle)
+    assert status.failure is not None
+    return status.failure
+
+
+def test_a_job_runs_under_the_trial_contract(start) -> None:
+    launcher, handle = start(WRITE_RESULT)
+    assert wait_until_done(launcher, handle).failure is None
+    result = collect_result(handle.trial_dir)
+    assert isinstance(result, TrialResult)
+    assert result.status is RunStatus.OK
+    assert result.extra == {"tp": "2"}
+
+
+def test_a_job_inherits_no_secret(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-do-not-tell-anyone")
+    launcher, handle = start("import os; print(sorted(os.environ))" + WRITE_RESULT)
+    wait_until_done(launcher, handle)
+    said = (handle.trial_dir / "stdout.log").read_text()
+    assert "CCL_TP" in said
+    assert "SOME_API_KEY" not in said
+
+
+def test_a_hanging_job_is_ended_with_all_its_processes(start) -> None:
+    script = (
+        "import subprocess, sys, time, os\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    launcher, handle = start(script, timeout_s=3.0)
+    status = wait_until_done(launcher, handle)
+    assert status.failure is not None
+    assert status.failure.kind is FailureKind.TIMEOUT
+    assert "no result after 3 s" in status.failure.message
+    child = int((handle.trial_dir / "stdout.log").read_text())
+    assert start_ticks(child) is None, "a child in a session of its own must not be left"
+
+
+def test_cancel_ends_the_whole_job(start) -> None:
+    launcher, handle = start("import time; time.sleep(600)")
+    assert launcher.poll([handle])[0].state is JobState.RUNNING
+    launcher.cancel([handle])
+    assert start_ticks(int(handle.job_id)) is None
+    assert launcher.poll([handle])[0].state is JobState.DONE
+
+
+def test_exit_with_nothing_and_no_result_is_a_failure(start) -> None:
+    failure = fail(start, "pass")
+    assert failure.kind is FailureKind.CRASHED
+    assert "exited with 0 but left no result.json" in failure.message
+
+
+def test_a_result_that_is_not_json_is_told(start) -> None:
+    script = "import os; open(os.environ['CCL_TRIAL_DIR'] + '/result.json', 'w').write('{\"status\": \"o')"
+    launcher, handle = start(script)
+    assert wait_until_done(launcher, handle).state is JobState.DONE
+    failure = collect_result(handle.trial_dir)
+    assert isinstance(failure, Failure)
+    assert "result.json is not JSON" in failure.message
+
+
+def test_a_signal_is_named(start) -> None:
+    failure = fail(start, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert failure.kind is FailureKind.CRASHED
+    assert "SIGSEGV" in failure.message
+
+
+def test_a_full_disk_is_not_the_configurations_fault(start) -> None:
+    failure = fail(start, "open('/dev/full', 'w').write('x' * 100000)")
+    assert failure.kind is FailureKind.LAUNCHER
+    assert "No space left on device" in failure.message
+
+
+def test_the_root_exception_is_told_not_the_wrapper(start) -> None:
+    failure = fail(start, "raise ValueError('heads must be divisible by tp')")
+    assert failure.kind is FailureKind.CRASHED
+    assert failure.message == "ValueError: heads must be divisible by tp"
+
+
+def test_a_job_left_by_a_killed_search_is_found_and_finished(start, project: Path) -> None:
+    gate = project / "gate"
+    script = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.05)\n" + WRITE_RESULT
+    _, handle = start(script, run_id="killed")
+    profile = profile_from_mapping({"launcher": "local"}, name="here")
+    later = make_launcher(profile, framework="mine", run_dir=project / "runs" / "killed")
+    assert isinstance(later, LocalLauncher)
+    [found] = later.find("killed")
+    assert found == handle
+    (handle.trial_dir / "job.json").unlink()
+    [unrecorded] = later.find("killed")
+    assert unrecorded.job_name == handle.job_name, "killed before its record was written: its own mark tells"
+    assert later.find("kill") == [], "another run whose name begins alike"
+    gate.touch()
+    assert wait_until_done(later, found).failure is None
+
+
+def test_a_job_survives_the_death_of_its_search(project: Path) -> None:
+    """A real search process is killed with SIGKILL while its trial runs."""
+    (project / "launchers").mkdir()
+    (project / "launchers" / "mine.py").write_text("import time; time.sleep(3)\n" + WRITE_RESULT)
+    (project / "launchers" / "mine.framework.yaml").write_text(
+        yaml.safe_dump({"script": "mine.py", "runner": "process", "knobs": [{"name": "tp", "choices": [1, 2]}]})
+    )
+    folder = project / "runs" / "lost" / "trials" / "0001"
+    job = make_job(folder, make_input({"tp": 2, "micro_batch_size": 2}, run_id="lost"))
+    (project / "job.txt").write_text(job.model_dump_json())
+    code = (
+        "import os, pathlib, signal\n"
+        "from cclsearch.launch.base import Job\n"
+        "from cclsearch.launch.profile import make_launcher, profile_from_mapping\n"
+        "launcher = make_launcher(profile_from_mapping({'launcher': 'local'}, name='here'), framework='mine')\n"
+        "launcher.submit([Job.model_validate_json(pathlib.Path('job.txt').read_text())])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=project, timeout=120, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    profile = profile_from_mapping({"launcher": "local"}, name="here")
+    later = make_launcher(profile, framework="mine", run_dir=project / "runs" / "lost")
+    assert isinstance(later, LocalLauncher)
+    [found] = later.find("lost")
+    try:
+        assert wait_until_done(later, found).failure is None
+    finally:
+        later.cancel([found])
+    assert json.loads((folder / "result.json").read_text())["status"] == "ok"
+
+
+def test_a_process_with_a_recycled_number_is_not_taken_for_the_job(start) -> None:
+    launcher, handle = start(WRITE_RESULT)
+    wait_until_done(launcher, handle)
+    (handle.trial_dir / "result.json").unlink()
+    other = handle.model_copy(update={"job_id": str(os.getpid())})
+    assert launcher.poll([other])[0].state is JobState.DONE
+    launcher.cancel([other])
+    assert start_ticks(os.getpid()) is not None
+
+
+def test_ending_no_process_is_quick_and_true() -> None:
+    assert end_processes([]) is True
+
+
+def test_the_script_of_a_job_quotes_what_it_must(start, project: Path) -> None:
+    launcher, handle = start(WRITE_RESULT)
+    wait_until_done(launcher, handle)
+    payload = make_input({"tp": 2, "micro_batch_size": 2, "note": "a b; rm -rf $HOME"})
+    script = launcher.render(make_job(project / "a folder", payload))
+    assert "export CCL_NOTE='a b; rm -rf $HOME'" in script
+    assert f"export CCL_TRIAL_DIR='{project / 'a folder'}'" in script
+    assert script.endswith("/launchers/mine.py\n")

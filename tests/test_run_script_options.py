@@ -1,0 +1,165 @@
+"""What run scripts render for frameworks: held by golden files and by kept lists of documented options."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from trials import LAUNCHERS, MOE, make_input
+
+from cclsearch.launch.contract import TrialInput
+from cclsearch.space.framework import load_framework
+from cclsearch.values import Value
+
+GOLDEN = Path(__file__).parent / "golden" / "options"
+
+
+def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A run script as a module, as though it had been started from its folder."""
+    monkeypatch.syspath_prepend(str(LAUNCHERS))
+    spec = importlib.util.spec_from_file_location(f"run_script_{name}", LAUNCHERS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def render(name: str, payload: TrialInput, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    module = load_script(name, monkeypatch)
+    data = payload.model_dump(mode="json")
+    rendered = module.render_options(data) if name != "maxtext" else module.render_options(data, Path("/run/0001"))
+    return list(rendered)
+
+
+def check_golden(name: str, words: list[str]) -> None:
+    path = GOLDEN / f"{name}.txt"
+    text = "\n".join(words) + "\n"
+    if os.environ.get("CCL_WRITE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+DENSE_CONFIG: dict[str, Value] = {
+    "tp": 2,
+    "dp": 2,
+    "pp": 2,
+    "micro_batch_size": 1,
+    "activation_checkpointing": "full",
+    "sequence_parallel": True,
+    "zero_stage": 1,
+    "virtual_pipeline": 2,
+    "overlap_grad_reduce": True,
+}
+
+
+def test_megatron_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = make_input(DENSE_CONFIG, global_batch=16, precision="bf16", profiled_steps=2)
+    words = render("megatron", payload, monkeypatch)
+    check_golden("megatron-dense", words)
+    assert words[words.index("--global-batch-size") + 1] == "16", "the work is the card's, whatever the degrees"
+
+
+def test_megatron_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: dict[str, Value] = {
+        "tp": 1,
+        "dp": 4,
+        "pp": 1,
+        "ep": 4,
+        "micro_batch_size": 2,
+        "activation_checkpointing": "selective",
+        "sequence_parallel": False,
+        "zero_stage": 0,
+    }
+    words = render("megatron", make_input(config, arch=MOE, precision="bf16"), monkeypatch)
+    check_golden("megatron-moe", words)
+    for absent in ("--use-distributed-optimizer", "--sequence-parallel", "--untie-embeddings-and-output-weights"):
+        assert absent not in words
+
+
+def test_maxtext_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: dict[str, Value] = {
+        "tp": 2,
+        "dp": 4,
+        "micro_batch_size": 2,
+        "activation_checkpointing": "minimal",
+        "zero_stage": 3,
+    }
+    words = render("maxtext", make_input(config, global_batch=16, precision="bf16", profiled_steps=3), monkeypatch)
+    check_golden("maxtext-dense", words)
+    settings = dict(word.split("=", 1) for word in words)
+    trained = float(settings["per_device_batch_size"]) * 8 * int(settings["gradient_accumulation_steps"])
+    assert trained == 16, "devices x per-device batch x accumulation is the card's global batch"
+
+
+def test_maxtext_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: dict[str, Value] = {"tp": 1, "dp": 4, "ep": 2, "micro_batch_size": 2, "activation_checkpointing": "none"}
+    words = render("maxtext", make_input({**config, "zero_stage": 0}, arch=MOE), monkeypatch)
+    check_golden("maxtext-moe", words)
+
+
+def test_an_undocumented_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(LAUNCHERS))
+    import options
+
+    with pytest.raises(ValueError, match=r"megatron documents no option --make-it-fast"):
+        options.check_options(["--lr", "--make-it-fast"], "megatron")
+
+
+@pytest.mark.parametrize("name", ["megatron", "maxtext", "torchtitan"])
+def test_kept_lists_name_source_and_version(name: str) -> None:
+    head = (LAUNCHERS / f"{name}.options.txt").read_text().splitlines()[:4]
+    assert any(line.startswith("# Source: ") for line in head)
+
+
+@pytest.mark.parametrize("name", ["megatron", "maxtext", "torchtitan"])
+def test_every_choice_of_every_knob_is_rendered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a framework declares, its run script can do: no knob is silently ignored."""
+    framework = load_framework(name)
+    base: dict[str, Value] = {"tp": 1, "dp": 2, "micro_batch_size": 2, "activation_checkpointing": "none"}
+    if any(knob.name == "zero_stage" for knob in framework.knobs):
+        base["zero_stage"] = 0
+    for knob in (*framework.knobs, *framework.optional_knobs):
+        if knob.env is not None or not isinstance(knob.choices, tuple):
+            continue
+        seen = {tuple(render(name, make_input({**base, knob.name: choice}), monkeypatch)) for choice in knob.choices}
+        assert len(seen) == len(knob.choices), f"{knob.name} of {name}"
+
+
+MAXTEXT_LOG = """\
+number parameters: 8.030 billion
+Memstats: After params initialized: Using (GB) 5.1 / 15.75 (32.4%) on TPU_0(process=0,(0,0,0,0))
+completed step: 0, seconds: 45.235, TFLOP/s/device: 1.2, Tokens/s/device: 90.5, total_weights: 256, loss: 11.764
+completed step: 1, seconds: 0.410, TFLOP/s/device: 90.2, Tokens/s/device: 9900.1, total_weights: 256, loss: 11.701
+completed step: 2, seconds: 0.402, TFLOP/s/device: 92.0, Tokens/s/device: 9990.0, total_weights: 256, loss: 11.622
+completed step: 3, seconds: 0.405, TFLOP/s/device: 91.3, Tokens/s/device: 9950.2, total_weights: 256, loss: 11.540
+completed step: 4, seconds: 1.905, TFLOP/s/device: 19.3, Tokens/s/device: 2110.8, total_weights: 256, loss: 11.470
+"""
+
+
+def test_maxtext_is_run_its_log_read_and_its_traces_collected(tmp_path: Path) -> None:
+    """A stand-in trainer at the border says what MaxText says; compilation and profiled steps are left out."""
+    from trials import run_script
+
+    trainer = tmp_path / "trainer.py"
+    trainer.write_text(
+        "import pathlib, sys\n"
+        "settings = dict(word.split('=', 1) for word in sys.argv[1:])\n"
+        "folder = pathlib.Path(settings['base_output_directory'], settings['run_name'])\n"
+        "folder = folder / 'tensorboard/plugins/profile/1'\n"
+        "folder.mkdir(parents=True); (folder / 'host.xplane.pb').write_bytes(b'x')\n"
+        f"print({MAXTEXT_LOG!r})\n"
+    )
+    payload = make_input({"tp": 2, "dp": 2, "micro_batch_size": 4, "zero_stage": 3}, profiled_steps=1)
+    environment = {"MAXTEXT_COMMAND": f"{sys.executable} {trainer}"}
+    result = run_script(tmp_path / "trial", payload, script="maxtext.py", environment=environment)
+    assert result.step_times_s == (0.410, 0.402, 0.405)
+    assert result.global_batch_size == 8, "256 tokens of sequences of 32, as the log says"
+    assert result.peak_memory_bytes == (5_100_000_000,) * 4
+    assert (tmp_path / "trial/trace/plugins/profile/1/host.xplane.pb").is_file()
