@@ -16,6 +16,7 @@ _NONE = np.zeros((0, 2), dtype=np.int64)
 
 def merge_spans(start_ns_N: Int64s, end_ns_N: Int64s) -> Int64s:
     """Union of the intervals [start, end), merged; empty and inverted intervals are left out."""
+    start_ns_N, end_ns_N = np.ascontiguousarray(start_ns_N), np.ascontiguousarray(end_ns_N)
     keep = end_ns_N > start_ns_N
     if not keep.all():
         start_ns_N, end_ns_N = start_ns_N[keep], end_ns_N[keep]
@@ -24,15 +25,14 @@ def merge_spans(start_ns_N: Int64s, end_ns_N: Int64s) -> Int64s:
     if (start_ns_N[1:] < start_ns_N[:-1]).any():
         order = np.argsort(start_ns_N, kind="stable")
         start_ns_N, end_ns_N = start_ns_N[order], end_ns_N[order]
-    reach_N = np.maximum.accumulate(end_ns_N)
-    first_N = np.empty(len(start_ns_N), dtype=bool)
-    first_N[0] = True
-    np.greater(start_ns_N[1:], reach_N[:-1], out=first_N[1:])
-    at = np.flatnonzero(first_N)
-    merged = np.empty((len(at), 2), dtype=np.int64)
-    merged[:, 0] = start_ns_N[at]
-    merged[:-1, 1] = reach_N[at[1:] - 1]
-    merged[-1, 1] = reach_N[-1]
+    gap_N = start_ns_N[1:] > end_ns_N[:-1]
+    if (end_ns_N[1:] < end_ns_N[:-1]).any():
+        end_ns_N = np.maximum.accumulate(end_ns_N)
+        gap_N = start_ns_N[1:] > end_ns_N[:-1]
+    after = np.flatnonzero(gap_N)
+    merged = np.empty((len(after) + 1, 2), dtype=np.int64)
+    merged[0, 0], merged[-1, 1] = start_ns_N[0], end_ns_N[-1]
+    merged[1:, 0], merged[:-1, 1] = start_ns_N[after + 1], end_ns_N[after]
     return merged
 
 

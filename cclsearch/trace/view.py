@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from cclsearch.trace.align import Matching, match_collectives
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet
@@ -47,25 +48,34 @@ class RankView:
         return np.flatnonzero(wanted[self.table.kind])
 
     @cached_property
+    def device_rows(self) -> Int64s:
+        """Row numbers of all work on the device, by start."""
+        first, last = min(DEVICE_WORK), max(DEVICE_WORK)
+        rows = np.flatnonzero((self.table.kind - np.uint8(first)) <= np.uint8(last - first))
+        start_ns = self.table.ts_ns[rows]
+        if (start_ns[1:] >= start_ns[:-1]).all():
+            return rows
+        return rows[np.argsort(start_ns, kind="stable")]
+
+    @cached_property
+    def _device_kinds(self) -> npt.NDArray[np.uint8]:
+        return self.table.kind[self.device_rows]
+
+    @cached_property
     def compute_kernels(self) -> Int64s:
-        """Row numbers of what computes."""
-        return self.rows(Kind.COMPUTE)
+        """Row numbers of what computes, by start."""
+        return np.asarray(self.device_rows[self._device_kinds == Kind.COMPUTE])
 
     @cached_property
     def comm_rows(self) -> Int64s:
         """Row numbers of communication, by start."""
-        rows = self.rows(Kind.COMM)
-        return rows[np.argsort(self.table.ts_ns[rows], kind="stable")]
+        return np.asarray(self.device_rows[self._device_kinds == Kind.COMM])
 
     @cached_property
     def copy_rows(self) -> Int64s:
-        """Row numbers of memory copies and sets."""
-        return self.rows(Kind.MEMCPY, Kind.MEMSET)
-
-    @cached_property
-    def device_rows(self) -> Int64s:
-        """Row numbers of all work on the device."""
-        return self.rows(*DEVICE_WORK)
+        """Row numbers of memory copies and sets, by start."""
+        kinds = self._device_kinds
+        return np.asarray(self.device_rows[(kinds == Kind.MEMCPY) | (kinds == Kind.MEMSET)])
 
     def merge_rows(self, rows: Int64s) -> Int64s:
         """Union of the spans of these rows, merged, shape (M, 2)."""
@@ -90,17 +100,17 @@ class RankView:
     @cached_property
     def work_M2(self) -> Int64s:
         """When something computes or copies."""
-        return unite_spans(self.compute_M2, self.copies_M2)
+        return unite_spans(self.compute_M2, self.copies_M2) if len(self.copy_rows) else self.compute_M2
 
     @cached_property
     def busy_M2(self) -> Int64s:
         """When the device does anything."""
-        return unite_spans(self.work_M2, self.comm_M2)
+        return unite_spans(self.work_M2, self.comm_M2) if len(self.comm_rows) else self.work_M2
 
     @cached_property
     def windows(self) -> Windows:
         """The step windows that every per-step figure uses."""
-        return find_windows(self.table, self.busy_M2)
+        return find_windows(self.table, self.busy_M2, self.device_rows)
 
     @cached_property
     def parts(self) -> StepParts:

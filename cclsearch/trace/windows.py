@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.trace.events import DEVICE_WORK, EventTable, Reason
+from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.intervals import Int64s
 
 MIN_STEPS_TO_TRIM = 4
@@ -37,7 +37,7 @@ class Windows:
         return len(self.spans_W2) if self.are_steps else 0
 
 
-def find_windows(table: EventTable, busy_M2: Int64s) -> Windows:
+def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Windows:
     """Windows of a rank's steps.
 
     On GPUs a window runs from the first device event that a step launched to the first that the next one launched: the
@@ -45,7 +45,7 @@ def find_windows(table: EventTable, busy_M2: Int64s) -> Windows:
     thread, it runs from marker to marker. With one step it has the length of the marker; with none it is the file.
     """
     by_marker = table.accelerator == "cpu" or table.format == "xla"
-    starts = _marker_starts(table) if by_marker else _device_starts(table)
+    starts = _marker_starts(table) if by_marker else _device_starts(table, device_rows)
     order = np.argsort(starts, kind="stable")
     order = order[starts[order] < np.iinfo(np.int64).max]
     complete = np.array([table.steps[i].complete for i in order], dtype=bool)
@@ -72,13 +72,14 @@ def _marker_starts(table: EventTable) -> Int64s:
     return np.array([step.start_ns for step in table.steps], dtype=np.int64)
 
 
-def _device_starts(table: EventTable) -> Int64s:
-    """First start of a device event of each step; the largest integer where a step launched none."""
+def _device_starts(table: EventTable, device_rows: Int64s) -> Int64s:
+    """First start of a device event of each step; the largest integer where a step launched none.
+
+    Events of no step have index -1, which is the place after the last step.
+    """
     first = np.full(len(table.steps) + 1, np.iinfo(np.int64).max, dtype=np.int64)
-    on_device = np.zeros(256, dtype=bool)
-    on_device[list(DEVICE_WORK)] = True
-    rows = np.flatnonzero(on_device[table.kind] & (table.step_id >= 0))
-    np.minimum.at(first, table.step_id[rows], table.ts_ns[rows])
+    step_of_row = table.step_id[device_rows]
+    np.minimum.at(first, step_of_row, table.ts_ns[device_rows])
     return first[:-1]
 
 
