@@ -64,7 +64,7 @@ class Flight:
 
     def free_slots(self, book: Book) -> int:
         """How many more trials may be begun now."""
-        return min(self.spec.limits.parallel, self.launcher.max_parallel) - len(book.state.unfinished)
+        return min(self.spec.limits.parallel, self.launcher.max_parallel) - book.state.num_unfinished
 
     def in_flight(self, book: Book) -> list[Trial]:
         """Trials whose job the launcher has."""

@@ -9,7 +9,6 @@ from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import TRACE_FOLDER, TrialInput, TrialResult
 from cclsearch.record.book import Book, write_atomically
-from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.redact import redact
@@ -54,12 +53,9 @@ class TrialJudge:
 
 
 def find_baseline(state: RunState) -> Mapping[str, float] | None:
-    """Metrics of the baseline: the first trial that was admitted; None before there is one."""
-    for trial in state.trials.values():
-        outcome = trial.outcome
-        if outcome and trial.purpose is Purpose.SEARCH and outcome.admission and outcome.admission.admitted:
-            return outcome.metrics
-    return None
+    """Metrics of the baseline: the first trial that ranks; None before there is one."""
+    trial = state.first_ranked
+    return trial.outcome.metrics if trial and trial.outcome else None
 
 
 def write_views(folder: Path, outcome: Outcome) -> None:

@@ -136,7 +136,7 @@ def view_search(book: Book, parts: Parts, *, budget_left: int) -> SearchView:
     """What a proposer may know now."""
     observations = parts.observer.observe(book.state)
     seen = {observation.row for observation in observations}
-    lost = {parts.space.row(t.config) for t in book.state.trials.values() if _is_lost(t)} if _any_lost(book) else set()
+    lost = {parts.space.row(trial.config) for trial in book.state.lost}
     flying = {parts.space.row(trial.config) for trial in book.state.unfinished}
     pending = {row for row in flying | lost if row is not None and row not in seen} | (parts.held_back - seen)
     return SearchView(
@@ -151,15 +151,6 @@ def view_search(book: Book, parts: Parts, *, budget_left: int) -> SearchView:
         remarks=tuple(Remark(note.topic, note.text, note.data) for note in book.state.notes),
         next_trial=len(book.state.trials) + 1,
     )
-
-
-def _any_lost(book: Book) -> bool:
-    return book.state.num_spent < len(book.state.trials)
-
-
-def _is_lost(trial: Trial) -> bool:
-    failure = trial.outcome.failure if trial.outcome else None
-    return bool(failure and failure.kind.is_infrastructure)
 
 
 def _confirm(book: Book, parts: Parts) -> None:

@@ -34,6 +34,7 @@ class ReplayLauncher:
         self.recording = recording
         self.max_parallel = max_parallel
         self._refused: dict[str, Failure] = {}
+        self._readers: dict[Path, dict[Config, str]] = {}
 
     @classmethod
     def from_profile(cls, profile: Profile) -> ReplayLauncher:
@@ -90,11 +91,12 @@ class ReplayLauncher:
 
     def _read_by(self, job: Job) -> str | None:
         """Folder name of another trial of this run that has read the row; told from disk, so it outlives a kill."""
-        for result in sorted(job.trial_dir.parent.glob(f"*/{RESULT_FILE}")):
-            folder = result.parent
-            if folder != job.trial_dir and _config_of(folder) == job.payload.config:
-                return folder.name
-        return None
+        runs = job.trial_dir.parent
+        if runs not in self._readers:
+            found = ((_config_of(path.parent), path.parent.name) for path in sorted(runs.glob(f"*/{RESULT_FILE}")))
+            self._readers[runs] = {config: name for config, name in found if config is not None}
+        reader = self._readers[runs].setdefault(job.payload.config, job.trial_dir.name)
+        return reader if reader != job.trial_dir.name else None
 
     def _failure(self, handle: Handle) -> Failure | None:
         refused = self._refused.get(handle.job_id)

@@ -14,15 +14,17 @@ class Observer:
 
     def __init__(self, space: Space | None = None) -> None:
         self._space = space
-        self._seen: dict[int, Observation | None] = {}
+        self._seen: dict[int, Observation] = {}
+        self._num_taken = 0
 
     def observe(self, state: RunState) -> tuple[Observation, ...]:
         """Finished trials in order of their numbers; what the infrastructure failed teaches nothing and is left out."""
-        if len(self._seen) < len(state.trials) - len(state.unfinished):
-            for number, trial in state.trials.items():
-                if trial.is_finished and number not in self._seen:
-                    self._seen[number] = observe_trial(trial, self._space)
-        return tuple(observation for _, observation in sorted(self._seen.items()) if observation is not None)
+        for number in state.finish_order[self._num_taken :]:
+            observation = observe_trial(state.trials[number], self._space)
+            if observation is not None:
+                self._seen[number] = observation
+        self._num_taken = len(state.finish_order)
+        return tuple(observation for _, observation in sorted(self._seen.items()))
 
 
 def observe_trial(trial: Trial, space: Space | None = None) -> Observation | None:

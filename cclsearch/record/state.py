@@ -168,6 +168,8 @@ class RunState:
     num_lost_in_a_row: int = 0
     """Trials that the infrastructure failed, since one ended otherwise."""
     trials: Trials = field(init=False)
+    finish_order: list[int] = field(default_factory=list)
+    """Numbers of the finished trials, in the order in which they finished."""
     _open: dict[int, None] = field(default_factory=dict)
     _runs_of: dict[bytes, list[int]] = field(default_factory=dict)
 
@@ -203,6 +205,22 @@ class RunState:
     @property
     def num_unfinished(self) -> int:
         return len(self._open)
+
+    @property
+    def lost(self) -> list[Trial]:
+        """Trials of the search that the infrastructure failed for good."""
+        return [
+            self.trials[number]
+            for number, brief in self.trials.briefs.items()
+            if brief.is_search and brief.is_finished and not brief.costs_budget
+        ]
+
+    @property
+    def first_ranked(self) -> Trial | None:
+        """The ranked trial of the search with the lowest number: the baseline; None before there is one."""
+        briefs = self.trials.briefs.items()
+        number = next((number for number, brief in briefs if brief.is_search and brief.loss is not None), None)
+        return None if number is None else self.trials[number]
 
     @property
     def best(self) -> Trial | None:
@@ -245,6 +263,7 @@ class RunState:
         self.num_spent += costs - brief.costs_budget
         brief.is_finished, brief.costs_budget = True, costs
         self._open.pop(event.trial, None)
+        self.finish_order.append(event.trial)
         self.num_lost_in_a_row = self.num_lost_in_a_row + 1 if lost else 0
         if outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted:
             brief.loss = outcome.loss
