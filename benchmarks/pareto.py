@@ -1,12 +1,17 @@
-"""A sweep against the naive way (one search for each weight) on recordings with the number of accelerators as a dimension.
+"""A sweep against one search for each weight, on recordings with the number of accelerators as a dimension.
 
-    python benchmarks/pareto.py [FOLDER ...] [--seeds 5] [--budget 15] [--json FILE]
+    python benchmarks/pareto.py [FOLDER ...] [--seeds 3] [--budget 15] [--json FILE]
 
 FOLDER holds recordings; those of the same work on different numbers of accelerators are joined into one problem each.
-Without any, the recordings that ship with the project are used. The naive way runs one search of `--budget` trials with
-the default strategy at each of the weights 0, 0.1, ..., 1 of the composite score; the sweep is one `pareto` search. Both
-look trials up in the recording, failures count as trials, and nothing is known of a row before it is asked for. The
-hypervolume is over logarithms of step time and accelerators, up to the nadir of the recording's own front.
+Without any, the recordings that ship with the project are used. Three ways look trials up in the same table:
+
+- by weight (the naive way): a search of `--budget` trials with the default strategy at each of the weights 0, 0.1, ...,
+  1 of the composite score;
+- by size: a search for the step time at each number of accelerators, `--budget` trials each;
+- the sweep: one search with the `pareto` strategy.
+
+Failures count as trials, and nothing is known of a row before it is asked for. The hypervolume is over logarithms of
+step time and accelerators, up to the nadir of the table's own front, as a share of the whole table's.
 """
 
 from __future__ import annotations
@@ -65,9 +70,9 @@ def make_problem(recording: Recording) -> Problem:
     return Problem(recording, reference, measure_hypervolume(spread, reference))
 
 
-def find_problems(folders: Sequence[Path], into: Path) -> list[Recording]:
+def find_problems(folders: Sequence[Path], into: Path) -> list[tuple[Recording, list[Recording]]]:
     """Each family of recordings below these folders, joined; recordings that stand alone are left out."""
-    joined: dict[str, Recording] = {}
+    joined: dict[str, tuple[Recording, list[Recording]]] = {}
     seen: set[Path] = set()
     for folder in (path for root in folders for path in find_recordings(root)):
         if folder.resolve() in seen:
@@ -76,7 +81,7 @@ def find_problems(folders: Sequence[Path], into: Path) -> list[Recording]:
         seen |= {member.folder.resolve() for member in family if member.folder}
         if len({member.card.hardware.num_accelerators for member in family}) > 1:
             recording = load_recording(join_recordings(family, into))
-            joined[recording.name] = recording
+            joined[recording.name] = (recording, family)
     return list(joined.values())
 
 
@@ -125,29 +130,57 @@ def observe(recording: Recording, row: int, trial: int, loss: Loss) -> Observati
     )
 
 
-def compare(problem: Problem, *, seed: int, budget: int) -> dict[str, float]:
-    """Trials that the naive way and the sweep need, and what they reach."""
+def compare(problem: Problem, members: Sequence[Recording], *, seed: int, budget: int) -> dict[str, float]:
+    """What each way needs and reaches."""
     naive = run_naive(problem, seed=seed, budget=budget)
-    together = [row for rows in naive for row in rows]
-    target = problem.share(together)
-    interleaved = [rows[n] for n in range(budget) for rows in naive if n < len(rows)]
-    sweep = replay(
-        problem, FrontProposer(), len(together), seed=seed, objective="pareto", loss=lambda m: m["step_time_s"]
-    )
+    by_weight = [rows[n] for n in range(budget) for rows in naive if n < len(rows)]
+    by_size = run_by_size(problem, members, seed=seed, budget=budget)
+    limit = max(len(by_weight) // 3, len(by_size))
+    sweep = replay(problem, FrontProposer(), limit, seed=seed, objective="pareto", loss=lambda m: m["step_time_s"])
     shares = [problem.share(sweep[: n + 1]) for n in range(len(sweep))]
-    third = len(together) // 3
-    return {
-        "naive_trials": len(together),
-        "naive_distinct": len(set(together)),
-        "naive_share": target,
-        "naive_trials_to_own_share": trials_to(problem, interleaved, target),
-        "sweep_trials_to_naive_share": next(
-            (n + 1 for n, s in enumerate(shares) if s >= target - 1e-9), len(sweep) + 1
-        ),
-        "sweep_share_after_15": shares[min(14, len(shares) - 1)],
-        "sweep_share_after_40": shares[min(39, len(shares) - 1)],
-        "sweep_share_after_a_third": shares[third - 1],
-    }
+    figures = {"by_weight_trials": len(by_weight), "by_size_trials": len(by_size)}
+    for name, rows in (("by_weight", by_weight), ("by_size", by_size)):
+        share = problem.share(rows)
+        reached = next((n + 1 for n, s in enumerate(shares) if s >= share - 1e-9), None)
+        figures |= {
+            f"{name}_share": share,
+            f"{name}_score": score_found(problem, rows),
+            f"{name}_distinct": len(set(rows)),
+            f"sweep_reaches_{name}": float(reached is not None),
+            f"sweep_trials_to_{name}": reached or limit + 1,
+        }
+    for count in (15, 40, limit):
+        figures[f"sweep_share_after_{count}"] = shares[min(count, len(shares)) - 1]
+        figures[f"sweep_score_after_{count}"] = score_found(problem, sweep[:count])
+    return figures
+
+
+def score_found(problem: Problem, rows: Sequence[int]) -> float:
+    """Best composite score of these rows over the table's best, mean over weights; references: the middle size."""
+    every, found = problem.points(range(len(problem.recording.rows))), problem.points(rows)
+    if not len(found):
+        return 0.0
+    front = every[find_front(every)]
+    reference = front[np.argsort(front[:, 1])][len(front) // 2]
+    ratios = []
+    for weight in WEIGHTS:
+        best, ours = (
+            (weight * reference[0] / p[:, 0] + (1 - weight) * reference[1] / p[:, 1]).max() for p in (every, found)
+        )
+        ratios.append(ours / best)
+    return float(np.mean(ratios))
+
+
+def run_by_size(problem: Problem, members: Sequence[Recording], *, seed: int, budget: int) -> list[int]:
+    """Rows of the joined problem that a search at each number of accelerators asks for, side by side."""
+    orders = []
+    for member in members:
+        alone = Problem(member, problem.reference_2, 1.0)
+        proposer = PROPOSERS.get("default")()
+        rows = replay(alone, proposer, budget, seed=seed, objective="step_time", loss=lambda m: m["step_time_s"])
+        joined = [problem.recording.space.row(member.rows[row].config) for row in rows]
+        orders.append([row for row in joined if row is not None])
+    return [order[n] for n in range(budget) for order in orders if n < len(order)]
 
 
 def run_naive(problem: Problem, *, seed: int, budget: int) -> list[list[int]]:
@@ -172,32 +205,26 @@ def make_loss(objective: Objective) -> Loss:
     return loss
 
 
-def trials_to(problem: Problem, rows: Sequence[int], target: float) -> int:
-    """How many of these trials, in order, reach that share."""
-    return next((n + 1 for n in range(len(rows)) if problem.share(rows[: n + 1]) >= target - 1e-9), len(rows))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     shipped = Path(__file__).resolve().parent.parent / "workloads" / "recordings"
     parser.add_argument("folder", nargs="*", type=Path, default=[shipped])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=15)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for recording in find_problems(args.folder, Path(scratch)):
+        for recording, members in find_problems(args.folder, Path(scratch)):
             problem = make_problem(recording)
-            runs = [compare(problem, seed=seed, budget=args.budget) for seed in range(args.seeds)]
+            runs = [compare(problem, members, seed=seed, budget=args.budget) for seed in range(args.seeds)]
             mean = {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
-            mean["trial_ratio"] = mean["sweep_trials_to_naive_share"] / mean["naive_trials"]
-            mean["worst_trial_ratio"] = max(r["sweep_trials_to_naive_share"] / r["naive_trials"] for r in runs)
+            ratios = [run["sweep_trials_to_by_weight"] / run["by_weight_trials"] for run in runs]
+            mean |= {"trial_ratio": float(np.mean(ratios)), "worst_trial_ratio": max(ratios)}
             results[recording.name] = mean
             print(f"{recording.name} ({len(recording.rows)} rows)")
             for key, value in mean.items():
-                print(f"  {key:<30}{value:9.3f}")
-            sys.stdout.flush()
+                print(f"  {key:<30}{value:9.3f}", flush=True)
     if args.json:
         args.json.write_text(json.dumps({"seeds": args.seeds, "budget": args.budget, "problems": results}, indent=1))
     return 0

@@ -1,0 +1,154 @@
+"""Exports: what other tools read agrees with the ledger, secrets stay behind, and nothing leaves its folder."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from recorded_runs import search, write_recording
+
+from cclsearch.card.load import load_card
+from cclsearch.cli import main
+from cclsearch.export_cards import copy_evidence
+from cclsearch.run_folder import Run
+
+SECRET = "hunter2-but-much-longer"
+
+
+@pytest.fixture
+def run(project: Path) -> Run:
+    return search(write_recording(project / "toy"), "r", budget=9)
+
+
+def test_the_table_agrees_with_the_ledger_and_leaves_missing_cells_empty(run: Run) -> None:
+    assert main(["export", "r", "--out", "t.csv"]) == 0
+    rows = list(csv.DictReader(Path("t.csv").read_text(encoding="utf-8").splitlines()))
+    assert [int(row["trial"]) for row in rows] == list(run.state.trials)
+    for row in rows:
+        trial = run.state.trials[int(row["trial"])]
+        assert int(row["config.tp"]) == trial.config["tp"]
+        if trial.loss is None:
+            assert (row["loss"], row["metric.step_time_s"], row["failure_kind"]) == ("", "", "out_of_memory")
+        else:
+            assert float(row["metric.step_time_s"]) == trial.loss
+    assert sum(row["state"] == "failed" for row in rows) == 1
+    assert {row["provenance"] for row in rows} == {"recorded"}
+
+
+def test_parquet_holds_the_same_with_types(run: Run) -> None:
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    assert main(["export", "r", "--to", "parquet", "--out", "t.parquet"]) == 0
+    frame = pd.read_parquet("t.parquet")
+    assert len(frame) == 9
+    assert frame["config.tp"].dtype.kind == "i"
+    assert frame["metric.step_time_s"].isna().sum() == 1
+
+
+def test_optuna_opens_the_study_and_finds_the_same_best(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    import optuna
+
+    assert main(["export", "r", "--to", "optuna", "--out", "study.db"]) == 0
+    url = capsys.readouterr().out.split("optuna-dashboard ")[1].split()[0]
+    study = optuna.load_study(study_name="r", storage=url)
+    best = run.state.best
+    assert best is not None
+    assert study.best_value == best.loss
+    assert study.best_trial.params == dict(best.config)
+    states = [trial.state.name for trial in study.trials]
+    assert (states.count("COMPLETE"), states.count("FAIL")) == (8, 1)
+    failed = next(trial for trial in study.trials if trial.state.name == "FAIL")
+    assert failed.user_attrs["failure_kind"] == "out_of_memory"
+
+
+def test_a_front_becomes_a_study_with_several_directions(project: Path) -> None:
+    import optuna
+
+    toy = write_recording(project / "toy")
+    search(toy, "p", "--objective", "pareto", budget=6)
+    assert main(["export", "p", "--to", "optuna", "--out", "study.db"]) == 0
+    study = optuna.load_study(study_name="p", storage=f"sqlite:///{Path('study.db').absolute()}")
+    assert [direction.name for direction in study.directions] == ["MINIMIZE", "MINIMIZE"]
+    assert study.best_trials
+
+
+def test_a_card_loads_again_and_its_manifest_holds(run: Run) -> None:
+    assert main(["export", "r", "--to", "cards", "--trials", "best", "--out", "cards"]) == 0
+    folder = next(Path("cards").iterdir())
+    path = folder / f"{folder.name}.yaml"
+    card = load_card(str(path))
+    assert card.arch == run.spec.card.arch
+    assert card.tokens_per_step == run.spec.card.tokens_per_step
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    best = run.state.best
+    assert best is not None
+    assert data["Model-executor"]["model_plan_parallelization"]["tp"] == best.config["tp"]
+    assert "recorded: nothing was run here" in data["description"]
+    manifest = json.loads((folder / "evidence" / "manifest.json").read_text(encoding="utf-8"))
+    assert {"config.json", "result.json", "admission.json", "metrics.json"} <= set(manifest["files"])
+    for name, facts in manifest["files"].items():
+        assert hashlib.sha256((folder / "evidence" / name).read_bytes()).hexdigest() == facts["sha256"]
+
+
+def test_evidence_leaves_secrets_links_and_strangers_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLUSTER_PASSWORD", SECRET)
+    trial = tmp_path / "trial"
+    (trial / "trace" / "deep").mkdir(parents=True)
+    (trial / "stdout.log").write_bytes(f"login {SECRET}\n".encode() + b"\xff\xfe caf\xc3\xa9\n")
+    (trial / "trace" / "rank0.json").write_text('{"env": "sk-ant-abcdefghijklmnopqrstuvwx"}', encoding="utf-8")
+    with gzip.open(trial / "trace" / "deep" / "rank1.json.gz", "wt", encoding="utf-8") as file:
+        file.write(json.dumps({"token": SECRET}))
+    (trial / "trace" / "rank2.xplane.pb").write_bytes(b"\x00" + SECRET.encode() + b"\x01")
+    (trial / "trace" / "rank3.xplane.pb").write_bytes(b"\x00plain\x01")
+    outside = tmp_path / "outside.json"
+    outside.write_text("not ours", encoding="utf-8")
+    (trial / "trace" / "link.json").symlink_to(outside)
+    (trial / "stderr.log").symlink_to(outside)
+    (trial / "notes.txt").write_text("no part of the evidence", encoding="utf-8")
+
+    manifest = copy_evidence(trial, tmp_path / "copy")
+
+    assert set(manifest) == {
+        "stdout.log", "trace/rank0.json", "trace/deep/rank1.json.gz", "trace/rank2.xplane.pb", "trace/rank3.xplane.pb",
+    }  # fmt: skip
+    assert manifest["trace/rank2.xplane.pb"] == {"left_out": "binary, and it holds a secret"}
+    copied = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
+    assert len(copied) == 4
+    for path in copied:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        assert SECRET.encode() not in data
+        assert b"sk-ant-" not in data
+    assert (tmp_path / "copy" / "stdout.log").read_bytes().endswith(b"\xff\xfe caf\xc3\xa9\n")
+
+
+def test_nothing_is_written_over_and_no_name_leaves_the_folder(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("t.csv").write_text("mine", encoding="utf-8")
+    assert main(["export", "r", "--out", "t.csv"]) == 2
+    assert Path("t.csv").read_text(encoding="utf-8") == "mine"
+    assert "is there already" in capsys.readouterr().err
+    from dataclasses import replace
+
+    from cclsearch.export_cards import write_cards
+
+    spec = run.spec.model_copy(
+        update={"run_id": "../../escape", "card": run.spec.card.model_copy(update={"name": ".."})}
+    )
+    best = run.state.best
+    assert best is not None
+    made = write_cards(replace(run, spec=spec), [best], Path("cards"))
+    assert [path.parent for path in made] == [Path("cards")]
+    assert not any(".." in part for part in made[0].parts)
+
+
+def test_text_that_a_spreadsheet_would_run_is_quoted(project: Path) -> None:
+    from cclsearch.report.front import guard_cell
+
+    assert guard_cell('=HYPERLINK("http://x")') == '\'=HYPERLINK("http://x")'
+    assert guard_cell("plain") == "plain"
+    assert guard_cell(True) == "true"
+    assert guard_cell(-1.5) == -1.5
