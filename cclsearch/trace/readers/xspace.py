@@ -162,7 +162,13 @@ class _PlaneReader:
             name, display = self._names.get(key, ("", ""))
             start_ps = start_ns * 1000 + offset
             if (name or display) and abs(start_ps) < _MAX_PS and 0 <= duration < _MAX_PS:
-                yield XEvent(key, display or name, start_ps, duration, partial(self._all_stats, key, name, stats))
+                yield XEvent(
+                    key,
+                    display or name.split(" = ", 1)[0].lstrip("%"),
+                    start_ps,
+                    duration,
+                    partial(self._all_stats, key, name, stats),
+                )
 
     def _all_stats(self, key: int, name: str, stats: list[Span]) -> Stats:
         common = self._metadata_stats.get(key)

@@ -1,0 +1,84 @@
+"""Records the small traces under `tests/recorded`: torch on CPU over gloo (two ranks), and JAX on two CPU devices.
+
+python tests/record_traces.py gloo TARGET
+python tests/record_traces.py jax TARGET
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+
+def record_gloo(target: Path, world: int = 2) -> None:
+    """Two DDP steps of a small network on each rank, with shapes."""
+    import torch.multiprocessing as mp
+
+    with tempfile.TemporaryDirectory() as scratch:
+        mp.spawn(_run_rank, args=(world, str(target), f"{scratch}/store"), nprocs=world)
+
+
+def _run_rank(rank: int, world: int, target: str, store: str) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = schedule(wait=1, warmup=1, active=3)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True) as profiler:
+        for _ in range(5):
+            model(torch.randn(16, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+    path = Path(target) / f"rank{rank}_trace.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(path))
+    text = path.read_text().replace(socket.gethostname(), "host").replace(str(Path(target)), ".")
+    path.with_suffix(".json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    path.unlink()
+    dist.destroy_process_group()
+
+
+def record_jax(target: Path, devices: int = 2) -> None:
+    """Four data-parallel steps, marked by `step_num`; leaves the XSpace and the JSON beside it."""
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(jax.devices(), ("dp",))
+    rows = NamedSharding(mesh, PartitionSpec("dp"))
+    x = jax.device_put(jnp.ones((16, 64)), rows)
+    w = jax.device_put(jnp.ones((64, 32)), NamedSharding(mesh, PartitionSpec()))
+
+    @jax.jit
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - 0.1 * jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+
+    w = step(w, x).block_until_ready()
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with jax.profiler.trace(str(target), create_perfetto_link=False, profiler_options=options):
+        for number in range(4):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                w = step(w, x).block_until_ready()
+    for path in target.rglob("*.*"):
+        if path.is_file():
+            path.rename(path.with_name(path.name.replace(socket.gethostname(), "host")))
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[2])
+    shutil.rmtree(where, ignore_errors=True)
+    record_gloo(where) if sys.argv[1] == "gloo" else record_jax(where)
