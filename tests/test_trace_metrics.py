@@ -570,6 +570,7 @@ def test_a_metric_of_ones_own_in_ten_lines() -> None:
 
     long, none = Tape(rank=0), Tape(rank=1)
     long.kernel(0, 7)
+    none.copy(0, 3)
     result = measure([long.table(), none.table()], "longest_kernel_of_this_test")
     assert result.value == pytest.approx(7e-6)
     assert result.per_rank == {0: pytest.approx(7e-6), 1: None}
@@ -614,3 +615,23 @@ def test_a_package_brings_a_metric_through_its_entry_point(tmp_path: Path) -> No
         check=False,
     )
     assert done.stdout.strip() == "kernels", done.stderr
+
+
+def test_a_rank_without_device_events_is_left_out_and_named() -> None:
+    silent = Tape(rank=1, world_size=2)
+    silent.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
+    result = measure([step_tape(0, 2).table(), silent.table()], "comm_time")
+    assert result.value == pytest.approx(20e-6)
+    assert (result.status, result.reason, result.detail) == (
+        Status.PARTIAL,
+        Reason.RANKS_MISSING,
+        "no device event of rank 1",
+    )
+
+
+def test_communication_time_by_link_follows_the_cards_nodes() -> None:
+    tape = Tape(world_size=16)
+    tape.collective(0, 10, group_ranks=tuple(range(8)), group="tp", group_size=8)
+    tape.collective(20, 30, group_ranks=(0, 8), group="dp", group_size=2)
+    by_link = measure([tape.table()], "comm_time", card=make_card()).inputs["by_link_s"]
+    assert by_link == {"inter_node": pytest.approx(30e-6), "intra_node": pytest.approx(10e-6)}

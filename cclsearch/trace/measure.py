@@ -69,6 +69,9 @@ def _finish(metric: Metric, trace: TraceView, draft: Draft) -> MetricResult:
     reason, detail = draft.reason, draft.detail
     if reason is None and (fault := find_trace_fault(trace.trace_set)):
         reason, detail = fault, detail or trace.trace_set.message
+    if reason is None and trace.silent_ranks:
+        silent = ", ".join(map(str, trace.silent_ranks))
+        reason, detail = Reason.RANKS_MISSING, detail or f"no device event of rank {silent}"
     per_rank = {
         int(rank): None if v is None or not math.isfinite(float(v)) else float(v) for rank, v in draft.per_rank.items()
     }

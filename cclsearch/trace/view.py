@@ -148,7 +148,12 @@ class TraceView:
         self.card = card
         self.config = config
         self.baseline = baseline
-        self.ranks: Mapping[int, RankView] = {rank: RankView(trace_set.tables[rank]) for rank in trace_set.ranks}
+        views = {rank: RankView(trace_set.tables[rank]) for rank in trace_set.ranks}
+        at_work = {rank: view for rank, view in views.items() if len(view.device_rows)}
+        self.ranks: Mapping[int, RankView] = at_work or views
+        """The ranks that figures are taken over: those with work on a device, or all where none has any."""
+        self.silent_ranks = tuple(rank for rank in views if rank not in self.ranks)
+        """Ranks that were read and left out, since nothing of a device was recorded."""
 
     @property
     def world_size(self) -> int | None:

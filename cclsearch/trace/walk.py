@@ -44,8 +44,8 @@ def walk_critical_path(trace: TraceView) -> dict[str, int]:
     transfer is the shortest duration over ranks; what is longer is waiting, and the path goes on at the last arriver.
     """
     offsets = trace.matching.offset_ns or {}
-    lanes = {rank: _make_lane(trace, view, offsets.get(rank, 0)) for rank, view in trace.ranks.items()}
     rank, low, high = _pick_window(trace, offsets)
+    lanes = {r: _make_lane(trace, view, offsets.get(r, 0), (low, high)) for r, view in trace.ranks.items()}
     arrivers = _last_arrivers(trace) if trace.matching.offset_ns is not None else {}
     spent = dict.fromkeys(SHARES, 0)
     lane, at, now = lanes[rank], _last_before(lanes[rank], high), high
@@ -88,8 +88,11 @@ def _pick_window(trace: TraceView, offsets: Mapping[int, int]) -> tuple[int, int
     return rank, start + move, end + move
 
 
-def _make_lane(trace: TraceView, view: RankView, offset_ns: int) -> _Lane:
+def _make_lane(trace: TraceView, view: RankView, offset_ns: int, window: tuple[int, int]) -> _Lane:
+    """The rank's device events that touch a window of the common clock."""
     table, rows = view.table, view.device_rows
+    start_ns = table.ts_ns[rows] + (table.base_ns + offset_ns)
+    rows = rows[(start_ns < window[1]) & (start_ns + table.dur_ns[rows] > window[0])]
     rows = rows[np.argsort(table.ts_ns[rows] + table.dur_ns[rows], kind="stable")]
     move = table.base_ns + offset_ns
     launch = table.launch[rows]

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.metrics.bandwidth import is_scale_up
 from cclsearch.trace.view import StepParts, TraceView, require_windows
 
 
@@ -89,6 +90,14 @@ def measure_comm_time(trace: TraceView) -> Draft:
     inputs: dict[str, JsonValue] = {"max_s": max(found)}
     inputs["by_collective_s"] = _split_comm_time(trace, lambda call: str(call.kind))
     inputs["by_group_s"] = _split_comm_time(trace, lambda call: call.group_desc or call.group or "default")
+    if trace.card is not None:
+        card, world = trace.card, trace.num_devices
+        inputs["by_link_s"] = _split_comm_time(
+            trace,
+            lambda call: (
+                "intra_node" if is_scale_up(card, call.group_ranks, call.group_size or world) else "inter_node"
+            ),
+        )
     reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
     detail = "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
     if not any(len(view.comm_rows) for view in trace.ranks.values()):

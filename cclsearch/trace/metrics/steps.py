@@ -43,7 +43,7 @@ def measure_step_time(trace: TraceView) -> Draft:
         per_rank=medians,
         per_step=tuple(max(values) for _, values in sorted(by_number.items())),
         n_steps=min(trace.ranks[rank].windows.num_steps for rank in found),
-        reason=Reason.TOO_FEW_STEPS if alone else None,
+        reason=Reason.TOO_FEW_STEPS if alone else Reason.NO_STEP_MARKERS if len(found) < len(medians) else None,
         detail="one step only: the length of its marker on the host, not a period of the device" if alone else "",
         inputs=_describe_periods(trace, periods, slowest),
     )
