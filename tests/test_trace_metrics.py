@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -635,3 +636,14 @@ def test_communication_time_by_link_follows_the_cards_nodes() -> None:
     tape.collective(20, 30, group_ranks=(0, 8), group="dp", group_size=2)
     by_link = measure([tape.table()], "comm_time", card=make_card()).inputs["by_link_s"]
     assert by_link == {"inter_node": pytest.approx(30e-6), "intra_node": pytest.approx(10e-6)}
+
+
+@pytest.mark.usefixtures("own_metrics")
+def test_the_examples_of_the_documentation_run() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "your-metric.md").read_text(encoding="utf-8")
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block, {})
+    tables = two_ranks()
+    assert measure(tables, "longest_kernel").value == pytest.approx(35e-6)
+    slowest = measure(tables, "slowest_group")
+    assert slowest.value == pytest.approx(6 * (20 + 30 + 50) * 1e-6)
