@@ -108,7 +108,7 @@ class Expert(Player):
         return submit(found[0], "the surrogate's first choice, which no rule of thumb speaks against")
 
     def bolder(self, rows: list[Row], best: Row) -> Row | None:
-        """The most promising row with less model parallelism than the best that could beat it; None where there is none."""
+        """The most promising row with less model parallelism than the best that could beat it; None if none."""
         could = [
             row
             for row in rows

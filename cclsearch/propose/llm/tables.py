@@ -9,7 +9,6 @@ from cclsearch.propose.llm.configs import compact, header, spelled
 from cclsearch.propose.llm.fence import fence_line
 from cclsearch.propose.llm.history import past_turns
 from cclsearch.propose.llm.look import Look, best_observation
-from cclsearch.text import one_line
 from cclsearch.values import FailureKind
 
 MAX_TRIALS_SHOWN = 60
@@ -128,7 +127,7 @@ def _error(expected: float | None, o: Observation) -> str:
     measured = o.step_time_s or o.loss
     if expected is None or measured is None or not measured:
         return ""
-    return one_line(f" ({expected / measured - 1:+.0%} off)", 20)
+    return f" ({expected / measured - 1:+.0%} off)"
 
 
 def _figure(value: float | None) -> str:

@@ -1,0 +1,153 @@
+"""A small search with made-up figures that the tests of agent and arbiter share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cclsearch.card.model import Card, Hardware, ModelArch, Phase
+from cclsearch.propose.base import Observation, Proposal, Remark, SearchView
+from cclsearch.propose.llm.look import Look
+from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.values import Config, Failure, FailureKind, Stage
+
+CARD = Card(
+    name="secret-name",
+    title="secret-title",
+    phase=Phase.TRAINING,
+    family="secret-family",
+    arch=ModelArch(
+        num_layers=32,
+        hidden_size=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=14336,
+        vocab_size=128256,
+        num_params=8_000_000_000,
+    ),
+    global_batch_size=64,
+    seq_len=4096,
+    precision="bf16",
+    hardware=Hardware(
+        accelerator="a100-80",
+        num_accelerators=16,
+        accelerators_per_node=8,
+        memory_gib=80.0,
+        scale_up_gbps=4800.0,
+        scale_out_gbps=200.0,
+    ),
+    framework="secret-framework",
+    source="secret-source",
+    licence="secret-licence",
+)
+
+
+def make_space() -> Space:
+    """All 16-accelerator splits with four micro-batches: 60 configurations."""
+    degrees = (1, 2, 4, 8, 16)
+    knobs = (Knob("tp", degrees), Knob("pp", degrees), Knob("dp", degrees), Knob("micro_batch_size", (1, 2, 4, 8)))
+    rows = [
+        {"tp": tp, "pp": pp, "dp": 16 // (tp * pp), "micro_batch_size": micro}
+        for tp in degrees
+        for pp in degrees
+        if tp * pp <= 16
+        for micro in (1, 2, 4, 8)
+        if 64 % (16 // (tp * pp) * micro) == 0
+    ]
+    return space_from_rows(knobs, rows)
+
+
+SPACE = make_space()
+
+
+def plain_look() -> Look:
+    """A look with round figures, so that the golden file depends on nothing learnt."""
+    n = len(SPACE)
+    time_N = 10.0 + np.arange(n) * 0.5
+    order = tuple(range(n))
+    return Look(
+        time_N, time_N * 0.9, np.full(n, 40.0), np.full(n, 0.75), order, False, "something may be left", ("a record",)
+    )
+
+
+def made_up_time_s(config: Config) -> float | None:
+    """A smooth made-up step time with its minimum at tp 2, pp 2, micro-batch 2; None where memory would not do."""
+    tp, pp, micro = config.as_int("tp"), config.as_int("pp"), config.as_int("micro_batch_size")
+    if micro * 4 > tp * pp * 4:
+        return None
+    return 10.0 * (1 + 0.1 * abs(tp - 2) + 0.15 * abs(pp - 2) + 0.05 * abs(micro - 2))
+
+
+def run_trial(trial: int, config: Config, message: str = "CUDA out of memory. Tried to allocate 2 GiB") -> Observation:
+    """The made-up outcome of one configuration."""
+    time_s = made_up_time_s(config)
+    row = SPACE.row(config)
+    if time_s is None:
+        failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message)
+        return Observation(trial, config, row, None, failure=failure)
+    return Observation(trial, config, row, time_s, time_s, peak_memory_gib=40.0, spread=0.01)
+
+
+@dataclass
+class Search:
+    """A search as the loop would run it, without jobs: observations and remarks grow, and the view follows."""
+
+    budget: int = 15
+    seed: int = 0
+    objective: str = "step_time"
+    observations: list[Observation] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
+    flying: list[Proposal] = field(default_factory=list)
+    message: str = "CUDA out of memory"
+
+    @property
+    def view(self) -> SearchView:
+        pending = {SPACE.row(proposal.config) for proposal in self.flying}
+        return SearchView(
+            card=CARD,
+            space=SPACE,
+            observations=tuple(self.observations),
+            pending=frozenset(row for row in pending if row is not None),
+            budget_left=self.budget - len(self.proposals),
+            seed=self.seed,
+            objective=self.objective,
+            remarks=tuple(self.remarks),
+            next_trial=len(self.proposals) + 1,
+        )
+
+    def ask(self, proposer: object, count: int = 1) -> list[Proposal]:
+        """What the proposer gives, checked as the loop checks it, and put in flight."""
+        view = self.view
+        taken = {o.row for o in view.observations} | view.pending
+        given = list(proposer.propose(view, count))  # type: ignore[attr-defined]
+        self.remarks += proposer.take_remarks()  # type: ignore[attr-defined]
+        for proposal in given:
+            row = SPACE.row(proposal.config)
+            assert row is not None, f"illegal: {proposal}"
+            assert row not in taken, f"again: {proposal}"
+            taken.add(row)
+            self.proposals.append(proposal)
+            self.flying.append(proposal)
+        assert len(given) <= count
+        return given
+
+    def land(self) -> None:
+        """Finish the trial that has flown longest."""
+        proposal = self.flying.pop(0)
+        trial = next(i for i, p in enumerate(self.proposals, 1) if p is proposal)
+        self.observations.append(run_trial(trial, proposal.config, self.message))
+
+    def run(self, proposer: object) -> str | None:
+        """Run to the end, one trial after another; returns why it ended early, None where the budget was used."""
+        while len(self.proposals) < self.budget:
+            if not self.ask(proposer):
+                return proposer.ending()  # type: ignore[attr-defined,no-any-return]
+            self.land()
+        return None
+
+    def moves(self) -> list[str]:
+        """The arbiter's moves, in words."""
+        return [remark.text for remark in self.remarks if remark.topic == "arbiter"]
