@@ -76,6 +76,9 @@ def record_jax(target: Path, devices: int = 2) -> None:
     for path in target.rglob("*.*"):
         if path.is_file():
             path.rename(path.with_name(path.name.replace(socket.gethostname(), "host")))
+    project = str(Path(__file__).resolve().parent.parent).encode()
+    for path in target.rglob("*.xplane.pb"):  # of equal length, since a message states how long its texts are
+        path.write_bytes(path.read_bytes().replace(project, b"/project".ljust(len(project), b"_")[: len(project)]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,123 @@
+"""Whatever bytes a trace file holds, reading it ends with a status: no crash, no hang, no unbounded memory."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trace_writer as write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cclsearch.trace.cache import cache_path
+from cclsearch.trace.events import TraceSet
+from cclsearch.trace.read import read_traces
+
+light = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+KINETO = write.layout_kineto(write.kineto_document(write.gpu_events())).encode()
+CPU = write.layout_kineto(write.kineto_document(write.cpu_events(), gpu=False)).encode()
+SPACE = write.tpu_space()
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+keys = st.sampled_from(["ph", "cat", "name", "pid", "tid", "ts", "dur", "args"])
+arguments = st.dictionaries(
+    st.sampled_from(
+        ["correlation", "External id", "device", "stream", "bytes", "grid", "Input Dims", "Collective name"]
+    ),
+    json_values,
+)
+kinds = st.sampled_from(["kernel", "cpu_op", "cuda_runtime", "user_annotation", "gpu_memcpy", "odd"])
+events = st.dictionaries(keys, json_values) | st.fixed_dictionaries(
+    {"ph": st.just("X"), "cat": kinds, "name": st.text(max_size=12), "ts": json_values, "dur": json_values},
+    optional={"args": arguments | json_values, "tid": json_values},
+)
+
+
+def read_bytes(name: str, data: bytes) -> TraceSet:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(data)
+        found = read_traces(folder)
+        assert check(found) is found
+        again = read_traces(folder)
+        assert (again.status, again.ranks) == (found.status, found.ranks)
+        assert cache_path(path).exists() == bool(found.tables)
+        return found
+
+
+def check(found: TraceSet) -> TraceSet:
+    """What must hold for every answer."""
+    assert (found.status == "not_available") == (not found.tables)
+    assert (found.status == "ok") == (not found.reasons)
+    for table in found.tables.values():
+        assert len(table) > 0
+        assert int(table.ts_ns.min()) >= 0
+        assert int(table.dur_ns.min()) >= 0
+        assert int(table.name_id.max()) < len(table.names)
+        assert int(table.step_id.max()) < max(len(table.steps), 1)
+        assert int(table.coll_id.max(initial=-1)) < max(len(table.collectives), 1)
+    return found
+
+
+@light
+@given(
+    data=st.data(),
+    whole=st.sampled_from([("rank0_trace.json", KINETO), ("rank0_trace.json", CPU), ("h.xplane.pb", SPACE)]),
+)
+def test_damaged_bytes_get_an_answer(data: Any, whole: tuple[str, bytes]) -> None:
+    name, original = whole
+    damaged = bytearray(original)
+    for _ in range(data.draw(st.integers(1, 6))):
+        position = data.draw(st.integers(0, len(damaged) - 1))
+        piece = data.draw(st.binary(max_size=4))
+        damaged[position : position + data.draw(st.integers(0, 8))] = piece
+    read_bytes(name, bytes(damaged))
+
+
+@light
+@given(size=st.integers(0, len(SPACE)))
+def test_an_xspace_cut_anywhere_gets_an_answer(size: int) -> None:
+    read_bytes("h.xplane.pb", SPACE[:size])
+
+
+@light
+@given(size=st.integers(0, len(KINETO)))
+def test_json_cut_anywhere_gets_an_answer(size: int) -> None:
+    read_bytes("rank0_trace.json", KINETO[:size])
+
+
+@light
+@given(
+    st.lists(events, max_size=6), st.dictionaries(st.sampled_from(["distributedInfo", "deviceProperties"]), json_values)
+)
+def test_odd_events_get_an_answer(odd: list[dict[str, Any]], head: dict[str, Any]) -> None:
+    document = {**head, "traceEvents": [*odd, *write.gpu_events(steps=1)]}
+    found = read_bytes("rank0_trace.json", json.dumps(document).encode())
+    assert found.tables, found.message
+
+
+@light
+@given(st.binary(max_size=300), st.sampled_from(["trace.json", "trace.json.gz", "h.xplane.pb", "r.sqlite"]))
+def test_noise_gets_a_reason(noise: bytes, name: str) -> None:
+    assert read_bytes(name, noise).status == "not_available"
+
+
+@pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"])
+@pytest.mark.parametrize("value", [None, "text", 2**63 - 1])
+def test_odd_values_in_an_export_get_an_answer(tmp_path: Path, table: str, value: Any) -> None:
+    path = write.write_nsys(tmp_path / "report.sqlite", processes=1)
+    db = sqlite3.connect(path)
+    for (column,) in db.execute(f"SELECT name FROM pragma_table_info('{table}')").fetchall():
+        db.execute(f'UPDATE "{table}" SET "{column}" = ? WHERE rowid % 2', (value,))
+        db.commit()
+        check(read_traces(path, use_cache=False))
+    db.close()
