@@ -75,7 +75,7 @@ def test_no_hostile_program_gets_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CCL_CANARY_API_KEY", "canary-in-the-environment")
     before = set(tmp_path.iterdir())
     # `benchmarks/agent.py` runs them all.
-    chosen = [text for i, text in enumerate(HOSTILE) if i % 3]
+    chosen = [text for i, text in enumerate(HOSTILE) if i % 4]
     programs = [text.replace("CANARY_PATH", str(canary)) for text in chosen]
     assert len(set(programs)) >= 200
 

@@ -1,0 +1,292 @@
+"""The arbiter hands over when the LLM stalls, takes it back when the cause can pass, and is never stuck."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from llm.cases import SPACE, Search, plain_look
+from llm.players import Stubborn
+
+from cclsearch.errors import UserError
+from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.arbiter.arbiter import Arbiter, make_arbiter
+from cclsearch.propose.arbiter.keyless import Keyless
+from cclsearch.propose.arbiter.machine import ALLOWED, Phase, State, read_state, write_move
+from cclsearch.propose.arbiter.rules import Rules
+from cclsearch.propose.base import Proposal, Proposer, SearchView
+from cclsearch.propose.llm.account import Limits
+from cclsearch.propose.llm.agent import Agent, AgentOptions
+from cclsearch.propose.llm.look import Look, open_rows
+from cclsearch.propose.llm.wire import Answer, Provider, ProviderError, Request, Stop, ToolCall, Trouble, Usage
+
+
+class Frozen:
+    """A clock that stands still unless something waits."""
+
+    time_s = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def sleep(self, seconds: float) -> None:
+        self.time_s += seconds
+
+
+class FirstOpen:
+    """A fallback that takes the first open row: nothing random, nothing learnt."""
+
+    name = "default"
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        rows = open_rows(view).nonzero()[0][:count]
+        return [Proposal(SPACE.config(int(row)), self.name) for row in rows]
+
+
+class Chooses:
+    """A model that submits these rows, one a turn, then fails as told."""
+
+    name = "openai:gpt-5"
+
+    def __init__(self, *rows: int | Sequence[int] | ProviderError | str) -> None:
+        self._rows = list(rows)
+        self.num_asked = 0
+
+    def ask(self, request: Request) -> Answer:
+        self.num_asked += 1
+        item = self._rows.pop(0) if len(self._rows) > 1 else self._rows[0]
+        if isinstance(item, ProviderError):
+            raise item
+        if isinstance(item, str):
+            return _answer("finish", {"reason": item})
+        rows = [item] if isinstance(item, int) else item
+        configs = [{"config": dict(SPACE.config(row)), "rationale": "r"} for row in rows]
+        return _answer("submit", {"configurations": configs})
+
+
+def _answer(name: str, arguments: dict[str, Any]) -> Answer:
+    call = ToolCall(id="c", name=name, arguments=arguments)
+    return Answer(calls=(call,), stop=Stop.TOOL, usage=Usage(input_tokens=1000, output_tokens=100))
+
+
+def rows_by_time() -> list[int]:
+    """Rows that run, the fastest first."""
+    from llm.cases import made_up_time_s
+
+    timed = [(made_up_time_s(SPACE.config(row)), row) for row in range(len(SPACE))]
+    return [row for time_s, row in sorted((t, r) for t, r in timed if t is not None)]
+
+
+FAST = rows_by_time()
+OOM = [row for row in range(len(SPACE)) if row not in FAST]
+
+
+def open_look(view: SearchView) -> Look:
+    free = open_rows(view)
+    return replace(plain_look(), order=tuple(int(row) for row in free.nonzero()[0]))
+
+
+def make(
+    provider: Provider,
+    fallback: Proposer | None = None,
+    *,
+    parallel: int = 1,
+    rules: Rules | None = None,
+    **options: Any,
+) -> Arbiter:
+    agent = Agent(provider, options=AgentOptions(**options), look=open_look, clock=Frozen())
+    return Arbiter(agent, fallback or FirstOpen(), parallel=parallel, rules=rules or Rules(num_seeds=1))
+
+
+def who(search: Search) -> list[str]:
+    return [proposal.proposer for proposal in search.proposals]
+
+
+def test_seeds_come_first_and_then_the_llm_decides() -> None:
+    search = Search(budget=3)
+    search.run(make(Chooses(*FAST[4::-1])))
+    assert who(search) == ["seed", "llm", "llm"]
+    assert search.moves() == ["llm since trial 2: the seeds are placed"]
+
+
+def test_a_safe_default_follows_a_seed_that_failed() -> None:
+    class Doomed(FirstOpen):
+        def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+            return [Proposal(SPACE.config(OOM[0]), "default")]
+
+    search = Search(budget=2)
+    search.run(make(Chooses(FAST[0]), Doomed(), rules=Rules(num_seeds=2)))
+    assert who(search) == ["seed", "seed"]
+    assert "safe default" in search.proposals[1].rationale
+
+
+def test_duplicates_hand_over_and_the_llm_comes_back_with_new_evidence() -> None:
+    search = Search(budget=12)
+    ending = search.run(make(Stubborn(), rules=Rules(num_seeds=1, explore=2)))
+    assert ending is None
+    moves = search.moves()
+    assert moves[1].startswith("fallback since trial 3: three proposals in a row were duplicates")
+    assert moves[2] == "llm since trial 5: 2 trials of new evidence are there"
+    assert moves[3].startswith("fallback since trial 5")
+    assert "llm since trial 9: 4 trials" in moves[4]
+
+
+def test_trials_without_improvement_hand_over() -> None:
+    search = Search(budget=7)
+    search.run(make(Chooses(*FAST[:1], *FAST[:10:-1]), rules=Rules(num_seeds=1, patience=2, explore=3)))
+    assert "its last 2 trials did not improve beyond the noise" in " ".join(search.moves())
+    assert who(search) == ["seed", "llm", "llm", "llm", "default", "default", "default"]
+
+
+def test_an_improvement_within_the_noise_is_none() -> None:
+    from cclsearch.propose.arbiter.rules import judge_trials
+    from cclsearch.propose.llm.account import Cost
+    from cclsearch.propose.llm.history import PastTurn, Submitted, turn_remark
+
+    search = Search()
+    search.ask(make(Chooses(FAST[3]), rules=Rules(num_seeds=1)))
+    search.land()
+    first = search.observations[0]
+    items = tuple(Submitted(SPACE.config(row)) for row in FAST[:2])
+    search.remarks.append(turn_remark(PastTurn(1, "submit", items, "", Cost()), "t"))
+    assert first.loss is not None
+    for trial, (row, ratio) in enumerate(((FAST[0], 0.995), (FAST[1], 0.9)), 2):
+        loss = first.loss * ratio
+        search.observations.append(replace(first, trial=trial, config=SPACE.config(row), row=row, loss=loss))
+    assert [judged.improved for judged in judge_trials(search.view)] == [False, True]
+
+
+def test_the_same_failure_twice_hands_over() -> None:
+    search = Search(budget=5)
+    search.run(make(Chooses(*OOM)))
+    assert who(search) == ["seed", "llm", "llm", "default", "default"]
+    assert "its last 2 trials failed in the same way (out of memory)" in search.moves()[1]
+
+
+def test_a_provider_that_is_down_is_tried_again_later_a_wrong_key_never() -> None:
+    down = ProviderError(Trouble.OVERLOADED, "busy")
+    search = Search(budget=6)
+    search.run(make(Chooses(down, down, down, down, down, down, down, down, *FAST)))
+    assert who(search) == ["seed", "default", "default", "llm", "llm", "llm"]
+    wrong = Chooses(ProviderError(Trouble.AUTHENTICATION, "invalid key"))
+    search = Search(budget=6)
+    search.run(make(wrong))
+    assert who(search) == ["seed", *["default"] * 5]
+    assert search.moves()[-1].startswith("fallback for the rest since trial 2: the provider failed (authentication")
+    assert wrong.num_asked == 1
+
+
+def test_a_limit_is_kept_over_the_whole_run() -> None:
+    search = Search(budget=8)
+    provider = Chooses(*FAST[6::-1])
+    search.run(make(provider, limits=Limits(max_tokens=2200)))
+    assert provider.num_asked == 2
+    assert who(search) == ["seed", "llm", "llm", *["default"] * 5]
+    assert "a limit is reached: 2,200 of 2,200 tokens are spent" in search.moves()[-1]
+
+
+def test_finish_ends_the_search_only_when_nothing_plausible_is_left() -> None:
+    search = Search(budget=10)
+    assert search.run(make(Chooses("done"))) is None
+    assert len(search.proposals) == 10
+    agent = Agent(Chooses("done"), look=lambda view: replace(plain_look(), nothing_left=True), clock=Frozen())
+    search = Search(budget=10)
+    ending = search.run(Arbiter(agent, FirstOpen(), rules=Rules(num_seeds=1)))
+    assert ending == "the LLM ended the search and the arbiter agrees that nothing plausible is left: done"
+    assert len(search.proposals) == 1
+    assert search.moves()[-1] == "finished since trial 2: done"
+
+
+def test_several_submitted_at_once_run_one_after_another_without_further_turns() -> None:
+    search = Search(budget=4)
+    provider = Chooses([FAST[2], FAST[1], FAST[0]])
+    search.run(make(provider))
+    assert [SPACE.row(p.config) for p in search.proposals[1:]] == [FAST[2], FAST[1], FAST[0]]
+    assert provider.num_asked == 1
+
+
+def test_state_is_rebuilt_from_the_ledger_alone() -> None:
+    def fresh() -> Arbiter:
+        return make(Stubborn(), rules=Rules(num_seeds=1, explore=2))
+
+    whole, parts = Search(budget=9), Search(budget=9)
+    whole.run(fresh())
+    while len(parts.proposals) < 9:
+        killed_after_each_trial = fresh()
+        killed_after_each_trial._agent.provider.idea = {"config": dict(SPACE.config(1))}  # type: ignore[attr-defined]
+        parts.ask(killed_after_each_trial)
+        parts.land()
+    assert [p.config for p in parts.proposals] == [p.config for p in whole.proposals]
+    assert parts.moves() == whole.moves()
+
+
+def test_a_slow_turn_never_leaves_slots_empty() -> None:
+    release, asked = threading.Event(), threading.Event()
+
+    class Slow(Chooses):
+        def ask(self, request: Request) -> Answer:
+            asked.set()
+            assert release.wait(60)
+            return super().ask(request)
+
+    search = Search(budget=12)
+    arbiter = make(Slow(FAST[0]), parallel=4, rules=Rules(num_seeds=1))
+    started = time.monotonic()
+    while len(search.flying) < 4:
+        assert search.ask(arbiter, 4 - len(search.flying))
+    assert asked.wait(60)
+    assert not release.is_set()
+    assert time.monotonic() - started < 60
+    assert "llm" not in who(search)
+    release.set()
+    deadline = time.monotonic() + 60
+    while "llm" not in who(search) and time.monotonic() < deadline and len(search.proposals) < 12:
+        search.land()
+        time.sleep(0.05)
+        search.ask(arbiter, 1)
+    assert "llm" in who(search)
+
+
+def test_a_late_answer_that_was_overtaken_is_not_launched_twice() -> None:
+    search = Search(budget=8)
+    arbiter = make(Chooses(1), parallel=2, rules=Rules(num_seeds=1))
+    deadline = time.monotonic() + 60
+    while len(search.proposals) < 8 and time.monotonic() < deadline:
+        if not search.ask(arbiter, 1):
+            break
+        time.sleep(0.02)
+        search.land()
+    rows = [SPACE.row(proposal.config) for proposal in search.proposals]
+    assert len(rows) == len(set(rows)) == 8
+
+
+def test_only_moves_of_the_machine_are_written() -> None:
+    with pytest.raises(ValueError, match="cannot move"):
+        write_move(State(Phase.OFF, 1), State(Phase.LLM, 2))
+    for phase in Phase:
+        for after in ALLOWED[phase]:
+            remark = write_move(State(phase, 1), State(after, 7, "cause", "reason", 2, 1))
+            view = replace(Search().view, remarks=(remark,))
+            assert read_state(view) == State(after, 7, "cause", "reason", 2, 1)
+
+
+def test_without_a_key_the_fallback_says_so_once_and_a_key_may_come_later() -> None:
+    search = Search(budget=3)
+    search.run(Keyless(FirstOpen(), "OPENAI_API_KEY is not set"))
+    assert search.moves() == ["fallback for the rest since trial 1: OPENAI_API_KEY is not set"]
+    search.budget = 5
+    search.run(make(Chooses(*FAST)))
+    assert who(search)[3:] == ["llm", "llm"]
+
+
+def test_strategies_are_checked() -> None:
+    fallback = PROPOSERS.get("random")()
+    assert make_arbiter("optuna", fallback, None) is fallback
+    with pytest.raises(UserError, match="needs --llm"):
+        make_arbiter("hybrid", fallback, None)
+    with pytest.raises(UserError, match="one of hybrid, llm, optuna"):
+        make_arbiter("magic", fallback, None)
