@@ -1,14 +1,51 @@
-"""The `pareto` strategy: what pushes the front of several metrics furthest, one batch at a time."""
+"""The `pareto` strategy: what pushes the front of several metrics furthest.
+
+Over step time and the number of accelerators the second metric is known before a trial runs. The front then falls into
+one search for each number of accelerators, each with a model of its own, and the expected hypervolume improvement of a
+candidate is exact: its expected improvement over the best of all sizes up to its own, times the width of its strip
+(Yang et al. 2019, box decomposition in two dimensions, on logarithmic axes). Any other metrics go through
+`cclsearch.propose.pareto`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposal, SearchView
+from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
+from cclsearch.propose.default import bar, expected_gain, failure_price
 from cclsearch.propose.pareto import Direction, propose_pareto
+from cclsearch.propose.surrogate import Belief, believe
+from cclsearch.space.table import Space
 
 STEP_TIME_AND_SIZE: tuple[tuple[str, Direction], ...] = (("step_time_s", "minimize"), ("num_accelerators", "minimize"))
+MOST_SIZES = 32
+"""With more numbers of accelerators than these, one model over all of them proposes."""
+
+
+class _Size(NamedTuple):
+    """The part of a space that runs on one number of accelerators."""
+
+    num_accelerators: int
+    space: Space
+    row_of: Mapping[int, int]
+    """Row of the whole space -> row here."""
+    width: float
+    """How much of the front's other axis an improvement here covers; 1 on average."""
+
+
+class _Candidate(NamedTuple):
+    utility: float
+    size: _Size
+    row: int
+    belief: Belief
+    position: int
 
 
 class FrontProposer:
@@ -18,10 +55,104 @@ class FrontProposer:
 
     def __init__(self, metrics: Sequence[tuple[str, Direction]] = STEP_TIME_AND_SIZE) -> None:
         self.metrics = tuple(metrics)
+        self._sizes: tuple[Space, list[_Size]] | None = None
+        self._beliefs: dict[int, tuple[object, Belief | None]] = {}
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Up to `count` new members; none where nothing is left."""
-        return propose_pareto(view, count, self.metrics, proposer=self.name)
+        sizes = self._split(view.space) if set(self.metrics) == set(STEP_TIME_AND_SIZE) else []
+        if not 1 < len(sizes) <= MOST_SIZES:
+            return propose_pareto(view, count, self.metrics, proposer=self.name)
+        taken: list[_Candidate] = []
+        while len(taken) < count:
+            best = self._find_best(view, sizes, taken)
+            if best is None:
+                break
+            taken.append(best)
+        return [self._propose(candidate) for candidate in taken]
+
+    def _split(self, space: Space) -> list[_Size]:
+        if self._sizes is None or self._sizes[0] is not space:
+            self._sizes, self._beliefs = (space, split_by_size(space)), {}
+        return self._sizes[1]
+
+    def _find_best(self, view: SearchView, sizes: Sequence[_Size], taken: Sequence[_Candidate]) -> _Candidate | None:
+        """The untaken member that pushes the front furthest; what was just taken counts as running."""
+        best: _Candidate | None = None
+        smaller = math.inf
+        price = failure_price(view)
+        for size in sizes:
+            pending = frozenset(candidate.row for candidate in taken if candidate.size is size)
+            part = _limit_view(view, size, pending)
+            belief = self._believe(part, size)
+            own = [math.log(o.step_time_s) for o in part.observations if o.loss is not None and o.step_time_s]
+            smaller = min([smaller, *own])
+            if belief is None:
+                continue
+            gain_m = expected_gain(belief, np.minimum(bar(belief), smaller))
+            utility_m = size.width * (gain_m * belief.works_m - price * (1 - belief.works_m))
+            m = int(np.argmax(utility_m))
+            if best is None or utility_m[m] > best.utility:
+                best = _Candidate(float(utility_m[m]), size, int(belief.rows_m[m]), belief, m)
+        return best
+
+    def _believe(self, part: SearchView, size: _Size) -> Belief | None:
+        """The belief over one size, made anew only when something there changed."""
+        stamp = (tuple((o.row, o.trial) for o in part.observations), part.pending, len(part.prior))
+        held = self._beliefs.get(size.num_accelerators)
+        if held is None or held[0] != stamp:
+            held = (stamp, believe(part))
+            self._beliefs[size.num_accelerators] = held
+        return held[1]
+
+    def _propose(self, candidate: _Candidate) -> Proposal:
+        belief, m = candidate.belief, candidate.position
+        expects = Expectation(
+            step_time_s=float(np.exp(belief.log_time_m[m])),
+            peak_memory_gib=float(belief.memory_gib_m[m]),
+            fits=float(belief.fits_m[m]),
+        )
+        rationale = (
+            f"promises to push the front furthest, at {candidate.size.num_accelerators} accelerators:"
+            f" {expects.step_time_s:.3g} s expected, {belief.works_m[m]:.0%} to succeed"
+        )
+        return Proposal(candidate.size.space.config(candidate.row), self.name, rationale, expects)
+
+
+def split_by_size(space: Space) -> list[_Size]:
+    """The space by number of accelerators, the fewest first."""
+    sizes, position_N = np.unique(space.num_accelerators_N, return_inverse=True)
+    widths = _strip_widths(sizes)
+    parts = []
+    for n, size in enumerate(sizes.tolist()):
+        rows = np.flatnonzero(position_N == n)
+        part = Space(space.knobs, space.codes_NK[rows], num_raw=len(rows), rules=space.rules)
+        row_of = {int(row): here for here, row in enumerate(rows)}
+        parts.append(_Size(int(size), part, row_of, float(widths[n])))
+    return parts
+
+
+def _strip_widths(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Log distance from each size to the next larger one, over their mean; the last counts as the mean."""
+    if len(sizes) < 2:
+        return np.ones(len(sizes))
+    steps = np.diff(np.log(sizes.astype(np.float64)))
+    return np.asarray(np.append(steps, steps.mean()) / steps.mean())
+
+
+def _limit_view(view: SearchView, size: _Size, pending: frozenset[int]) -> SearchView:
+    """The view as a search for the step time at that size alone would have it."""
+    here = [
+        replace(o, row=size.row_of[o.row], loss=_time_as_loss(o))
+        for o in view.observations
+        if o.row is not None and o.row in size.row_of
+    ]
+    flying = frozenset(size.row_of[row] for row in view.pending if row in size.row_of)
+    return replace(view, space=size.space, observations=tuple(here), pending=flying | pending, objective="step_time")
+
+
+def _time_as_loss(observation: Observation) -> float | None:
+    return None if observation.loss is None else observation.step_time_s
 
 
 @PROPOSERS.register("pareto")
