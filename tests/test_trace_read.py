@@ -313,7 +313,7 @@ def test_what_is_no_trace_gets_a_reason(tmp_path: Path, name: str, data: bytes, 
 
 
 def test_a_gzip_bomb_is_too_large(tmp_path: Path) -> None:
-    bomb = gzip.compress(b'{"traceEvents": [' + b" " * (300 << 20), 1)
+    bomb = gzip.compress(b'{"traceEvents": [') + 75 * gzip.compress(b" " * (4 << 20), 9)
     (tmp_path / "trace.json.gz").write_bytes(bomb)
     found = read_traces(tmp_path, use_cache=False)
     assert (found.status, found.reason) == ("not_available", Reason.TOO_LARGE)
