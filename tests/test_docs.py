@@ -1,0 +1,67 @@
+"""The documentation: its site builds with every link sound, and what it tells people to type works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cclsearch.cli import COMMANDS, main
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def test_the_site_builds_and_every_link_is_sound(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "site" / "tutorial" / "index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *[f"benchmarks/{p.name}" for p in (ROOT / "benchmarks").glob("*.md")]]
+)
+def test_links_of_pages_outside_the_site_are_sound(page: str) -> None:
+    text = (ROOT / page).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+
+
+def commands_of(page: Path) -> list[str]:
+    blocks = re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+def test_the_tutorial_runs_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = commands_of(ROOT / "docs" / "tutorial.md")
+    assert len(commands) > 10
+    for command in commands:
+        words = shlex.split(command)
+        if words[0] == "cd":
+            monkeypatch.chdir(Path.cwd() / words[1])
+            continue
+        assert words[0] == "ccl-search"
+        code = main(words[1:])
+        shown = capsys.readouterr()
+        allowed = {0, 1} if words[1] in ("doctor", "space") else {0}
+        assert code in allowed, f"{command}: exit code {code}: {shown.err or shown.out[-500:]}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_every_command_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"ccl-search ([a-z][a-z-]+)\b", page.read_text()))
+    words = {"finds", "proposes", "searches", "does", "is", "with", "has", "takes", "needs", "asks", "reads", "keeps"}
+    assert named - set(COMMANDS) - words == set()
+
+
+def test_the_changelog_names_every_command() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert [name for name in COMMANDS if f"`{name}" not in text] == []
