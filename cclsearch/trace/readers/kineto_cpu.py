@@ -2,13 +2,14 @@
 
 Communication: the annotations of the backend (`gloo:all_reduce`). What they are is told by the `c10d` operator that
 caused them, since gloo runs a reduce-scatter as an all-reduce of full size. Computation: the outermost operators of
-every thread, less the `c10d` operators within; these pieces are rows of their own, so that metrics need no CPU rules.
+every thread, less the `c10d` operators within and what they wait for; these pieces are rows of their own, so that
+metrics need no CPU rules.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,8 @@ from cclsearch.trace.readers.columns import Interner
 
 BACKEND_CALL = re.compile(r"^(gloo|mpi|ucc|xccl|hccl):")
 COLLECTIVE_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)(?!wait_tensor|monitored|broadcast_coalesced$)")
+TALK_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)")
+"""Operators in which nothing is computed: those that cause a call, and those that wait for one."""
 AXIS = re.compile(r"^comm::(?P<axis>[^:]+)::")
 
 Ints = NDArray[np.int64]
@@ -35,11 +38,12 @@ def apply_cpu_rules(table: EventTable) -> EventTable:
     kind[calls] = Kind.COMM
     device = table.device.copy()
     device[calls] = 0
-    numbers, collectives = _describe_calls(table, calls)
+    cause = match_causes(table, calls)
+    numbers, collectives = _describe_calls(table, calls, cause)
     sparse = dict(table.sparse)
     sparse["coll_id"] = (calls.astype(np.int32), numbers)
     marked = replace(table, kind=kind, device=device, collectives=collectives, sparse=MappingProxyType(sparse))
-    return _append_compute(marked)
+    return _append_compute(marked, {op: int(table.end_ns[call]) for call, op in cause.items()})
 
 
 def rows_matching(table: EventTable, kind: Kind, pattern: re.Pattern[str]) -> Ints:
@@ -49,8 +53,8 @@ def rows_matching(table: EventTable, kind: Kind, pattern: re.Pattern[str]) -> In
     return rows[wanted[table.name_id[rows]]] if len(rows) else rows
 
 
-def _append_compute(table: EventTable) -> EventTable:
-    rows, starts, ends = compute_pieces(table)
+def _append_compute(table: EventTable, call_end_ns: Mapping[int, int]) -> EventTable:
+    rows, starts, ends = compute_pieces(table, call_end_ns)
     if not len(rows):
         return table
     values = {
@@ -78,10 +82,15 @@ def _steps_at(table: EventTable, time_ns: Ints) -> NDArray[np.int32]:
     return step_of_times(table.steps, time_ns)
 
 
-def compute_pieces(table: EventTable) -> tuple[Ints, Ints, Ints]:
-    """Row, start and end of each piece of an outermost operator that is outside every `c10d` operator."""
+def compute_pieces(table: EventTable, call_end_ns: Mapping[int, int]) -> tuple[Ints, Ints, Ints]:
+    """Row, start and end of each piece of an outermost operator that neither communicates nor waits for it.
+
+    `call_end_ns` says when the call that a `c10d` operator caused was over. Where its thread begins no other operator
+    until then, it waited: a blocking call inside an autograd function, as tensor parallelism makes.
+    """
     outermost = _outermost(table)
-    operators = rows_matching(table, Kind.CPU_OP, COLLECTIVE_OP)
+    operators = rows_matching(table, Kind.CPU_OP, TALK_OP)
+    silent = _talk_ends(table, operators, call_end_ns)
     by_thread: dict[int, list[int]] = {}
     for row in operators:
         by_thread.setdefault(int(table.stream[row]), []).append(int(row))
@@ -93,7 +102,7 @@ def compute_pieces(table: EventTable) -> tuple[Ints, Ints, Ints]:
             inside = [r for r in rows if starts[index] <= table.ts_ns[r] < ends[index]]
             if inside:
                 whole[index] = False
-                pieces += _cut_out(table, int(outermost[index]), inside)
+                pieces += _cut_out(table, int(outermost[index]), [(int(table.ts_ns[r]), silent[r]) for r in inside])
     cut = np.array(pieces, np.int64).reshape(-1, 3)
     return (
         np.concatenate([outermost[whole], cut[:, 0]]),
@@ -102,15 +111,30 @@ def compute_pieces(table: EventTable) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def _cut_out(table: EventTable, row: int, inside: Sequence[int]) -> list[tuple[int, int, int]]:
-    """The row's span without the spans of the rows inside (sorted by start)."""
+def _talk_ends(table: EventTable, operators: Ints, call_end_ns: Mapping[int, int]) -> dict[int, int]:
+    """Row of a `c10d` operator -> when its thread is done with it: its end, or the end of waiting for its call."""
+    every = table.rows_of(Kind.CPU_OP)
+    threads = table.stream[every]
+    starts_of = {int(thread): table.ts_ns[every[threads == thread]] for thread in np.unique(table.stream[operators])}
+    ends = {}
+    for row in operators.tolist():
+        end = int(table.end_ns[row])
+        later = starts_of[int(table.stream[row])]
+        at = int(np.searchsorted(later, end, side="left"))
+        following = int(later[at]) if at < len(later) else np.iinfo(np.int64).max
+        called_until = call_end_ns.get(row, end)
+        ends[row] = max(end, called_until) if following >= called_until else end
+    return ends
+
+
+def _cut_out(table: EventTable, row: int, inside: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """The row's span without the spans inside (sorted by start)."""
     start, stop = int(table.ts_ns[row]), int(table.ts_ns[row] + table.dur_ns[row])
     pieces = []
-    for other in inside:
-        other_start = int(table.ts_ns[other])
+    for other_start, other_end in inside:
         if other_start > start:
-            pieces.append((row, start, other_start))
-        start = max(start, other_start + int(table.dur_ns[other]))
+            pieces.append((row, start, min(other_start, stop)))
+        start = max(start, other_end)
     if start < stop:
         pieces.append((row, start, stop))
     return pieces
@@ -132,9 +156,10 @@ def _outermost(table: EventTable) -> Ints:
     return outer
 
 
-def _describe_calls(table: EventTable, calls: Ints) -> tuple[NDArray[np.int32], tuple[Collective, ...]]:
+def _describe_calls(
+    table: EventTable, calls: Ints, cause: Mapping[int, int]
+) -> tuple[NDArray[np.int32], tuple[Collective, ...]]:
     """For each backend call the number of its collective, and the distinct collectives."""
-    cause = match_causes(table, calls)
     axes = rows_matching(table, Kind.ANNOTATION, AXIS)
     distinct = Interner()
     numbers = np.zeros(len(calls), np.int32)
