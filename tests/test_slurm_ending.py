@@ -1,0 +1,149 @@
+"""Why a job ended, told from what Slurm and the job itself left; and what Slurm's refusals mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cclsearch.launch.slurm.ending import Ending, explain_end, find_exit_code
+from cclsearch.launch.slurm.payload import End, NodeReport
+from cclsearch.launch.slurm.refusal import Refusal, judge_refusal, never_starts, suggest_remedy
+from cclsearch.values import Failure, FailureKind, Stage
+
+CRASH = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="RuntimeError: own words")
+
+
+def end(reason: str = "finished", code: int = 1, told: str | None = None) -> End:
+    return End(job_id="7", started_at=0, ended_at=9, exit_code=code, reason=reason, signal=told)
+
+
+def report(code: int, *, oom: int = 0, terminated: bool = False) -> NodeReport:
+    return NodeReport(node="n1", exit_code=code, oom_kills=oom, terminated=terminated)
+
+
+def ending(**facts: Any) -> Ending:
+    known: dict[str, Any] = {
+        "job_id": "7",
+        "state": "FAILED",
+        "step_states": (),
+        "preempted": False,
+        "cancelled_by_us": False,
+        "began": True,
+        "end": end(),
+        "reports": (report(1),),
+        "batch_log": "",
+        "bad_nodes": (),
+    }
+    return Ending(**{**known, **facts})
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({}, FailureKind.CRASHED),
+        ({"state": "PREEMPTED"}, FailureKind.PREEMPTED),
+        ({"preempted": True}, FailureKind.PREEMPTED),
+        (
+            {"batch_log": "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT x DUE TO PREEMPTION ***"},
+            FailureKind.PREEMPTED,
+        ),
+        ({"state": "NODE_FAIL"}, FailureKind.NODE_FAILED),
+        ({"state": "BOOT_FAIL"}, FailureKind.NODE_FAILED),
+        ({"bad_nodes": ("n2",)}, FailureKind.NODE_FAILED),
+        ({"batch_log": "srun: error: Node failure on n2"}, FailureKind.NODE_FAILED),
+        ({"state": "OUT_OF_MEMORY"}, FailureKind.OUT_OF_MEMORY),
+        ({"step_states": ("FAILED", "OUT_OF_MEMORY")}, FailureKind.OUT_OF_MEMORY),
+        ({"batch_log": "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0."}, FailureKind.OUT_OF_MEMORY),
+        ({"batch_log": "slurmstepd: error: Exceeded job memory limit"}, FailureKind.OUT_OF_MEMORY),
+        ({"reports": (report(-9, oom=2),)}, FailureKind.OUT_OF_MEMORY),
+        ({"reports": (report(1, oom=2),)}, FailureKind.CRASHED),
+        ({"state": "TIMEOUT"}, FailureKind.TIMEOUT),
+        ({"state": "DEADLINE"}, FailureKind.TIMEOUT),
+        ({"end": end("timeout", -15)}, FailureKind.TIMEOUT),
+        ({"state": None, "batch_log": "*** JOB 7 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***"}, FailureKind.TIMEOUT),
+        ({"state": "CANCELLED by 1000"}, FailureKind.CANCELLED),
+        ({"cancelled_by_us": True, "state": "CANCELLED"}, FailureKind.CANCELLED),
+        ({"state": None, "end": end(told="SIGTERM")}, FailureKind.CANCELLED),
+        ({"state": None, "reports": (report(-15, terminated=True),)}, FailureKind.CANCELLED),
+        ({"reports": (report(1), report(-15, terminated=True))}, FailureKind.CRASHED),
+        ({"batch_log": "srun: error: Unable to create step for job 7: x"}, FailureKind.ALLOCATION_ENDED),
+        ({"batch_log": "srun: error: Task launch for 7.0 failed on node n1: x"}, FailureKind.LAUNCHER),
+        ({"began": False, "end": None, "batch_log": "python: not found"}, FailureKind.LAUNCHER),
+        ({"state": None, "end": None, "reports": ()}, FailureKind.LAUNCHER),
+    ],
+)
+def test_each_end_has_its_kind(facts: dict[str, Any], kind: FailureKind) -> None:
+    assert explain_end(ending(**facts), 600.0, 12, CRASH).kind is kind
+
+
+def test_the_trials_own_words_are_kept_where_slurm_has_none() -> None:
+    assert explain_end(ending(), 600.0, 12, CRASH) == CRASH
+    killed = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="rank 1 died of Signal 9 (SIGKILL)")
+    assert explain_end(ending(), 600.0, 12, killed).kind is FailureKind.CRASHED
+    counted = explain_end(ending(reports=(report(1, oom=1),)), 600.0, 12, killed)
+    assert (counted.kind, counted.message) == (FailureKind.OUT_OF_MEMORY, killed.message)
+
+
+def test_the_exit_code_is_that_of_the_share_that_failed_first() -> None:
+    reports = (report(-15, terminated=True), report(3), report(143))
+    assert find_exit_code(ending(reports=reports, end=end(code=143))) == 3
+    assert find_exit_code(ending(reports=(), end=end(code=5))) == 5
+    assert find_exit_code(ending(reports=(), end=None)) is None
+
+
+POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("message", "queued", "meaning"),
+    [
+        (f"QOSMaxSubmitJobPerUserLimit {POLICY}", False, Refusal.WAIT),
+        (f"AssocMaxSubmitJobLimit {POLICY}", False, Refusal.WAIT),
+        (f"AssocGrpSubmitJobsLimit {POLICY}", False, Refusal.WAIT),
+        (f"QOSMaxWallDurationPerJobLimit {POLICY}", True, Refusal.NEVER),
+        (f"AssocMaxNodePerJobLimit {POLICY}", True, Refusal.NEVER),
+        (POLICY, True, Refusal.WAIT),
+        (POLICY, False, Refusal.NEVER),
+        ("Invalid job array specification", False, Refusal.SMALLER_ARRAY),
+        ("Invalid account or account/partition combination specified", True, Refusal.NEVER),
+        ("Invalid qos specification", True, Refusal.NEVER),
+        ("Requested node configuration is not available", True, Refusal.NEVER),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", False, Refusal.WAIT),
+    ],
+)
+def test_a_limit_is_waited_for_and_an_impossible_job_is_not(message: str, queued: bool, meaning: Refusal) -> None:
+    assert judge_refusal(message, others_queued=queued) is meaning
+
+
+@pytest.mark.parametrize(
+    ("message", "word"),
+    [
+        ("Invalid account or x", "account"),
+        ("Invalid qos", "qos"),
+        ("invalid partition", "partition"),
+        ("odd", "scontrol"),
+    ],
+)
+def test_a_refusal_comes_with_what_to_do(message: str, word: str) -> None:
+    assert word in suggest_remedy(message)
+
+
+@pytest.mark.parametrize(
+    ("reason", "never"),
+    [
+        ("Resources", False),
+        ("Priority", False),
+        ("QOSMaxJobsPerUserLimit", False),
+        ("AssocGrpNodeLimit", False),
+        ("ReqNodeNotAvail, Reserved for maintenance", False),
+        ("PartitionTimeLimit", True),
+        ("QOSMaxNodePerJobLimit", True),
+        ("AssocMaxWallDurationPerJobLimit", True),
+        ("JobHeldUser", True),
+        ("launch failed requeued held", True),
+        ("BadConstraints", True),
+    ],
+)
+def test_a_pending_job_that_can_never_start_is_known_by_its_reason(reason: str, never: bool) -> None:
+    assert never_starts(reason) is never

@@ -1,0 +1,226 @@
+"""The program of the compute node, and the commands of Slurm as a stand-in on the PATH answers them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cclsearch.launch.base import JobState
+from cclsearch.launch.slurm import node
+from cclsearch.launch.slurm.commands import (
+    ControllerAway,
+    SlurmRefusal,
+    clean_environment,
+    expand_ids,
+    job_environment,
+    parse_duration,
+    read_queue,
+    run_slurm,
+)
+from cclsearch.launch.slurm.launcher import SlurmLauncher
+from cclsearch.launch.slurm.payloads import Program, classify_trial
+from cclsearch.launch.slurm.settings import SlurmSettings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from slurm.trials import make_job
+
+SEPARATOR = "\x1f"
+
+
+def put_command(folder: Path, name: str, text: str) -> None:
+    """A stand-in for one of Slurm's commands: a shell script."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for stand-ins, in front of the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+def test_the_node_program_needs_the_standard_library_only_and_no_new_python() -> None:
+    tree = ast.parse(Path(node.__file__).read_text(), feature_version=(3, 8))
+    imported = {
+        name.split(".")[0]
+        for item in ast.walk(tree)
+        if isinstance(item, ast.Import | ast.ImportFrom)
+        for name in ([item.module] if isinstance(item, ast.ImportFrom) else [alias.name for alias in item.names])
+        if name
+    }
+    assert imported <= sys.stdlib_module_names
+
+
+def test_only_the_first_job_runs_a_trial(tmp_path: Path) -> None:
+    assert node.claim(str(tmp_path), "12")
+    assert not node.claim(str(tmp_path), "13")
+    assert node.claim(str(tmp_path), "12")  # requeued by an administrator: the same job again
+
+
+def test_torchrun_starts_every_nodes_share() -> None:
+    payload = {"runner": "torchrun", "python": "py", "script": "s.py", "nodes": 3, "ranks_per_node": 4, "num_ranks": 10}
+    shares = [node.rank_command(payload, index, "head", 29500) for index in range(3)]
+    assert ["--nproc-per-node=4" in share for share in shares] == [True, True, False]
+    assert "--nproc-per-node=2" in shares[2]
+    assert all({"--nnodes=3", "--master-addr=head", "--master-port=29500"} <= set(share) for share in shares)
+    assert [share[4] for share in shares] == [f"--node-rank={index}" for index in range(3)]
+
+
+def test_the_other_nodes_read_the_head_nodes_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "31")
+    monkeypatch.setenv("SLURMD_NODENAME", "no-such-name-resolves.invalid")
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    payload = {"nodes": 2, "folder": str(tmp_path)}
+    address, port = node.meet(payload, 0)
+    assert address == "127.0.0.1"
+    assert node.FIRST_PORT <= port < node.FIRST_PORT + node.NUM_PORTS
+    assert node.meet(payload, 1) == (address, port)
+
+
+def test_a_job_takes_over_few_variables_and_no_secret() -> None:
+    outer = {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "OPENAI_API_KEY": "sk-secret",
+        "SBATCH_REQUEUE": "1",
+        "SBATCH_WCKEY": "w",
+        "SBATCH_ACCOUNT": "mine",
+        "SQUEUE_FORMAT": "%A",
+        "SLURM_JOB_ID": "5",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "EDITOR": "vi",
+    }
+    assert job_environment(outer) == {k: outer[k] for k in ("PATH", "HOME", "SBATCH_ACCOUNT", "SLURM_CONF")}
+    assert set(clean_environment(outer)) == {"PATH", "HOME", "OPENAI_API_KEY", "SBATCH_ACCOUNT", "SLURM_CONF", "EDITOR"}
+
+
+def test_a_controller_that_is_away_is_not_a_refusal(commands: Path) -> None:
+    put_command(commands, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ControllerAway):
+        read_queue()
+    put_command(commands, "squeue", "sleep 30")
+    with pytest.raises(ControllerAway, match="no answer"):
+        run_slurm(["squeue"], timeout_s=0.3)
+    put_command(commands, "sbatch", "printf 'sbatch: error: bad\\x1b[31m thing\\n' >&2; exit 1")
+    with pytest.raises(SlurmRefusal) as refused:
+        run_slurm(["sbatch"])
+    assert str(refused.value) == "sbatch: error: bad thing"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1-02:03:04", 93784.0), ("02:03:04", 7384.0), ("3:04", 184.0), ("UNLIMITED", None), ("INVALID", None)],
+)
+def test_slurms_durations(text: str, seconds: float | None) -> None:
+    assert parse_duration(text) == seconds
+
+
+def test_one_line_may_stand_for_many_tasks() -> None:
+    assert expand_ids("12_[0-2,5%4]") == ["12_0", "12_1", "12_2", "12_5"]
+    assert (expand_ids("12"), expand_ids("12_3")) == (["12"], ["12_3"])
+
+
+def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
+    """256 in flight, submitted as arrays; the stand-in counts what it is asked."""
+    calls = tmp_path / "calls"
+    put_command(commands, "sbatch", f"echo sbatch >>{calls}; echo Submitted batch job 9$(grep -c sbatch {calls})")
+    put_command(commands, "scancel", "true")
+    put_command(commands, "scontrol", "echo 'MaxArraySize = 101'")
+    rows = [
+        SEPARATOR.join([f"9{a}_{i}", "RUNNING", "None", "1:00", "9:00", "n", "/", "", "x"])
+        for a in (1, 2, 3)
+        for i in range(100)
+    ]
+    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
+    put_command(commands, "squeue", f"echo squeue >>{calls}; cat {tmp_path}/rows")
+    launcher = SlurmLauncher(
+        SlurmSettings(cpu_only=True, poll_s=0.001),
+        Program(Path(__file__), "process", {}),
+        classify=classify_trial,
+        run_dir=tmp_path / "many",
+    )
+    handles = launcher.submit([make_job(tmp_path / "many", n, ranks=1) for n in range(1, 257)])
+    assert calls.read_text().split() == ["sbatch"] * 3
+    assert len({handle.job_id for handle in handles}) == 256
+    time.sleep(0.01)
+    statuses = launcher.poll(handles)
+    assert {status.state for status in statuses} == {JobState.RUNNING}
+    assert calls.read_text().split().count("squeue") == 1
+    (handles[7].trial_dir / "result.json").write_text(json.dumps({"status": "ok"}))
+    time.sleep(0.01)
+    assert [status.state for status in launcher.poll(handles)].count(JobState.DONE) == 1
+
+
+def test_an_unclear_answer_is_not_followed_by_a_second_submission(tmp_path: Path, commands: Path) -> None:
+    """sbatch times out after Slurm took the job: the queue, asked by working directory, knows it."""
+    calls, place = tmp_path / "calls", tmp_path / "place"
+    put_command(commands, "sbatch", f"dirname $1 >{place}; echo sbatch >>{calls}; echo 'Socket timed out' >&2; exit 1")
+    row = SEPARATOR.join(["41", "PENDING", "Priority", "0:00", "9:00", "", "$(cat " + str(place) + ")", "", "x"])
+    put_command(commands, "squeue", f'echo "{row}"')
+    put_command(commands, "scancel", "true")
+    launcher = SlurmLauncher(
+        SlurmSettings(cpu_only=True, poll_s=0.001), Program(Path(__file__), "process", {}), classify=classify_trial
+    )
+    handles = launcher.submit([make_job(tmp_path / "unclear", 1, ranks=1)])
+    assert handles[0].job_id == ""
+    for _ in range(3):
+        time.sleep(0.01)
+        assert launcher.poll(handles)[0].state is JobState.QUEUED
+    assert calls.read_text().split() == ["sbatch"]
+    assert launcher.find("unclear")[0].job_id == "41"
+
+
+def test_a_job_that_slurm_forgot_is_explained_by_what_it_left(tmp_path: Path, commands: Path) -> None:
+    put_command(commands, "sbatch", "echo Submitted batch job 5")
+    put_command(commands, "squeue", "true")
+    put_command(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    put_command(commands, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    put_command(commands, "sinfo", "true")
+    put_command(commands, "scancel", "true")
+    launcher = SlurmLauncher(
+        SlurmSettings(cpu_only=True, poll_s=0.001, grace_s=0.0),
+        Program(Path(__file__), "process", {}),
+        classify=classify_trial,
+    )
+    handle = launcher.submit([make_job(tmp_path / "forgot", 1, ranks=1)])[0]
+    folder = Path(handle.details["folder"])
+    submission = json.loads((folder / "submission.json").read_text())
+    (folder / "submission.json").write_text(json.dumps({**submission, "at": submission["at"] - 60}))
+    (folder / "started.json").write_text(json.dumps({"job_id": "5", "host": "n", "at": 1.0}))
+    over = {"job_id": "5", "started_at": 1.0, "ended_at": 2.0, "exit_code": 1, "reason": "finished", "signal": None}
+    (folder / "end.json").write_text(json.dumps(over))
+    (handle.trial_dir / "stderr.log").write_text("Traceback (most recent call last):\nValueError: seven\n")
+    status = launcher.poll([handle])[0]
+    assert status.state is JobState.DONE
+    assert status.failure is not None
+    assert status.failure.message == "ValueError: seven"
+
+
+def test_without_slurm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "cclsearch", "launcher", "check", "h100-8"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "FAIL  commands: there is no sbatch, srun, squeue, scancel on the PATH",
+        "      run this on a login node of the cluster",
+    ]
