@@ -24,6 +24,8 @@ class Purpose(StrEnum):
 
 
 class SearchStarted(Model):
+    """The first line of every ledger."""
+
     event: Literal["search_started"] = "search_started"
     time_s: float
     """Seconds since the epoch."""
@@ -35,6 +37,8 @@ class SearchStarted(Model):
 
 
 class SearchResumed(Model):
+    """The search goes on in another process."""
+
     event: Literal["search_resumed"] = "search_resumed"
     time_s: float
     engine_version: str
@@ -45,6 +49,8 @@ class SearchResumed(Model):
 
 
 class TrialProposed(Model):
+    """A trial was decided on; from here on it exists."""
+
     event: Literal["trial_proposed"] = "trial_proposed"
     time_s: float
     trial: int
@@ -66,6 +72,8 @@ class TrialSubmitting(Model):
 
 
 class TrialSubmitted(Model):
+    """The launcher took the job; `handle` finds it again."""
+
     event: Literal["trial_submitted"] = "trial_submitted"
     time_s: float
     trial: int
@@ -86,6 +94,8 @@ class TrialRepeated(Model):
 
 
 class TrialFinished(Model):
+    """The trial's end, judged: nothing changes it any more."""
+
     event: Literal["trial_finished"] = "trial_finished"
     time_s: float
     trial: int
@@ -114,6 +124,8 @@ class SearchStopped(Model):
 
 
 class SearchEnded(Model):
+    """The search came to its end."""
+
     event: Literal["search_ended"] = "search_ended"
     time_s: float
     reason: str
