@@ -46,7 +46,8 @@ score = score_traces(found, names=names)
 end, cpu = time.perf_counter(), time.process_time() - cpu
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 table = found.tables[0]
-print(json.dumps(dict(load_s=loaded - start, total_s=end - start, cpu_s=cpu, peak_mb=peak / 1024, before_mb=before / 1024,
+print(json.dumps(dict(load_s=loaded - start, total_s=end - start, cpu_s=cpu, peak_mb=peak / 1024,
+    before_mb=before / 1024,
     table_mb=table.nbytes / 1e6, rows=len(table), busy_us=whole.busy_ns / 1e3, compute_us=whole.compute_ns / 1e3)))
 """
 
