@@ -27,7 +27,7 @@ from cclsearch.propose.base import Proposer
 from cclsearch.propose.front import FrontProposer
 from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.record.book import Book
-from cclsearch.record.event import SearchResumed, SearchStarted
+from cclsearch.record.event import Note, SearchResumed, SearchStarted
 from cclsearch.record.observe import Observer
 from cclsearch.record.trial import Trial
 from cclsearch.recording import load_recording
@@ -41,6 +41,8 @@ from cclsearch.values import Provenance, Value
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 LLM_STRATEGIES = ("hybrid", "llm")
+LEAST_CHANCE = 0.005
+"""Probability to fit into memory below which a configuration is not launched."""
 
 
 @dataclass(frozen=True)
@@ -216,13 +218,16 @@ def create_run(plan: Plan, runs_folder: Path) -> Path:
     return folder
 
 
-def start_book(book: Book, spec: RunSpec, *, budget: int = 0, confirm: int = 0) -> None:
+def start_book(book: Book, parts: Parts, *, budget: int = 0, confirm: int = 0) -> None:
     """Enter the search's start, or its going on (with a raised budget, more confirmations), into the ledger."""
     now_s = time.time()
-    state = book.state
+    state, spec = book.state, parts.spec
     if not state.run_id:
         sha256 = hash_file(book.folder / SPEC_FILE)
         book.record(SearchStarted(time_s=now_s, run_id=spec.run_id, engine_version=__version__, spec_sha256=sha256))
+        if parts.held_back:
+            text = describe_held_back(spec, parts.space, parts.held_back)
+            book.record(Note(time_s=now_s, topic="held_back", text=text))
         return
     if hash_file(book.folder / SPEC_FILE) != state.spec_sha256:
         raise UserError(f"{str(book.folder / SPEC_FILE)!r} was edited since the search began: its inputs are frozen")
@@ -312,5 +317,27 @@ def make_input(spec: RunSpec, trial: Trial) -> TrialInput:
 
 
 def hold_back(spec: RunSpec, space: Space) -> frozenset[int]:
-    """Rows that the memory model says cannot fit, by a wide margin."""
-    return frozenset()
+    """Rows that the memory model, before anything was measured, gives next to no chance to fit: never launched.
+
+    None of a recording's, whose rows cost nothing to read; none at all where nothing else would be left.
+    """
+    if spec.recording is not None:
+        return frozenset()
+    from cclsearch.predict.model import predict_space
+
+    hopeless_N = predict_space(spec.card, space).fits_N < LEAST_CHANCE
+    return frozenset() if hopeless_N.all() else frozenset(hopeless_N.nonzero()[0].tolist())
+
+
+def describe_held_back(spec: RunSpec, space: Space, rows: frozenset[int]) -> str:
+    """What is held back and why, with the largest and the smallest of them."""
+    from cclsearch.predict.model import predict_space
+
+    memory_gib_N = predict_space(spec.card, space).memory_gib_N
+    ordered = sorted(rows, key=lambda row: float(memory_gib_N[row]))
+    least, most = ordered[0], ordered[-1]
+    return (
+        f"{len(rows)} of {len(space)} configurations are held back: the memory model gives them under"
+        f" {LEAST_CHANCE:.1%} to fit into {spec.card.hardware.memory_gib:g} GiB; they are predicted to need"
+        f" {memory_gib_N[least]:.3g} GiB ({space.config(least)}) to {memory_gib_N[most]:.3g} GiB ({space.config(most)})"
+    )

@@ -36,7 +36,7 @@ def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tup
     launcher = ScriptedLauncher(decide)
     folder, parts = open_search(project, launcher, **limits)
     with Book(folder) as book:
-        start_book(book, parts.spec)
+        start_book(book, parts)
         run_search(book, parts)
         return book.state, launcher
 
@@ -71,7 +71,7 @@ def test_jobs_of_a_killed_search_are_adopted_and_none_is_submitted_twice(project
     launcher = ScriptedLauncher(ran)
     folder, parts = open_search(project, launcher, budget=1)
     with Book(folder) as book:
-        start_book(book, parts.spec)
+        start_book(book, parts)
         config = parts.space.config(0)
         book.record(TrialProposed(time_s=0, trial=1, config=config, proposer="random"))
         book.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
@@ -81,7 +81,7 @@ def test_jobs_of_a_killed_search_are_adopted_and_none_is_submitted_twice(project
         job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
         launcher.submit([job])
     with Book(folder) as book:
-        start_book(book, parts.spec)
+        start_book(book, parts)
         run_search(book, parts)
         assert book.state.trials[1].loss == 1.0
     assert launcher.submitted == [job.name]
@@ -91,7 +91,7 @@ def test_a_result_that_was_left_by_a_job_nobody_knows_any_more_is_taken(project:
     launcher = ScriptedLauncher(ran)
     folder, parts = open_search(project, launcher, budget=1)
     with Book(folder) as book:
-        start_book(book, parts.spec)
+        start_book(book, parts)
         book.record(TrialProposed(time_s=0, trial=1, config=parts.space.config(0), proposer="random"))
         book.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
         trial_dir = book.trial_folder(1).absolute()
@@ -100,7 +100,7 @@ def test_a_result_that_was_left_by_a_job_nobody_knows_any_more_is_taken(project:
         job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
         (trial_dir / "result.json").write_text(ran(job, 0.5).model_dump_json())
     with Book(folder) as book:
-        start_book(book, parts.spec)
+        start_book(book, parts)
         run_search(book, parts)
         assert book.state.trials[1].loss == 0.5
     assert launcher.submitted == []
@@ -117,7 +117,7 @@ def test_a_stop_cancels_running_jobs_or_leaves_them_as_asked(project: Path, leav
     launcher = ScriptedLauncher(decide)
     folder, parts = open_search(project, launcher)
     with Book(folder) as book:
-        start_book(book, parts.spec)
+        start_book(book, parts)
         run_search(book, replace(parts, stop=stop))
         trial = book.state.trials[1]
         assert book.state.stopped is not None
@@ -142,7 +142,7 @@ def test_confirmations_are_new_runs_apart_from_the_budget(project: Path) -> None
     folder, parts = open_search(project, launcher, confirm=2)
     flight = replace(parts.flight, judge=lambda t, p, b, f: _admit(TrialJudge(parts.spec)(t, p, b, f)))
     with Book(folder) as book:
-        start_book(book, parts.spec)
+        start_book(book, parts)
         run_search(book, replace(parts, flight=flight))
         state = book.state
     purposes = [trial.purpose.value for trial in state.trials.values()]

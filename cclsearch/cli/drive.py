@@ -29,7 +29,7 @@ def drive_search(folder: Path, args: argparse.Namespace, *, budget: int = 0, con
     with listen_for_stop(stop):
         parts = open_parts(folder, stop=stop)
         with Book(folder) as book:
-            start_book(book, parts.spec, budget=budget, confirm=confirm)
+            start_book(book, parts, budget=budget, confirm=confirm)
             _search(book, parts, args)
             state = book.state
     if args.json:
