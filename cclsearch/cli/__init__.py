@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "launcher": ("cclsearch.cli.launcher", "the profiles there are; whether one works on its cluster"),
     "clean": ("cclsearch.cli.clean", "show and remove the jobs that a search left behind"),
     "doctor": ("cclsearch.cli.doctor", "what is there to work with, and what to do about what is missing"),
+    "completion": ("cclsearch.cli.completion", "a script that completes commands and names in your shell"),
     "init": ("cclsearch.cli.init", "write a project folder of one's own"),
 }
 """Command -> (module, one line of help)."""
