@@ -197,3 +197,49 @@ def test_without_steps_there_is_no_answer() -> None:
     tape.kernel(0, 10)
     with pytest.raises(NotAvailable):
         ask_what_if(TraceView(make_set([tape.table()])), Scenario())
+
+
+def simulate_pipeline(stage_us: float, transfer_us: float, micro_batches: int = 4) -> list[EventTable]:
+    """Two stages: the first computes and sends each micro-batch, the second waits for it; both agree on the end."""
+    tapes = [Tape(rank=rank, world_size=2) for rank in range(2)]
+    base = 0.0
+    for i in range(6):
+        numbers = [tape.step(i * 5.0, i * 5.0 + 4) for tape in tapes]
+        sender = receiver = base
+        for _ in range(micro_batches):
+            tapes[0].kernel(sender, stage_us, launched_us=i * 5.0, step_id=numbers[0])
+            sender += stage_us
+            ends = max(sender, receiver) + transfer_us
+            for rank, (kind, start) in enumerate(((CollectiveKind.SEND, sender), (CollectiveKind.RECV, receiver))):
+                launch = tapes[rank].add(Kind.RUNTIME, i * 5.0, 1, "cudaLaunchKernel", device=-1)
+                tapes[rank].collective(
+                    start,
+                    ends - start,
+                    kind,
+                    1 << 20,
+                    group_ranks=(0, 1),
+                    stream=7,
+                    step_id=numbers[rank],
+                    launch=launch,
+                )
+            sender = ends
+            tapes[1].kernel(ends, stage_us, launched_us=i * 5.0, step_id=numbers[1])
+            receiver = ends + stage_us
+        base = max(sender, receiver) + 1
+        for rank, start in enumerate((sender, receiver)):
+            launch = tapes[rank].add(Kind.RUNTIME, i * 5.0 + 1, 1, "cudaLaunchKernel", device=-1)
+            tapes[rank].collective(start, base - start, message_bytes=4, stream=7, step_id=numbers[rank], launch=launch)
+    return [tape.table() for tape in tapes]
+
+
+@pytest.mark.parametrize(("stage_us", "transfer_us"), [(40.0, 10.0), (10.0, 40.0)])
+def test_a_pipeline_is_replayed_through_its_messages(stage_us: float, transfer_us: float) -> None:
+    trace = TraceView(make_set(simulate_pipeline(stage_us, transfer_us)))
+    truth = measure_step_time(TraceView(make_set(simulate_pipeline(stage_us / 2, transfer_us)))).value
+    answer = ask_what_if(trace, Scenario(compute=2.0))
+    assert answer.low_s == pytest.approx(truth, rel=0.01)
+    assert answer.high_s == pytest.approx(truth, rel=0.01)
+    faster = measure_step_time(TraceView(make_set(simulate_pipeline(stage_us, transfer_us / 2)))).value
+    bounds = ask_what_if(trace, Scenario(scale_up_bw=2.0))
+    assert bounds.low_s == pytest.approx(faster, rel=0.01)
+    assert bounds.high_s == pytest.approx(bounds.step_time_s)

@@ -26,6 +26,8 @@ MAX_CLOCK_ERROR_NS = 200_000
 """Above this spread of the ends of blocking collectives, clocks count as not aligned."""
 
 GroupKey = tuple[str, ...]
+PAIR = "pair"
+"""First word of the key of two ranks that send to each other."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class MatchedGroup:
     """What was called, as the first rank's trace says."""
 
     @property
+    def is_pair(self) -> bool:
+        """Whether these are messages from one rank to another, and no collectives."""
+        return self.key[0] == PAIR
+
+    @property
     def transfer_ns_K(self) -> Int64s:
         """The shortest duration over ranks: what is left when nobody waits."""
         return np.asarray(self.dur_ns_RK.min(axis=0))
@@ -55,6 +62,9 @@ class Matching:
     """All collectives that could be matched, and what could not."""
 
     groups: tuple[MatchedGroup, ...] = ()
+    """Groups of collectives."""
+    pairs: tuple[MatchedGroup, ...] = ()
+    """Messages between two ranks."""
     mismatched: tuple[str, ...] = ()
     """One line for each group whose sequences differ between its ranks."""
     ranks_missing: bool = False
@@ -65,6 +75,11 @@ class Matching:
     """Median distance of the ends of blocking collectives after alignment."""
     transfer_ns: Mapping[int, Int64s] = field(default_factory=dict)
     """Rank -> for each row of its table the transfer part of its duration; -1 where it was not matched."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of one rank is known to be the same as of another."""
+        return not self.groups and not self.pairs
 
 
 def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) -> Matching:
@@ -81,17 +96,20 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
                 sizes[key] = size
     groups, mismatched, missing = [], [], False
     for key, by_rank in sorted(sequences.items()):
-        missing |= len(by_rank) < sizes[key]
+        missing |= len(by_rank) < sizes[key] and key[0] != PAIR
         if len(by_rank) < 2:
             continue
         problem = _find_mismatch(tables, by_rank)
+        if problem and key[0] == PAIR:
+            continue
         if problem:
             mismatched.append(f"group {' '.join(key)}: {problem}")
         else:
             groups.append(_make_group(tables, key, sizes[key], by_rank))
     offset_ns, error_ns = _align_clocks(tables, groups)
     return Matching(
-        groups=tuple(groups),
+        groups=tuple(group for group in groups if not group.is_pair),
+        pairs=tuple(group for group in groups if group.is_pair),
         mismatched=tuple(mismatched),
         ranks_missing=missing,
         offset_ns=offset_ns,
@@ -116,10 +134,7 @@ def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -
     if call.kind is CollectiveKind.SEND_RECV and not call.has_args:
         return ("world", "send_recv"), world_size  # before NCCL 2.17 an all-to-all was a kernel of that name
     if call.kind in _POINT_TO_POINT:
-        if call.peer is None or call.peer == rank:
-            return None
-        low, high = sorted((rank, call.peer))
-        return ("pair", f"{low}-{high}"), 2
+        return _pair_of(rank, call)
     ranks = call.group_ranks or _ranks_by_description(call, table)
     if ranks:
         return ("ranks", ",".join(map(str, ranks)), call.group or call.group_desc or ""), len(ranks)
@@ -130,6 +145,18 @@ def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -
     if len({group.ranks for group in table.distributed.groups if group.ranks}) > 1:
         return None
     return ("world",), world_size
+
+
+def _pair_of(rank: int, call: Collective) -> tuple[GroupKey, int] | None:
+    """The k-th send from one rank to another is the k-th receive there; a group of two names the peer."""
+    others = [other for other in call.group_ranks or () if other != rank]
+    peer = call.peer if call.peer is not None else others[0] if len(others) == 1 else None
+    if peer is None or peer == rank:
+        return None
+    if call.kind is CollectiveKind.SEND_RECV:
+        return (PAIR, f"{min(rank, peer)} and {max(rank, peer)}"), 2
+    source, target = (rank, peer) if call.kind is CollectiveKind.SEND else (peer, rank)
+    return (PAIR, f"{source} to {target}"), 2
 
 
 def _ranks_by_description(call: Collective, table: EventTable) -> tuple[int, ...] | None:

@@ -62,9 +62,9 @@ def collect_samples(trace: TraceView) -> tuple[list[Sample], bool]:
     includes waiting.
     """
     matching = trace.matching
-    if matching.groups:
+    if not matching.is_empty:
         matched = []
-        for group in matching.groups:
+        for group in (*matching.groups, *matching.pairs):
             seconds_K = group.transfer_ns_K / 1e9
             for call, seconds in zip(group.calls_K, seconds_K.tolist(), strict=True):
                 matched += _sample(call, call.group_size or group.size, seconds)

@@ -108,7 +108,7 @@ def _find_reason(trace: TraceView) -> Reason | None:
     if window:
         return window
     talks = any(len(view.comm_rows) for view in trace.ranks.values())
-    if talks and not trace.matching.groups:
+    if talks and trace.matching.is_empty:
         return trace.lonely_reason
     return trace.trace_set.reason
 
@@ -152,7 +152,7 @@ def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
         top = "; ".join(f"{c.name} {_duration(c.seconds)} in {c.count:.3g} calls" for c in diagnosis.top_collectives)
         sentences.append(f"Most communication is in {top}.")
     sentences += _describe_straggler(diagnosis, trace)
-    if any(len(view.comm_rows) for view in trace.ranks.values()) and not trace.matching.groups:
+    if any(len(view.comm_rows) for view in trace.ranks.values()) and trace.matching.is_empty:
         sentences.append("Waiting cannot be told from moving data here: exposed communication contains both.")
     return sentences
 

@@ -107,7 +107,7 @@ def _replay_notes(trace: TraceView, number: int, window_s: float, step_s: float)
     if abs(window_s / step_s - 1) > 1e-6:
         notes.append(f"step {number} ({window_s:.6g} s) is replayed and scaled to the median of {step_s:.6g} s")
     talks = any(len(view.comm_rows) for view in trace.ranks.values())
-    if talks and not trace.matching.groups:
+    if talks and trace.matching.is_empty:
         notes.append("one rank cannot tell waiting from moving data: bounds from none to all of the time moving")
     elif talks and trace.matching.offset_ns is None:
         notes.append("clocks are not aligned: waiting in collectives is kept as measured")
@@ -199,7 +199,7 @@ def _new_durations(replay: Replay, graph: RankGraph, scenario: Scenario, best: b
     duration[np.isin(graph.kind, (Kind.MEMCPY, Kind.MEMSET))] /= scenario.copies
     table = replay.trace.ranks[graph.rank].table
     tree = bool(_measured_tree(table.names))
-    single = not replay.trace.matching.groups
+    single = replay.trace.matching.is_empty
     for i in np.flatnonzero(graph.kind == Kind.COMM).tolist():
         call = table.collectives[int(table.coll_id[graph.rows[i]])]
         moving = int(graph.transfer_ns[i]) / 1e9
@@ -224,6 +224,8 @@ def _settle(
     arrived = max(new_start[m][j] for m, j in members)
     was_arrived = max(int(graphs[m].start_ns[j]) for m, j in members)
     waited = graphs[g].end_ns[i] - graphs[g].start_ns[i] - graphs[g].transfer_ns[i]
+    if graphs[g].end_ns[i] < was_arrived:  # a send that left before its receiver came waits for nobody
+        return float(new_start[g][i] + durations[g][i])
     late = graphs[g].end_ns[i] - was_arrived - graphs[g].transfer_ns[i]
     return float(max(arrived + durations[g][i] - waited + late, new_start[g][i]))
 
@@ -237,7 +239,8 @@ def _partners(replay: Replay) -> dict[Member, list[Member]]:
         if graph.is_matched[i]
     }
     found: dict[Member, list[Member]] = {}
-    for group in replay.trace.matching.groups:
+    matching = replay.trace.matching
+    for group in (*matching.groups, *matching.pairs):
         for k in range(len(group.calls_K)):
             places = [where.get((rank, int(group.rows_RK[r, k]))) for r, rank in enumerate(group.ranks)]
             members = [place for place in places if place is not None]

@@ -33,7 +33,7 @@ def require_samples(trace: TraceView) -> tuple[list[Sample], Reason | None, str]
     if not samples:
         raise _explain_no_samples(trace)
     if not free_of_waiting:
-        reason = Reason.RANKS_MISSING if trace.matching.groups else trace.lonely_reason
+        reason = trace.lonely_reason if trace.matching.is_empty else Reason.RANKS_MISSING
         return samples, reason, "includes wait: durations of one rank cannot tell waiting from moving data"
     return samples, *find_reservation(trace)
 

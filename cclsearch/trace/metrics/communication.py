@@ -24,6 +24,8 @@ def require_matching(trace: TraceView) -> Matching:
         return matching
     if matching.mismatched:
         raise NotAvailable(Reason.SEQUENCE_MISMATCH, matching.mismatched[0])
+    if matching.pairs:
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "no collectives, only messages from one rank to another")
     raise NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective says which group of ranks it belongs to")
 
 

@@ -31,7 +31,7 @@ def measure_what_if_link(trace: TraceView) -> Draft:
     }
     reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
     detail = "upper bound"
-    if not trace.matching.groups:
+    if trace.matching.is_empty:
         reason = reason or trace.lonely_reason
         detail = "upper bound; includes waiting, which faster links would not shorten"
     value = float(np.mean([gain for gain in gains.values() if gain is not None]))
