@@ -17,6 +17,8 @@ LOW_PRICE, HIGH_PRICE = 0.001, 0.05
 """What a failed trial costs, in units of relative improvement: where little is to be gained, the safe choice wins."""
 FAILED_SHARE = 0.1
 """Share of a search's trials that may fail before failures grow dear."""
+HOPELESS = 0.1
+"""Where no open configuration is at least this likely to succeed, the search has nothing more to ask."""
 FIRST_MARGIN = 0.3
 """Before anything has succeeded, improvement is over this much more than the best that is expected (log units)."""
 
@@ -33,7 +35,7 @@ class DefaultProposer:
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """The `count` members that promise most, each given what the ones before it are expected to show."""
         belief = believe(view, self._priors)
-        if belief is None:
+        if belief is None or is_hopeless(belief):
             return ()
         return [
             self._propose_row(view, belief, m, gain) for m, gain in choose_batch(belief, count, failure_price(view))
@@ -49,6 +51,11 @@ class DefaultProposer:
         if belief.best is not None and view.objective == "step_time":
             rationale += f", expected improvement {gain:.2%}"
         return Proposal(view.space.config(int(belief.rows_m[m])), self.name, rationale, expects)
+
+
+def is_hopeless(belief: Belief) -> bool:
+    """Whether something has succeeded and all that is left will almost surely fail: a trial would only burn time."""
+    return belief.best is not None and float(belief.works_m.max()) < HOPELESS
 
 
 def failure_price(view: SearchView) -> float:

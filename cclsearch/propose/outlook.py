@@ -71,7 +71,7 @@ class Outlook:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing plausible is left that would improve on the best by more than a hundredth."""
+        """Whether nothing plausible is left that would improve on the best by a thousandth."""
         return self.num_open == 0 or (self.best_gain is not None and self.best_gain < 0.1 * NEGLIGIBLE)
 
 

@@ -1,0 +1,246 @@
+"""The LLM agent and its arbiter over recorded landscapes, with stand-ins for the LLM that see only what a prompt holds.
+
+    python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with each stand-in, and the fallback
+    python benchmarks/agent.py policies   [--landscapes FOLDER]                what the seed policies pick
+    python benchmarks/agent.py chaos      [--turns 1000]                       a provider that does everything wrong
+    python benchmarks/agent.py sandbox                                         every hostile program
+
+No figure here is of a live model: the stand-ins are programs. Differences are paired by landscape and seed; intervals
+are 95 % by bootstrap over landscapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from llm.players import PLAYERS  # noqa: E402
+
+from cclsearch.plugins import PROPOSERS  # noqa: E402
+from cclsearch.propose.arbiter.arbiter import Arbiter  # noqa: E402
+from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
+from cclsearch.propose.llm.agent import Agent, AgentOptions, seed_program  # noqa: E402
+from cclsearch.propose.llm.look import survey_look  # noqa: E402
+from cclsearch.propose.llm.policy import SandboxRunner  # noqa: E402
+from cclsearch.recording import Recording, find_recordings, load_recording  # noqa: E402
+from cclsearch.values import Failure, FailureKind, Stage  # noqa: E402
+
+BUDGET = 15
+MILESTONES = (3, 5, 10, 15)
+FALLBACK = "fallback"
+
+
+@dataclass(frozen=True)
+class Played:
+    """One search."""
+
+    landscape: str
+    who: str
+    seed: int
+    log_ratio: tuple[float, ...]
+    """Log of best over optimum after each trial; an early end keeps its best."""
+    num_trials: int
+    num_failed: int
+    num_turns: int
+
+
+def play(task: tuple[str, str, int]) -> Played:
+    """One search over one landscape: the fallback alone, or hybrid with that stand-in."""
+    path, who, seed = task
+    recording = load_recording(Path(path))
+    fallback: Proposer = PROPOSERS.get("default")()
+    if who == FALLBACK:
+        return replay(recording, fallback, who, seed)
+    agent = Agent(PLAYERS[who](seed), options=AgentOptions(anonymous=True))
+    return replay(recording, Arbiter(agent, fallback), who, seed)
+
+
+def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Played:
+    """The search loop without jobs; each row is read once, and nothing illegal or tried before is accepted."""
+    seen: list[Observation] = []
+    remarks: list[object] = []
+    for trial in range(1, BUDGET + 1):
+        view = SearchView(
+            card=recording.card,
+            space=recording.space,
+            observations=tuple(seen),
+            pending=frozenset(),
+            budget_left=BUDGET - trial + 1,
+            seed=seed,
+            remarks=tuple(remarks),  # type: ignore[arg-type]
+            next_trial=trial,
+        )
+        proposals = proposer.propose(view, 1)
+        remarks += list(proposer.take_remarks()) if isinstance(proposer, Arbiter) else []
+        if not proposals:
+            break
+        row = recording.space.row(proposals[0].config)
+        assert row is not None, "an illegal configuration was proposed"
+        assert all(o.row != row for o in seen), "a configuration was proposed again"
+        seen.append(observe(recording, trial, row))
+    turns = sum(getattr(remark, "topic", "") == "llm_turn" for remark in remarks)
+    failed = sum(o.loss is None for o in seen)
+    return Played(recording.name, who, seed, curve(recording, seen), len(seen), failed, turns)
+
+
+def observe(recording: Recording, trial: int, row: int) -> Observation:
+    """What the recording says of one row."""
+    found = recording.rows[row]
+    config = recording.space.config(row)
+    if found.step_time_s is None:
+        kind = FailureKind.OUT_OF_MEMORY if found.status == "oom" else FailureKind.CRASHED
+        failure = Failure(stage=Stage.RUN, kind=kind, message=f"recorded as {found.status}")
+        return Observation(trial, config, row, None, failure=failure)
+    return Observation(trial, config, row, found.step_time_s, found.step_time_s, found.peak_memory_gib)
+
+
+def curve(recording: Recording, seen: Sequence[Observation]) -> tuple[float, ...]:
+    """Log of best over optimum after each trial; before a success, that of the slowest row."""
+    best = max(row.step_time_s for row in recording.rows if row.step_time_s is not None)
+    logs = []
+    for trial in range(BUDGET):
+        if trial < len(seen):
+            best = min(best, seen[trial].loss or best)
+        logs.append(float(np.log(best / recording.best_step_time_s)))
+    return tuple(logs)
+
+
+def interval(difference_by_landscape: dict[str, list[float]], draws: int = 4000) -> tuple[float, float, float]:
+    """Mean paired difference, with its 95 % interval by bootstrap over landscapes."""
+    means = np.array([np.mean(values) for values in difference_by_landscape.values()])
+    rng = np.random.default_rng(0)
+    drawn = means[rng.integers(0, len(means), (draws, len(means)))].mean(axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(means.mean()), float(low), float(high)
+
+
+def run_landscapes(folder: Path, num_seeds: int, workers: int, exclude: Sequence[str]) -> None:
+    """Play everything, and print the paired figures as Markdown."""
+    paths = [path for path in find_recordings(folder) if not path.name.startswith(tuple(exclude) or ("\0",))]
+    tasks = [(str(p), who, s) for p in paths for s in range(num_seeds) for who in (FALLBACK, *PLAYERS)]
+    started = time.monotonic()
+    with ProcessPoolExecutor(workers) as pool:
+        played = list(pool.map(play, tasks, chunksize=5))
+    minutes = (time.monotonic() - started) / 60
+    print(f"{len(paths)} landscapes, {num_seeds} seeds, {len(played)} searches of {BUDGET} trials, {minutes:.0f} min\n")
+    print("| who | " + " | ".join(f"mean log at {k}" for k in MILESTONES) + " | failed of 15 | turns |")
+    print("|---" * (len(MILESTONES) + 3) + "|")
+    base = {(p.landscape, p.seed): p for p in played if p.who == FALLBACK}
+    for who in (FALLBACK, *PLAYERS):
+        own = [p for p in played if p.who == who]
+        logs = [f"{np.mean([p.log_ratio[k - 1] for p in own]):.4f}" for k in MILESTONES]
+        failed, turns = np.mean([p.num_failed for p in own]), np.mean([p.num_turns for p in own])
+        print(f"| {who} | {' | '.join(logs)} | {failed:.2f} | {turns:.1f} |")
+    print("\n| hybrid less fallback | " + " | ".join(f"at {k} (95 %)" for k in MILESTONES) + " |")
+    print("|---" * (len(MILESTONES) + 1) + "|")
+    for who in PLAYERS:
+        cells = []
+        for k in MILESTONES:
+            differences: dict[str, list[float]] = {}
+            for p in (p for p in played if p.who == who):
+                gap = p.log_ratio[k - 1] - base[p.landscape, p.seed].log_ratio[k - 1]
+                differences.setdefault(p.landscape, []).append(gap)
+            mean, low, high = interval(differences)
+            cells.append(f"{mean:+.4f} ({low:+.4f}, {high:+.4f})")
+        print(f"| {who} | {' | '.join(cells)} |")
+
+
+def run_policies(folder: Path) -> None:
+    """What each seed policy picks on each landscape, beside the prediction's best."""
+    print(
+        "| policy | picked a row | ran | geometric mean of picked/optimum where it ran | prediction's best: ran | its mean |"
+    )
+    print("|---|---|---|---|---|---|")
+    recordings = [load_recording(path) for path in find_recordings(folder)]
+    views = [SearchView(r.card, r.space, (), frozenset(), BUDGET, 0) for r in recordings]
+    first = [
+        r.space.row(PROPOSERS.get("default")().propose(v, 1)[0].config) for r, v in zip(recordings, views, strict=True)
+    ]
+    theirs = [ratio(r, row) for r, row in zip(recordings, first, strict=True)]
+    for name in ("dense", "moe", "composite"):
+        rows = []
+        for recording, view in zip(recordings, views, strict=True):
+            choice = SandboxRunner().choose(seed_program(view, name), view, survey_look(view))
+            rows.append(recording.space.row(choice.config) if choice.config else None)
+        picked = [ratio(r, row) for r, row in zip(recordings, rows, strict=True)]
+        print(f"| {name} | {sum(row is not None for row in rows)} of {len(rows)} | {told(picked)} | {told(theirs)} |")
+
+
+def ratio(recording: Recording, row: int | None) -> float | None:
+    """Picked over optimum; None where it is no row or did not run."""
+    time_s = recording.rows[row].step_time_s if row is not None else None
+    return None if time_s is None else time_s / recording.best_step_time_s
+
+
+def told(ratios: Sequence[float | None]) -> str:
+    ran = [value for value in ratios if value is not None]
+    return f"{len(ran)} | {float(np.exp(np.mean(np.log(ran)))):.3f}" if ran else "0 | -"
+
+
+def run_chaos_bench(num_turns: int) -> None:
+    """Chaos with the real surrogate and fallback behind it."""
+    from llm.chaos import run_chaos
+
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = run_chaos(num_turns, Path(folder), seed=5, make_fallback=PROPOSERS.get("default"), look=survey_look)
+    print(f"{report}\n{time.monotonic() - started:.0f} s; every assertion held")
+
+
+def run_sandbox_bench() -> None:
+    """Every hostile program; prints those that returned anything."""
+    from llm.hostile import HOSTILE, SLOW
+
+    from cclsearch.propose.llm.sandbox import Limits, SandboxError, run_policy
+
+    limits = Limits(time_s=0.5, memory_bytes=48 * 2**20, output_bytes=20_000)
+
+    def attempt(program: str) -> object:
+        try:
+            return run_policy(program, {"config_space": []}, {}, limits=limits)
+        except SandboxError:
+            return None
+
+    programs = [*HOSTILE, *SLOW]
+    started = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        out = [(program, got) for program, got in zip(programs, pool.map(attempt, programs), strict=True) if got]
+    print(
+        f"{len(programs)} hostile programs in {time.monotonic() - started:.0f} s; {len(out)} returned something: {out}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The LLM agent, with stand-ins for the LLM.")
+    parser.add_argument("what", choices=("landscapes", "policies", "chaos", "sandbox"))
+    parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--exclude", nargs="*", default=[], help="prefixes of landscapes to leave out")
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if args.what == "landscapes":
+        run_landscapes(args.landscapes, args.seeds, args.workers, args.exclude)
+    elif args.what == "policies":
+        run_policies(args.landscapes)
+    elif args.what == "chaos":
+        run_chaos_bench(args.turns)
+    else:
+        run_sandbox_bench()
+
+
+if __name__ == "__main__":
+    main()

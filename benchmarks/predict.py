@@ -1,0 +1,117 @@
+"""How well time and memory are predicted: the figures of `predict.md`.
+
+    python benchmarks/predict.py LANDSCAPES [LANDSCAPES ...] [--repeats 10]
+
+For each landscape, with constants fitted on the landscapes of the other frameworks alone: rank correlation and error of
+the step time, and accuracy of fits or fails, with nothing measured and after 3 and 5 trials of the default strategy
+(judged on the rows that were not tried). And the seconds that a million configurations take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from fit_prior import fit_prior
+from scipy.stats import spearmanr
+from search import load_all
+
+from cclsearch.bench import _Table
+from cclsearch.predict.model import Priors, load_priors, model_of, predict_space, read_priors
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.default import DefaultProposer
+from cclsearch.propose.ensemble import learn_time
+from cclsearch.propose.feasibility import learn_feasibility
+from cclsearch.recording import Recording, load_recording
+from cclsearch.space.table import Knob, Space
+
+AFTER = (0, 3, 5)
+NEAR = 2.0
+"""The error is also given over the rows within this factor of the best, which is where a choice is made."""
+COLUMNS = ("rank", "error", "error near best", "fits or fails")
+
+
+def judge(recording: Recording, seen: Sequence[Observation], priors: Priors) -> list[float]:
+    """Rank correlation, median error, median error near the best, and accuracy of fits or fails, on untried rows."""
+    model = model_of(recording.card, recording.space)
+    tried = {o.row for o in seen}
+    rows = np.array([n for n in range(len(recording.rows)) if n not in tried])
+    log_time = learn_time(model, seen, (), priors).mean(rows)
+    works = learn_feasibility(model, seen, priors).at(rows)[2]
+    measured = np.array([recording.rows[n].step_time_s or np.nan for n in rows])
+    ok = np.isfinite(measured)
+    error = np.abs(np.expm1(log_time[ok] - np.log(measured[ok])))
+    near = measured[ok] <= NEAR * recording.best_step_time_s
+    return [
+        float(spearmanr(log_time[ok], measured[ok]).statistic),
+        float(np.median(error)),
+        float(np.median(error[near])) if near.any() else float("nan"),
+        float(np.mean((works >= 0.5) == ok)),
+    ]
+
+
+def judge_one(task: tuple[Path, tuple[Path, ...]]) -> tuple[str, list[list[float]]]:
+    """The figures of one landscape after 0, 3 and 5 trials."""
+    path, folders = task
+    recording = load_recording(path)
+    others = [r for r in load_all(folders) if r.card.framework != recording.card.framework]
+    priors = read_priors(fit_prior(others)) if others else load_priors()
+    proposer, table = DefaultProposer(priors), _Table(recording)
+    seen: list[Observation] = []
+    figures = []
+    for trial in range(max(AFTER) + 1):
+        if trial in AFTER:
+            figures.append(judge(recording, seen, priors))
+        view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), 15 - trial, 0)
+        config = proposer.propose(view, 1)[0].config
+        seen.append(table.ask(trial, recording.space.row(config), config))
+    return recording.name, figures
+
+
+def time_a_million(recording: Recording) -> float:
+    """Seconds for a million configurations of that card, all parts included; the best of three."""
+    knobs = (
+        Knob("tp", (1, 2, 4, 8)),
+        Knob("pp", (1, 2, 4, 8, 16)),
+        Knob("dp", (1, 2, 4, 8, 16, 32)),
+        Knob("micro_batch_size", (1, 2, 4, 8)),
+        Knob("zero_stage", (0, 1, 2, 3)),
+        Knob("activation_checkpointing", (False, True)),
+    )
+    rng = np.random.default_rng(0)
+    seconds = []
+    for _ in range(3):
+        codes = np.column_stack([rng.integers(0, len(knob.choices), 1_000_000) for knob in knobs]).astype(np.int16)
+        space = Space(knobs, codes, num_raw=1_000_000)
+        started = time.perf_counter()
+        predict_space(recording.card, space)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("landscapes", type=Path, nargs="+")
+    args = parser.parse_args()
+    folders = tuple(args.landscapes)
+    recordings = load_all(folders)
+    print("constants fitted without the landscape's framework; after 0, 3 and 5 trials")
+    print(f"{'landscape':<26}" + "".join(f"{column:>24}" for column in COLUMNS))
+    everything = []
+    with ProcessPoolExecutor(2) as pool:
+        for name, figures in pool.map(judge_one, [(r.folder, folders) for r in recordings if r.folder]):
+            everything.append(figures)
+            cells = [" ".join(f"{figures[k][c]:>7.2f}" for k in range(len(AFTER))) for c in range(len(COLUMNS))]
+            print(f"{name:<26}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
+    middle = np.nanmedian(np.array(everything), axis=0)
+    cells = [" ".join(f"{middle[k, c]:>7.2f}" for k in range(len(AFTER))) for c in range(len(COLUMNS))]
+    print(f"{'median':<26}" + "".join(f"{cell:>24}" for cell in cells))
+    print(f"a million configurations: {time_a_million(recordings[0]):.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""How well the default strategy does on landscapes that its constants were not fitted on: the figures of `search.md`.
+
+    python benchmarks/search.py LANDSCAPES [LANDSCAPES ...] [--seeds 20] [--json FILE]
+
+Three splits. `shipped`: constants as shipped (fitted on all landscapes given: an upper bound). `landscape`: each
+landscape is searched with constants fitted on all others. `framework`: with constants fitted on the landscapes of the
+other frameworks alone. Constants are refitted from the guess each time by `fit_prior.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fit_prior import fit_prior
+
+from cclsearch.bench import ReplayedSearch, replay_search, summarise
+from cclsearch.predict.model import Priors, load_priors, read_priors
+from cclsearch.propose.default import DefaultProposer
+from cclsearch.recording import Recording, find_recordings, load_recording
+
+SPLITS: dict[str, Callable[[Recording, Recording], bool]] = {
+    "landscape": lambda fitted, searched: fitted.folder != searched.folder,
+    "framework": lambda fitted, searched: fitted.card.framework != searched.card.framework,
+}
+"""Split -> whether a landscape may be fitted on when another is searched."""
+
+
+def load_all(folders: Sequence[Path]) -> list[Recording]:
+    """Every landscape under these folders; one that is there twice counts once."""
+    found = {path.name: path for folder in folders for path in find_recordings(folder)}
+    return [load_recording(path) for path in found.values()]
+
+
+def search_one(task: tuple[Path, tuple[Path, ...], str, int]) -> tuple[str, list[ReplayedSearch]]:
+    """All seeds of one landscape under one split."""
+    path, folders, split, seeds = task
+    recording = load_recording(path)
+    priors: Priors = load_priors()
+    if split in SPLITS:
+        kept = [other for other in load_all(folders) if SPLITS[split](other, recording)]
+        priors = read_priors(fit_prior(kept))
+    proposer = DefaultProposer(priors)
+    return split, [replay_search(recording, proposer, seed=seed, budget=15) for seed in range(seeds)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("landscapes", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--splits", nargs="+", default=["shipped", *SPLITS])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    folders = tuple(args.landscapes)
+    recordings = load_all(folders)
+    tasks = [(r.folder, folders, split, args.seeds) for split in args.splits for r in recordings if r.folder]
+    with ProcessPoolExecutor(2) as pool:
+        played = list(pool.map(search_one, tasks))
+    figures: dict[str, Any] = {}
+    for split in args.splits:
+        own = [search for name, searches in played if name == split for search in searches]
+        families = {r.name: r.card.framework for r in recordings}
+        figures[split] = {"all": summarise(own)} | {
+            family: summarise([search for search in own if families[search.landscape] == family])
+            for family in sorted(set(families.values()))
+        }
+        for name, summary in figures[split].items():
+            gmean = summary["best_over_optimum"]["gmean"]
+            told = " ".join(f"{gmean[k]:.4f}" for k in gmean)
+            worst, share = summary["best_over_optimum"]["worst"]["15"], summary["within_5pct"]["15"]
+            print(
+                f"{split:<10}{name:<22}{told}  worst {worst:.3f}  within 5 % {share:.1%}  "
+                f"failed {summary['failed_share']:.1%}  duplicates {summary['duplicate_share']:.1%}",
+                flush=True,
+            )
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

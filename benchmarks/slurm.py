@@ -1,0 +1,489 @@
+"""The Slurm launcher on a real Slurm of this machine: searches, limits, every end, kills, and what polling costs.
+
+    python benchmarks/slurm.py [--only NAME ...] [--kills 50] [--out benchmarks/slurm.md]
+
+Needs root and Debian's Slurm packages (it installs them). Parts that train (`search`, `parallel`) need a machine that
+does nothing else: their trials are refused by the admission gate otherwise, and the figures say so. `--out` replaces
+the sections of the parts that were run and leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent)]
+os.environ.setdefault("CCL_REQUIRE_SLURM", "1")
+
+from slurm.cluster import Cluster, start_cluster  # noqa: E402
+from slurm.searches import COMMAND, kill_and_resume  # noqa: E402
+from slurm.trials import make_job  # noqa: E402
+
+from cclsearch.errors import UserError  # noqa: E402
+from cclsearch.launch.base import Handle, JobState, JobStatus  # noqa: E402
+from cclsearch.launch.slurm.launcher import SlurmLauncher  # noqa: E402
+from cclsearch.launch.slurm.payloads import Program, classify_trial  # noqa: E402
+from cclsearch.launch.slurm.settings import SlurmSettings  # noqa: E402
+
+SCRIPT = HERE.parent / "tests" / "slurm" / "trial_script.py"
+TINY = """\
+launcher: slurm
+cpu_only: true
+exclusive: true
+poll_s: 2
+environment: {OMP_NUM_THREADS: 1, GLOO_SOCKET_IFNAME: lo}
+hardware: {num_accelerators: 4, accelerators_per_node: 1}
+"""
+
+Part = Callable[[Path, argparse.Namespace], list[str]]
+
+
+def make_launcher(run_dir: Path, **settings: Any) -> SlurmLauncher:
+    fields = {"poll_s": 1.0, "grace_s": 5, "cpu_only": True, "python": sys.executable, **settings}
+    program = Program(SCRIPT, "process", {})
+    return SlurmLauncher(SlurmSettings.model_validate(fields), program, classify=classify_trial, run_dir=run_dir)
+
+
+def follow(
+    launcher: SlurmLauncher, handles: Sequence[Handle], limit_s: float = 240
+) -> dict[str, tuple[float, JobStatus]]:
+    """Job name -> (wall time at which its end was told, its status)."""
+    told: dict[str, tuple[float, JobStatus]] = {}
+    deadline = time.monotonic() + limit_s
+    while len(told) < len(handles) and time.monotonic() < deadline:
+        for handle, status in zip(handles, launcher.poll(handles), strict=True):
+            if status.state is JobState.DONE and handle.job_name not in told:
+                told[handle.job_name] = (time.time(), status)
+        time.sleep(0.1)
+    return told
+
+
+def wait_for(path: Path, limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def name_end(status: JobStatus | None) -> str:
+    if status is None:
+        return "nothing in time"
+    return f"`{status.failure.kind.value}`: {status.failure.message}" if status.failure else "sound result"
+
+
+# ---- searches that train ---------------------------------------------------------------------------------------------
+
+
+def part_search(folder: Path, args: argparse.Namespace) -> list[str]:
+    """A search of 15 trials of `tiny`, its four ranks on four nodes."""
+    with start_cluster():
+        return _run_tiny(folder, "search", parallel=1, budget=args.budget)
+
+
+def part_parallel(folder: Path, args: argparse.Namespace) -> list[str]:
+    """The same with `--parallel 4`: four jobs are in the queue, and whole nodes keep one from disturbing another."""
+    with start_cluster():
+        return _run_tiny(folder, "parallel", parallel=4, budget=args.budget)
+
+
+def _run_tiny(folder: Path, name: str, *, parallel: int, budget: int) -> list[str]:
+    profile = folder / "four-nodes.yaml"
+    profile.write_text(TINY)
+    started = time.monotonic()
+    command = [*COMMAND, "run", "-w", "tiny", "-b", str(budget), "-l", str(profile), "--runs", str(folder / "runs")]
+    done = subprocess.run(
+        [*command, "--name", name, "--parallel", str(parallel)], capture_output=True, text=True, check=False, cwd=folder
+    )
+    took = time.monotonic() - started
+    events = read_ledger(folder / "runs" / name)
+    ends = [event["outcome"] for event in events if event["event"] == "trial_finished"]
+    admitted = [end for end in ends if (end["admission"] or {}).get("admitted")]
+    failures = Counter(end["failure"]["kind"] for end in ends if end["failure"])
+    refused = Counter(
+        v["rule"] for end in ends for v in (end["admission"] or {}).get("verdicts", []) if v["ok"] is False
+    )
+    best = min((end["metrics"]["step_time_s"] for end in admitted), default=None)
+    repeats = sum(event["event"] == "trial_repeated" for event in events)
+    return [
+        f"- exit code {done.returncode}, {took:.0f} s in all; {len(ends)} trials finished, {len(admitted)} admitted, "
+        f"failed: {dict(failures) or 'none'}, kept out by rule: {dict(refused) or 'none'}, run again: {repeats}",
+        f"- best step time: {f'{best:.3f} s' if best else 'none was admitted'}",
+    ]
+
+
+def read_ledger(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines() if line.strip()]
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+def part_limits(folder: Path, _: argparse.Namespace) -> list[str]:
+    """Array and submit limits, and accounts that do not exist, with enforcement on."""
+    lines = []
+    with start_cluster("--enforce", "--max-array", "9"):
+        launcher = make_launcher(folder / "array", account="ccl")
+        handles = launcher.submit([make_job(folder / "array", n, ranks=1, behaviour="ok") for n in range(1, 31)])
+        arrays = Counter(handle.job_id.split("_")[0] for handle in handles)
+        told = follow(launcher, handles)
+        sound = sum(status.failure is None for _, status in told.values())
+        lines.append(
+            f"- MaxArraySize 9, 30 trials at once: submitted as {sorted(arrays.values())}; {sound} of 30 ended well"
+        )
+        launcher = make_launcher(folder / "submit", account="ccl", qos="small")
+        handles = launcher.submit([make_job(folder / "submit", n, ranks=1, behaviour="ok") for n in range(1, 21)])
+        at_once = sum(bool(handle.job_id) for handle in handles)
+        told = follow(launcher, handles)
+        sound = sum(status.failure is None for _, status in told.values())
+        lines.append(
+            f"- QOS of 4 jobs a user (`max_parallel` read from it: {launcher.max_parallel}), 20 trials at once: "
+            f"{at_once} submitted, the others held back; {sound} of 20 ended well, none failed for the limit"
+        )
+        for fields in (
+            {"account": "nobody"},
+            {"account": "ccl", "qos": "gold"},
+            {"account": "ccl", "partition": "none"},
+        ):
+            try:
+                make_launcher(folder / "refused", **fields).submit([make_job(folder / "refused", 1, ranks=1)])
+                said = "was accepted"
+            except UserError as error:
+                said = str(error)
+            lines.append(f"- `{fields}`: {said}")
+    return lines
+
+
+# ---- every way to end ------------------------------------------------------------------------------------------------
+
+
+def part_ends(folder: Path, _: argparse.Namespace) -> list[str]:
+    """Each end provoked for real, with control groups so that memory is enforced."""
+    rows = ["| provoked | told as | s from the cause |", "| --- | --- | ---: |"]
+    with start_cluster("--cgroup") as cluster:
+        for provoke in (
+            *(_end_memory, _end_own_limit, _end_crash, _end_silence, _end_scancel, _end_preemption, _end_drain),
+            *(_end_down, _end_power, _end_held, _end_slurm_limit),
+        ):
+            what, since, status, told = provoke(cluster, folder)
+            rows.append(f"| {what} | {name_end(status)} | {told - since:.1f} |")
+            print(rows[-1], flush=True)
+            cluster.up("--cgroup")
+    return rows
+
+
+End = tuple[str, float, JobStatus | None, float]
+
+
+def _provoke(
+    what: str, folder: Path, act: Callable[[Handle], None], *, settings: dict[str, Any] | None = None, **job: Any
+) -> End:
+    run = folder / re.sub(r"\W+", "-", what)[:40]
+    launcher = make_launcher(run, **(settings or {}))
+    handle = launcher.submit([make_job(run, 1, **job)])[0]
+    if job.get("behaviour") in {"hang", "failed"} and job.get("wait", True):
+        wait_for(handle.trial_dir / "seen-0.json")
+    since = time.time()
+    act(handle)
+    told = follow(launcher, [handle]).get(handle.job_name)
+    if told is None:
+        launcher.cancel([handle])
+    return what, since, told[1] if told else None, told[0] if told else time.time()
+
+
+def _end_memory(_: Cluster, folder: Path) -> End:
+    return _provoke(
+        *("over its memory (--mem=300M, cgroup)", folder, lambda _: None),
+        settings={"mem": "300M"},
+        **{"behaviour": "hoard", "ranks": 2},
+    )
+
+
+def _end_own_limit(_: Cluster, folder: Path) -> End:
+    return _provoke("over the trial's own limit of 10 s", folder, lambda _: None, behaviour="hang", timeout_s=10)
+
+
+def _end_slurm_limit(cluster: Cluster, folder: Path) -> End:
+    def shorten(handle: Handle) -> None:
+        cluster.ask("scontrol", "update", f"jobid={handle.job_id}", "timelimit=1")
+
+    return _provoke("over Slurm's time limit of 1 min", folder, shorten, behaviour="hang", timeout_s=900)
+
+
+def _end_crash(_: Cluster, folder: Path) -> End:
+    return _provoke("an exception in one rank of two", folder, lambda _: None, behaviour="crash")
+
+
+def _end_silence(_: Cluster, folder: Path) -> End:
+    return _provoke("exit code 0 without a result", folder, lambda _: None, behaviour="quiet")
+
+
+def _end_scancel(cluster: Cluster, folder: Path) -> End:
+    return _provoke("scancel by someone", folder, lambda h: _ask(cluster, "scancel", h.job_id), behaviour="hang")
+
+
+def _end_preemption(cluster: Cluster, folder: Path) -> End:
+    def urgent(_: Handle) -> None:
+        _ask(cluster, "sbatch", "-p", "urgent", "--exclusive", "-N4", "--wrap", "sleep 1")
+
+    return _provoke("preemption by a higher partition", folder, urgent, behaviour="failed")
+
+
+def _end_drain(cluster: Cluster, folder: Path) -> End:
+    def drain(_: Handle) -> None:
+        _ask(cluster, "scontrol", "update", "nodename=node1", "state=drain", "reason=test")
+
+    settings = {"nodelist": "node1"}
+    return _provoke("a node drained under it", folder, drain, settings=settings, behaviour="ok", seconds=4, ranks=1)
+
+
+def _end_down(cluster: Cluster, folder: Path) -> End:
+    def down(_: Handle) -> None:
+        _ask(cluster, "scontrol", "update", "nodename=node2", "state=down", "reason=test")
+
+    return _provoke(
+        "a node set down by the administrator", folder, down, settings={"nodelist": "node[2-3]"}, behaviour="hang"
+    )
+
+
+def _end_power(cluster: Cluster, folder: Path) -> End:
+    settings = {"nodelist": "node[3-4]"}
+    return _provoke(
+        "a node's slurmd and all its processes killed", folder, lambda _: cluster.fail_node("node4"),
+        settings=settings, behaviour="failed",
+    )  # fmt: skip
+
+
+def _end_held(cluster: Cluster, folder: Path) -> End:
+    blocker = cluster.ask("sbatch", "--parsable", "--exclusive", "-w", "node2", "--wrap", "sleep 100").strip()
+    try:
+        return _provoke(
+            *("held while it waits", folder, lambda h: _ask(cluster, "scontrol", "hold", h.job_id)),
+            settings={"nodelist": "node2"},
+            **{"behaviour": "ok", "ranks": 1},
+        )
+    finally:
+        _ask(cluster, "scancel", blocker)
+
+
+def _ask(cluster: Cluster, *command: str) -> None:
+    cluster.ask(*command)
+
+
+# ---- a controller or an accounting that is not there -----------------------------------------------------------------
+
+
+def part_away(folder: Path, args: argparse.Namespace) -> list[str]:
+    """slurmctld killed for a minute: 4 jobs run, 2 of them end meanwhile, 2 go on, and one more is submitted."""
+    with start_cluster() as cluster:
+        launcher = make_launcher(folder / "away")
+        jobs = [
+            make_job(folder / "away", n, ranks=1, behaviour="ok", seconds=s) for n, s in enumerate((5, 20, 80, 85), 1)
+        ]
+        handles = launcher.submit(jobs)
+        for handle in handles:
+            wait_for(handle.trial_dir / "seen-0.json")
+        os.kill(cluster.pid("slurmctld"), signal.SIGKILL)
+        gone = time.monotonic()
+        late = launcher.submit([make_job(folder / "away", 5, ranks=1, behaviour="ok")])
+        seen: Counter[str] = Counter()
+        while time.monotonic() - gone < args.away_s:
+            for status in launcher.poll([*handles, *late]):
+                seen[f"{status.state.value}{'' if status.failure is None else ' with a failure'}"] += 1
+            time.sleep(1)
+        told = [status.state.value for status in launcher.poll(handles)]
+        cluster.up()
+        ends = follow(launcher, [*handles, *late])
+        sound = sum(status.failure is None for _, status in ends.values())
+        again = cluster.ask("squeue", "--states=all", "-h", "-o", "%Z").splitlines()
+    return [
+        f"- {args.away_s} s without a controller: answers of the poll in that time: {dict(seen)}; at its end {told}",
+        f"- after it came back {sound} of {len(ends)} trials ended well (5 were begun, one of them while it was away); "
+        f"{len(set(again))} job folders for {len(again)} listed tasks",
+    ]
+
+
+def part_no_sacct(folder: Path, _: argparse.Namespace) -> list[str]:
+    """No accounting, and a controller that forgets jobs (MinJobAge 2): nobody looks until then, then a new search does."""
+    lines = []
+    for title, options in (("without slurmdbd", ("--no-db",)), ("with it", ())):
+        with start_cluster("--min-job-age", "2", *options) as cluster:
+            name = "forgotten-" + ("db" if not options else "nodb")
+            first = make_launcher(folder / name)
+            behaviours = ("ok", "crash", "hang", "failed")
+            handles = first.submit(
+                [make_job(folder / name, n, ranks=1, behaviour=b, timeout_s=8) for n, b in enumerate(behaviours, 1)]
+            )
+            wait_for(handles[3].trial_dir / "seen-0.json")
+            cluster.ask("scancel", handles[3].job_id)
+            deadline = time.monotonic() + 240
+            while cluster.ask("squeue", "--states=all", "-h").strip() and time.monotonic() < deadline:
+                time.sleep(2)
+            told = follow(make_launcher(folder / name), handles)
+            ends = [name_end(told[handle.job_name][1]) for handle in handles]
+            lines.append(
+                f"- {title}, after Slurm forgot the jobs: "
+                + "; ".join(f"{b}: {e}" for b, e in zip(behaviours, ends, strict=True))
+            )
+    return lines
+
+
+# ---- kills, polls, latency -------------------------------------------------------------------------------------------
+
+
+def part_kills(folder: Path, args: argparse.Namespace) -> list[str]:
+    """kill -9 of the search at random moments, each time followed by `resume`."""
+    books = []
+    with start_cluster("--no-db") as cluster:
+        while (left := args.kills - sum(book.kills for book in books)) > 0:
+            number = len(books)
+            runs = folder / f"kills-{number}" / "runs"
+            runs.mkdir(parents=True)
+            books.append(
+                kill_and_resume(
+                    runs, kills=min(left, 10), budget=40, parallel=4, seed=number, ask=cluster.ask, longest_s=2.5
+                )
+            )
+            print(f"kills so far: {sum(book.kills for book in books)}", flush=True)
+    jobs = sum(sum(book.launches.values()) for book in books)
+    return [
+        f"- {args.kills} kills asked, {sum(book.kills for book in books)} made over {len(books)} searches of 40 trials "
+        f"(four in flight, 0.8 s each; they sleep): {sum(book.finished for book in books)} trials finished, {jobs} jobs submitted",
+        f"- submitted twice: {sum(len(book.doubled) for book in books)}; finished twice: "
+        f"{sum(len(book.finished_twice) for book in books)}; finished and run again: "
+        f"{sum(len(book.lost) for book in books)}; left alive: {sum(len(book.alive) for book in books)}",
+    ]
+
+
+def part_poll(folder: Path, args: argparse.Namespace) -> list[str]:
+    """256 jobs in flight: what one poll costs, with the query and without."""
+    with start_cluster("--no-db") as cluster:
+        launcher = make_launcher(folder / "many", poll_s=0.001)
+        began = time.perf_counter()
+        handles = launcher.submit(
+            [make_job(folder / "many", n, ranks=1, behaviour="hang", timeout_s=900) for n in range(1, args.jobs + 1)]
+        )
+        submit_s = time.perf_counter() - began
+        with_query = [_time_poll(launcher, handles) for _ in range(20)]
+        launcher._watcher.queue.poll_s = 3600.0
+        without = [_time_poll(launcher, handles) for _ in range(20)]
+        began = time.perf_counter()
+        launcher.cancel(handles)
+        cancel_s = time.perf_counter() - began
+        left = cluster.ask("squeue", "-h").strip()
+    calls = len({handle.job_id.split("_")[0] for handle in handles})
+    return [
+        f"- {args.jobs} jobs submitted in {submit_s:.2f} s ({calls} calls of sbatch)",
+        f"- a poll that asks Slurm (one squeue for all): median {median(w for w, _ in with_query) * 1e3:.1f} ms, "
+        f"of which {median(c for _, c in with_query) * 1e3:.1f} ms CPU of the search and its squeue",
+        f"- a poll between two questions (result files only): median {median(w for w, _ in without) * 1e3:.1f} ms",
+        f"- all cancelled and gone in {cancel_s:.1f} s; left in the queue: {left or 'none'}",
+    ]
+
+
+def _time_poll(launcher: SlurmLauncher, handles: Sequence[Handle]) -> tuple[float, float]:
+    """Wall and CPU seconds of one poll, children included."""
+    time.sleep(0.01)
+    began, used = time.perf_counter(), _cpu_s()
+    launcher.poll(handles)
+    return time.perf_counter() - began, _cpu_s() - used
+
+
+def _cpu_s() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def part_latency(folder: Path, _: argparse.Namespace) -> list[str]:
+    """From the result file to the score in the ledger, in a search of 12 trials; Slurm is asked every 10 s."""
+    with start_cluster("--no-db") as cluster:
+        runs = folder / "latency" / "runs"
+        runs.mkdir(parents=True)
+        profile = folder / "latency" / "ten.yaml"
+        quick = HERE.parent / "tests" / "slurm" / "quick"
+        text = (quick / "launchers" / "quick.yaml").read_text()
+        profile.write_text(text.replace("poll_s: 0.5", "poll_s: 10"))
+        command = [*COMMAND, "run", "-w", "tiny", "-b", "12", "-l", str(profile), "--strategy", "random"]
+        subprocess.run(
+            [*command, "--runs", str(runs), "--name", "latency", "--parallel", "3"],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "CCL_SEARCH_PATH": str(quick)},
+            cwd=runs,
+        )
+        waits = [
+            event["time_s"] - (runs / "latency" / "trials" / f"{event['trial']:04d}" / "result.json").stat().st_mtime
+            for event in read_ledger(runs / "latency")
+            if event["event"] == "trial_finished"
+        ]
+        left = cluster.ask("squeue", "-h").strip()
+    return [
+        f"- {len(waits)} trials: from `result.json` to the score in the ledger median {median(waits):.2f} s, "
+        f"longest {max(waits):.2f} s (result files are looked for every 2 s); left in the queue: {left or 'none'}"
+    ]
+
+
+PARTS: dict[str, Part] = {
+    "search": part_search,
+    "parallel": part_parallel,
+    "limits": part_limits,
+    "ends": part_ends,
+    "away": part_away,
+    "no_sacct": part_no_sacct,
+    "kills": part_kills,
+    "poll": part_poll,
+    "latency": part_latency,
+}
+
+
+def write_sections(path: Path, sections: dict[str, str]) -> None:
+    """Replace the sections of the parts that ran; keep the others, in the order of `PARTS`."""
+    text = path.read_text() if path.exists() else ""
+    kept = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    kept.update(sections)
+    head = (
+        "# The Slurm launcher on a real Slurm\n\nWritten by `python benchmarks/slurm.py --out benchmarks/slurm.md`: "
+        "slurmctld, four slurmd, on one machine of 2 cores, over loopback.\n\n"
+    )
+    path.write_text(
+        head + "".join(f"## {name}\n{kept[name].rstrip()}\n\n" for name in PARTS if name in kept).rstrip() + "\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--jobs", type=int, default=256)
+    parser.add_argument("--budget", type=int, default=15)
+    parser.add_argument("--away-s", type=int, default=60)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    sections = {}
+    for name in args.only:
+        part = PARTS[name]
+        with tempfile.TemporaryDirectory(prefix="ccl-bench-slurm-") as folder:
+            began = time.monotonic()
+            lines = part(Path(folder), args)
+        intro = " ".join((part.__doc__ or "").split())
+        sections[name] = f"\n{intro}\n\n" + "\n".join(lines) + f"\n\n(took {time.monotonic() - began:.0f} s)\n"
+        print(f"## {name}\n{sections[name]}", flush=True)
+        if args.out:
+            write_sections(args.out, {name: sections[name]})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
