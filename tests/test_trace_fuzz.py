@@ -22,6 +22,7 @@ light = settings(max_examples=25, deadline=None, derandomize=True, suppress_heal
 KINETO = write.layout_kineto(write.kineto_document(write.gpu_events())).encode()
 CPU = write.layout_kineto(write.kineto_document(write.cpu_events(), gpu=False)).encode()
 SPACE = write.tpu_space()
+STATUSES = ("ok", "partial", "not_available")
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
@@ -80,19 +81,19 @@ def test_damaged_bytes_get_an_answer(data: Any, whole: tuple[str, bytes]) -> Non
         position = data.draw(st.integers(0, len(damaged) - 1))
         piece = data.draw(st.binary(max_size=4))
         damaged[position : position + data.draw(st.integers(0, 8))] = piece
-    read_bytes(name, bytes(damaged))
+    assert read_bytes(name, bytes(damaged)).status in STATUSES
 
 
 @light
 @given(size=st.integers(0, len(SPACE)))
 def test_an_xspace_cut_anywhere_gets_an_answer(size: int) -> None:
-    read_bytes("h.xplane.pb", SPACE[:size])
+    assert read_bytes("h.xplane.pb", SPACE[:size]).status in STATUSES
 
 
 @light
 @given(size=st.integers(0, len(KINETO)))
 def test_json_cut_anywhere_gets_an_answer(size: int) -> None:
-    read_bytes("rank0_trace.json", KINETO[:size])
+    assert read_bytes("rank0_trace.json", KINETO[:size]).status in STATUSES
 
 
 @light
@@ -119,5 +120,5 @@ def test_odd_values_in_an_export_get_an_answer(tmp_path: Path, table: str, value
     for (column,) in db.execute(f"SELECT name FROM pragma_table_info('{table}')").fetchall():
         db.execute(f'UPDATE "{table}" SET "{column}" = ? WHERE rowid % 2', (value,))
         db.commit()
-        check(read_traces(path, use_cache=False))
+        assert check(read_traces(path, use_cache=False)).status in STATUSES
     db.close()

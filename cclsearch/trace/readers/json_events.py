@@ -17,7 +17,7 @@ from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_slow import EventScanner, NeedMore
 from cclsearch.trace.readers.stream import ByteStream, Limits, TraceError
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 19
 KEEP_DIGITS = 12
 """Of a long time: float64 knows 2e12 us to 0.2 ns, and 1e12 us are eleven days."""
 
