@@ -152,7 +152,9 @@ def check_load(evidence: Evidence) -> Verdict:
     detail = (
         f"foreign load {result.foreign_cpu_cores:.2f} of {result.logical_cores} cores, {idle} left idle by the ranks"
     )
-    if taken / used > evidence.thresholds.max_foreign_share:
+    bound = evidence.thresholds
+    most = bound.max_foreign_share_cpu if evidence.is_on_cpu else bound.max_foreign_share
+    if taken / used > most:
         host = f" on {result.hosts[0]}" if result.hosts else ""
         told = result.extra.get("foreign_processes", "")
         what = f" ({told})" if told else ""

@@ -43,7 +43,9 @@ class Thresholds(Model):
     max_mfu: float = Field(default=1.0, gt=0)
     """Model FLOPs over the accelerators' peak: above it, the step time cannot be true."""
     max_foreign_share: float = Field(default=0.15, gt=0)
-    """Cores that foreign load takes from the ranks, over the cores that the ranks use."""
+    """Cores that foreign load takes from the ranks, over the cores that the ranks use, on accelerators."""
+    max_foreign_share_cpu: float = Field(default=0.25, gt=0)
+    """The same where the ranks compute on those cores; repeats and the spread see the rest."""
 
 
 DEFAULT = Thresholds()
