@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, Kind, Step
+from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, Kind, Step
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn
 
 LAUNCHED = (Kind.COMPUTE, Kind.COMM, Kind.MEMCPY, Kind.MEMSET)
@@ -145,19 +145,3 @@ def start_at_zero(columns: dict[str, NDArray[Any]]) -> int:
     first = int(times.min())
     times -= first
     return first
-
-
-def slice_rows(table: EventTable, rows: NDArray[np.int64], **changes: Any) -> EventTable:
-    """The table of these rows alone (sorted row numbers), row references renumbered, with the fields of `changes`."""
-    new_row = np.full(len(table), -1, np.int32)
-    new_row[rows] = np.arange(len(rows), dtype=np.int32)
-    sparse = {}
-    for name, (old, values) in table.sparse.items():
-        kept = new_row[old] >= 0
-        moved = values[kept]
-        if name in ("launch", "op"):
-            moved = np.where(moved >= 0, new_row[moved], -1).astype(np.int32)
-        sparse[name] = (new_row[old[kept]], moved)
-    fields = {name: getattr(table, name) for name in table.__dataclass_fields__}
-    fields.update({name: getattr(table, name)[rows] for name in COLUMNS}, sparse=sparse, **changes)
-    return EventTable(**fields)
