@@ -360,6 +360,17 @@ def test_gemm_rate_counts_an_operator_once_over_all_its_kernels() -> None:
     assert measure([table], "gemm_tflops").value == pytest.approx(2e9 / 4e-6 / 1e12)
 
 
+def test_an_operator_on_a_cpu_does_not_count_again_what_it_calls() -> None:
+    tape = Tape()
+    tape.kernel(0, 100, "aten::linear")
+    for start, dur, name, shape in ((0, 100, "aten::linear", 0), (10, 80, "aten::mm", 1), (200, 50, "aten::mm", 1)):
+        tape.add(Kind.CPU_OP, start, dur, name, device=-1, stream=0, shape_id=shape)
+    shapes = (OpShape(((10, 20), (30, 20))), OpShape(((10, 20), (20, 30))))
+    tape.kernel(200, 50, "aten::mm")
+    result = measure([tape.table(accelerator="cpu", shapes=shapes)], "gemm_tflops")
+    assert result.inputs["flops"] == 2 * (2 * 10 * 20 * 30)
+
+
 def test_copies_by_direction_in_decimal_gigabytes() -> None:
     tape = Tape()
     tape.copy(0, 10, "Memcpy HtoD (Pinned -> Device)", bytes=100_000)

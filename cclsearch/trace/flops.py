@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from cclsearch.trace.events import Kind, OpShape
-from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.intervals import Int64s, outermost
 from cclsearch.trace.view import RankView
 
 Dims = Sequence[Sequence[int]]
@@ -103,33 +104,40 @@ def find_flops(view: RankView) -> tuple[float, Int64s] | None:
     if not table.shapes:
         return None
     if table.accelerator == "cpu":
-        rows = view.in_windows(np.flatnonzero(table.shape_id >= 0))
-        rows = rows[table.kind[rows] == Kind.CPU_OP]
-        return _sum_flops(view, rows, rows)
+        ops = view.in_windows(np.flatnonzero((table.shape_id >= 0) & (table.kind == Kind.CPU_OP)))
+        flops = _flops_of_rows(view, ops)
+        ops, flops = ops[flops > 0], flops[flops > 0]
+        top = _outermost_of_threads(view, ops)
+        return (float(flops[top].sum()), ops[top]) if len(ops) else None
     kernels = view.in_windows(view.compute_kernels)
     kernels = kernels[table.op[kernels] >= 0]
-    return _sum_flops(view, np.unique(table.op[kernels]), kernels)
+    ops = np.unique(table.op[kernels])
+    flops = _flops_of_rows(view, ops)
+    does = kernels[np.isin(table.op[kernels], ops[flops > 0])]
+    return (float(flops.sum()), does) if len(does) else None
 
 
-def _sum_flops(view: RankView, ops: Int64s, rows: Int64s) -> tuple[float, Int64s] | None:
+def _flops_of_rows(view: RankView, ops: Int64s) -> npt.NDArray[np.float64]:
+    """FLOP of each of these operators; 0 where it cannot be told."""
     table = view.table
-    ops = ops[table.shape_id[ops] >= 0]
-    pairs = table.name_id[ops].astype(np.int64) * max(len(table.shapes), 1) + table.shape_id[ops]
-    distinct, counts = np.unique(pairs, return_counts=True)
-    total, known = 0.0, []
-    for pair, count in zip(distinct.tolist(), counts.tolist(), strict=True):
-        name_id, shape_id = divmod(pair, max(len(table.shapes), 1))
-        flops = count_op_flops(table.names[name_id], table.shapes[shape_id])
-        if flops is not None:
-            total += flops * count
-            known.append(pair)
-    counted = ops[np.isin(pairs, known)]
-    does = (
-        rows[np.isin(rows, counted)]
-        if rows is ops or table.accelerator == "cpu"
-        else rows[np.isin(table.op[rows], counted)]
-    )
-    return (total, does) if total else None
+    pairs = np.stack([table.name_id[ops], table.shape_id[ops]], axis=1)
+    distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+    per_pair = [
+        (count_op_flops(table.names[name_id], table.shapes[shape_id]) or 0.0) if shape_id >= 0 else 0.0
+        for name_id, shape_id in distinct.tolist()
+    ]
+    return np.array(per_pair, dtype=float)[which.ravel()] if len(ops) else np.zeros(0)
+
+
+def _outermost_of_threads(view: RankView, ops: Int64s) -> npt.NDArray[np.bool_]:
+    """Which of the operators lie in none of the others: what an operator calls must not count again."""
+    table = view.table
+    top = np.ones(len(ops), dtype=bool)
+    for thread in np.unique(table.stream[ops]):
+        here = table.stream[ops] == thread
+        start_ns = table.ts_ns[ops[here]]
+        top[here] = outermost(start_ns, start_ns + table.dur_ns[ops[here]])
+    return top
 
 
 def _cost_flops(view: RankView) -> tuple[float, Int64s] | None:
