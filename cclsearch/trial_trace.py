@@ -32,7 +32,9 @@ def score_to_evidence(score: TraceScore) -> TraceEvidence:
         flops_per_step=_flops_per_step(score.metrics.get("gemm_tflops")),
         flops_coverage=_flops_coverage(score),
         diagnosis=tuple(redact(one_line(text, 400)) for text in diagnosis.sentences) if diagnosis else (),
-        seconds_by_cause={cause.value: s for cause, s in diagnosis.seconds_by_cause.items()} if diagnosis else {},
+        seconds_by_cause={cause.value: s for cause, s in diagnosis.seconds_by_cause.items()}
+        if diagnosis and diagnosis.is_step
+        else {},
         notes=(redact(one_line(score.message)),) if score.message else (),
     )
 
