@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TextIO, cast
 
 from cclsearch.launch.base import Job
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.book import write_atomically
+from cclsearch.redact import redact
 
 SCRIPT_FILE = "job.sh"
 METRICS_FILE = "metrics.json"
 ADMISSION_FILE = "admission.json"
 ATTEMPTS_FOLDER = "attempts"
+MAX_LINE = 1 << 20
+"""Characters of a log that are held at once."""
 
 _OF_ONE_ATTEMPT = (RESULT_FILE, STDOUT_FILE, STDERR_FILE, TRACE_FOLDER, METRICS_FILE, ADMISSION_FILE)
 
@@ -23,6 +27,32 @@ def prepare_folder(job: Job, script: str) -> None:
     _put_aside(folder, job.attempt)
     write_atomically(folder / CONFIG_FILE, job.payload.model_dump_json(indent=1) + "\n")
     write_atomically(folder / SCRIPT_FILE, script)
+
+
+def scrub_logs(folder: Path) -> None:
+    """Mask what has the value or the shape of a secret in a landed trial's logs; line by line, whatever their size."""
+    for name in (STDOUT_FILE, STDERR_FILE):
+        path = folder / name
+        if path.is_file() and not path.is_symlink():
+            _scrub(path)
+
+
+def _scrub(path: Path) -> None:
+    clean = path.with_name(f".{path.name}.clean")
+    changed = False
+    with _open_text(path, "r") as source, _open_text(clean, "w") as target:
+        while line := source.readline(MAX_LINE):
+            masked = redact(line)
+            changed |= masked != line
+            target.write(masked)
+    if changed:
+        clean.replace(path)
+    else:
+        clean.unlink()
+
+
+def _open_text(path: Path, mode: str) -> TextIO:
+    return cast(TextIO, path.open(mode, encoding="utf-8", errors="surrogateescape", newline=""))
 
 
 def _put_aside(folder: Path, attempt: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE
+from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE, scrub_logs
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import TRACE_FOLDER, TrialInput, TrialResult
 from cclsearch.record.book import Book, write_atomically
@@ -27,6 +27,7 @@ class TrialJudge:
 
     def __call__(self, trial: Trial, payload: TrialInput, book: Book, failure: Failure | None) -> Outcome:
         folder = book.trial_folder(trial.number)
+        scrub_logs(folder)
         outcome = self._judge(folder, payload, failure, find_baseline(book.state))
         write_views(folder, outcome)
         return outcome

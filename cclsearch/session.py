@@ -31,6 +31,7 @@ from cclsearch.record.event import Note, SearchResumed, SearchStarted
 from cclsearch.record.observe import Observer
 from cclsearch.record.trial import Trial
 from cclsearch.recording import load_recording
+from cclsearch.redact import redact
 from cclsearch.score.objective import load_objective
 from cclsearch.search import Parts
 from cclsearch.space.build import build_space, require_known_knobs
@@ -121,7 +122,14 @@ def plan_search(request: Request) -> Plan:
         banner=(*banner, *destination.banner, *_llm_hint(request, strategy)),
     )
     launcher.close()
-    return Plan(spec, space)
+    return Plan(redact_spec(spec), space)
+
+
+def redact_spec(spec: RunSpec) -> RunSpec:
+    """The same with no secret in any of its words."""
+    text = spec.model_dump_json()
+    masked = redact(text)
+    return spec if masked == text else RunSpec.model_validate_json(masked)
 
 
 def _live_space(request: Request, asked: Card, destination: Destination) -> tuple[Card, str, Space]:

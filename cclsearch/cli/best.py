@@ -36,9 +36,8 @@ def run(args: argparse.Namespace) -> int:
         print(plain(line))
     if best is None:
         return EXIT_FAILED
-    print(
-        f"as flags of {loaded.spec.framework}: {' '.join(framework_flags(loaded.spec, make_input(loaded.spec, best)))}"
-    )
+    flags = framework_flags(loaded.spec, make_input(loaded.spec, best))
+    print(plain(f"as flags of {loaded.spec.framework}: {' '.join(flags)}"))
     script = loaded.trial_folder(best.number) / SCRIPT_FILE
     if loaded.spec.recording is None and script.is_file():
         print(f"job script: {script}\n")

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
 def _list_all(folders: list[Path], *, as_json: bool) -> int:
     from cclsearch.errors import UserError
     from cclsearch.run_folder import load_run
+    from cclsearch.text import plain
 
     rows: list[dict[str, object]] = []
     for folder in folders:
@@ -52,7 +53,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
     elif not rows:
         print("no searches yet; start one:  ccl-search run --workload wl2 --budget 15")
     for row in [] if as_json else rows:
-        print(_row_text(row))
+        print(plain(_row_text(row)))
     return EXIT_OK
 
 
@@ -69,6 +70,9 @@ def _row_text(row: dict[str, object]) -> str:
 
 
 def _show_one(folder: Path, *, as_json: bool) -> int:
+    from cclsearch.propose.arbiter.telling import tell_moves
+    from cclsearch.propose.base import Remark
+    from cclsearch.propose.llm.history import MOVE_TOPIC, TURN_TOPIC
     from cclsearch.report.summary import best_as_json, summarise_run
     from cclsearch.report.terminal import describe_trial, result_text
     from cclsearch.run_folder import load_run
@@ -92,10 +96,12 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         print(f"note: {plain(line)}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
         if trial.is_finished:
-            print(describe_trial(trial, state, total).rpartition("  best ")[0])
+            print(plain(describe_trial(trial, state, total).rpartition("  best ")[0]))
         else:
-            print(f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})")
-    for note in state.notes[-5:]:
+            print(plain(f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"))
+    for line in tell_moves([Remark(note.topic, note.text, note.data) for note in state.notes]):
+        print(line)
+    for note in [note for note in state.notes if note.topic not in (MOVE_TOPIC, TURN_TOPIC)][-5:]:
         print(f"{note.topic}: {one_line(note.text)}")
     for line in summarise_run(spec, state, folder).lines:
         print(plain(line))

@@ -10,6 +10,8 @@ from cclsearch.errors import UserError
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult
 from cclsearch.plugins import LAUNCHERS
+from cclsearch.redact import redact
+from cclsearch.text import one_line
 from cclsearch.values import Config, Failure, FailureKind, Provenance, Stage
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class ReplayLauncher:
 
     def render(self, job: Job) -> str:
         """What stands in for a job script."""
-        source = self.recording.card.source or "an unnamed source"
+        source = one_line(redact(self.recording.card.source)) or "an unnamed source"
         return f"# nothing runs: the recorded row of {job.payload.config} is read ({source})\n"
 
     def check(self) -> list[Check]:
@@ -121,7 +123,7 @@ class ReplayLauncher:
             step_times_s=() if row.step_time_s is None else (row.step_time_s,),
             peak_memory_bytes=() if row.peak_memory_gib is None else (round(row.peak_memory_gib * 2**30),),
             recorded=True,
-            extra={"recording": self.recording.name, "source": card.source, "licence": card.licence},
+            extra={"recording": self.recording.name, "source": redact(card.source), "licence": redact(card.licence)},
         )
 
 

@@ -16,7 +16,7 @@ from cclsearch.record.event import (
 )
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.text import one_line
+from cclsearch.text import one_line, plain
 from cclsearch.values import Provenance
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def watch_lines(budget: int, stream: IO[str] | None = None) -> Watcher:
     def watch(event: Event, state: RunState) -> None:
         line = describe_event(event, state, budget)
         if line:
-            print(line, file=stream or sys.stdout, flush=True)
+            print(plain(line), file=stream or sys.stdout, flush=True)
 
     return watch
 
@@ -131,7 +131,9 @@ def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> T
     caption = f"best so far: trial {best.number}, {_seconds(best)}" if best else "nothing ranked yet"
     notes = [note for note in state.notes if note.topic not in QUIET_TOPICS]
     said = f"\n{one_line(notes[-1].text, 160)}" if notes else ""
-    table = Table(title=Text(title), caption=Text(f"{caption}; {left} of {budget} trials left{said}"), expand=False)
+    table = Table(
+        title=Text(plain(title)), caption=Text(f"{caption}; {left} of {budget} trials left{said}"), expand=False
+    )
     for name, justify in (("trial", "right"), ("configuration", "left"), ("by", "left"), ("result", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("best so far", justify="right")
@@ -150,7 +152,7 @@ def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> T
         )
         rows.append((row, style))
     for row, style in rows[-last:]:
-        table.add_row(*(Text(cell) for cell in row), style=style)
+        table.add_row(*(Text(plain(cell)) for cell in row), style=style)
     return table
 
 

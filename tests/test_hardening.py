@@ -1,0 +1,111 @@
+"""What goes wrong outside: a full disk, planted secrets, hostile text. Nothing is lost, nothing gets out."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cclsearch.cli import main
+from cclsearch.record.event import TrialFinished
+from cclsearch.record.ledger import LEDGER_FILE, read_events
+
+ROOT = Path(__file__).parent.parent
+RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
+SEARCH = ["run", "--workload", "wl2", "--launcher", "replay", "--name", "r", "--quiet"]
+KEYS = {
+    "ANTHROPIC_API_KEY": "sk-ant-planted-0123456789abcdef",
+    "MY_SERVICE_TOKEN": "planted-token-value-42",
+    "DB_PASSWORD": "planted-pass-word",
+}
+
+
+def finished(folder: Path) -> list[int]:
+    return [event.trial for event in read_events(folder / LEDGER_FILE) if isinstance(event, TrialFinished)]
+
+
+@pytest.mark.parametrize("room", [9_000, 20_000, 33_333])
+def test_a_full_disk_stops_the_search_with_one_line_and_resume_goes_on(project: Path, room: int) -> None:
+    """No file may grow beyond `room` bytes: as on a full disk, writing the ledger fails at some moment."""
+    command = [sys.executable, "-m", "cclsearch", *SEARCH, "--budget", "30"]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))  # noqa: E731
+    done = subprocess.run(
+        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "every finished trial is kept" in done.stderr
+    assert done.stderr.count("\n") == 1
+    before = finished(project / "runs" / "r")
+    assert main(["resume", "r", "--quiet"]) == 0
+    after = finished(project / "runs" / "r")
+    assert after[: len(before)] == before
+    assert sorted(after) == list(range(1, 31))
+
+
+def everything_under(folder: Path) -> str:
+    return "\n".join(p.read_bytes().decode("utf-8", "replace") for p in sorted(folder.rglob("*")) if p.is_file())
+
+
+def test_planted_secrets_are_found_nowhere(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    folder = project / "landscape"
+    folder.mkdir()
+    (folder / "trials.csv").write_bytes((RECORDING / "trials.csv").read_bytes())
+    card = yaml.safe_load((RECORDING / "card.yaml").read_text())
+    card["description"] = f"key {KEYS['ANTHROPIC_API_KEY']}"
+    card["source"] = f"https://user:{KEYS['DB_PASSWORD']}@host.example/x {KEYS['MY_SERVICE_TOKEN']}"
+    (folder / "card.yaml").write_text(yaml.safe_dump(card))
+    assert main([*SEARCH[:-1], "--recording", str(folder), "--budget", "4"]) == 0
+    assert main(["report", "r"]) == 0
+    assert main(["status", "r"]) == 0
+    assert main(["show", "r", "1"]) == 0
+    shown = capsys.readouterr()
+    held = everything_under(project / "runs") + shown.out + shown.err
+    assert [name for name, value in KEYS.items() if value in held] == []
+
+
+def test_a_secret_in_a_job_log_is_masked_when_the_trial_lands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cclsearch.evidence import scrub_logs
+
+    monkeypatch.setenv("MY_SERVICE_TOKEN", KEYS["MY_SERVICE_TOKEN"])
+    (tmp_path / "stdout.log").write_bytes(b"as it is \xff\n" * 3)
+    (tmp_path / "stderr.log").write_text(f"a {KEYS['MY_SERVICE_TOKEN']} b\n{KEYS['ANTHROPIC_API_KEY']}\nlast")
+    scrub_logs(tmp_path)
+    assert (tmp_path / "stdout.log").read_bytes() == b"as it is \xff\n" * 3
+    assert (tmp_path / "stderr.log").read_text() == "a [secret] b\n[secret]\nlast"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr.log", "stdout.log"]
+
+
+HOSTILE = (
+    "\x1b]0;title\x07\x1b[2J<script>alert(1)</script>$(touch owned)`touch owned`;touch owned;../../../etc \u202etxt"
+)
+
+
+def test_hostile_words_in_a_recording_are_shown_as_text_and_do_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = project / "landscape"
+    folder.mkdir()
+    card = yaml.safe_load((RECORDING / "card.yaml").read_text())
+    card["source"] = card["description"] = HOSTILE
+    (folder / "card.yaml").write_text(yaml.safe_dump(card))
+    rows = (RECORDING / "trials.csv").read_text().splitlines()
+    kernels = [HOSTILE.replace("\x1b", "").replace("\x07", "").replace(",", ""), "plain"]
+    lines = [f"kernel,{rows[0]}", *(f'"{kernels[n % 2]}",{row}' for n, row in enumerate(rows[1:]))]
+    (folder / "trials.csv").write_text("\n".join(lines) + "\n")
+    assert main([*SEARCH[:-1], "--recording", str(folder), "--budget", "6"]) == 0
+    assert main(["status", "r"]) == 0
+    assert main(["report", "r"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert list(project.rglob("owned")) == []
+    html = (project / "runs" / "r" / "report.html").read_text()
+    assert "<script>alert(1)" not in html
