@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -61,11 +62,15 @@ class Replay:
     """The replayed step itself."""
     notes: tuple[str, ...]
 
+    @cached_property
+    def _unchanged_s(self) -> tuple[float, float]:
+        """What the replay itself makes of the step, unchanged, at its best and at its worst."""
+        return _time_step(self, Scenario(), best=True), _time_step(self, Scenario(), best=False)
+
     def time(self, scenario: Scenario) -> WhatIf:
         """Bounds of the step time under the scenario."""
-        changes = [
-            _time_step(self, scenario, best=best) - _time_step(self, Scenario(), best=best) for best in (True, False)
-        ]
+        ends = (_time_step(self, scenario, best=True), _time_step(self, scenario, best=False))
+        changes = [end - unchanged for end, unchanged in zip(ends, self._unchanged_s, strict=True)]
         scale = self.step_time_s / self.window_s
         found = [self.step_time_s + change * scale for change in changes]
         notes = (*self.notes, *self.model.notes, *_scenario_notes(self, scenario))
