@@ -193,11 +193,11 @@ def _provoke(
     run = folder / re.sub(r"\W+", "-", what)[:40]
     launcher = make_launcher(run, **(settings or {}))
     handle = launcher.submit([make_job(run, 1, **job)])[0]
-    if job.get("behaviour") in {"hang", "failed"} and job.get("wait", True):
+    if job.get("behaviour") in {"hang", "failed"} or job.get("seconds"):
         wait_for(handle.trial_dir / "seen-0.json")
     since = time.time()
     act(handle)
-    told = follow(launcher, [handle]).get(handle.job_name)
+    told = follow(launcher, [handle], limit_s=150).get(handle.job_name)
     if told is None:
         launcher.cancel([handle])
     return what, since, told[1] if told else None, told[0] if told else time.time()
@@ -316,7 +316,7 @@ def part_away(folder: Path, args: argparse.Namespace) -> list[str]:
 
 
 def part_no_sacct(folder: Path, _: argparse.Namespace) -> list[str]:
-    """No accounting, and a controller that forgets jobs (MinJobAge 2): nobody looks until then, then a new search does."""
+    """No accounting, and a controller that forgets jobs (MinJobAge 2): a search that comes after that must tell."""
     lines = []
     for title, options in (("without slurmdbd", ("--no-db",)), ("with it", ())):
         with start_cluster("--min-job-age", "2", *options) as cluster:
@@ -357,10 +357,11 @@ def part_kills(folder: Path, args: argparse.Namespace) -> list[str]:
                 )
             )
             print(f"kills so far: {sum(book.kills for book in books)}", flush=True)
-    jobs = sum(sum(book.launches.values()) for book in books)
+    kills, jobs = sum(book.kills for book in books), sum(sum(book.launches.values()) for book in books)
+    finished = sum(book.finished for book in books)
     return [
-        f"- {args.kills} kills asked, {sum(book.kills for book in books)} made over {len(books)} searches of 40 trials "
-        f"(four in flight, 0.8 s each; they sleep): {sum(book.finished for book in books)} trials finished, {jobs} jobs submitted",
+        f"- {kills} kills over {len(books)} searches of 40 trials (four in flight, 0.8 s each; they sleep): "
+        f"{finished} trials finished, {jobs} jobs submitted",
         f"- submitted twice: {sum(len(book.doubled) for book in books)}; finished twice: "
         f"{sum(len(book.finished_twice) for book in books)}; finished and run again: "
         f"{sum(len(book.lost) for book in books)}; left alive: {sum(len(book.alive) for book in books)}",

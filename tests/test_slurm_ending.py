@@ -71,6 +71,8 @@ def ending(**facts: Any) -> Ending:
         ({"batch_log": "srun: error: Task launch for 7.0 failed on node n1: x"}, FailureKind.LAUNCHER),
         ({"began": False, "end": None, "batch_log": "python: not found"}, FailureKind.LAUNCHER),
         ({"state": None, "end": None, "reports": ()}, FailureKind.LAUNCHER),
+        ({"end": end("unlaunched", 127), "batch_log": "cannot start srun"}, FailureKind.LAUNCHER),
+        ({"reports": (NodeReport(node="n", exit_code=127, oom_kills=0, unlaunched="no py"),)}, FailureKind.LAUNCHER),
     ],
 )
 def test_each_end_has_its_kind(facts: dict[str, Any], kind: FailureKind) -> None:

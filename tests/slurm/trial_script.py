@@ -23,6 +23,7 @@ def main() -> int:
         "hang": hang,
         "crash": crash,
         "oom": take_memory,
+        "hoard": hoard,
         "failed": fail,
     }[str(config.get("behaviour", "ok"))](folder, index)
 
@@ -51,10 +52,16 @@ def crash(folder: Path, index: int) -> int:
 
 
 def take_memory(folder: Path, index: int) -> int:
+    """Memory without end, under a limit at which Python itself says so."""
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-    hoard = []
+    return hoard(folder, index)
+
+
+def hoard(folder: Path, index: int) -> int:
+    """Memory without end, until somebody stops it."""
+    kept = []
     while True:
-        hoard.append(bytearray(16 << 20))
+        kept.append(bytearray(b"x") * (16 << 20))
 
 
 if __name__ == "__main__":

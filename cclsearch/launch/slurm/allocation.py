@@ -189,7 +189,9 @@ class AllocationLauncher(SlurmLauncher):
 
     def _free_nodes(self) -> list[str]:
         taken: set[str] = set()
-        for payload in self._payloads.values():
+        on_disk = (read_model(folder / PAYLOAD_FILE, Payload) for folder in self._folders_on_disk())
+        known = {payload.folder: payload for payload in (*on_disk, *self._payloads.values()) if payload is not None}
+        for payload in known.values():
             launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
             if launched is not None and not sees_file(payload.folder / END_FILE) and _is_alive(payload):
                 taken.update(launched.nodes)
@@ -252,13 +254,15 @@ class AllocationLauncher(SlurmLauncher):
         end = read_model(payload.folder / END_FILE, End)
         if end is not None and queue.asked_at < end.ended_at and not queue.away:
             return JobStatus(state=JobState.RUNNING, note="ended; Slurm has still to say how the allocation is")
-        row = queue.rows.get(self.allocation)
-        ending = read_ending(payload, f"{self.allocation}.{payload.name}", state=None, submission_folder=payload.folder)
+        launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+        allocation = launched.allocation if launched is not None else self.allocation
+        row = queue.rows.get(allocation)
+        ending = read_ending(payload, f"{allocation}.{payload.name}", state=None, submission_folder=payload.folder)
         gone = row is None or row.state.split()[0] in ENDED_STATES or row.state == "COMPLETING"
         if gone and not ending.cancelled_by_us:
             return _done(
                 FailureKind.ALLOCATION_ENDED,
-                f"allocation {self.allocation} ended under the trial ({row.state if row else 'unknown to Slurm'})",
+                f"allocation {allocation} ended under the trial ({row.state if row else 'unknown to Slurm'})",
             )
         limit = payload.shape.time_min
         if failed_result:

@@ -34,6 +34,7 @@ _NO_STEP = re.compile(
     r"|job \d+ has expired|Expired or invalid job",
     re.IGNORECASE,
 )
+_NO_TORCH = re.compile(r"No module named '?torch\b")
 _KILLED = re.compile(r"SIGKILL|signal 9\b|exitcode\s*:?\s*-9\b", re.IGNORECASE)
 _NODE_LOST = re.compile(
     r"Node failure on|Node \S+ is not responding|DUE TO NODE FAILURE|Aborting, .*nodes? failed", re.I
@@ -169,6 +170,11 @@ def _by_interruption(ending: Ending) -> Failure | None:
         return _fail(FailureKind.CANCELLED, f"job {ending.job_id} was cancelled{by}, not by the search")
     if ending.bad_nodes:
         return _fail(FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} went away{_name(ending.bad_nodes)}")
+    unlaunched = next((f"{r.unlaunched} (on {r.node})" for r in ending.reports if r.unlaunched), None)
+    if unlaunched is None and ending.end is not None and ending.end.reason == "unlaunched":
+        unlaunched = one_line(ending.batch_log, 300)
+    if unlaunched is not None:
+        return _fail(FailureKind.LAUNCHER, unlaunched)
     if said := _find_line(_STARTING, ending):
         return _fail(FailureKind.LAUNCHER, said)
     if ending.end is not None and (ending.end.signal or _was_told_to_end(ending)):
@@ -207,6 +213,8 @@ def explain_end(ending: Ending, timeout_s: float, time_limit_min: int, own: Fail
         counted = any(report.oom_kills for report in ending.reports)
         if counted and own.kind is FailureKind.CRASHED and _KILLED.search(own.message):
             return own.model_copy(update={"kind": FailureKind.OUT_OF_MEMORY})
+        if own.kind is FailureKind.CRASHED and _NO_TORCH.search(own.message):
+            return own.model_copy(update={"kind": FailureKind.LAUNCHER})
         return own
     return _fail(FailureKind.CRASHED, f"the run script of job {ending.job_id} ended and left no result")
 

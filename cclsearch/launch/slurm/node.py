@@ -97,8 +97,12 @@ def run_claimed(payload: dict[str, Any], payload_path: str, me: str) -> int:
     received: list[str] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _: received.append(signal.Signals(got).name))
-    process = subprocess.Popen(srun_command(payload, payload_path), stdin=subprocess.DEVNULL, env=job_environment())
-    end["exit_code"] = watch(process, payload, end, received)
+    try:
+        process = subprocess.Popen(srun_command(payload, payload_path), stdin=subprocess.DEVNULL, env=job_environment())
+        end["exit_code"] = watch(process, payload, end, received)
+    except OSError as error:
+        print(f"cannot start srun: {error}", flush=True)
+        end.update({"exit_code": 127, "reason": "unlaunched"})
     gather_logs(payload)
     end["ended_at"] = time.time()
     write_json(os.path.join(folder, "end.json"), end)
@@ -204,15 +208,17 @@ def run_task(path: str) -> int:
     environment.update({"CCL_NODE_RANK": str(index), "CCL_NUM_NODES": str(payload["nodes"])})
     if payload["runner"] != "torchrun":
         environment.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+    command = [*payload["prefix"], *rank_command(payload, index, address, port)]
+    place = os.path.join(payload["folder"], f"node-{index}.json")
     with open(log_path(payload, "stdout", index), "ab") as out, open(log_path(payload, "stderr", index), "ab") as err:
-        process = subprocess.Popen(
-            [*payload["prefix"], *rank_command(payload, index, address, port)],
-            env=environment,
-            cwd=payload["trial_dir"],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-        )
+        try:
+            process = subprocess.Popen(
+                command, env=environment, cwd=payload["trial_dir"], stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+        except OSError as error:
+            said = f"cannot start {command[0]}: {error.strerror}"
+            write_json(place, {"node": node_name(), "exit_code": 127, "oom_kills": 0, "unlaunched": said})
+            return 127
     told = []
 
     def pass_on(number: int, _: object) -> None:
@@ -224,7 +230,7 @@ def run_task(path: str) -> int:
     code = process.wait()
     report = {"node": node_name(), "exit_code": code, "terminated": bool(told)}
     report["oom_kills"] = max(0, count_oom_kills() - before)
-    write_json(os.path.join(payload["folder"], f"node-{index}.json"), report)
+    write_json(place, report)
     return 128 - code if code < 0 else code
 
 

@@ -104,7 +104,7 @@ class End(Model):
     ended_at: float
     exit_code: int
     reason: str
-    """`finished`, `timeout`, `signal` or `lingered`."""
+    """`finished`, `timeout`, `signal`, `lingered` or `unlaunched` (there is no srun)."""
     signal: str | None = None
 
 
@@ -116,6 +116,8 @@ class NodeReport(Model):
     terminated: bool = False
     """Whether it was told to end: preempted, cancelled, or because another node's share had failed."""
     oom_kills: int
+    unlaunched: str = ""
+    """Why the run script could not be started at all."""
 
 
 def attempt_folder(trial_dir: Path, attempt: int) -> Path:

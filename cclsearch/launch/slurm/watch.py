@@ -197,7 +197,7 @@ class Watcher:
             job_id,
             state=state,
             step_states=self._step_states(job_id, state),
-            preempted=_may_be_a_node(state) and ((record := ask_job(job_id)) is not None and record.preempted),
+            preempted=_may_be_preempted(state) and ((record := ask_job(job_id)) is not None and record.preempted),
             bad_nodes=tuple(find_bad_nodes(nodes)) if _may_be_a_node(state) else (),
             submission_folder=submission.folder if submission else None,
         )
@@ -253,6 +253,10 @@ def _is_over(state: str) -> bool:
 
 def _may_be_a_node(state: str | None) -> bool:
     return state is None or state.startswith(("FAILED", "NODE_FAIL"))
+
+
+def _may_be_preempted(state: str | None) -> bool:
+    return state is None or state.startswith(("FAILED", "COMPLETED", "CANCELLED"))
 
 
 def _describe(row: QueueRow) -> str:
