@@ -22,6 +22,7 @@ from cclsearch.report.page import dump_for_script, render_page
 from cclsearch.report.png import write_png
 from cclsearch.report.scene import PALETTE, Mark, Rect, Scene, Text
 from cclsearch.report.svg import render_svg
+from cclsearch.reporting import build_page
 
 
 class Elements(HTMLParser):
@@ -163,13 +164,8 @@ def test_scales_hold_their_values_and_ticks_are_round() -> None:
     assert make_ticks(Scale(0, 10, 0, 100)) == [0, 2, 4, 6, 8, 10]
     assert fit_scale([], 0, 1).high > fit_scale([], 0, 1).low
     assert fit_scale([3.0, 3.0], 0, 100)(3.0) == pytest.approx(50)
-    assert [show_number(v) for v in (0, 0.01234, 12.345, 123456.7, 1.5e7)] == [
-        "0",
-        "0.0123",
-        "12.3",
-        "123,457",
-        "1.5e+07",
-    ]
+    shown = [show_number(v) for v in (0, 0.01234, 12.345, 123456.7, 1.5e9)]
+    assert shown == ["0", "0.0123", "12.3", "123,457", "1.5e+09"]
 
 
 def test_a_scene_becomes_svg_and_png_of_its_size(tmp_path: Path) -> None:
@@ -201,6 +197,15 @@ def test_the_command_writes_a_page_and_pictures_for_one_run_and_for_all(
     capsys.readouterr()
     assert main(["report", "nowhere"]) == 2
     assert "there is no run 'nowhere'" in capsys.readouterr().err
+
+
+def test_the_winners_untried_neighbours_come_with_what_is_expected_of_them(project: Path) -> None:
+    run = search(write_recording(project / "toy"), "a", budget=3)
+    neighbours = build_page(run).neighbours
+    assert {neighbour.trial is None for neighbour in neighbours} >= {True}
+    assert all(neighbour.ratio > 0 and "→" in neighbour.change for neighbour in neighbours)
+    whole = search(write_recording(project / "again"), "b", budget=9)
+    assert all(neighbour.trial is not None for neighbour in build_page(whole).neighbours)
 
 
 def test_a_run_in_which_nothing_ended_has_a_report_too(project: Path) -> None:

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.errors import UserError
-    from cclsearch.report.gather import gather_run
     from cclsearch.report.write import write_report
+    from cclsearch.reporting import build_front_charts, build_page
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run, list_runs, runs_folder
     from cclsearch.text import plain
@@ -34,9 +34,12 @@ def run(args: argparse.Namespace) -> int:
     folders = list(dict.fromkeys(folders))
     if not folders:
         raise UserError(f"there is no run in {str(runs_folder(args.runs))!r} yet: `ccl-search run` makes one")
-    pages = [gather_run(load_run(folder)) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
+    pages = [build_page(run) for run in runs]
     place = folders[0] if len(folders) == 1 else runs_folder(args.runs)
-    written = write_report(pages, args.out or place / "report.html", png=not args.no_png, dark=args.dark)
+    written = write_report(
+        pages, args.out or place / "report.html", png=not args.no_png, dark=args.dark, extra=build_front_charts(runs)
+    )
     print(plain(f"report:   {written[0]}"))
     if len(written) > 1:
         print(plain(f"pictures: {len(written) - 1} in {written[1].parent}"))

@@ -180,7 +180,7 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
     if best is not None and best.outcome is not None:
         metrics = best.outcome.metrics
         facts.append(("best step time", f"{show_number(metrics['step_time_s'])} s"))
-        if spec.objective.metrics != ("step_time_s",):
+        if spec.objective.is_weighted or spec.objective.metrics[0] != "step_time_s":
             row = next(row for row in rows if row.number == best.number)
             facts.append((label_score(spec.objective), show_number(row.score) if row.score is not None else "unknown"))
         for label, name, unit in (
@@ -217,9 +217,14 @@ def _find_neighbours(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Ne
         time_s = row.step_time_s
         changed = [knob for knob in winner.config if row.config.get(knob) != winner.config[knob]]
         if time_s and 1 <= len(changed) <= 2:
-            change = ", ".join(f"{k} {_show(winner.config[k])} → {_show(row.config.get(k, '?'))}" for k in changed)
-            found.append(Neighbour(change, time_s / winner.step_time_s, row.number))
+            found.append(Neighbour(describe_change(winner.config, row.config), time_s / winner.step_time_s, row.number))
     return tuple(found)
+
+
+def describe_change(old: Mapping[str, Value], new: Mapping[str, Value]) -> str:
+    """`tp 2 → 4, dp 8 → 4`: the knobs in which two configurations differ."""
+    changed = [knob for knob in old if new.get(knob) != old[knob]]
+    return ", ".join(f"{knob} {_show(old[knob])} → {_show(new.get(knob, '?'))}" for knob in changed)
 
 
 def _show(value: Value) -> str:

@@ -1,0 +1,95 @@
+"""Pages for reports, with what only the whole search can tell: the winner's expected neighbours, a sweep's front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cclsearch.errors import UserError
+from cclsearch.front_of_runs import gather_front
+from cclsearch.propose.base import SearchView
+from cclsearch.propose.surrogate import believe
+from cclsearch.record.observe import Observer
+from cclsearch.report.data import Neighbour, RunPage
+from cclsearch.report.front import draw_front_page
+from cclsearch.report.gather import describe_change, gather_run
+from cclsearch.report.scene import Scene
+from cclsearch.run_folder import Run
+from cclsearch.session import rebuild_space
+from cclsearch.space.table import Space
+from cclsearch.sweep import read_sweep
+from cclsearch.values import Config
+
+MOST_PREDICTED = 8
+"""Neighbours that were not run and are shown with what the model expects of them."""
+MIN_WORKS = 0.5
+"""Probability of success that such a neighbour must have."""
+
+
+def build_page(run: Run) -> RunPage:
+    """What a report shows of a run; the winner's untried neighbours come with what the calibrated model expects."""
+    page = gather_run(run)
+    return replace(page, neighbours=(*page.neighbours, *predict_neighbours(run)))
+
+
+def build_front_charts(runs: Sequence[Run]) -> list[Scene]:
+    """The drawings of the front where the one run is a sweep or has several metrics; else none."""
+    if len(runs) != 1 or not (runs[0].spec.objective.is_multi or read_sweep(runs[0].folder)):
+        return []
+    try:
+        return draw_front_page(gather_front(runs))
+    except UserError:
+        return []
+
+
+def predict_neighbours(run: Run) -> list[Neighbour]:
+    """Untried configurations one step from the winner, with their expected step time over the winner's measured one."""
+    best = run.state.best
+    time_s = best.outcome.metrics.get("step_time_s") if best and best.outcome else None
+    if best is None or not time_s:
+        return []
+    try:
+        space = rebuild_space(run.spec)
+    except UserError:
+        return []
+    steps = [row for row in find_steps(space, best.config) if row is not None]
+    observations = Observer(space).observe(run.state)
+    view = SearchView(
+        card=run.spec.card,
+        space=space,
+        observations=observations,
+        pending=frozenset(),
+        budget_left=1,
+        seed=run.spec.seed,
+    )
+    belief = believe(view) if steps else None
+    if belief is None:
+        return []
+    where = {int(row): m for m, row in enumerate(belief.rows_m)}
+    found = []
+    for row in steps:
+        m = where.get(row)
+        if m is not None and belief.works_m[m] >= MIN_WORKS:
+            ratio = float(np.exp(belief.log_time_m[m])) / time_s
+            found.append(Neighbour(describe_change(best.config, space.config(row)), ratio, None))
+    return sorted(found, key=lambda neighbour: neighbour.ratio)[:MOST_PREDICTED]
+
+
+def find_steps(space: Space, config: Config) -> list[int | None]:
+    """Rows one step away (the next choice of a knob, or one degree up and another down); None: no member."""
+    moved: list[dict[str, object]] = []
+    for knob in space.knobs:
+        at = knob.choices.index(config[knob.name])
+        for other in (at - 1, at + 1):
+            if 0 <= other < len(knob.choices):
+                moved.append({**config, knob.name: knob.choices[other]})
+    degrees = [knob for knob in space.knobs if knob.name in ("tp", "dp", "pp")]
+    for up in degrees:
+        for down in degrees:
+            grown, shrunk = int(config[up.name]) * 2, int(config[down.name]) // 2
+            if up is not down and shrunk * 2 == int(config[down.name]):
+                moved.append({**config, up.name: grown, down.name: shrunk})
+    rows = [space.row(change) for change in moved]  # type: ignore[arg-type]
+    return list(dict.fromkeys(rows))
