@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -163,3 +164,33 @@ def test_maxtext_is_run_its_log_read_and_its_traces_collected(tmp_path: Path) ->
     assert result.global_batch_size == 8, "256 tokens of sequences of 32, as the log says"
     assert result.peak_memory_bytes == (5_100_000_000,) * 4
     assert (tmp_path / "trial/trace/plugins/profile/1/host.xplane.pb").is_file()
+
+
+def test_torchtitan_takes_what_is_rendered(tmp_path: Path) -> None:
+    """torchtitan's own parser, in a process of its own, where it is installed (it needs triton too)."""
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed")
+    pytest.importorskip("triton", reason="torchtitan imports triton, which is not installed")
+    from trials import DENSE, make_job
+
+    from cclsearch.launch.contract import trial_environment
+
+    config: dict[str, Value] = {"tp": 2, "dp": 2, "pp": 2, "micro_batch_size": 2, "zero_stage": 3}
+    payload = make_input({**config, "activation_checkpointing": "selective"}, arch=DENSE)
+    make_job(tmp_path, payload)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from common import read_trial; import torchtitan as script\n"
+        "words = script.render_options(read_trial().data); sys.modules.pop('torchtitan')\n"
+        "sys.path.append(sys.path.pop(0))\n"
+        "from torchtitan.config import ConfigManager\n"
+        "config = ConfigManager().parse_args(words)\n"
+        "print('DEGREES', config.parallelism.tensor_parallel_degree, config.parallelism.pipeline_parallel_degree,"
+        " config.training.global_batch_size, len(config.model_spec.model.layers))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(LAUNCHERS)],
+        env={**os.environ, **trial_environment(tmp_path, payload)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert "DEGREES 2 2 8 4" in done.stdout, done.stderr[-3000:]

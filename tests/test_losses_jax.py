@@ -1,0 +1,60 @@
+"""JAX on CPU devices: the same losses in every layout, one process or several, and an XLA trace."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trials import LAUNCHERS, MOE, make_input, make_job, run_script
+
+from cclsearch.launch.collect import collect_result
+from cclsearch.launch.contract import TrialResult, trial_environment
+from cclsearch.values import Value
+
+pytest.importorskip("jax")
+
+pytestmark = pytest.mark.serial
+
+LAYOUT: dict[str, Value] = {"dp": 2, "ep": 2, "tp": 2, "micro_batch_size": 2, "activation_checkpointing": "full"}
+
+
+def run_two_processes(folder: Path) -> TrialResult:
+    payload = make_input({"dp": 2, "ep": 2, "micro_batch_size": 4}, arch=MOE)
+    make_job(folder, payload)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {**os.environ, **trial_environment(folder, payload), "CCL_NUM_PROCESSES": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(LAUNCHERS / "jax_cpu.py")],
+            env={**environment, "CCL_PROCESS_ID": str(process), "CCL_COORDINATOR": coordinator},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for process in range(2)
+    ]
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    result = collect_result(folder)
+    assert isinstance(result, TrialResult), "\n".join([str(result), *said])[-4000:]
+    return result
+
+
+def test_losses_agree_between_layouts_and_processes(tmp_path: Path) -> None:
+    alone = run_script(tmp_path / "alone", make_input({"micro_batch_size": 8}, arch=MOE), script="jax_cpu.py")
+    assert alone.losses[-1] < alone.losses[0] - 0.05, "the model must learn, or equal losses would say little"
+    payload = make_input(LAYOUT, arch=MOE, profiled_steps=1)
+    sharded = run_script(tmp_path / "sharded", payload, script="jax_cpu.py")
+    joined = run_two_processes(tmp_path / "joined")
+    for result in (sharded, joined):
+        assert result.losses == pytest.approx(alone.losses, abs=5e-4)
+        assert result.num_params == alone.num_params
+    assert sharded.world_size == len(sharded.peak_memory_bytes) == 4
+    assert len(joined.hosts) == 2
+    assert list((tmp_path / "sharded" / "trace").rglob("*.xplane.pb"))
