@@ -17,7 +17,7 @@ from cclsearch.card.model import Card
 from cclsearch.errors import UserError
 from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
-from cclsearch.record.state import Trial
+from cclsearch.record.trial import Trial
 from cclsearch.redact import redact, secret_values
 from cclsearch.report.gather import clean
 from cclsearch.report.write import safe_stem, write_text

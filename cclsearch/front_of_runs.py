@@ -18,7 +18,8 @@ from cclsearch.front import (
     spread_axes,
     trace_hypervolume,
 )
-from cclsearch.record.state import Trial, collect_losses
+from cclsearch.record.state import collect_losses
+from cclsearch.record.trial import Trial
 from cclsearch.report.front import Axis, FrontPage, FrontPoint
 from cclsearch.report.gather import clean, describe_work, find_baseline_trial
 from cclsearch.run_folder import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 from cclsearch.judging import find_baseline, write_views
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
-from cclsearch.record.state import Trial
+from cclsearch.record.trial import Trial
 from cclsearch.run_folder import Run
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.judge import judge_evidence, judge_failure

@@ -10,7 +10,7 @@ from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_run
 
 if TYPE_CHECKING:
-    from cclsearch.record.state import Trial
+    from cclsearch.record.trial import Trial
     from cclsearch.run_folder import Run
 
 EXAMPLE = "ccl-search export last --to csv\n  ccl-search export last --to cards --trials best --out evidence/"

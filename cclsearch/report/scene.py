@@ -53,6 +53,8 @@ class Path:
 
 @dataclass(frozen=True)
 class Rect:
+    """A box, its corner at the top left."""
+
     x: float
     y: float
     width: float
