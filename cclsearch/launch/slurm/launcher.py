@@ -23,7 +23,7 @@ from cclsearch.launch.slurm.payload import (
     prepare_folder,
     read_model,
 )
-from cclsearch.launch.slurm.payloads import Program, classify_trial, make_payload
+from cclsearch.launch.slurm.payloads import Program, classify_trial, describe_payload, make_payload
 from cclsearch.launch.slurm.script import node_command, render_script
 from cclsearch.launch.slurm.settings import SlurmSettings, check_environment
 from cclsearch.launch.slurm.submit import Submitter, Unresolved
@@ -142,7 +142,7 @@ class SlurmLauncher:
     def render(self, job: Job) -> str:
         """The job's script; given to sbatch by hand it runs the trial once more, in a folder of its own."""
         payload = make_payload(job, self.program, self.settings)
-        return render_script(
+        script = render_script(
             payload.shape,
             self.settings,
             name=payload.name,
@@ -150,6 +150,7 @@ class SlurmLauncher:
             folder=payload.trial_dir,
             command=node_command(payload.host_python, payload.program, "again", payload.folder / PAYLOAD_FILE),
         )
+        return script + "".join(f"# {line}\n" for line in describe_payload(payload))
 
     def check(self) -> list[Check]:
         """Whether the cluster takes such jobs and runs them; submits a small job of its own."""

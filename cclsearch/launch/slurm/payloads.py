@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,20 @@ def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload
         environment=environment,
         timeout_s=min(job.timeout_s, settings.time_limit * 60.0),
     )
+
+
+def describe_payload(payload: Payload) -> list[str]:
+    """What the job's node program starts on each node, for people who read the script."""
+    ranks = [
+        f"-m torch.distributed.run --nnodes={payload.nodes} --node-rank=K --nproc-per-node={payload.ranks_per_node} "
+        "--master-addr=HEAD --master-port=PORT"
+    ]
+    words = [*payload.prefix, payload.python, *(ranks if payload.runner == "torchrun" else []), str(payload.script)]
+    return [
+        f"which runs, by srun as one task on each of {payload.nodes} nodes, for at most {payload.timeout_s:.0f} s:",
+        *(f"  {name}={shlex.quote(value)}" for name, value in sorted(payload.environment.items())),
+        f"  {' '.join(words)}",
+    ]
 
 
 def classify_trial(trial_dir: Path, exit_code: int | None) -> Failure | None:
