@@ -166,6 +166,7 @@ def test_maxtext_is_run_its_log_read_and_its_traces_collected(tmp_path: Path) ->
     assert (tmp_path / "trial/trace/plugins/profile/1/host.xplane.pb").is_file()
 
 
+@pytest.mark.serial
 def test_torchtitan_takes_what_is_rendered(tmp_path: Path) -> None:
     """torchtitan's own parser, in a process of its own, where it is installed (it needs triton too)."""
     pytest.importorskip("torchtitan", reason="torchtitan is not installed")
@@ -191,6 +192,6 @@ def test_torchtitan_takes_what_is_rendered(tmp_path: Path) -> None:
         env={**os.environ, **trial_environment(tmp_path, payload)},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
     )
     assert "DEGREES 2 2 8 4" in done.stdout, done.stderr[-3000:]
