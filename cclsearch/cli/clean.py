@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_run
+
+if TYPE_CHECKING:
+    from cclsearch.launch.base import Cleaner
 
 EXAMPLE = "ccl-search clean wl2-20260101-120000-ab12"
 
@@ -21,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     import json
 
     from cclsearch.errors import UserError
-    from cclsearch.launch.base import JobState
+    from cclsearch.launch.base import Cleaner, JobState
     from cclsearch.launch.profile import make_launcher
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run
@@ -32,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     if found.is_running:
         raise UserError(f"run {folder.name!r} is at work, and its jobs are no leftovers; stop it first (Ctrl-C)")
     launcher = make_launcher(found.spec.profile, framework=found.spec.framework, run_dir=folder)
+    if isinstance(launcher, Cleaner):
+        return _clean_all(launcher, found.spec.run_id, args)
     handles = launcher.find(found.spec.run_id)
     statuses = launcher.poll(handles)
     left = [(h, s) for h, s in zip(handles, statuses, strict=True) if s.state is not JobState.DONE]
@@ -45,6 +51,27 @@ def run(args: argparse.Namespace) -> int:
     launcher.close()
     if not args.json:
         print(_say(len(left), dry=args.dry_run))
+    return EXIT_OK
+
+
+def _clean_all(launcher: Cleaner, run_id: str, args: argparse.Namespace) -> int:
+    """Show and remove jobs and resources of a launcher that creates both."""
+    import json
+
+    from cclsearch.text import one_line
+
+    left = launcher.leftovers(run_id)
+    if args.json:
+        print(json.dumps([{"job": x.name, "name": x.name, "kind": x.kind, "state": x.state} for x in left]))
+    for item in [] if args.json else left:
+        print(f"{item.kind}  {item.name}  {one_line(item.state, 100)}")
+    if left and not args.dry_run:
+        launcher.remove_leftovers(run_id)
+    if not args.json and not left:
+        print("nothing is left: no job and no resource of this run lives")
+    elif not args.json:
+        count = "1 thing" if len(left) == 1 else f"{len(left)} things"
+        print(f"{count} left; nothing was removed (--dry-run)" if args.dry_run else f"{count} removed")
     return EXIT_OK
 
 

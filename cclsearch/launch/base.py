@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cclsearch.launch.contract import TrialInput
 from cclsearch.values import Failure, Model, Provenance
@@ -65,6 +65,28 @@ class Check(Model):
     detail: str
     remedy: str = ""
     """What to do about it; empty where it is ok."""
+
+
+class Leftover(Model):
+    """Something of a run that still exists: a job, or a resource that costs money."""
+
+    kind: str
+    """`job`, `queued resource`, ..."""
+    name: str
+    state: str
+
+
+@runtime_checkable
+class Cleaner(Protocol):
+    """A launcher that creates more than jobs: what `clean` shows and removes."""
+
+    def leftovers(self, run_id: str) -> list[Leftover]:
+        """What of the run still exists; nothing is started or changed."""
+        ...
+
+    def remove_leftovers(self, run_id: str) -> None:
+        """End and delete all of it, and wait until it is gone; UserError where it stays."""
+        ...
 
 
 class Launcher(Protocol):

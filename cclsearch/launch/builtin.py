@@ -2,3 +2,4 @@
 
 from cclsearch.launch import local, replay  # noqa: F401
 from cclsearch.launch.slurm import launcher  # noqa: F401
+from cclsearch.launch.tpu_vm import launcher as tpu_vm  # noqa: F401

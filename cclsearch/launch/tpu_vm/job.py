@@ -1,0 +1,236 @@
+"""A job on this side: its record, the archive that goes out, the logs that stream in, the results that come back."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from cclsearch.errors import UserError
+from cclsearch.launch.base import Job, JobStatus
+from cclsearch.launch.contract import (
+    CONFIG_FILE,
+    RESULT_FILE,
+    STDERR_FILE,
+    STDOUT_FILE,
+    TRACE_FOLDER,
+    trial_environment,
+)
+from cclsearch.launch.tpu_vm.settings import TpuSettings
+from cclsearch.space.framework import Framework
+from cclsearch.values import Model
+
+M = TypeVar("M", bound=Model)
+
+RECORD_FILE = "job.json"
+BEGUN_FILE = "begun.json"
+STATUS_FILE = "status.json"
+CANCELLED_FILE = "cancelled"
+WORKER_PROGRAM = Path(__file__).with_name("worker.py")
+BUNDLE_BYTES = 64 * 2**20
+RETURN_BYTES = 16 * 2**30
+_SCRIPT_SUFFIXES = (".py", ".txt", ".yml", ".json")
+
+
+class JobRecord(Model):
+    """`job.json` of an attempt's folder: written before anything starts anywhere."""
+
+    run_id: str
+    trial: int
+    attempt: int
+    name: str
+    trial_dir: Path
+    num_processes: int
+    timeout_s: float
+    submitted_s: float
+
+
+class Begun(Model):
+    """`begun.json`: the workers were told to start; where."""
+
+    place: str
+    """Resource whose workers have it; empty for plain hosts."""
+    started_s: float
+    coordinator: str = ""
+
+
+def attempt_folder(trial_dir: Path, attempt: int) -> Path:
+    """Where one attempt's own files are."""
+    return trial_dir / f"tpu-a{attempt}"
+
+
+def read_model(path: Path, model: type[M]) -> M | None:
+    """The file as that model; None where it is missing or not of that form."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def write_model(path: Path, value: Model) -> None:
+    """Written whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.part")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(value.model_dump_json(indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def count_processes(job: Job) -> int:
+    """One process a host: as many hosts as the ranks fill."""
+    return -(-job.payload.num_ranks // job.payload.ranks_per_node)
+
+
+def render_run_script(job: Job, framework: Framework, environment: Mapping[str, str], settings: TpuSettings) -> str:
+    """`run.sh` of a worker; what differs between workers (trial folder, process, coordinator) is set around it."""
+    if framework.runner != "process":
+        raise UserError(
+            f"framework {framework.name!r} starts one process a rank (torchrun); on TPU VMs one process drives all"
+            " devices of its host: use a framework with `runner: process` (maxtext, jax-cpu)"
+        )
+    trial = trial_environment(job.trial_dir, job.payload)
+    own = {name: value for name, value in trial.items() if name not in ("CCL_TRIAL_DIR", "CCL_CONFIG")}
+    variables = {**environment, **framework.knob_environment(job.payload.config), **own}
+    lines = ["#!/bin/bash", f"# trial {job.trial} of {job.run_id}: {job.payload.config}"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+    lines += settings.setup
+    script = f"scripts/{framework.script_path.name}"
+    lines.append(f'exec {_quote_home(settings.python)} "$(dirname "$0")"/{shlex.quote(script)}')
+    return "\n".join(lines) + "\n"
+
+
+def _quote_home(program: str) -> str:
+    return f'"$HOME"/{shlex.quote(program[2:])}' if program.startswith("~/") else shlex.quote(program)
+
+
+def write_bundle(path: Path, job: Job, framework: Framework, texts: Mapping[str, str]) -> None:
+    """The archive for the workers: `worker.py`, `run.sh`, `job.json`, `config.json` and the scripts' folder."""
+    files = {name: text.encode() for name, text in texts.items()}
+    files["worker.py"] = WORKER_PROGRAM.read_bytes()
+    files["config.json"] = (job.trial_dir / CONFIG_FILE).read_bytes()
+    for source in sorted(framework.script_path.parent.iterdir()):
+        if source.suffix in _SCRIPT_SUFFIXES and source.is_file():
+            files[f"scripts/{source.name}"] = source.read_bytes()
+    if sum(map(len, files.values())) > BUNDLE_BYTES:
+        raise UserError(f"the scripts beside {str(framework.script_path)!r} are over {BUNDLE_BYTES // 2**20} MiB")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o644
+            archive.addfile(member, io.BytesIO(data))
+
+
+def append_logs(folder: Path, process: int, stdout: bytes, stderr: bytes) -> None:
+    """Keep what a process's logs gained; their length here is what has been fetched."""
+    for name, text in (("stdout", stdout), ("stderr", stderr)):
+        if text:
+            with open(folder / f"w{process}.{name}", "ab") as file:
+                file.write(text)
+
+
+def log_offsets(folder: Path, num_processes: int) -> str:
+    """`0=STDOUT:STDERR,1=...` as `worker.py` takes it."""
+    sizes = [
+        ":".join(str(_size(folder / f"w{process}.{name}")) for name in ("stdout", "stderr"))
+        for process in range(num_processes)
+    ]
+    return ",".join(f"{process}={size}" for process, size in enumerate(sizes))
+
+
+def merge_logs(folder: Path, trial_dir: Path, num_processes: int) -> None:
+    """`stdout.log` and `stderr.log` from every process's own; lines name the process where it has peers."""
+    for name, target in (("stdout", STDOUT_FILE), ("stderr", STDERR_FILE)):
+        partial = trial_dir / f".{target}.part"
+        with open(partial, "wb") as out:
+            for process in range(num_processes):
+                prefix = b"[rank%d]: " % process if num_processes > 1 else b""
+                try:
+                    with open(folder / f"w{process}.{name}", "rb") as file:
+                        for line in file:
+                            out.write(prefix + line.rstrip(b"\n") + b"\n")
+                except OSError:
+                    continue
+        os.replace(partial, trial_dir / target)
+
+
+def take_in(archives: Mapping[int, Path], trial_dir: Path, scratch: Path) -> None:
+    """Bring traces, failures and, last of all, `result.json` into the trial's folder.
+
+    Raises ValueError where an archive holds what no worker packs.
+    """
+    shutil.rmtree(scratch, ignore_errors=True)
+    for process, archive in sorted(archives.items()):
+        _unpack(archive, scratch / str(process))
+    for process in sorted(archives):
+        root = scratch / str(process)
+        for source in sorted(path for path in root.rglob("*") if path.is_file()):
+            relative = source.relative_to(root)
+            if relative.parts[0] in (TRACE_FOLDER, "failures"):
+                _move(source, trial_dir, relative, process)
+    for process in sorted(archives):
+        result = scratch / str(process) / RESULT_FILE
+        if result.is_file():
+            os.replace(result, trial_dir / RESULT_FILE)
+            break
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _move(source: Path, trial_dir: Path, relative: Path, process: int) -> None:
+    target = trial_dir / relative
+    if target.exists():  # two hosts of one name: keep both
+        target = trial_dir / relative.parts[0] / f"process{process}" / Path(*relative.parts[1:])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(source, target)
+
+
+def _unpack(archive: Path, target: Path) -> None:
+    """Regular files under the known names only: a worker is not trusted with a path."""
+    total = 0
+    try:
+        with tarfile.open(archive, "r:gz") as file:
+            for member in file:
+                parts = PurePosixPath(member.name).parts
+                if member.isdir() or not member.isreg():
+                    continue
+                if not parts or parts[0] not in (RESULT_FILE, TRACE_FOLDER, "failures") or ".." in parts:
+                    raise ValueError(f"the worker's archive holds {member.name!r}")
+                total += member.size
+                if total > RETURN_BYTES:
+                    raise ValueError(f"the worker's archive holds over {RETURN_BYTES // 2**30} GiB")
+                path = target.joinpath(*parts)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content = file.extractfile(member)
+                if content is not None:
+                    with open(path, "wb") as out:
+                        shutil.copyfileobj(content, out)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ValueError(f"the worker's archive cannot be read: {error}") from None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def clear_folder(trial_dir: Path) -> None:
+    """Take away what an earlier attempt left that would be read as this one's."""
+    (trial_dir / RESULT_FILE).unlink(missing_ok=True)
+    for name in (TRACE_FOLDER, "failures"):
+        shutil.rmtree(trial_dir / name, ignore_errors=True)
+
+
+def read_status(folder: Path) -> JobStatus | None:
+    """The attempt's end, once it is known."""
+    return read_model(folder / STATUS_FILE, JobStatus)

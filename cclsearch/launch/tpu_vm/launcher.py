@@ -1,0 +1,424 @@
+"""The `tpu-vm` launcher: one process a worker of a slice, started once, followed by polling, its files brought back.
+
+An attempt's record is written here before anything starts there, the workers claim an attempt by an exclusive file,
+and a queued resource carries the run's label and a name made of it: so whatever a killed search left is found again
+and nothing is started twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from cclsearch.errors import UserError
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover
+from cclsearch.launch.collect import collect_result
+from cclsearch.launch.contract import RESULT_FILE
+from cclsearch.launch.profile import Profile
+from cclsearch.launch.tpu_vm.fleet import Answers, Fleet, Unreachable, WorkerAnswer, is_hopeless
+from cclsearch.launch.tpu_vm.job import (
+    BEGUN_FILE,
+    CANCELLED_FILE,
+    RECORD_FILE,
+    STATUS_FILE,
+    Begun,
+    JobRecord,
+    append_logs,
+    attempt_folder,
+    clear_folder,
+    count_processes,
+    log_offsets,
+    merge_logs,
+    read_model,
+    read_status,
+    render_run_script,
+    take_in,
+    write_bundle,
+    write_model,
+)
+from cclsearch.launch.tpu_vm.place import Broken, HostsPlace, Place, Ready, Waiting
+from cclsearch.launch.tpu_vm.settings import TpuSettings
+from cclsearch.plugins import LAUNCHERS
+from cclsearch.redact import is_secret_name
+from cclsearch.space.framework import Framework, load_framework
+from cclsearch.text import one_line
+from cclsearch.values import Failure, FailureKind, Provenance, Stage
+
+BUNDLE_FILE = "bundle.tar.gz"
+DEADLINE_S = 120.0
+"""How long past a trial's own time limit a worker may take to say that it ended it."""
+PEERS_S = 20.0
+"""How long the other processes may go on after one of them has ended."""
+STOP_S = 60.0
+
+
+@LAUNCHERS.register("tpu-vm")
+class TpuVmLauncher:
+    """Runs trials on the workers of a TPU slice; see the module's docstring."""
+
+    name = "tpu-vm"
+    provenance = Provenance.MEASURED
+    max_parallel = 1
+
+    def __init__(self, profile: Profile, settings: TpuSettings) -> None:
+        self.profile = profile
+        self.settings = settings
+        self.place = make_place(profile, settings)
+        self.poll_interval_s = settings.poll_s or (2.0 if settings.hosts else 10.0)
+        self._since: dict[tuple[str, int, str], float] = {}
+        self._run_ids: set[str] = set()
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> TpuVmLauncher:
+        """The launcher of a profile; UserError where its own fields are wrong or name no workers."""
+        settings = profile.read_settings(TpuSettings)
+        where = profile.source or profile.name
+        if len(settings.sources) != 1:
+            said = " and ".join(settings.sources) or "none of them"
+            raise UserError(
+                f"{where}: a TPU profile needs exactly one of `hosts` (workers over SSH), `tpu` (a TPU VM by name)"
+                f" and `queued_resource`, but it has {said}: copy it into your project's launchers/ and fill it in"
+            )
+        if not settings.hosts and settings.zone is None:
+            raise UserError(f"{where}: `zone` must say where the TPU is (us-central1-a)")
+        for name in profile.environment:
+            if is_secret_name(name):
+                raise UserError(
+                    f"{where}: {name} looks like a secret, and a job's environment is kept with its evidence:"
+                    " leave it out, or read it from a file of yours in a line of `setup`"
+                )
+        return cls(profile, settings)
+
+    @cached_property
+    def framework(self) -> Framework:
+        """The framework whose script the jobs run."""
+        return load_framework(self.profile.require_framework())
+
+    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
+        """Record each attempt and ask for workers; `poll` starts it once they are there."""
+        handles = []
+        for job in jobs:
+            self._run_ids.add(job.run_id)
+            folder = attempt_folder(job.trial_dir, job.attempt)
+            record = JobRecord(
+                run_id=job.run_id,
+                trial=job.trial,
+                attempt=job.attempt,
+                name=job.name,
+                trial_dir=job.trial_dir.absolute(),
+                num_processes=count_processes(job),
+                timeout_s=job.timeout_s,
+                submitted_s=time.time(),
+            )
+            self.place.request(job.run_id)
+            if not (folder / RECORD_FILE).is_file():
+                clear_folder(job.trial_dir)
+                texts = {"run.sh": self.render(job), "job.json": record.model_dump_json(exclude={"trial_dir"})}
+                write_bundle(folder / BUNDLE_FILE, job, self.framework, texts)
+                write_model(folder / RECORD_FILE, record)
+            handles.append(_make_handle(record))
+        return handles
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
+        """Where these jobs are; what waits for workers is started here once they are there."""
+        return [self._poll_one(handle) for handle in handles]
+
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        """End these jobs on every worker that can be reached, and wait until they are gone there."""
+        for handle in handles:
+            record = _read_record(handle)
+            if record is None or read_status(_folder(record)) is not None:
+                continue
+            self._run_ids.add(record.run_id)
+            (_folder(record) / CANCELLED_FILE).touch()
+            fleet = self._fleet_of(record)
+            if fleet is not None:
+                self._end_processes(record, fleet)
+            self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
+
+    def find(self, run_id: str) -> list[Handle]:
+        """Every attempt of the run that was recorded, whether or not the ledger knows of it."""
+        self._run_ids.add(run_id)
+        return [_make_handle(record) for record in self._records() if record.run_id == run_id]
+
+    def render(self, job: Job) -> str:
+        """The script that every worker runs."""
+        return render_run_script(job, self.framework, self.profile.environment, self.settings)
+
+    def check(self) -> list[Check]:
+        """Whether the workers, or the cloud, can be reached from here."""
+        return self.place.check()
+
+    def close(self) -> None:
+        """Delete what was created for the search unless a job of it still lives there."""
+        for run_id in sorted(self._run_ids):
+            if not self._is_open(run_id):
+                self.place.release(run_id)
+        self._run_ids.clear()
+
+    def leftovers(self, run_id: str) -> list[Leftover]:
+        """Attempts without an end, and resources with the run's label."""
+        open_jobs = [r for r in self._records() if r.run_id == run_id and read_status(_folder(r)) is None]
+        jobs = [Leftover(kind="job", name=r.name, state="no end is known") for r in open_jobs]
+        return [*jobs, *self.place.leftovers(run_id)]
+
+    def remove_leftovers(self, run_id: str) -> None:
+        """End the jobs and delete the resources; UserError where one cannot be deleted."""
+        self.cancel([_make_handle(record) for record in self._records() if record.run_id == run_id])
+        self.place.release(run_id)
+        self._run_ids.discard(run_id)
+
+    def _poll_one(self, handle: Handle) -> JobStatus:
+        record = _read_record(handle)
+        if record is None:
+            return _fail(FailureKind.LAUNCHER, f"the files of {handle.job_name} are gone")
+        self._run_ids.add(record.run_id)
+        known = read_status(_folder(record))
+        if known is not None:
+            return known
+        if (_folder(record) / CANCELLED_FILE).exists():
+            return self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
+        begun = read_model(_folder(record) / BEGUN_FILE, Begun)
+        look = self.place.look(record.run_id)
+        if isinstance(look, Broken):
+            return self._lose(record, look.failure)
+        if begun is not None and (isinstance(look, Waiting) or look.name != begun.place):
+            gone = f"the slice {begun.place!r} that ran the trial is gone"
+            return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message=gone))
+        if isinstance(look, Waiting):
+            return JobStatus(state=JobState.QUEUED, note=look.note)
+        return self._begin(record, look) if begun is None else self._follow(record, look.fleet, begun)
+
+    def _begin(self, record: JobRecord, ready: Ready) -> JobStatus:
+        """Copy the files out and start the processes, the coordinator's first."""
+        fleet, folder = ready.fleet, _folder(record)
+        if record.num_processes > len(fleet.addresses):
+            raise UserError(
+                f"the trial wants {record.num_processes} workers, but there are {len(fleet.addresses)}: correct the"
+                " profile's `hardware` (num_accelerators, accelerators_per_node), or add hosts"
+            )
+        processes, name = range(record.num_processes), f"{record.name}.tar.gz"
+        errors = fleet.push(folder / BUNDLE_FILE, name, processes)
+        if errors:
+            return self._cannot_begin(record, errors)
+        remote = self._remote(record)
+        unpack = (
+            f"mkdir -p {remote} && if [ -e {name} ]; then tar -xzf {name} -C {remote}; rm -f {name}; fi"
+            f" && exec python3 {remote}/worker.py"
+        )
+        address = fleet.addresses[0]
+        coordinator = f"[{address}]" if ":" in address else address
+        arguments = ["start", remote, "--coordinator", coordinator]
+        first = fleet.call(unpack, arguments, [0])
+        if 0 not in first.by_process:
+            return self._cannot_begin(record, first.silent)
+        others = list(processes)[1:]
+        if others:
+            rest = fleet.call(unpack, [*arguments, "--port", str(first.by_process[0].port)], others)
+            if rest.silent:
+                self._end_processes(record, fleet)
+                return self._cannot_begin(record, rest.silent)
+        self._since = {key: since for key, since in self._since.items() if key[0] != record.name}
+        write_model(folder / BEGUN_FILE, Begun(place=ready.name, started_s=time.time(), coordinator=coordinator))
+        return JobStatus(state=JobState.RUNNING, note=f"started on {record.num_processes} workers")
+
+    def _cannot_begin(self, record: JobRecord, errors: Mapping[int, str]) -> JobStatus:
+        """A worker did not take the job: hopeless at once, else after a while."""
+        process, error = sorted(errors.items())[0]
+        told = f"worker {process} cannot be reached: {one_line(error, 300)}"
+        if is_hopeless(error):
+            raise UserError(f"{told}; `ccl-search launcher check {self.profile.name}` tries each worker")
+        if not self._waited(record, -1, "begin", self.settings.lost_after_s):
+            return JobStatus(state=JobState.QUEUED, note=told)
+        return self._lose(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.NODE_FAILED, message=told))
+
+    def _follow(self, record: JobRecord, fleet: Fleet, begun: Begun) -> JobStatus:
+        """Ask every process how it is, take in what its logs gained, and act on what has ended or is lost."""
+        answers = self._ask(record, fleet)
+        lost = self._find_lost(record, answers)
+        if lost is not None:
+            return self._lose(record, self._explain_lost(fleet, lost))
+        by = answers.by_process
+        if len(by) == record.num_processes and all(answer.state == "ended" for answer in by.values()):
+            return self._collect(record, fleet, by)
+        ended = [answer for answer in by.values() if answer.state == "ended"]
+        if ended and self._waited(record, -1, "peers", PEERS_S):
+            self._stop(record, fleet)
+        if time.time() > begun.started_s + record.timeout_s + DEADLINE_S:
+            message = f"no end after {record.timeout_s:g} s: the processes were ended"
+            return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message))
+        note = f"{len(by) - len(ended)} of {record.num_processes} processes run"
+        if answers.silent:
+            note += f"; worker {min(answers.silent)} does not answer"
+        return JobStatus(state=JobState.RUNNING, note=note)
+
+    def _ask(self, record: JobRecord, fleet: Fleet) -> Answers:
+        folder, processes = _folder(record), range(record.num_processes)
+        merged: dict[int, WorkerAnswer] = {}
+        asking = list(processes)
+        silent: dict[int, str] = {}
+        while asking:
+            arguments = ["status", self._remote(record), "--offsets", log_offsets(folder, record.num_processes)]
+            answers = fleet.call(self._program(record), arguments, asking)
+            for process, answer in answers.by_process.items():
+                append_logs(folder, process, answer.stdout, answer.stderr)
+            merged |= answers.by_process
+            silent |= answers.silent
+            asking = [process for process, answer in answers.by_process.items() if answer.more]
+        merge_logs(folder, record.trial_dir, record.num_processes)
+        return Answers(merged, silent)
+
+    def _find_lost(self, record: JobRecord, answers: Answers) -> tuple[int, str] | None:
+        """The first worker that lost the job or has been silent for too long, and what it is known by."""
+        for process in range(record.num_processes):
+            answer = answers.by_process.get(process)
+            if answer is None:
+                if self._waited(record, process, "silent", self.settings.lost_after_s):
+                    return process, f"does not answer: {one_line(answers.silent.get(process, ''), 200)}"
+                continue
+            self._since.pop((record.name, process, "silent"), None)
+            if answer.state in ("vanished", "absent"):
+                return process, "no longer knows the trial: it was restarted, or its processes were killed"
+        return None
+
+    def _explain_lost(self, fleet: Fleet, lost: tuple[int, str]) -> Failure:
+        process, what = lost
+        cloud = fleet.explain_loss()
+        if cloud is not None:
+            return Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message=cloud, rank=process)
+        message = f"worker {process} ({fleet.addresses[process]}) {what}"
+        return Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message, rank=process)
+
+    def _collect(self, record: JobRecord, fleet: Fleet, by: Mapping[int, WorkerAnswer]) -> JobStatus:
+        """Every process has ended: bring back what they left, and say what came of it."""
+        folder = _folder(record)
+        archives = {}
+        for process in by:
+            target = folder / f"w{process}.tar.gz"
+            try:
+                fleet.pull(process, f"{self._remote(record)}/w{process}/out.tar.gz", target)
+                archives[process] = target
+            except Unreachable as error:
+                if not self._waited(record, process, "pull", self.settings.lost_after_s):
+                    return JobStatus(state=JobState.RUNNING, note=f"worker {process}: {one_line(str(error), 100)}")
+                message = f"what worker {process} left cannot be brought back: {one_line(str(error), 200)}"
+                return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message))
+        try:
+            take_in(archives, record.trial_dir, folder / "unpacked")
+        except ValueError as error:
+            return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=one_line(str(error))))
+        merge_logs(folder, record.trial_dir, record.num_processes)
+        status = self._finish(record, JobStatus(state=JobState.DONE, failure=_judge_end(record, by)))
+        for archive in archives.values():
+            archive.unlink(missing_ok=True)
+        self._sweep(record, fleet)
+        return status
+
+    def _lose(self, record: JobRecord, failure: Failure) -> JobStatus:
+        """The attempt is over without its results: end what can be reached of it."""
+        fleet = self._fleet_of(record)
+        if fleet is not None:
+            self._end_processes(record, fleet)
+        merge_logs(_folder(record), record.trial_dir, record.num_processes)
+        return self._finish(record, JobStatus(state=JobState.DONE, failure=failure))
+
+    def _finish(self, record: JobRecord, status: JobStatus) -> JobStatus:
+        write_model(_folder(record) / STATUS_FILE, status)
+        (_folder(record) / BUNDLE_FILE).unlink(missing_ok=True)
+        return status
+
+    def _end_processes(self, record: JobRecord, fleet: Fleet) -> None:
+        """Stop every process that answers, and look again until none of them runs."""
+        deadline = time.monotonic() + STOP_S
+        while True:
+            answers = self._stop(record, fleet)
+            running = [p for p, answer in answers.by_process.items() if answer.state == "running"]
+            if not running or time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        self._sweep(record, fleet)
+
+    def _stop(self, record: JobRecord, fleet: Fleet) -> Answers:
+        remote = self._remote(record)
+        guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
+        return fleet.call(guard, ["stop", remote], range(record.num_processes))
+
+    def _sweep(self, record: JobRecord, fleet: Fleet) -> None:
+        if not self.settings.keep_remote:
+            remote = self._remote(record)
+            guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
+            fleet.call(guard, ["sweep", remote], range(record.num_processes))
+
+    def _fleet_of(self, record: JobRecord) -> Fleet | None:
+        """The workers that may run the job; None where there are none any more."""
+        look = self.place.look(record.run_id)
+        return look.fleet if isinstance(look, Ready) else None
+
+    def _remote(self, record: JobRecord) -> str:
+        return f"{self.settings.remote_dir}/{record.name}"
+
+    def _program(self, record: JobRecord) -> str:
+        return f"exec python3 {self._remote(record)}/worker.py"
+
+    def _waited(self, record: JobRecord, process: int, what: str, patience_s: float) -> bool:
+        """Whether that has been so for long enough; the first call starts the time."""
+        since = self._since.setdefault((record.name, process, what), time.monotonic())
+        return time.monotonic() - since >= patience_s
+
+    def _records(self) -> Iterator[JobRecord]:
+        if self.profile.run_dir is None:
+            return
+        for path in sorted((self.profile.run_dir / "trials").glob(f"*/tpu-a*/{RECORD_FILE}")):
+            record = read_model(path, JobRecord)
+            if record is not None:
+                yield record.model_copy(update={"trial_dir": path.parent.parent.absolute()})
+
+    def _is_open(self, run_id: str) -> bool:
+        return any(r.run_id == run_id and read_status(_folder(r)) is None for r in self._records())
+
+
+def make_place(profile: Profile, settings: TpuSettings) -> Place:
+    """Where the workers of this profile come from."""
+    return HostsPlace(settings)
+
+
+def _judge_end(record: JobRecord, by: Mapping[int, WorkerAnswer]) -> Failure | None:
+    """Why there is no sound result; None where there is one."""
+    if (record.trial_dir / RESULT_FILE).is_file():
+        return None
+    if any(answer.reason == "timeout" for answer in by.values()):
+        message = f"no result after {record.timeout_s:g} s: every process of the trial was ended"
+        return Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
+    for process, answer in by.items():
+        if answer.oom:
+            message = "the kernel killed a process of the trial because memory ran out"
+            return Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message, rank=process)
+    codes = [answer.code for answer in by.values() if answer.code and answer.reason == "finished"]
+    found = collect_result(record.trial_dir, exit_code=codes[0] if codes else 0)
+    return found if isinstance(found, Failure) else None
+
+
+def _fail(kind: FailureKind, message: str) -> JobStatus:
+    return JobStatus(state=JobState.DONE, failure=Failure(stage=Stage.RUN, kind=kind, message=message))
+
+
+def _folder(record: JobRecord) -> Path:
+    return attempt_folder(record.trial_dir, record.attempt)
+
+
+def _make_handle(record: JobRecord) -> Handle:
+    return Handle(
+        launcher=TpuVmLauncher.name,
+        job_name=record.name,
+        job_id=record.name,
+        trial_dir=record.trial_dir,
+        details={"attempt": str(record.attempt)},
+    )
+
+
+def _read_record(handle: Handle) -> JobRecord | None:
+    folder = attempt_folder(handle.trial_dir, int(handle.details.get("attempt", "1")))
+    record = read_model(folder / RECORD_FILE, JobRecord)
+    return None if record is None else record.model_copy(update={"trial_dir": handle.trial_dir})

@@ -1,0 +1,106 @@
+"""Where the workers come from: hosts that are named, or (through `gcloud`) a TPU VM that exists or is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cclsearch.launch.base import Check, Leftover
+from cclsearch.launch.tpu_vm.fleet import Fleet, SshFleet, is_hopeless, run_program, shorten_error
+from cclsearch.launch.tpu_vm.settings import TpuSettings
+from cclsearch.values import Failure
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The workers are there; `name` tells them from later ones."""
+
+    fleet: Fleet
+    name: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Not yet."""
+
+    note: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """They will not come, or are gone."""
+
+    failure: Failure
+
+
+Look = Ready | Waiting | Broken
+
+
+class Place(Protocol):
+    """The source of a search's workers. `run_id` labels whatever is created."""
+
+    def request(self, run_id: str) -> None:
+        """See that workers are there or asked for; UserError where that can never work, TrialError where not now."""
+        ...
+
+    def look(self, run_id: str) -> Look:
+        """How it stands."""
+        ...
+
+    def release(self, run_id: str) -> None:
+        """Delete what was created for the run, until it is gone; UserError where it cannot be."""
+        ...
+
+    def leftovers(self, run_id: str) -> list[Leftover]:
+        """What was created for the run and still exists."""
+        ...
+
+    def check(self) -> list[Check]:
+        """Whether it works from here."""
+        ...
+
+
+class HostsPlace:
+    """Hosts named in the profile: always there, never ours to delete."""
+
+    def __init__(self, settings: TpuSettings) -> None:
+        self.settings = settings
+        self._fleet = SshFleet(settings)
+
+    def request(self, run_id: str) -> None:
+        """Nothing has to be asked for."""
+
+    def look(self, run_id: str) -> Look:
+        return Ready(self._fleet, "")
+
+    def release(self, run_id: str) -> None:
+        """Nothing was created."""
+
+    def leftovers(self, run_id: str) -> list[Leftover]:
+        return []
+
+    def check(self) -> list[Check]:
+        return [*(self._check_program(name) for name in ("ssh", "scp")), *self._check_hosts()]
+
+    def _check_program(self, name: str) -> Check:
+        import shutil
+
+        found = shutil.which(name)
+        remedy = "" if found else "install an OpenSSH client"
+        return Check(name=name, ok=found is not None, detail=found or f"{name} is not to be found", remedy=remedy)
+
+    def _check_hosts(self) -> Sequence[Check]:
+        checks = []
+        for process, host in enumerate(self.settings.hosts):
+            command = [*self._fleet.ssh_command(process), "python3 -c 'import sys; print(sys.version.split()[0])'"]
+            done = run_program(command, timeout_s=60.0)
+            ok = done.returncode == 0
+            detail = f"{host.host}: python3 {done.stdout.strip()}"
+            if not ok:
+                detail = f"{host.host}: {shorten_error(done.stderr, done.returncode)}"
+            remedy = "" if ok else "see that `ssh` to it works without a password, and that it has python3"
+            if is_hopeless(done.stderr):
+                remedy = "correct `user`, `key_file` or the host's name; accept its host key once by hand"
+            checks.append(Check(name=f"worker {process}", ok=ok, detail=detail, remedy=remedy))
+        return checks

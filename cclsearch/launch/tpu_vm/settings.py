@@ -1,0 +1,136 @@
+"""A TPU profile's own fields: which machines, how they are reached, and what runs there."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from cclsearch.values import Model
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_TARGET = re.compile(r"(?:(?P<user>[^@\s:]+)@)?(?P<host>[^@\s:]+|\[[0-9a-fA-F:]+\])(?::(?P<port>\d+))?")
+
+
+def _check_word(value: str) -> str:
+    if not value.strip() or _CONTROL.search(value):
+        raise ValueError("must be one line and not empty")
+    if value.startswith("-"):
+        raise ValueError("must not start with a dash (it would be read as an option)")
+    return value
+
+
+def _check_line(value: str) -> str:
+    if _CONTROL.search(value.replace("\t", " ")):
+        raise ValueError("must be one line without control characters")
+    return value
+
+
+def _check_option(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z]+=[^\x00-\x1f\x7f]*", value):
+        raise ValueError("must be an option of ssh as NAME=VALUE (StrictHostKeyChecking=accept-new)")
+    return value
+
+
+def _check_folder(value: str) -> str:
+    if not re.fullmatch(r"(?:~/)?[A-Za-z0-9_./][A-Za-z0-9_./-]*", value) or ".." in value.split("/"):
+        raise ValueError("must be a path of letters, digits, '_', '.', '/' and '-', without '..'")
+    return value.removeprefix("~/").rstrip("/")
+
+
+def _check_id(value: str) -> str:
+    if not re.fullmatch(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", value):
+        raise ValueError("must be lower-case letters, digits and dashes, beginning with a letter, at most 63")
+    return value
+
+
+def _read_target(value: Any) -> Any:
+    """A host from `user@host:port`."""
+    if not isinstance(value, str):
+        return value
+    match = _TARGET.fullmatch(value)
+    if match is None:
+        raise ValueError("must be HOST, USER@HOST or USER@HOST:PORT, or a mapping with `host`")
+    return {name: part for name, part in match.groupdict().items() if part is not None}
+
+
+Word = Annotated[str, AfterValidator(_check_word)]
+ShellLine = Annotated[str, AfterValidator(_check_line)]
+SshOption = Annotated[str, AfterValidator(_check_option)]
+RemoteFolder = Annotated[str, AfterValidator(_check_folder)]
+ResourceId = Annotated[str, AfterValidator(_check_id)]
+
+
+class HostTarget(Model):
+    """One worker reached over plain SSH."""
+
+    host: Word
+    user: Word | None = None
+    port: Annotated[int, BeforeValidator(lambda v: int(v) if isinstance(v, str) and v.isdigit() else v)] | None = None
+    address: Word | None = None
+    """Where the other workers reach it, if not under `host`."""
+
+
+class QueuedResource(Model):
+    """What is asked of the queue of Cloud TPU, once a search; deleted at its end."""
+
+    accelerator_type: Word
+    """`v5litepod-16`, `v5p-8`, `v6e-8`."""
+    runtime_version: Word
+    tier: Literal["on-demand", "spot", "reserved"] = "on-demand"
+    valid_until: Annotated[str, Field(pattern=r"^\d+[smhd]$")] | None = None
+    """How long the request may wait, as `--valid-until-duration` takes it (`6h`); None waits without end."""
+    network: Word | None = None
+    subnetwork: Word | None = None
+    service_account: Word | None = None
+    internal_ips: bool = False
+    labels: dict[str, str] = {}
+
+
+class TpuSettings(Model):
+    """How workers are found and used. Exactly one of `hosts`, `tpu` and `queued_resource`."""
+
+    hosts: tuple[Annotated[HostTarget, BeforeValidator(_read_target)], ...] = ()
+    """Workers in order; the first is the coordinator."""
+    tpu: ResourceId | None = None
+    """Name of a TPU VM that exists."""
+    queued_resource: QueuedResource | None = None
+    project: Word | None = None
+    zone: Word | None = None
+    user: Word | None = None
+    key_file: Word | None = None
+    """Private key for ssh; ssh's own choice (or gcloud's) where none is given."""
+    ssh_options: tuple[SshOption, ...] = ()
+    internal_ip: bool = False
+    """`--internal-ip`: reach the workers inside the network."""
+    gcloud: Word = "gcloud"
+    python: Word = "python3"
+    """Interpreter of the run script on the workers."""
+    setup: tuple[ShellLine, ...] = ()
+    """Lines of shell before the run script (`source ~/maxtext/venv/bin/activate`)."""
+    remote_dir: RemoteFolder = ".ccl-search"
+    """Folder on the workers, from the home folder unless it begins with a slash."""
+    keep_remote: bool = False
+    """Leave a finished trial's files on the workers."""
+    poll_s: float | None = Field(default=None, gt=0)
+    """Seconds between two polls: 2 over plain SSH, 10 through gcloud, where none is given."""
+    connect_timeout_s: int = Field(default=15, ge=1)
+    lost_after_s: float = Field(default=60.0, ge=0)
+    """How long a worker may be out of reach, or the others may go on after one failed, before the trial is ended."""
+    queue_limit_min: float | None = Field(default=None, gt=0)
+    """Longest wait for a queued resource, in minutes; None waits as long as it takes."""
+    delete_patience_s: float = Field(default=900.0, gt=0)
+    """How long deleting is tried again before it is told as failed."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TpuSettings:
+        if self.hosts and len({(h.host, h.port) for h in self.hosts}) < len(self.hosts):
+            raise ValueError("each of hosts must be there once")
+        return self
+
+    @property
+    def sources(self) -> list[str]:
+        """Which of the three ways to find workers the profile gives."""
+        given = {"hosts": self.hosts, "tpu": self.tpu, "queued_resource": self.queued_resource}
+        return [name for name, value in given.items() if value]

@@ -1,0 +1,323 @@
+"""Runs on a worker: starts the trial's process under a supervisor that outlives the connection, and tells how it is.
+
+Standard library only, Python 3.8 or newer. Each call prints one JSON line that begins with `CCL-WORKER `, so that the
+answers of many workers may share a stream. The folder is a job's: what was copied lies in it, and each process keeps
+its own state in `w<N>/` (`claim.json`, `end.json`, logs, `trial/`, `out.tar.gz`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from typing import Any
+
+MARK = "CCL-WORKER "
+CHUNK_BYTES = 192 * 1024
+LINGER_S = 30.0
+OUTPUTS = ("result.json", "failures", "trace")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("action", choices=("start", "status", "stop", "sweep"))
+    parser.add_argument("folder")
+    parser.add_argument("--process", type=int)
+    parser.add_argument("--addresses", default="")
+    parser.add_argument("--coordinator", default="")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--offsets", default="")
+    args = parser.parse_args()
+    folder = os.path.realpath(args.folder)
+    process = args.process if args.process is not None else find_process(args.addresses.split(","))
+    if process is None:
+        print("this worker finds none of its addresses among " + args.addresses, file=sys.stderr)
+        return 3
+    answer = {"process": process}
+    answer.update(ACTIONS[args.action](folder, process, args))
+    sys.stdout.write(MARK + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+def find_process(addresses: list[str]) -> int | None:
+    """Which worker this is: the place of the address that was connected to, or of any own one, in the list."""
+    own = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    if not (own and own[0] in addresses):
+        try:
+            own = subprocess.run(["hostname", "-I"], stdout=subprocess.PIPE, timeout=20).stdout.decode().split()
+        except (OSError, subprocess.TimeoutExpired):
+            own = []
+    return next((addresses.index(address) for address in own if address in addresses), None)
+
+
+def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Start this process of the job, once however often it is asked; what other attempts of the run left is ended."""
+    job = read_json(os.path.join(folder, "job.json"))
+    own = os.path.join(folder, f"w{process}")
+    end_marked(os.path.join(os.path.dirname(folder), job["run_id"] + "-t"), but=folder + os.sep)
+    os.makedirs(os.path.join(own, "trial"), exist_ok=True)
+    claim = {"port": choose_port() if process == 0 else 0, "boot": boot_id(), "at": time.time()}
+    if not claim_file(os.path.join(own, "claim.json"), claim):
+        return tell(own)
+    shutil.copyfile(os.path.join(folder, "config.json"), os.path.join(own, "trial", "config.json"))
+    if os.fork() == 0:
+        detach()
+        try:
+            supervise(folder, own, process, job, f"{args.coordinator}:{args.port or claim['port']}")
+        finally:
+            os._exit(0)
+    deadline = time.time() + 20
+    while not os.path.exists(os.path.join(own, "supervisor.json")) and time.time() < deadline:
+        time.sleep(0.02)
+    return tell(own)
+
+
+def status(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
+    """How this process is, and what its logs have gained since the offsets that the caller has."""
+    own = os.path.join(folder, f"w{process}")
+    answer = tell(own)
+    wanted = dict(item.split("=") for item in args.offsets.split(",") if item)
+    offsets = wanted.get(str(process), "0:0").split(":")
+    for i, name in enumerate(("stdout", "stderr")):
+        text, more = read_from(os.path.join(own, name), int(offsets[i]))
+        answer[name], answer["more"] = base64.b64encode(text).decode(), answer.get("more", False) or more
+    return answer
+
+
+def stop(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
+    """End this process of the job and everything that it started."""
+    own = os.path.join(folder, f"w{process}")
+    if os.path.isdir(folder):
+        os.makedirs(own, exist_ok=True)
+        claim_file(os.path.join(own, "claim.json"), {"port": 0, "boot": boot_id(), "at": time.time(), "void": True})
+        with open(os.path.join(own, "stop"), "w"):
+            pass
+        end_marked(os.path.join(own, "trial"), exact=True)
+        deadline = time.time() + 15
+        while tell(own)["state"] == "running" and time.time() < deadline:
+            time.sleep(0.05)
+    return tell(own)
+
+
+def sweep(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Remove what the job left on this worker."""
+    shutil.rmtree(os.path.join(folder, f"w{process}"), ignore_errors=True)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if not any(name.startswith("w") and name[1:].isdigit() for name in names):
+        shutil.rmtree(folder, ignore_errors=True)
+    return {"state": "absent"}
+
+
+ACTIONS = {"start": start, "status": status, "stop": stop, "sweep": sweep}
+
+
+def tell(own: str) -> dict[str, Any]:
+    """State of the process: absent, running, ended (with its exit code and reason), or vanished."""
+    claim, end = read_json(os.path.join(own, "claim.json")), read_json(os.path.join(own, "end.json"))
+    if not claim:
+        return {"state": "absent"}
+    answer = {"port": claim.get("port", 0), "host": socket.gethostname(), "at": claim.get("at", 0)}
+    if end:
+        return dict(answer, state="ended", code=end["code"], reason=end["reason"], oom=end.get("oom", False))
+    supervisor = read_json(os.path.join(own, "supervisor.json"))
+    if claim.get("void"):
+        return dict(answer, state="ended", code=-15, reason="stopped")
+    if not supervisor:
+        fresh = claim.get("boot") == boot_id() and time.time() - claim.get("at", 0) < 30
+        return dict(answer, state="running" if fresh else "vanished")
+    alive = supervisor["boot"] == boot_id() and start_ticks(supervisor["pid"]) == supervisor["ticks"]
+    return dict(answer, state="running" if alive else "vanished")
+
+
+def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordinator: str) -> None:
+    """Run the script to its end, its time limit, or the wish to stop; then pack what it left, and say so last."""
+    trial = os.path.join(own, "trial")
+    write_json(
+        os.path.join(own, "supervisor.json"), {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "boot": boot_id()}
+    )
+    variables = {"CCL_TRIAL_DIR": trial, "CCL_CONFIG": os.path.join(trial, "config.json"), "CCL_JOB_NAME": job["name"]}
+    if job["num_processes"] > 1:
+        variables["CCL_PROCESS_ID"] = str(process)
+        variables["CCL_NUM_PROCESSES"] = str(job["num_processes"])
+        variables["CCL_COORDINATOR"] = coordinator
+    dropped = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_AUTH_SOCK", "SSH_ORIGINAL_COMMAND", "SSH_TTY")
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+    with open(os.path.join(own, "stdout"), "wb") as out, open(os.path.join(own, "stderr"), "wb") as err:
+        oom_before = count_oom_kills()
+        script = subprocess.Popen(
+            ["/bin/bash", os.path.join(folder, "run.sh")],
+            cwd=trial,
+            env=dict(inherited, **variables),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        reason = watch(script, own, trial, job["timeout_s"])
+        end_marked(trial, exact=True)
+        code = script.wait()
+    oom = code in (-9, 137) and count_oom_kills() > oom_before
+    pack(trial, os.path.join(own, "out.tar.gz"))
+    write_json(os.path.join(own, "end.json"), {"code": code, "reason": reason, "oom": oom})
+
+
+def watch(script: subprocess.Popen[bytes], own: str, trial: str, timeout_s: float) -> str:
+    """Wait for the script; why the wait ended."""
+    deadline, result_at = time.time() + timeout_s, None
+    while script.poll() is None:
+        if os.path.exists(os.path.join(own, "stop")):
+            return "stopped"
+        if time.time() > deadline:
+            return "timeout"
+        if result_at is None and os.path.exists(os.path.join(trial, "result.json")):
+            result_at = time.time()
+        if result_at is not None and time.time() - result_at > LINGER_S:
+            return "lingered"
+        time.sleep(0.1)
+    return "stopped" if os.path.exists(os.path.join(own, "stop")) else "finished"
+
+
+def pack(trial: str, target: str) -> None:
+    """What goes back to the search, as one archive."""
+    with tarfile.open(target + ".part", "w:gz", compresslevel=1) as archive:
+        for name in OUTPUTS:
+            path = os.path.join(trial, name)
+            if os.path.exists(path):
+                archive.add(path, arcname=name)
+    os.replace(target + ".part", target)
+
+
+def end_marked(trial: str, but: str = "", exact: bool = False) -> None:
+    """End every process whose trial folder is this one, or begins so (and not with `but`)."""
+    deadline = time.time() + 12
+    hard = time.time() + 2
+    while time.time() < deadline:
+        found = find_marked(trial, but, exact)
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL if time.time() > hard else signal.SIGTERM)
+        time.sleep(0.1)
+
+
+def find_marked(trial: str, but: str, exact: bool) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                entries = file.read().split(b"\0")
+        except OSError:
+            continue
+        for entry in entries:
+            value = entry[14:].decode(errors="replace") if entry.startswith(b"CCL_TRIAL_DIR=") else ""
+            hit = value == trial if exact else value.startswith(trial) and not (but and value.startswith(but))
+            if value and hit and start_ticks(int(name)) is not None:
+                found.append(int(name))
+    return found
+
+
+def detach() -> None:
+    """Leave the connection: a session of one's own, no terminal, no open stream."""
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def choose_port() -> int:
+    """A free port below those that outgoing connections take."""
+    for _ in range(200):
+        port = random.SystemRandom().randrange(20000, 30000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free port between 20000 and 30000")
+
+
+def claim_file(path: str, data: dict[str, Any]) -> bool:
+    """Write the file if nobody has; whether it was us."""
+    partial = f"{path}.{os.getpid()}"
+    write_json(partial, data)
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(partial)
+    return True
+
+
+def read_from(path: str, offset: int) -> tuple[bytes, bool]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            text = file.read(CHUNK_BYTES)
+            return text, bool(file.read(1))
+    except OSError:
+        return b"", False
+
+
+def read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+            return data if isinstance(data, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def write_json(path: str, data: dict[str, Any]) -> None:
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        json.dump(data, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".part", path)
+
+
+def boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def count_oom_kills() -> int:
+    try:
+        with open("/proc/vmstat", encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
