@@ -26,11 +26,16 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
     bottom = 268.0
     x = Scale(0.5, len(page.trials) + 0.5, LEFT + 60, WIDTH - RIGHT)
     place = {trial.number: n + 1 for n, trial in enumerate(page.trials)}
-    y = fit_scale([v for _, v in shown], bottom, 52)
+    interval = page.interval if page.score_label.startswith("step_time_s") and not by_score else None
+    y = fit_scale([*(v for _, v in shown), *(interval or ())], bottom, 52)
     frame = Frame(x, y)
     unit = page.score_label if by_score else "seconds per step"
     items = frame.draw("", unit + page.mark, x_ticks=_trial_ticks(len(page.trials)), x_names=_trial_names(page))
     items += _best_so_far(shown, place, frame, by_score and page.greater_is_better)
+    best = page.best_trial
+    if best is not None and interval:
+        at, (low, high) = x(place[best.number]), interval
+        items.append(Path(((at, y(low)), (at, y(high))), "green", 2.0, tip="where the true step time lies"))
     for trial in page.trials:
         items.append(_trial_mark(page, trial, value(trial), x(place[trial.number]), frame))
     items += _legend([mark for mark in _LEGEND if _is_used(mark[0], page.trials)], 20)
@@ -140,7 +145,10 @@ def draw_causes(page: RunPage) -> Scene | None:
                 continue
             role = SERIES[causes.index(cause) % len(SERIES)]
             tip = f"{cause}: {show_number(seconds)} s"
-            items.append(Rect(x(left), y, max(x(left + seconds) - x(left) - 1, 0.5), 34, role, tip=tip))
+            width = max(x(left + seconds) - x(left) - 1, 0.5)
+            items.append(Rect(x(left), y, width, 34, role, tip=tip))
+            if len(cause) * 6.6 <= width - 8:
+                items.append(Text(x(left) + width / 2, y + 21, cause, 11.5, "middle", "paper"))
             left += seconds
     items += _legend([(c, c, Mark(0, 0, "square", 11, SERIES[n % len(SERIES)])) for n, c in enumerate(causes)], 24)
     told = "; ".join(

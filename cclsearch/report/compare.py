@@ -74,7 +74,7 @@ def draw_against_step_time(pages: Sequence[RunPage], metric: str, label: str) ->
         for trial in page.trials
         if trial.state == RANKED and metric in trial.metrics and trial.step_time_s
     ]
-    if len(points) < 3:
+    if len(points) < 3 or len({value for *_, value, _ in points}) < 2:
         return None
     x = fit_scale([value for *_, value, _ in points], LEFT, WIDTH - RIGHT)
     y = fit_scale([time_s for *_, time_s in points if time_s], 330, 44)
