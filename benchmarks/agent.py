@@ -1,6 +1,6 @@
 """The LLM agent and its arbiter over recorded landscapes, with stand-ins for the LLM that see only what a prompt holds.
 
-    python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with each stand-in, and the fallback
+    python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with stand-ins, and the fallback
     python benchmarks/agent.py policies   [--landscapes FOLDER]                what the seed policies pick
     python benchmarks/agent.py chaos      [--turns 1000]                       a provider that does everything wrong
     python benchmarks/agent.py sandbox                                         every hostile program

@@ -1,0 +1,135 @@
+"""Policy programs: the published contract, the shipped seeds, and what is said of a program that will not do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from llm.cases import CARD, SPACE, Search, plain_look, run_trial
+
+from cclsearch.card.model import MoEArch
+from cclsearch.cli import main
+from cclsearch.content import find_content, list_content
+from cclsearch.propose.llm.policy import SandboxRunner, policy_inputs, read_choice
+from cclsearch.propose.llm.sandbox import run_policy
+from cclsearch.space.table import Knob, space_from_rows
+
+PUBLISHED_FORM = '''
+def generate_config(workload: dict, environment: dict) -> dict:
+    """In the form of the programs that were published with the reference."""
+    total_gpus = environment.get("total_gpus", 16)
+    gpus_per_node = environment.get("gpus_per_node", 4)
+    gpu_memory_gb = environment.get("gpu_memory_gb", 40)
+    valid_choices = {}
+    for dim in workload.get("config_space", []):
+        valid_choices[dim["key"]] = dim["choices"]
+    batch_size = workload.get("batch_size", 32)
+    family = workload.get("model_family", "").lower()
+    tp = max(c for c in sorted(valid_choices.get("tp", [1])) if c <= min(gpus_per_node, 4))
+    pp = min(sorted(valid_choices.get("pp", [1, 2])), key=lambda x: abs(x - 2))
+    dp = total_gpus // (tp * pp)
+    micro_batch = 2 if batch_size % (dp * 2) == 0 and gpu_memory_gb > 0 and family is not None else 1
+    assert workload["num_layers"] % pp == 0
+    return {"tp": tp, "dp": dp, "pp": pp, "micro_batch": micro_batch, "activation_checkpointing": False,
+            "compile_mode": "eager"}
+'''
+
+
+def choose(program: str, search: Search | None = None) -> object:
+    return SandboxRunner().choose(program, (search or Search()).view, plain_look())
+
+
+def test_a_program_of_the_published_form_runs_unchanged() -> None:
+    choice = SandboxRunner().choose(PUBLISHED_FORM, Search().view, plain_look())
+    assert choice.config is not None
+    assert dict(choice.config) == {"tp": 4, "pp": 2, "dp": 2, "micro_batch_size": 2}
+    assert choice.note == "left out: activation_checkpointing, compile_mode"
+
+
+def test_inputs_hold_what_published_programs_read() -> None:
+    search = Search(observations=[run_trial(1, SPACE.config(0))])
+    workload, environment, history = policy_inputs(search.view)
+    knob = workload["config_space"][0]
+    assert (knob["key"], knob["type"], knob["choices"]) == ("tp", "int", [1, 2, 4, 8, 16])
+    assert set(knob) == {"key", "type", "choices", "description"}
+    assert (workload["num_layers"], workload["batch_size"], workload["seq_len"]) == (32, 64, 4096)
+    assert (environment["total_gpus"], environment["gpus_per_node"], environment["gpu_memory_gb"]) == (16, 8, 80.0)
+    assert history[0]["status"] == "success"
+
+
+def test_knobs_that_a_program_does_not_name_are_filled_in_and_said() -> None:
+    choice = SandboxRunner().choose("def generate_config(w, e):\n    return {'tp': 4}", Search().view, plain_look())
+    assert choice.config is not None
+    assert choice.config["tp"] == 4
+    assert choice.note.startswith("filled in: pp=")
+
+
+def test_a_boolean_stands_for_a_frameworks_words() -> None:
+    knobs = (Knob("tp", (1, 2)), Knob("activation_checkpointing", ("none", "full")))
+    rows = [{"tp": tp, "activation_checkpointing": word} for tp in (1, 2) for word in ("none", "full")]
+    space = space_from_rows(knobs, rows)
+    choice = read_choice(space, {"tp": 2, "activation_checkpointing": True}, [])
+    assert choice.config == {"tp": 2, "activation_checkpointing": "full"}
+    assert read_choice(space, {"tp": True}, []).config is None
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("{'tp': 3}", "tp must be one of"),
+        ("{'tp': 16, 'pp': 16}", "not legal"),
+        ("{'compile': 'x'}", "named no knob"),
+        ("{}", "named no knob"),
+    ],
+)
+def test_a_wrong_choice_is_explained(returned: str, words: str) -> None:
+    choice = SandboxRunner().choose(f"def generate_config(w, e):\n    return {returned}", Search().view, plain_look())
+    assert choice.config is None
+    assert words in choice.problem
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "composite"])
+def test_shipped_seeds_pick_a_legal_configuration_that_the_card_allows(name: str) -> None:
+    program = find_content("policies", name, ".py").read_text()
+    choice = SandboxRunner().choose(program, Search().view, plain_look())
+    assert choice.config is not None, choice.problem
+    config = dict(choice.config)
+    assert config["tp"] <= 8  # inside a node
+    assert CARD.global_batch_size % (config["dp"] * config["micro_batch_size"]) == 0  # type: ignore[operator]
+
+
+def test_the_moe_seed_spreads_the_experts() -> None:
+    moe = MoEArch(num_experts=64, top_k=6, expert_intermediate_size=1408)
+    knobs = [{"key": "ep", "type": "int", "choices": [1, 2, 4, 8, 16], "description": ""}]
+    knobs += [{"key": k, "type": "int", "choices": [1, 2, 4, 8, 16], "description": ""} for k in ("tp", "pp", "dp")]
+    view = replace(Search().view, card=CARD.model_copy(update={"arch": CARD.arch.model_copy(update={"moe": moe})}))
+    workload, environment, _ = policy_inputs(view)
+    workload |= {"config_space": knobs, "num_params": 16_000_000_000}
+    program = find_content("policies", "moe", ".py").read_text()
+    assert run_policy(program, workload, environment)["ep"] > 1
+
+
+def test_policies_are_found_by_name() -> None:
+    assert {"dense", "moe", "composite"} <= set(list_content("policies", ".py"))
+
+
+def test_policy_test_reports_picks_and_rejections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = find_content("policies", "dense", ".py")
+    assert main(["policy", "test", str(good), "--workload", "wl2", "tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "wl2: tp=" in out
+    assert "legal, predicted P(fits)" in out
+    bad = tmp_path / "bad.py"
+    bad.write_text("def generate_config(workload, environment):\n    return {'tp': 16, 'pp': 16, 'dp': 16}\n")
+    assert main(["policy", "test", str(bad), "--workload", "wl2"]) == 1
+    out = capsys.readouterr().out
+    assert "rejected" in out
+    assert "num_accelerators" in out
+
+
+def test_policy_test_names_an_unknown_file_or_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "test", "no-such-policy"]) == 2
+    assert "there is no policy 'no-such-policy'" in capsys.readouterr().err
+    assert main(["policy", "test", "dense", "--workload", "wl99"]) == 2
+    assert "wl99" in capsys.readouterr().err
