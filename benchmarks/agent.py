@@ -12,13 +12,14 @@ are 95 % by bootstrap over landscapes.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -126,15 +127,37 @@ def interval(difference_by_landscape: dict[str, list[float]], draws: int = 4000)
     return float(means.mean()), float(low), float(high)
 
 
-def run_landscapes(folder: Path, num_seeds: int, workers: int, exclude: Sequence[str]) -> None:
-    """Play everything, and print the paired figures as Markdown."""
-    paths = [path for path in find_recordings(folder) if not path.name.startswith(tuple(exclude) or ("\0",))]
-    tasks = [(str(p), who, s) for p in paths for s in range(num_seeds) for who in (FALLBACK, *PLAYERS)]
-    started = time.monotonic()
+def run_landscapes(folder: Path, num_seeds: int, workers: int, keep: Path | None) -> None:
+    """Play everything that `keep` does not hold yet, seed by seed, and print the paired figures as Markdown."""
+    paths = find_recordings(folder)
+    tasks = [(str(p), who, s) for s in range(num_seeds) for p in paths for who in (FALLBACK, *PLAYERS)]
+    played = read_kept(keep)
+    done = {(p.landscape, p.who, p.seed) for p in played}
+    tasks = [(path, who, seed) for path, who, seed in tasks if (Path(path).name, who, seed) not in done]
     with ProcessPoolExecutor(workers) as pool:
-        played = list(pool.map(play, tasks, chunksize=5))
-    minutes = (time.monotonic() - started) / 60
-    print(f"{len(paths)} landscapes, {num_seeds} seeds, {len(played)} searches of {BUDGET} trials, {minutes:.0f} min\n")
+        for one in pool.map(play, tasks, chunksize=5):
+            played.append(one)
+            if keep:
+                with keep.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(one)) + "\n")
+    print_figures(played)
+
+
+def read_kept(keep: Path | None) -> list[Played]:
+    """Searches of an earlier, broken-off call."""
+    if keep is None or not keep.exists():
+        return []
+    rows = [json.loads(line) for line in keep.read_text(encoding="utf-8").splitlines()]
+    return [Played(**{**row, "log_ratio": tuple(row["log_ratio"])}) for row in rows]
+
+
+def print_figures(played: Sequence[Played]) -> None:
+    """Means, and paired differences from the fallback, over the seeds that are complete."""
+    count = len({p.landscape for p in played}) * (len(PLAYERS) + 1)
+    seeds = [s for s in sorted({p.seed for p in played}) if sum(p.seed == s for p in played) == count]
+    played = [p for p in played if p.seed in seeds]
+    landscapes = len({p.landscape for p in played})
+    print(f"{landscapes} landscapes, {len(seeds)} seeds, {len(played)} searches of {BUDGET} trials\n")
     print("| who | " + " | ".join(f"mean log at {k}" for k in MILESTONES) + " | failed of 15 | turns |")
     print("|---" * (len(MILESTONES) + 3) + "|")
     base = {(p.landscape, p.seed): p for p in played if p.who == FALLBACK}
@@ -159,9 +182,7 @@ def run_landscapes(folder: Path, num_seeds: int, workers: int, exclude: Sequence
 
 def run_policies(folder: Path) -> None:
     """What each seed policy picks on each landscape, beside the prediction's best."""
-    print(
-        "| policy | picked a row | ran | geometric mean of picked/optimum where it ran | prediction's best: ran | its mean |"
-    )
+    print("| policy | picked a row | ran | picked/optimum (gmean of those) | prediction's best ran | gmean |")
     print("|---|---|---|---|---|---|")
     recordings = [load_recording(path) for path in find_recordings(folder)]
     views = [SearchView(r.card, r.space, (), frozenset(), BUDGET, 0) for r in recordings]
@@ -229,11 +250,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--exclude", nargs="*", default=[], help="prefixes of landscapes to leave out")
+    parser.add_argument("--keep", type=Path, help="file of finished searches: a broken-off call goes on from there")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.what == "landscapes":
-        run_landscapes(args.landscapes, args.seeds, args.workers, args.exclude)
+        run_landscapes(args.landscapes, args.seeds, args.workers, args.keep)
     elif args.what == "policies":
         run_policies(args.landscapes)
     elif args.what == "chaos":
