@@ -1,4 +1,4 @@
-"""A scene as PNG, with Pillow: no browser, no display. Drawn three times as large and scaled down, for smooth edges."""
+"""A scene as PNG, with Pillow: no browser, no display. Drawn twice as large and scaled down, for smooth edges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cclsearch.report.scene import PALETTE, Item, Mark, Path, Rect, Scene, Text,
 if TYPE_CHECKING:
     from PIL import ImageDraw
 
-OVERSAMPLE = 3
+OVERSAMPLE = 2
 Point = tuple[float, float]
 
 
