@@ -24,6 +24,7 @@ from cclsearch.launch.contract import TrialInput
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
+from cclsearch.propose.first import FirstProposer
 from cclsearch.propose.front import FrontProposer
 from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.record.book import Book
@@ -38,7 +39,7 @@ from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 from cclsearch.spec import SPEC_FILE, Limits, RecordingRef, RunSpec, hash_file, read_spec, write_spec
-from cclsearch.values import Provenance, Value
+from cclsearch.values import Config, Provenance, Value
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 LLM_STRATEGIES = ("hybrid", "llm")
@@ -66,6 +67,8 @@ class Request:
     seed: int = 0
     use_fewer: bool = False
     learn_from: tuple[str, ...] = ()
+    first: tuple[Config, ...] = ()
+    """Configurations to run before the strategy is asked."""
     knobs: tuple[KnobDeclaration, ...] = ()
     run_id: str | None = None
 
@@ -117,6 +120,7 @@ def plan_search(request: Request) -> Plan:
         use_fewer=request.use_fewer,
         knobs=() if reference else (*destination.profile.knobs, *request.knobs),
         learn_from=tuple(str(Path(folder).resolve()) for folder in request.learn_from),
+        first=request.first,
         space_size=len(space),
         space_sha256=hash_space(space),
         banner=(*banner, *destination.banner, *_llm_hint(request, strategy)),
@@ -287,6 +291,11 @@ def rebuild_space(spec: RunSpec) -> Space:
 
 def make_proposer(spec: RunSpec, folder: Path) -> Proposer:
     """Whoever proposes in this search."""
+    strategy = _make_strategy(spec, folder)
+    return FirstProposer(spec.first, strategy) if spec.first else strategy
+
+
+def _make_strategy(spec: RunSpec, folder: Path) -> Proposer:
     if spec.strategy in LLM_STRATEGIES:
         from cclsearch.agent import make_agent_for
 
