@@ -13,7 +13,7 @@ from cclsearch.values import Value
 WIDTH = 880.0
 LEFT, RIGHT = 76.0, 20.0
 STRIP_ROW = 22.0
-MAX_STRIP_COLUMNS = 60
+MAX_STRIP_COLUMNS = 200
 
 
 def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
