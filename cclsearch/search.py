@@ -35,6 +35,8 @@ class Parts:
     """Rows that the memory model says cannot fit: never launched."""
     stop: Stop = field(default_factory=Stop)
     now_s: Callable[[], float] = time.time
+    most_trials: int | None = None
+    """Trials in all that this session may spend, where that is less than the search's budget."""
 
 
 def run_search(book: Book, parts: Parts) -> None:
@@ -178,7 +180,8 @@ def finalists(book: Book, count: int) -> list[Trial]:
 
 def find_budget(book: Book, parts: Parts) -> int:
     """Trials in all that the search may spend."""
-    return max(parts.spec.limits.budget, book.state.budget_raised_to)
+    whole = max(parts.spec.limits.budget, book.state.budget_raised_to)
+    return whole if parts.most_trials is None else min(whole, parts.most_trials)
 
 
 def take_remarks(book: Book, parts: Parts) -> None:

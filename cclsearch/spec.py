@@ -13,7 +13,7 @@ from cclsearch.errors import UserError
 from cclsearch.launch.profile import Profile
 from cclsearch.record.book import write_atomically
 from cclsearch.score.objective import Objective
-from cclsearch.values import Model, Provenance
+from cclsearch.values import Config, Model, Provenance
 
 SPEC_FILE = "search.yaml"
 SPEC_VERSION = 1
@@ -71,6 +71,8 @@ class RunSpec(Model):
     """Knobs that the profile or the user added to the framework's and the card's."""
     learn_from: tuple[str, ...] = ()
     """Folders of earlier runs whose trials are a prior."""
+    first: tuple[Config, ...] = ()
+    """Configurations to run before the strategy is asked."""
     space_size: int
     space_sha256: str
     banner: tuple[str, ...] = ()
