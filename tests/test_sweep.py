@@ -65,6 +65,16 @@ def test_a_sweep_measures_once_and_scores_at_every_weight(family: Path, capsys: 
     assert shares[-1] == pytest.approx(1.0)
 
 
+def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy = family / "toy-8"
+    args = ["--recording", str(toy), "--name", "s", "--dry-run"]
+    assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
+    shown = capsys.readouterr().out
+    assert "27 legal configurations" in shown
+    assert "strategy pareto" in shown
+    assert not (Path("runs") / "s").exists()
+
+
 def test_the_front_of_a_sweep_agrees_with_brute_force(family: Path) -> None:
     toy = family / "toy-8"
     args = ["--recording", str(toy), "--budget", "27", "--name", "s", "--quiet", "--strategy", "random"]

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights", default="0:1:0.1", metavar="A:B:STEP", help="weights to score at, or a list (default: 0:1:0.1)"
     )
     add_search_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show space and first proposals; run nothing")
     add_output_arguments(parser)
     add_runs_folder(parser)
 
@@ -32,6 +33,10 @@ def run(args: argparse.Namespace) -> int:
     args.objective = args.objective or "composite"
     place = runs_folder(args.runs)
     planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
+    if args.dry_run:
+        from cclsearch.cli.dry_run import show_plan
+
+        return show_plan(planned.plan, as_json=args.json)
     folder = create_sweep(planned, place)
     code = drive_search(folder, args)
     if not (args.json or args.quiet):
