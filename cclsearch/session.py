@@ -154,6 +154,8 @@ def _open_launcher(destination: Destination, framework: str, run_dir: Path | Non
 def _choose_strategy(request: Request, *, multi: bool) -> str:
     """The strategy's name, checked; `hybrid` with an LLM, `pareto` over several metrics, else `default`."""
     strategy = request.strategy or ("hybrid" if request.llm else "pareto" if multi else "default")
+    if strategy == "optuna":
+        strategy = "default"  # the classical side alone, as `hybrid` and `llm` fall back to it
     if request.llm:
         parse_spec(request.llm)
     if strategy in LLM_STRATEGIES:
