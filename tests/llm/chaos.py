@@ -93,8 +93,8 @@ def make_chaos(rng: random.Random) -> Callable[[Request], Reaction]:
     weights = [weight for weight, _ in kinds]
 
     def script(request: Request) -> Reaction:
-        assert request.num_bytes <= MAX_PROMPT_BYTES
-        assert KEY not in request.model_dump_json()
+        assert request.num_bytes <= MAX_PROMPT_BYTES, "the request is too long"
+        assert KEY not in request.model_dump_json(), "a key is in the request"
         return rng.choices(kinds, weights)[0][1]()
 
     return script

@@ -147,7 +147,11 @@ def _make_handler(owner: StandIn) -> type[BaseHTTPRequestHandler]:
             with owner.lock:
                 owner.requests.append(request)
                 owner.bodies.append(raw)
-                reaction = owner.script(request)
+                try:
+                    reaction = owner.script(request)
+                except Exception as error:  # what a script asserts must fail its test, not pass for a cut connection
+                    owner.refused.append(f"{type(error).__name__}: {error}")
+                    reaction = Status(400, message="the script failed")
             self._react(reaction, protocol, is_json="response_format" in raw)
             return None
 

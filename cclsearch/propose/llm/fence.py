@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from cclsearch.redact import redact
 from cclsearch.text import one_line, plain
@@ -32,3 +33,15 @@ def clip_bytes(text: str, limit_bytes: int) -> str:
     """The longest beginning of the text that fits."""
     raw = text.encode()
     return text if len(raw) <= limit_bytes else raw[:limit_bytes].decode(errors="ignore")
+
+
+def redact_strings(value: Any) -> Any:
+    """The value with secrets masked in every string, keys of mappings included."""
+    match value:
+        case str():
+            return redact(value)
+        case list():
+            return [redact_strings(item) for item in value]
+        case dict():
+            return {redact(str(key)): redact_strings(item) for key, item in value.items()}
+    return value

@@ -9,7 +9,7 @@ import os
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -19,8 +19,8 @@ from cclsearch.errors import UserError
 from cclsearch.propose.base import Observation, Remark, SearchView
 from cclsearch.propose.llm.account import Cost, Limits
 from cclsearch.propose.llm.evidence import TrialEvidence
+from cclsearch.propose.llm.fence import redact_strings
 from cclsearch.propose.llm.wire import Answer, Trouble
-from cclsearch.redact import redact
 from cclsearch.space.table import Knob, Space
 from cclsearch.values import Config, Failure, Model, Value
 
@@ -206,18 +206,6 @@ def write_record(path: Path, record: Model) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-
-
-def redact_strings(value: Any) -> Any:
-    """The value with secrets masked in every string, keys of mappings included."""
-    match value:
-        case str():
-            return redact(value)
-        case list():
-            return [redact_strings(item) for item in value]
-        case dict():
-            return {redact(str(key)): redact_strings(item) for key, item in value.items()}
-    return value
 
 
 def read_context(folder: Path) -> ContextRecord:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cclsearch.propose.llm.account import Cost, Limits, Price, price_usage
 from cclsearch.propose.llm.clock import Clock
 from cclsearch.propose.llm.desk import Decision, Desk, Reply
-from cclsearch.propose.llm.fence import clip_bytes
+from cclsearch.propose.llm.fence import clip_bytes, redact_strings
 from cclsearch.propose.llm.prompt import MAX_CORRECTIONS, MAX_LOOKUPS, MAX_PROMPT_BYTES, Prompt
 from cclsearch.propose.llm.reading import MAX_CALLS, call_in_text
 from cclsearch.propose.llm.retry import Patience, ask_patiently
@@ -292,13 +292,15 @@ def describe_faults(faults: Sequence[str], words: str) -> str:
 
 def clip_reply(text: str) -> str:
     """A result within its bound; what was cut is said."""
-    clipped = clip_bytes(text, MAX_REPLY_BYTES)
-    return text if clipped == text else f"{clipped}\n({len(text) - len(clipped)} characters left out)"
+    safe = redact(text)
+    clipped = clip_bytes(safe, MAX_REPLY_BYTES)
+    return safe if clipped == safe else f"{clipped}\n({len(safe) - len(clipped)} characters left out)"
 
 
 def _echo(text: str) -> str:
-    clipped = clip_bytes(text, MAX_ECHO_BYTES)
-    return text if clipped == text else f"{clipped} (cut)"
+    safe = redact(text)
+    clipped = clip_bytes(safe, MAX_ECHO_BYTES)
+    return safe if clipped == safe else f"{clipped} (cut)"
 
 
 def _echo_call(call: ToolCall) -> ToolCall:
@@ -306,7 +308,7 @@ def _echo_call(call: ToolCall) -> ToolCall:
     import json
 
     if len(json.dumps(call.arguments)) <= 3 * MAX_ECHO_BYTES:
-        return call
+        return call.model_copy(update={"arguments": redact_strings(call.arguments), "name": redact(call.name)})
     return call.model_copy(update={"arguments": {"elided": "the arguments were too long to be sent back"}})
 
 
