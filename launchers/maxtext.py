@@ -222,6 +222,9 @@ def write_report(trial: Trial, log: Log) -> None:
 
 def main() -> int:
     trial = read_trial()
+    if "--show-flags" in sys.argv:
+        print("\n".join(render_options(trial.data, trial.folder)))
+        return 0
     process = int(os.environ.get("CCL_PROCESS_ID", "0"))
     with reporting_failures(trial, process):
         code, text = run_trainer(trial)
