@@ -78,8 +78,11 @@ class Outlook:
 def survey(view: SearchView, top: int = 10) -> Outlook:
     """The outlook with up to `top` candidates; cheap enough to ask before every trial."""
     belief = believe(view)
-    if belief is None:
-        return Outlook((), 0, 0, None, None, None, ())
+    return Outlook((), 0, 0, None, None, None, ()) if belief is None else survey_belief(view, belief, top)
+
+
+def survey_belief(view: SearchView, belief: Belief, top: int) -> Outlook:
+    """The outlook that follows from a belief which is there already."""
     gain = expected_gain(belief, bar(belief))
     has_best = belief.best is not None
     return Outlook(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.default import bar, expected_gain
-from cclsearch.propose.outlook import Outlook, survey
+from cclsearch.propose.outlook import Outlook, survey_belief
 from cclsearch.propose.surrogate import believe
 
 Floats = NDArray[np.float64]
@@ -86,7 +86,7 @@ def survey_look(view: SearchView) -> Look:
     if belief is None:
         why = "every legal configuration was tried or held back"
         return Look(time_N, low_N, memory_N, fits_N, (), nothing_left=True, why=why)
-    outlook = survey(view, NUM_FOREMOST)
+    outlook = survey_belief(view, belief, NUM_FOREMOST)
     rows = belief.rows_m
     _, variance = belief.time.likeliest.marginals(rows)
     time_N[rows] = np.exp(belief.log_time_m)
