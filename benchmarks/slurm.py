@@ -286,7 +286,7 @@ def _ask(cluster: Cluster, *command: str) -> None:
 
 
 def part_away(folder: Path, args: argparse.Namespace) -> list[str]:
-    """slurmctld killed for a minute: 4 jobs run, 2 of them end meanwhile, 2 go on, and one more is submitted."""
+    """slurmctld stopped for a minute: 4 jobs run, 2 of them end meanwhile, 2 go on, and one more is submitted."""
     with start_cluster() as cluster:
         launcher = make_launcher(folder / "away")
         jobs = [
@@ -295,7 +295,7 @@ def part_away(folder: Path, args: argparse.Namespace) -> list[str]:
         handles = launcher.submit(jobs)
         for handle in handles:
             wait_for(handle.trial_dir / "seen-0.json")
-        os.kill(cluster.pid("slurmctld"), signal.SIGKILL)
+        os.kill(cluster.pid("slurmctld"), signal.SIGTERM)
         gone = time.monotonic()
         late = launcher.submit([make_job(folder / "away", 5, ranks=1, behaviour="ok")])
         seen: Counter[str] = Counter()
@@ -307,10 +307,12 @@ def part_away(folder: Path, args: argparse.Namespace) -> list[str]:
         cluster.up()
         ends = follow(launcher, [*handles, *late])
         sound = sum(status.failure is None for _, status in ends.values())
+        failures = "; ".join(sorted({name_end(status) for _, status in ends.values() if status.failure})) or "none"
         again = cluster.ask("squeue", "--states=all", "-h", "-o", "%Z").splitlines()
     return [
         f"- {args.away_s} s without a controller: answers of the poll in that time: {dict(seen)}; at its end {told}",
-        f"- after it came back {sound} of {len(ends)} trials ended well (5 were begun, one of them while it was away); "
+        f"- after it came back {sound} of {len(ends)} trials ended well (one was asked for while it was away), "
+        f"failures: {failures}; "
         f"{len(set(again))} job folders for {len(again)} listed tasks",
     ]
 

@@ -172,7 +172,7 @@ def test_the_controllers_absence_fails_nothing(site: Site, slow: object) -> None
     )
     wait_for_file(handles[0].trial_dir / "seen-0.json")
     wait_for_file(handles[1].trial_dir / "seen-0.json")
-    os.kill(site.cluster.pid("slurmctld"), signal.SIGKILL)
+    os.kill(site.cluster.pid("slurmctld"), signal.SIGTERM)
     try:
         wait_for(launcher, handles[:1])  # by its result file
         away = launcher.poll(handles)
@@ -299,6 +299,7 @@ def test_nothing_is_left_running(site: Site) -> None:
         return [path.parent.name for path in Path("/proc").glob("[0-9]*/cwd") if str(site.folder) in _target(path)]
 
     wait_until(lambda: not left())
+    assert left() == []
 
 
 def _target(link: Path) -> str:

@@ -71,7 +71,8 @@ def kill_and_resume(
             process.wait()
             done += 1
     if process.returncode == -signal.SIGKILL:
-        process = start(*again, runs=runs)
+        begun = (runs / "killed" / "search.yaml").exists()
+        process = start(*(again if begun else [*first, "--parallel", str(parallel)]), runs=runs)
     code = process.wait(timeout=400)
     # simulated trials are never admitted, so a search that ended well ends with 1: it has no best configuration
     assert code == 1, (runs.parent / "search.log").read_text()[-2000:]

@@ -34,11 +34,13 @@ RENDEZVOUS_S = 300.0
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run the role that the first word names; returns the exit code."""
     role, path = argv
     return {"batch": run_batch, "again": run_again, "task": run_task}[role](path)
 
 
 def read_json(path: str) -> Any:
+    """What a JSON file holds."""
     with open(path, encoding="utf-8") as file:
         return json.load(file)
 
@@ -262,6 +264,7 @@ def rank_command(payload: dict[str, Any], index: int, address: str, port: int) -
 
 
 def node_name() -> str:
+    """This node, as Slurm calls it: several may share a host name."""
     return os.environ.get("SLURMD_NODENAME", socket.gethostname())
 
 

@@ -47,6 +47,8 @@ from cclsearch.values import Failure, FailureKind, Stage
 
 AWAY_MAX_S = 60.0
 """Longest pause between two questions to a controller that does not answer."""
+SLOW_S, AWAY_S = 60.0, 10.0
+"""How long an answer may take; less where the last ones did not come, so that results are still taken in meanwhile."""
 SETTLE_S = 5.0
 """How long a job may be missing from the queue just after its submission."""
 MOST_ASKED_SINGLY = 20
@@ -84,7 +86,7 @@ class Queue:
             return False
         started = time.time()
         try:
-            rows = read_queue()
+            rows = read_queue(timeout_s=SLOW_S if self._failures % 4 == 0 else AWAY_S)
         except (ControllerAway, SlurmRefusal) as away:
             self.away, self._failures = str(away), min(self._failures + 1, 10)
             self._last_try = time.monotonic()
