@@ -116,11 +116,13 @@ def _drop_twins(files: list[TraceFile]) -> list[TraceFile]:
 
 
 def _latest(files: list[TraceFile]) -> list[TraceFile]:
-    """Of several sessions, iterations or cycles the last one."""
-    sessions = {found["time"] for file in files if (found := _SESSION.search("/" + file.relative))}
-    if len(sessions) > 1:
-        last = max(sessions)
-        files = [file for file in files if _session_of(file) in (None, last)]
+    """Of several sessions of a host, iterations or cycles the last one: hosts name one session a second apart."""
+    last: dict[str, str] = {}
+    for file in files:
+        session = _session_of(file)
+        if session is not None:
+            last[_host_of(file)] = max(session, last.get(_host_of(file), ""))
+    files = [file for file in files if _session_of(file) in (None, last.get(_host_of(file)))]
     cycles = {cycle for file in files if (cycle := _cycle_of(file)) is not None}
     if len(cycles) > 1:
         newest = max(cycles)
@@ -142,6 +144,11 @@ def _latest(files: list[TraceFile]) -> list[TraceFile]:
 def _session_of(file: TraceFile) -> str | None:
     found = _SESSION.search("/" + file.relative)
     return found["time"] if found else None
+
+
+def _host_of(file: TraceFile) -> str:
+    """The file's path without its session: the same for every session of one host's process."""
+    return _SESSION.sub("/", "/" + file.relative)
 
 
 def _cycle_of(file: TraceFile) -> int | None:
