@@ -17,6 +17,7 @@ from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Lefto
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.launch.profile import Profile
+from cclsearch.launch.tpu_vm.cloud_place import QueuedPlace, TpuPlace
 from cclsearch.launch.tpu_vm.fleet import Answers, Fleet, Unreachable, WorkerAnswer, is_hopeless
 from cclsearch.launch.tpu_vm.job import (
     BEGUN_FILE,
@@ -52,6 +53,8 @@ DEADLINE_S = 120.0
 PEERS_S = 20.0
 """How long the other processes may go on after one of them has ended."""
 STOP_S = 60.0
+CLOUD_PATIENCE = 5
+"""How many times longer a TPU VM that was just made may take to let anyone in."""
 
 
 @LAUNCHERS.register("tpu-vm")
@@ -167,7 +170,7 @@ class TpuVmLauncher:
     def remove_leftovers(self, run_id: str) -> None:
         """End the jobs and delete the resources; UserError where one cannot be deleted."""
         self.cancel([_make_handle(record) for record in self._records() if record.run_id == run_id])
-        self.place.release(run_id)
+        self.place.release(run_id, thorough=True)
         self._run_ids.discard(run_id)
 
     def _poll_one(self, handle: Handle) -> JobStatus:
@@ -184,6 +187,8 @@ class TpuVmLauncher:
         look = self.place.look(record.run_id)
         if isinstance(look, Broken):
             return self._lose(record, look.failure)
+        if begun is not None and isinstance(look, Waiting) and look.unsure:
+            return JobStatus(state=JobState.RUNNING, note=look.note)
         if begun is not None and (isinstance(look, Waiting) or look.name != begun.place):
             gone = f"the slice {begun.place!r} that ran the trial is gone"
             return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message=gone))
@@ -228,18 +233,19 @@ class TpuVmLauncher:
         """A worker did not take the job: hopeless at once, else after a while."""
         process, error = sorted(errors.items())[0]
         told = f"worker {process} cannot be reached: {one_line(error, 300)}"
-        if is_hopeless(error):
+        if self.settings.hosts and is_hopeless(error):  # a new TPU VM may take a while to know the key
             raise UserError(f"{told}; `ccl-search launcher check {self.profile.name}` tries each worker")
-        if not self._waited(record, -1, "begin", self.settings.lost_after_s):
+        patience_s = self.settings.lost_after_s * (1 if self.settings.hosts else CLOUD_PATIENCE)
+        if not self._waited(record, -1, "begin", patience_s):
             return JobStatus(state=JobState.QUEUED, note=told)
         return self._lose(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.NODE_FAILED, message=told))
 
     def _follow(self, record: JobRecord, fleet: Fleet, begun: Begun) -> JobStatus:
         """Ask every process how it is, take in what its logs gained, and act on what has ended or is lost."""
         answers = self._ask(record, fleet)
-        lost = self._find_lost(record, answers)
+        lost = self._find_lost(record, fleet, answers)
         if lost is not None:
-            return self._lose(record, self._explain_lost(fleet, lost))
+            return self._lose(record, lost)
         by = answers.by_process
         if len(by) == record.num_processes and all(answer.state == "ended" for answer in by.values()):
             return self._collect(record, fleet, by)
@@ -270,24 +276,25 @@ class TpuVmLauncher:
         merge_logs(folder, record.trial_dir, record.num_processes)
         return Answers(merged, silent)
 
-    def _find_lost(self, record: JobRecord, answers: Answers) -> tuple[int, str] | None:
-        """The first worker that lost the job or has been silent for too long, and what it is known by."""
+    def _find_lost(self, record: JobRecord, fleet: Fleet, answers: Answers) -> Failure | None:
+        """Why the trial is lost: a slice that was taken away, a worker that lost it or has been silent for too long."""
+        cloud = fleet.explain_loss() if answers.silent else None
         for process in range(record.num_processes):
             answer = answers.by_process.get(process)
+            if answer is None and cloud is not None:
+                return Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message=cloud, rank=process)
             if answer is None:
                 if self._waited(record, process, "silent", self.settings.lost_after_s):
-                    return process, f"does not answer: {one_line(answers.silent.get(process, ''), 200)}"
+                    why = one_line(answers.silent.get(process, ""), 200)
+                    return self._node_failed(fleet, process, f"does not answer: {why}")
                 continue
             self._since.pop((record.name, process, "silent"), None)
             if answer.state in ("vanished", "absent"):
-                return process, "no longer knows the trial: it was restarted, or its processes were killed"
+                what = "no longer knows the trial: it was restarted, or its processes were killed"
+                return self._node_failed(fleet, process, what)
         return None
 
-    def _explain_lost(self, fleet: Fleet, lost: tuple[int, str]) -> Failure:
-        process, what = lost
-        cloud = fleet.explain_loss()
-        if cloud is not None:
-            return Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message=cloud, rank=process)
+    def _node_failed(self, fleet: Fleet, process: int, what: str) -> Failure:
         message = f"worker {process} ({fleet.addresses[process]}) {what}"
         return Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message, rank=process)
 
@@ -318,7 +325,7 @@ class TpuVmLauncher:
 
     def _lose(self, record: JobRecord, failure: Failure) -> JobStatus:
         """The attempt is over without its results: end what can be reached of it."""
-        fleet = self._fleet_of(record)
+        fleet = None if failure.kind is FailureKind.PREEMPTED else self._fleet_of(record)
         if fleet is not None:
             self._end_processes(record, fleet)
         merge_logs(_folder(record), record.trial_dir, record.num_processes)
@@ -381,6 +388,10 @@ class TpuVmLauncher:
 
 def make_place(profile: Profile, settings: TpuSettings) -> Place:
     """Where the workers of this profile come from."""
+    if settings.tpu is not None:
+        return TpuPlace(settings)
+    if settings.queued_resource is not None:
+        return QueuedPlace(settings, settings.queued_resource, profile.run_dir)
     return HostsPlace(settings)
 
 

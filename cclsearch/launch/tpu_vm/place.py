@@ -25,6 +25,8 @@ class Waiting:
     """Not yet."""
 
     note: str
+    unsure: bool = False
+    """Whether it could not be told: a job that runs there is not given up for it."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,11 @@ class Place(Protocol):
         """How it stands."""
         ...
 
-    def release(self, run_id: str) -> None:
-        """Delete what was created for the run, until it is gone; UserError where it cannot be."""
+    def release(self, run_id: str, *, thorough: bool = False) -> None:
+        """Delete what was created for the run, until it is gone; UserError where it cannot be.
+
+        `thorough` looks for the run's label too, where nothing here remembers a request.
+        """
         ...
 
     def leftovers(self, run_id: str) -> list[Leftover]:
@@ -74,7 +79,7 @@ class HostsPlace:
     def look(self, run_id: str) -> Look:
         return Ready(self._fleet, "")
 
-    def release(self, run_id: str) -> None:
+    def release(self, run_id: str, *, thorough: bool = False) -> None:
         """Nothing was created."""
 
     def leftovers(self, run_id: str) -> list[Leftover]:

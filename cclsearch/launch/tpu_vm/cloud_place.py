@@ -1,0 +1,287 @@
+"""TPU VMs of Google Cloud: one that exists by name, or a queued resource that the search creates and deletes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cclsearch.errors import TrialError, UserError
+from cclsearch.launch.base import Check, Leftover
+from cclsearch.launch.tpu_vm.gcloud import GONE_NODE, Gcloud, GcloudError, GcloudFleet, require_gcloud
+from cclsearch.launch.tpu_vm.job import read_model, write_model
+from cclsearch.launch.tpu_vm.place import Broken, Look, Ready, Waiting
+from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
+from cclsearch.text import one_line
+from cclsearch.values import Failure, FailureKind, Model, Stage
+
+RUN_LABEL = "ccl-run"
+REQUEST_FILE = "queued-resource.json"
+FRESH_S = 60.0
+"""How long a slice that was ready is taken to be ready without asking; a worker that is silent makes ask at once."""
+_WAITING = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"})
+_OVER = frozenset({"SUSPENDING", "SUSPENDED", "DELETING", "NOT_FOUND"})
+
+
+class Request(Model):
+    """`queued-resource.json` of a run: written before the request is made, so that a kill in between is seen."""
+
+    run_id: str
+    generation: int
+    """Counts requests: one that was preempted or refused is not asked for again under its name."""
+    name: str
+    asked_s: float
+    deleted: bool = False
+
+
+class TpuPlace:
+    """A TPU VM that exists: used, never deleted."""
+
+    def __init__(self, settings: TpuSettings) -> None:
+        self.settings, self.gcloud = settings, Gcloud(settings)
+        self._ready: tuple[float, Ready] | None = None
+
+    def request(self, run_id: str) -> None:
+        require_gcloud(self.settings)
+        try:
+            state = str(self.gcloud.describe_node(self._name())["state"])
+        except GcloudError as error:
+            raise _refused(f"TPU VM {self._name()!r}", error) from None
+        if state in GONE_NODE:
+            raise UserError(
+                f"the TPU VM {self._name()!r} in {self.settings.zone} is {state}: start it, or name another"
+            )
+
+    def look(self, run_id: str) -> Look:
+        if self._ready is not None and time.monotonic() - self._ready[0] < FRESH_S:
+            return self._ready[1]
+        look = look_at_node(self.gcloud, self._name())
+        self._ready = (time.monotonic(), look) if isinstance(look, Ready) else None
+        return look
+
+    def release(self, run_id: str, *, thorough: bool = False) -> None:
+        """It was there before the search, and stays."""
+
+    def leftovers(self, run_id: str) -> list[Leftover]:
+        return []
+
+    def check(self) -> list[Check]:
+        checks = [_check_program(self.settings)]
+        if checks[0].ok:
+            checks.append(_check_call(self.gcloud, f"TPU VM {self._name()}", "tpu-vm", "describe", self._name()))
+        return checks
+
+    def _name(self) -> str:
+        assert self.settings.tpu is not None
+        return self.settings.tpu
+
+
+class QueuedPlace:
+    """One queued resource a search; named after the run, labelled with it, deleted when nothing of the run lives."""
+
+    def __init__(self, settings: TpuSettings, asked: QueuedResource, run_dir: Path | None) -> None:
+        self.settings, self.asked, self.run_dir = settings, asked, run_dir
+        self.gcloud = Gcloud(settings)
+        self._ready: tuple[float, Ready] | None = None
+
+    def request(self, run_id: str) -> None:
+        require_gcloud(self.settings)
+        known = self._known()
+        if known is not None and not known.deleted:
+            try:
+                if self._is_usable(known.name):
+                    return
+                self._delete_until_gone([known.name])
+            except GcloudError as error:
+                raise _refused(f"queued resource {known.name!r}", error) from None
+        generation = known.generation + 1 if known else 1
+        name = name_resource(run_id, generation)
+        self._ready = None
+        self._write(Request(run_id=run_id, generation=generation, name=name, asked_s=time.time()))
+        try:
+            self.gcloud.create_queued(name, self.asked, {**self.asked.labels, RUN_LABEL: label_of(run_id)})
+        except GcloudError as error:
+            raise _refused(f"queued resource {name!r} ({self.asked.accelerator_type})", error) from None
+
+    def look(self, run_id: str) -> Look:
+        known = self._known()
+        if known is None or known.deleted:
+            return Broken(_failure(FailureKind.PREEMPTED, Stage.RUN, "the search's queued resource was deleted"))
+        if self._ready is not None and time.monotonic() - self._ready[0] < FRESH_S:
+            return self._ready[1]
+        try:
+            found = self.gcloud.describe_queued(known.name)
+        except GcloudError as error:
+            return Waiting(f"gcloud does not answer: {one_line(str(error), 120)}", unsure=True)
+        look = self._judge(known, found)
+        self._ready = (time.monotonic(), look) if isinstance(look, Ready) else None
+        return look
+
+    def release(self, run_id: str, *, thorough: bool = False) -> None:
+        known = self._known()
+        if not thorough and (known is None or known.deleted):
+            return
+        own = [known.name] if known is not None and not known.deleted else []
+        try:
+            self._delete_until_gone([*own, *(item.name for item in self._find_ours(run_id))])
+        except GcloudError as error:
+            raise UserError(
+                f"a queued resource of {run_id} may still be there and cost money: {error};"
+                f" `ccl-search clean {run_id}` tries again, and `gcloud compute tpus queued-resources list` shows it"
+            ) from None
+        self._ready = None
+        if known is not None:
+            self._write(known.model_copy(update={"deleted": True}))
+
+    def leftovers(self, run_id: str) -> list[Leftover]:
+        """Queued resources of the zone that carry the run's label or name, in whatever state."""
+        require_gcloud(self.settings)
+        try:
+            return self._find_ours(run_id)
+        except GcloudError as error:
+            raise UserError(f"the queued resources cannot be listed: {error}") from None
+
+    def _find_ours(self, run_id: str) -> list[Leftover]:
+        found = []
+        for item in self.gcloud.list_queued():
+            name = str(item.get("name", "")).rpartition("/")[2]
+            if label_of(run_id) in _labels(item) or name.startswith(name_resource(run_id, 0).removesuffix("0")):
+                found.append(Leftover(kind="queued resource", name=name, state=_state(item)))
+        return found
+
+    def check(self) -> list[Check]:
+        checks = [_check_program(self.settings)]
+        if checks[0].ok:
+            checks.append(_check_call(self.gcloud, f"queue of {self.settings.zone}", "queued-resources", "list"))
+        return checks
+
+    def _is_usable(self, name: str) -> bool:
+        state = _state(self.gcloud.describe_queued(name))
+        if state == "ACTIVE":
+            return str(self.gcloud.describe_node(name)["state"]) not in GONE_NODE
+        return state not in _OVER and state != "FAILED"
+
+    def _judge(self, known: Request, found: Mapping[str, Any]) -> Look:
+        state, named = _state(found), f"queued resource {known.name!r}"
+        if state == "ACTIVE":
+            return look_at_node(self.gcloud, known.name)
+        if state in _OVER:
+            return Broken(_failure(FailureKind.PREEMPTED, Stage.RUN, f"{named} is {state}: its TPU VM was taken away"))
+        if state == "FAILED":
+            why = one_line(str(_error_message(found) or "no reason given"), 300)
+            return Broken(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, f"{named} failed: {why}"))
+        waited_min = (time.time() - known.asked_s) / 60
+        limit = self.settings.queue_limit_min
+        if state in _WAITING and limit is not None and waited_min > limit:
+            message = f"{named} was {state} for {waited_min:.0f} min, the profile's queue_limit_min is {limit:g}"
+            return Broken(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, message))
+        return Waiting(f"{named}: {state}", unsure=state not in _WAITING)
+
+    def _delete_until_gone(self, names: list[str]) -> None:
+        """Ask for deletion, again and again, until none is there; raises GcloudError when patience is over."""
+        deadline, pause_s = time.monotonic() + self.settings.delete_patience_s, 1.0
+        left = sorted(set(names))
+        while left:
+            problem: GcloudError | None = None
+            for name in left:
+                try:
+                    self.gcloud.delete_queued(name)
+                except GcloudError as error:
+                    problem = error
+            left = [name for name in left if not self._is_gone(name)]
+            if not left:
+                return
+            if time.monotonic() > deadline:
+                raise problem or GcloudError(f"{', '.join(left)} did not go away", "")
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 15.0)
+
+    def _is_gone(self, name: str) -> bool:
+        try:
+            return _state(self.gcloud.describe_queued(name)) == "NOT_FOUND"
+        except GcloudError:
+            return False
+
+    def _known(self) -> Request | None:
+        return read_model(self.run_dir / REQUEST_FILE, Request) if self.run_dir else None
+
+    def _write(self, request: Request) -> None:
+        if self.run_dir is None:
+            raise ValueError("a queued resource needs a run's folder to be remembered in")
+        write_model(self.run_dir / REQUEST_FILE, request)
+
+
+def look_at_node(gcloud: Gcloud, name: str) -> Look:
+    """How a TPU VM stands."""
+    try:
+        node = gcloud.describe_node(name)
+    except GcloudError as error:
+        return Waiting(f"gcloud does not answer: {one_line(str(error), 120)}", unsure=True)
+    state = str(node["state"])
+    if state in GONE_NODE:
+        return Broken(_failure(FailureKind.PREEMPTED, Stage.RUN, f"the TPU VM {name!r} is {state}"))
+    fleet = GcloudFleet(gcloud, name, node)
+    if state == "READY" and fleet.addresses:
+        return Ready(fleet, name)
+    return Waiting(f"the TPU VM {name!r} is {state}", unsure=state in {"UNKNOWN", "READY"})
+
+
+def name_resource(run_id: str, generation: int) -> str:
+    """The name of a run's queued resource and of its TPU VM: what the cloud allows, and no other run's."""
+    stem = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:40]
+    return f"ccl-{stem}-{hashlib.sha256(run_id.encode()).hexdigest()[:6]}-g{generation}"
+
+
+def label_of(run_id: str) -> str:
+    """The run's label: lower-case letters, digits, `-` and `_`."""
+    return name_resource(run_id, 0).removesuffix("-g0")
+
+
+def _state(item: Mapping[str, Any]) -> str:
+    state = item.get("state")
+    return str(state.get("state", "UNKNOWN")) if isinstance(state, Mapping) else str(state or "UNKNOWN")
+
+
+def _labels(item: Mapping[str, Any]) -> list[str]:
+    """Values of the run's label on the TPU VMs of a queued resource (it has none of its own)."""
+    specs = (item.get("tpu") or {}).get("nodeSpec") or []
+    return [str(((spec.get("node") or {}).get("labels") or {}).get(RUN_LABEL, "")) for spec in specs]
+
+
+def _error_message(item: Mapping[str, Any]) -> object:
+    state = item.get("state")
+    data = state.get("failedData") if isinstance(state, Mapping) else None
+    error = data.get("error") if isinstance(data, Mapping) else None
+    return error.get("message") if isinstance(error, Mapping) else None
+
+
+def _refused(what: str, error: GcloudError) -> Exception:
+    """The search cannot go on (quota, rights), or this attempt cannot (stock-out, the service is away)."""
+    if error.is_for_ever:
+        return UserError(f"{what} was refused: {one_line(str(error), 400)}")
+    return TrialError(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, f"{what}: {one_line(str(error), 400)}"))
+
+
+def _failure(kind: FailureKind, stage: Stage, message: str) -> Failure:
+    return Failure(stage=stage, kind=kind, message=message)
+
+
+def _check_program(settings: TpuSettings) -> Check:
+    found = shutil.which(settings.gcloud)
+    remedy = "" if found else "install the Google Cloud CLI, or name it with `gcloud:` in the profile"
+    return Check(name="gcloud", ok=found is not None, detail=found or "is not to be found", remedy=remedy)
+
+
+def _check_call(gcloud: Gcloud, name: str, *words: str) -> Check:
+    try:
+        answer = gcloud.ask_json(*words)
+    except GcloudError as error:
+        remedy = "see that `gcloud auth list`, the project and the zone are right"
+        return Check(name=name, ok=False, detail=one_line(str(error), 300), remedy=remedy)
+    state = str(answer.get("state", "")) if isinstance(answer, Mapping) else f"{len(answer or [])} requests"
+    gone = state in GONE_NODE
+    return Check(name=name, ok=not gone, detail=state, remedy="start it, or name another" if gone else "")

@@ -1,0 +1,201 @@
+"""The documented commands of `gcloud compute tpus`, as argument lists, and workers reached through them.
+
+Forms follow the reference pages of `tpu-vm ssh`, `tpu-vm scp`, `tpu-vm describe` and `queued-resources create`,
+`describe`, `list`, `delete` (docs/tpu.md names them); answers are asked for as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cclsearch.errors import UserError
+from cclsearch.launch.tpu_vm.fleet import CALL_S, COPY_S, Answers, Unreachable, read_answers, run_program, shorten_error
+from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
+from cclsearch.text import one_line
+
+GONE_NODE = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "NOT_FOUND"})
+"""States of a TPU VM in which its workers are not coming back by themselves."""
+
+_NOT_FOUND = re.compile(r"NOT_FOUND|not found|notFound|was not found", re.IGNORECASE)
+_EXISTS = re.compile(r"ALREADY_EXISTS|already exists", re.IGNORECASE)
+_STOCK_OUT = re.compile(
+    r"no more capacity|not enough resources|stockout|does not have enough|UNAVAILABLE", re.IGNORECASE
+)
+_FOREVER = re.compile(
+    r"quota|PERMISSION_DENIED|permission|INVALID_ARGUMENT|invalid choice|unrecognized arguments|UNAUTHENTICATED"
+    r"|not currently have an active account|FAILED_PRECONDITION|argument --|has not been used in project",
+    re.IGNORECASE,
+)
+
+
+class GcloudError(Exception):
+    """A command was refused; the message is gcloud's own last word."""
+
+    def __init__(self, message: str, whole: str) -> None:
+        super().__init__(message)
+        self.is_not_found = bool(_NOT_FOUND.search(whole))
+        self.exists = bool(_EXISTS.search(whole))
+        self.is_stock_out = bool(_STOCK_OUT.search(whole))
+        self.is_for_ever = bool(_FOREVER.search(whole)) and not self.is_stock_out
+        """Whether asking again would be refused again: quota, rights, a wrong name."""
+
+
+class Gcloud:
+    """Calls `gcloud` with project and zone of the profile."""
+
+    def __init__(self, settings: TpuSettings) -> None:
+        self.settings = settings
+
+    def where(self) -> list[str]:
+        place = [f"--zone={self.settings.zone}"]
+        return [*place, *([f"--project={self.settings.project}"] if self.settings.project else []), "--quiet"]
+
+    def ask(self, *words: str, timeout_s: float = CALL_S) -> str:
+        """What the command prints; raises GcloudError where it is refused."""
+        done = run_program([self.settings.gcloud, "compute", "tpus", *words, *self.where()], timeout_s=timeout_s)
+        if done.returncode:
+            raise GcloudError(explain_refusal(done.stderr, done.returncode), done.stderr)
+        return done.stdout
+
+    def ask_json(self, *words: str) -> Any:
+        """The command's answer as JSON; raises GcloudError where it is refused or is none."""
+        text = self.ask(*words, "--format=json")
+        try:
+            return json.loads(text or "null")
+        except ValueError:
+            raise GcloudError(f"gcloud answered no JSON: {one_line(text, 100)}", "") from None
+
+    def describe_node(self, name: str) -> Mapping[str, Any]:
+        """The TPU VM; `state` is NOT_FOUND where there is none."""
+        return self._describe("tpu-vm", name)
+
+    def describe_queued(self, name: str) -> Mapping[str, Any]:
+        """The queued resource; its `state` is NOT_FOUND where there is none."""
+        found = self._describe("queued-resources", name)
+        return {"state": {"state": "NOT_FOUND"}} if found["state"] == "NOT_FOUND" else found
+
+    def create_queued(self, name: str, asked: QueuedResource, labels: Mapping[str, str]) -> None:
+        """Ask for a queued resource with one TPU VM of the same name; one that exists already is as good."""
+        words = ["queued-resources", "create", name, f"--node-id={name}"]
+        words += [f"--accelerator-type={asked.accelerator_type}", f"--runtime-version={asked.runtime_version}"]
+        words += {"on-demand": [], "spot": ["--spot"], "reserved": ["--reserved"]}[asked.tier]
+        words.append("--labels=" + ",".join(f"{key}={value}" for key, value in sorted(labels.items())))
+        optional = {
+            "valid-until-duration": asked.valid_until,
+            "network": asked.network,
+            "subnetwork": asked.subnetwork,
+            "service-account": asked.service_account,
+        }
+        words += [f"--{flag}={value}" for flag, value in optional.items() if value is not None]
+        words += ["--internal-ips"] if asked.internal_ips else []
+        try:
+            self.ask(*words, timeout_s=600.0)
+        except GcloudError as error:
+            if not error.exists:
+                raise
+
+    def delete_queued(self, name: str) -> None:
+        """Ask for the queued resource and its TPU VM to be deleted; one that is gone already is as good."""
+        try:
+            self.ask("queued-resources", "delete", name, "--force", "--async")
+        except GcloudError as error:
+            if not error.is_not_found:
+                raise
+
+    def list_queued(self) -> list[Mapping[str, Any]]:
+        """Every queued resource of the zone."""
+        found = self.ask_json("queued-resources", "list")
+        return [item for item in found or [] if isinstance(item, Mapping)]
+
+    def _describe(self, kind: str, name: str) -> Mapping[str, Any]:
+        try:
+            found = self.ask_json(kind, "describe", name)
+        except GcloudError as error:
+            if error.is_not_found:
+                return {"state": "NOT_FOUND"}
+            raise
+        return found if isinstance(found, Mapping) and "state" in found else {"state": "UNKNOWN"}
+
+
+class GcloudFleet:
+    """The workers of a TPU VM through `gcloud compute tpus tpu-vm ssh` and `scp`."""
+
+    def __init__(self, gcloud: Gcloud, name: str, node: Mapping[str, Any]) -> None:
+        self.gcloud, self.name = gcloud, name
+        endpoints = node.get("networkEndpoints") or []
+        self._addresses = tuple(str(e["ipAddress"]) for e in endpoints if isinstance(e, Mapping) and "ipAddress" in e)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    def push(self, file: Path, name: str, processes: Sequence[int]) -> Mapping[int, str]:
+        """Copied to every worker of the slice: `--worker` of `scp` takes one number or `all`."""
+        words = ["compute", "tpus", "tpu-vm", "scp", str(file), f"{self._target()}:{name}", "--worker=all"]
+        done = self._run([*words, *self._flags("scp")], COPY_S)
+        return {0: explain_refusal(done.stderr, done.returncode)} if done.returncode else {}
+
+    def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> Answers:
+        whole = len(processes) == len(self._addresses)
+        workers = "all" if whole else ",".join(map(str, processes))
+        text = f"{command} {' '.join((*arguments, '--addresses', ','.join(self._addresses)))}"
+        words = ["compute", "tpus", "tpu-vm", "ssh", self._target(), f"--worker={workers}", f"--command={text}"]
+        done = self._run([*words, *self._flags("ssh")], CALL_S)
+        answers = read_answers(done.stdout)
+        why = explain_refusal(done.stderr, done.returncode)
+        return Answers(
+            {process: answers[process] for process in processes if process in answers},
+            {process: why for process in processes if process not in answers},
+        )
+
+    def pull(self, process: int, path: str, target: Path) -> None:
+        words = ["compute", "tpus", "tpu-vm", "scp", f"{self._target()}:{path}", str(target), f"--worker={process}"]
+        done = self._run([*words, *self._flags("scp")], COPY_S)
+        if done.returncode:
+            raise Unreachable(explain_refusal(done.stderr, done.returncode))
+
+    def explain_loss(self) -> str | None:
+        try:
+            state = str(self.gcloud.describe_node(self.name)["state"])
+        except GcloudError:
+            return None
+        if state not in GONE_NODE:
+            return None
+        return f"the TPU VM {self.name!r} is {state}: it was preempted, stopped or deleted under the trial"
+
+    def _target(self) -> str:
+        user = self.gcloud.settings.user
+        return f"{user}@{self.name}" if user else self.name
+
+    def _flags(self, program: str) -> list[str]:
+        """Flags for ssh or scp, each as one word without a space: gcloud hands it on as it is."""
+        settings = self.gcloud.settings
+        options = [f"ConnectTimeout={settings.connect_timeout_s}", "BatchMode=yes", *settings.ssh_options]
+        flags = [f"--{program}-flag=-o{option}" for option in options]
+        if settings.key_file is not None:
+            flags.append(f"--ssh-key-file={Path(settings.key_file).expanduser()}")
+        return [*flags, *(["--internal-ip"] if settings.internal_ip else []), *self.gcloud.where()]
+
+    def _run(self, words: Sequence[str], timeout_s: float) -> Any:
+        return run_program([self.gcloud.settings.gcloud, *words], timeout_s=timeout_s)
+
+
+def explain_refusal(text: str, code: int) -> str:
+    """gcloud's own `ERROR:` line where there is one, else the last line."""
+    lines = [line for line in text.splitlines() if line.startswith("ERROR:")]
+    return one_line(lines[0].removeprefix("ERROR:").strip(), 400) if lines else shorten_error(text, code)
+
+
+def require_gcloud(settings: TpuSettings) -> None:
+    """UserError where there is no gcloud to call."""
+    import shutil
+
+    if shutil.which(settings.gcloud) is None:
+        raise UserError(
+            f"{settings.gcloud!r} is not to be found here: install the Google Cloud CLI, name it with `gcloud:` in the"
+            " profile, or list the workers under `hosts:` to reach them over plain SSH"
+        )
