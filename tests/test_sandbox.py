@@ -16,7 +16,7 @@ TIGHT = Limits(time_s=0.4, memory_bytes=48 * 2**20, output_bytes=20_000)
 INPUT = ({"config_space": [{"key": "tp", "type": "int", "choices": [1, 2], "description": ""}]}, {"total_gpus": 2})
 
 
-def run(program: str, limits: Limits = TIGHT) -> dict[str, object]:
+def run(program: str, limits: Limits | None = None) -> dict[str, object]:
     return run_policy(program, *INPUT, limits=limits)
 
 
@@ -31,7 +31,7 @@ def generate_config(workload: dict, environment: dict[str, Any]) -> dict:
     return {"tp": best[0], "activation_checkpointing": best[1], "lr": math.sqrt(4), "kernel": f"flash{2}"}
 """
     expected = {"tp": 2, "activation_checkpointing": False, "lr": 2.0, "kernel": "flash2"}
-    assert run(program, Limits()) == expected
+    assert run(program) == expected
 
 
 def test_a_program_with_a_third_parameter_gets_the_history() -> None:
@@ -81,7 +81,7 @@ def test_no_hostile_program_gets_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def attempt(program: str) -> str:
         try:
-            return f"returned {run(program)}"
+            return f"returned {run(program, TIGHT)}"
         except SandboxError as error:
             return str(error)
 
@@ -113,7 +113,7 @@ def leftovers() -> list[str]:
 @pytest.mark.parametrize("program", SLOW, ids=range(len(SLOW)))
 def test_an_endless_program_ends_at_its_limit(program: str) -> None:
     with pytest.raises(SandboxError):
-        run(program)
+        run(program, TIGHT)
 
 
 def test_a_program_that_is_no_text_or_too_long_is_refused_unread() -> None:

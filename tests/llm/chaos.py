@@ -63,7 +63,7 @@ def make_chaos(rng: random.Random) -> Callable[[Request], Reaction]:
         (3.0, lambda: Status(429, {"retry-after": str(rng.choice([1, 30, 7200, -4, "soon", "nan"]))})),
         (2.0, lambda: Status(500)),
         (2.0, lambda: Status(529)),
-        (0.15, lambda: Hang(0.4)),
+        (0.05, lambda: Hang(1.3)),
         (1.0, Cut),
         (0.05, lambda: Status(401)),
         (0.05, lambda: Status(400, message=f"bad request with key {KEY}")),
@@ -163,5 +163,5 @@ def _run_search(
 
 def _connect(server: StandIn, number: int) -> AnthropicProvider | OpenAIProvider:
     if number % 2:
-        return AnthropicProvider(MODEL, api_key=KEY, base_url=server.url, timeout_s=0.3)
-    return OpenAIProvider(MODEL, api_key=KEY, base_url=f"{server.url}/v1", timeout_s=0.3)
+        return AnthropicProvider(MODEL, api_key=KEY, base_url=server.url, timeout_s=1.0)
+    return OpenAIProvider(MODEL, api_key=KEY, base_url=f"{server.url}/v1", timeout_s=1.0)
