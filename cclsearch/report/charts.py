@@ -281,7 +281,7 @@ def _order_causes(trials: Sequence[TrialRow]) -> list[str]:
     for trial in trials:
         for cause, seconds in trial.seconds_by_cause.items():
             totals[cause] = totals.get(cause, 0.0) + seconds
-    return sorted(totals, key=lambda cause: -totals[cause])
+    return sorted((cause for cause in totals if totals[cause] > 0), key=lambda cause: -totals[cause])
 
 
 def _value_order(value: Value) -> tuple[int, float, str]:

@@ -130,7 +130,9 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
         checks=_checks(outcome),
         notes=tuple(clean(text) for text in (*trial.repeats, *(outcome.notes if outcome else ()))),
         diagnosis=tuple(clean(text) for text in outcome.diagnosis) if outcome else (),
-        seconds_by_cause=dict(outcome.seconds_by_cause) if outcome else {},
+        seconds_by_cause={clean(k.replace("_", " ")): s for k, s in outcome.seconds_by_cause.items()}
+        if outcome
+        else {},
         evidence=folder.relative_to(run.folder).as_posix(),
         wall_s=trial.finished_s - trial.proposed_s if measured and trial.finished_s else None,
         turn=trial.turn,

@@ -19,6 +19,7 @@ PALETTE: dict[Role, tuple[str, str]] = {
     "purple": ("#9c4f87", "#d991c2"),
     "yellow": ("#8f7000", "#e9d44d"),
     "gray": ("#7b8490", "#8a939d"),
+    "brown": ("#7a4a32", "#c9a58f"),
     "scale0": ("#e3eef8", "#1d3347"),
     "scale1": ("#bcd7ee", "#24496a"),
     "scale2": ("#8dbce2", "#2e618d"),
@@ -30,7 +31,7 @@ PALETTE: dict[Role, tuple[str, str]] = {
 """Role -> colour on light and on dark paper. The series hues are Okabe and Ito's, which colour-blind people tell apart,
 darkened or lightened to 4.5:1 against the paper; no meaning rests on colour alone: marks differ in shape too."""
 
-SERIES: tuple[Role, ...] = ("blue", "orange", "green", "purple", "yellow", "gray")
+SERIES: tuple[Role, ...] = ("blue", "orange", "green", "purple", "yellow", "gray", "brown")
 SCALE: tuple[Role, ...] = tuple(f"scale{n}" for n in range(6))
 
 Shape = Literal["circle", "square", "triangle", "diamond", "cross", "star", "ring"]
