@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "admit": ("cclsearch.cli.admit", "which trials may be ranked, rule by rule, judged again from their evidence"),
     "sweep": ("cclsearch.cli.sweep", "one search over a whole front, scored at every weight"),
     "pareto": ("cclsearch.cli.pareto", "the front of a sweep or of several runs, in figures and drawings"),
+    "nightly": ("cclsearch.cli.nightly", "several searches a night, by a deadline, compared with earlier nights"),
     "report": ("cclsearch.cli.report", "one page and pictures of a run, or of several compared"),
     "export": ("cclsearch.cli.export", "a run as CSV, Parquet, an Optuna study, or cards with their evidence"),
     "score": ("cclsearch.cli.score", "what the traces of a run say: metrics, and where the time of a step goes"),
@@ -44,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_BROKEN_OFF = 130
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"ccl-search: {redact(str(error))}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("ccl-search: broken off; if a search ran here, `ccl-search resume` goes on with it", file=sys.stderr)
+        return EXIT_BROKEN_OFF
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK

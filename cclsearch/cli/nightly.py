@@ -1,0 +1,157 @@
+"""`ccl-search nightly`: several searches a night, by a deadline, compared with earlier nights."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.cli.arguments import add_runs_folder
+from cclsearch.errors import UserError
+
+if TYPE_CHECKING:
+    from cclsearch.nightly.config import NightlyConfig
+
+EXAMPLE = "ccl-search nightly nightly.yaml --once\n  ccl-search nightly install nightly.yaml --systemd --dry-run"
+EXIT_BUSY = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="+", metavar="[install] FILE", help="nightly.yaml; `install` starts it daily")
+    parser.add_argument("--once", action="store_true", help="one night now, also where the file has a `start`")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and do nothing")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--quiet", action="store_true", help="print the result only")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--systemd", action="store_true", help="install: a service and a timer of the user")
+    how.add_argument("--cron", action="store_true", help="install: an entry of the user's crontab")
+    how.add_argument("--scrontab", action="store_true", help="install: an entry of Slurm's scrontab")
+    add_runs_folder(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from cclsearch.nightly.config import load_nightly
+
+    is_install = args.words[0] == "install"
+    files = args.words[1:] if is_install else args.words
+    if len(files) != 1:
+        raise UserError("give one nightly.yaml: `ccl-search nightly nightly.yaml` or `ccl-search nightly install FILE`")
+    if not is_install and (args.systemd or args.cron or args.scrontab):
+        raise UserError("--systemd, --cron and --scrontab go with `ccl-search nightly install FILE`")
+    path = Path(files[0])
+    config = load_nightly(path)
+    if is_install:
+        return install(args, config, path)
+    return show_plan(args, config) if args.dry_run else run_nights(args, config)
+
+
+def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
+    """One night now, or one at each `start` until it is stopped; returns the (last) night's exit code."""
+    from cclsearch.cli.drive import listen_for_stop
+    from cclsearch.flight import Stop
+
+    stop = Stop()
+    code = EXIT_OK
+    with listen_for_stop(stop):
+        if args.once or config.start_moment is None:
+            return one_night(args, config, stop)
+        from cclsearch.nightly.night import plan_jobs
+
+        plan_jobs(config)
+        while wait_for_start(config, stop, quiet=args.quiet or args.json):
+            code = one_night(args, config, stop)
+    return code
+
+
+def wait_for_start(config: NightlyConfig, stop: object, *, quiet: bool) -> bool:
+    """Sleep until the next start; False where it was stopped. The clock is looked at anew, so that it may be set."""
+    import time
+
+    from cclsearch.flight import Stop
+    from cclsearch.nightly.night import show_time
+
+    assert isinstance(stop, Stop)
+    assert config.start_moment is not None
+    start_s = config.start_moment.next_after(time.time())
+    if not quiet:
+        print(f"the next night starts at {show_time(start_s)}", flush=True)
+    while time.time() < start_s and not stop.is_set():
+        stop.wait(min(30.0, max(start_s - time.time(), 0.1)))
+    return not stop.is_set()
+
+
+def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> int:
+    """Run one night and print what it brought; returns its exit code."""
+    import sys
+
+    from cclsearch.flight import Stop
+    from cclsearch.nightly.night import nights_folder
+    from cclsearch.nightly.run import NightBusyError, run_night
+    from cclsearch.nightly.summary import render_message
+    from cclsearch.runs_folder import runs_folder
+    from cclsearch.text import plain
+
+    assert isinstance(stop, Stop)
+    runs = runs_folder(args.runs).absolute()
+    quiet = args.quiet or args.json
+    try:
+        summary = run_night(
+            config, runs, stop=stop, say=(lambda line: None) if quiet else lambda line: print(plain(line), flush=True)
+        )
+    except NightBusyError as error:
+        print(f"ccl-search: {error}", file=sys.stderr)
+        return EXIT_BUSY
+    if args.json:
+        print(summary.model_dump_json())
+    else:
+        print(plain(render_message(summary)))
+        for note in summary.notes:
+            print(f"note: {plain(note)}")
+        print(f"see more: {nights_folder(runs, config.name) / summary.night / 'report.html'}")
+    return summary.exit_code
+
+
+def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
+    """What a night would do: its jobs, their parts, the deadline, what would be pruned."""
+    import time
+
+    from cclsearch.nightly.night import find_place, plan_jobs, show_time
+    from cclsearch.nightly.preview import preview_night
+    from cclsearch.runs_folder import runs_folder
+    from cclsearch.text import plain
+
+    runs = runs_folder(args.runs).absolute()
+    plans = plan_jobs(config)
+    place = find_place(config, runs, time.time())
+    until = f"until {show_time(place.deadline_s)}" if place.deadline_s is not None else "with no deadline"
+    print(f"{config.name}: a night from now {until}; {len(plans)} jobs")
+    for line in preview_night(config, runs, plans, place):
+        print(plain(line))
+    return EXIT_OK
+
+
+def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
+    """Write what starts the nights, or show it."""
+    from cclsearch.content import project_root
+    from cclsearch.nightly import install as installing
+    from cclsearch.nightly.night import plan_jobs
+
+    plan_jobs(config)
+    setting = installing.describe_setting(config, path, project_root(), args.runs)
+    if not (args.systemd or args.cron or args.scrontab):
+        raise UserError("say how nights are to be started: --systemd, --cron or --scrontab")
+    if args.systemd:
+        for name, text in installing.render_systemd(setting).items():
+            print(f"# {name}\n{text}")
+        if not args.dry_run:
+            for written in installing.install_systemd(setting):
+                print(f"wrote {written}")
+            print(f"next: systemctl --user daemon-reload && systemctl --user enable --now {setting.unit}.timer")
+        return EXIT_OK
+    program = "crontab" if args.cron else "scrontab"
+    print(installing.render_cron(setting, slurm=args.scrontab), end="")
+    if not args.dry_run:
+        installing.install_table(setting, program)
+        print(f"entered with `{program}`; `{program} -l` shows it")
+    return EXIT_OK

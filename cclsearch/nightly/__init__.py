@@ -1,0 +1,1 @@
+"""Nights that nobody watches: several searches, a deadline, and what changed since the last."""

@@ -1,0 +1,144 @@
+"""From a night that ran to its summary and the series behind its charts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cclsearch.nightly.compare import Comparison, Verdict, compare_night
+from cclsearch.nightly.config import NightlyConfig
+from cclsearch.nightly.history import Night, describe_figure, find_runs, mean_of, read_earlier, read_night
+from cclsearch.nightly.night import JobState, NightRun, show_time
+from cclsearch.nightly.prune import Pruned
+from cclsearch.nightly.summary import (
+    BestSummary,
+    JobSummary,
+    NightSummary,
+    PrunedSummary,
+    SpentSummary,
+    choose_exit_code,
+    count_verdicts,
+    summarise_changes,
+)
+from cclsearch.redact import redact
+from cclsearch.run_folder import load_run
+from cclsearch.score.noise import estimate_noise, find_interval
+from cclsearch.text import one_line
+from cclsearch.values import Provenance
+
+
+@dataclass(frozen=True)
+class JobNights:
+    """A job's nights in a row, tonight's the last, and what they are drawn from."""
+
+    summary: JobSummary
+    nights: tuple[Night, ...] = ()
+
+
+def assemble_jobs(night: NightRun) -> list[JobNights]:
+    """Each job compared with its earlier nights."""
+    return [_assemble(night, state) for state in night.states.values()]
+
+
+def _assemble(night: NightRun, state: JobState) -> JobNights:
+    job = state.job
+    base: dict[str, Any] = {
+        "job": job.key,
+        "workload": redact(job.workload),
+        "launcher": job.launcher or ("recording" if job.recording else "this machine"),
+        "objective": redact(job.objective),
+    }
+    if state.folder is None:
+        text = state.error or night.find_end() or "the night was stopped before its turn"
+        verdict = Verdict.TROUBLE if state.is_trouble else Verdict.NO_RESULT
+        return JobNights(JobSummary(**base, verdict=verdict, text=one_line(f"did not run: {text}", 400)))
+    run = load_run(state.folder)
+    tonight = read_night(run, since_s=night.place.started_s)
+    others = [folder for folder in find_runs(night.runs, night.config.name, job.key) if folder != state.folder]
+    earlier = read_earlier(others, run.spec)
+    end = run.state.ended or run.state.stopped
+    ending = state.error or (end.reason if end else "")
+    compared = _compare(night.config, state, tonight, earlier, ending)
+    best = tonight.best
+    trial = run.state.trials[tonight.samples[best][0].trial] if best else None
+    summary = JobSummary(
+        **base,
+        worse=summarise_changes(compared.worse),
+        better=summarise_changes(compared.better),
+        same=summarise_changes(compared.same),
+        provenance=run.spec.provenance.value,
+        run=run.folder.name,
+        resumed=state.resumed,
+        verdict=compared.verdict,
+        text=redact(one_line(compared.text, 600)),
+        figure=describe_figure(run.spec),
+        best=_summarise_best(tonight, compared) if best else None,
+        trials=sum(len(samples) for samples in tonight.samples.values()) + len(tonight.failures) + tonight.num_lost,
+        failed=len(tonight.failures),
+        lost=tonight.num_lost,
+        noise=compared.noise.relative if compared.noise and run.spec.provenance is Provenance.MEASURED else None,
+        nights_before=len(earlier),
+        ending=redact(one_line(ending, 300)),
+        diagnosis=tuple(one_line(line, 300) for line in trial.outcome.diagnosis[:3]) if trial and trial.outcome else (),
+    )
+    return JobNights(summary, (*earlier, tonight))
+
+
+def _compare(
+    config: NightlyConfig, state: JobState, tonight: Night, earlier: Sequence[Night], ending: str
+) -> Comparison:
+    compared = compare_night(
+        tonight, earlier, tolerance=config.tolerance, confidence=config.confidence, ending=ending if ending else ""
+    )
+    if state.is_trouble and compared.verdict is not Verdict.REGRESSED:
+        text = ending if compared.verdict is Verdict.NO_RESULT else f"{compared.text}; but {ending}"
+        return Comparison(Verdict.TROUBLE, text, compared.worse, compared.better, compared.same, compared.noise)
+    return compared
+
+
+def _summarise_best(tonight: Night, compared: Comparison) -> BestSummary | None:
+    best = tonight.best
+    if best is None:
+        return None
+    samples = tonight.samples[best]
+    measured = tonight.run.spec.provenance is Provenance.MEASURED
+    noise = compared.noise or estimate_noise([])
+    span = find_interval([sample.value for sample in samples], noise) if measured else None
+    outcome = tonight.run.state.trials[samples[0].trial].outcome
+    return BestSummary(
+        trial=samples[0].trial,
+        config=dict(best),
+        value=mean_of(samples),
+        step_time_s=outcome.metrics.get("step_time_s") if outcome else None,
+        num_runs=len(samples),
+        low=span.low if span else None,
+        high=span.high if span else None,
+        evidence=f"{tonight.run.folder.name}/trials/{samples[0].trial:04d}",
+    )
+
+
+def assemble_summary(
+    night: NightRun, jobs: Sequence[JobNights], pruned: Pruned, notes: Sequence[str] = ()
+) -> NightSummary:
+    """The night as a whole."""
+    verdicts = [job.summary.verdict for job in jobs]
+    spent, place = night.find_spent(), night.place
+    return NightSummary(
+        name=night.config.name,
+        night=place.stamp,
+        started=show_time(place.started_s),
+        ended=show_time(time.time()),
+        deadline=show_time(place.deadline_s) if place.deadline_s is not None else None,
+        exit_code=choose_exit_code(verdicts),
+        text=count_verdicts(verdicts),
+        jobs=tuple(job.summary for job in jobs),
+        spent=SpentSummary.model_validate(_plain(vars(spent))),
+        pruned=PrunedSummary(trials=pruned.num_trials, gib=pruned.num_bytes / 2**30, nights=pruned.nights),
+        notes=(*pruned.notes, *notes),
+    )
+
+
+def _plain(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in values.items()}

@@ -1,0 +1,227 @@
+"""Tonight against earlier nights: improved, unchanged, regressed, or trouble with the infrastructure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cclsearch.nightly.history import Night, Sample, mean_of, read_surroundings
+from cclsearch.score.noise import Noise, confidence_better, estimate_noise
+from cclsearch.text import one_line
+from cclsearch.values import Config
+
+REFERENCE_NIGHTS = 5
+"""Latest nights that ran a configuration: what it is held against."""
+MAX_CHANGES = 8
+
+
+class Verdict(StrEnum):
+    """How a job's night went."""
+
+    FIRST = "first"
+    """There is no earlier night on the same work."""
+    IMPROVED = "improved"
+    UNCHANGED = "unchanged"
+    REGRESSED = "regressed"
+    """A configuration is slower than on earlier nights, or fails where it ran."""
+    TROUBLE = "infrastructure trouble"
+    NO_RESULT = "no result"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One configuration, tonight against earlier nights."""
+
+    config: Config
+    before: float
+    """Mean over its runs on the latest earlier nights."""
+    now: float | None
+    """None where it fails now."""
+    confidence: float
+    """How sure it is that it is worse (or better) now."""
+    num_before: int
+    num_now: int
+    why: tuple[str, ...] = ()
+    """What else changed: versions, nodes, where the step's time goes."""
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.now is None or not self.before else self.now / self.before
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A job's night."""
+
+    verdict: Verdict
+    text: str
+    """In one sentence."""
+    worse: tuple[Change, ...] = ()
+    better: tuple[Change, ...] = ()
+    same: tuple[Change, ...] = ()
+    """Configurations that ran on earlier nights too, and did not change."""
+    noise: Noise | None = None
+
+
+def compare_night(
+    tonight: Night, earlier: Sequence[Night], *, tolerance: float, confidence: float, ending: str = ""
+) -> Comparison:
+    """What tonight says beside the earlier nights of the same work, the oldest first."""
+    if not tonight.samples and tonight.num_lost:
+        text = f"the infrastructure failed {tonight.num_lost} trials and none was ranked"
+        return Comparison(Verdict.TROUBLE, _join(text, ending))
+    noise = estimate_night_noise(tonight, earlier)
+    changes = compare_configs(tonight, earlier, noise)
+    failing = find_newly_failing(tonight, earlier)
+    sure = 1 - (1 - confidence) / max(len(changes), 1)
+    worse = [c for c in changes if c.ratio and c.ratio > 1 + tolerance and c.confidence >= sure]
+    better = [c for c in changes if c.ratio and c.ratio < 1 - tolerance and 1 - c.confidence >= sure]
+    same = tuple(c for c in changes if c not in worse and c not in better)
+    worse = [*failing, *worse]
+    if not tonight.samples and not worse:
+        return Comparison(Verdict.NO_RESULT, _join("no trial was ranked", ending), noise=noise)
+    verdict, text = _judge(tonight, earlier, worse, better, noise, tolerance=tolerance, confidence=confidence)
+    return Comparison(verdict, text, tuple(worse), tuple(better), same, noise)
+
+
+def estimate_night_noise(tonight: Night, earlier: Sequence[Night]) -> Noise:
+    """Noise of one run: repeats inside nights, and the same configuration on one earlier night and the next.
+
+    A difference between neighbouring nights counts once, so that one lasting change does not hide the next; tonight's
+    difference from earlier nights is what is judged, and does not count.
+    """
+    groups = [[s.value for s in samples] for night in (*earlier, tonight) for samples in night.samples.values()]
+    for config in {config for night in earlier for config in night.samples}:
+        means = [mean_of(night.samples[config]) for night in earlier if config in night.samples]
+        groups += [[one, other] for one, other in zip(means[::2], means[1::2], strict=False)]
+    return estimate_noise(groups)
+
+
+def compare_configs(tonight: Night, earlier: Sequence[Night], noise: Noise) -> list[Change]:
+    """Each configuration that ran tonight and before; the confidence is that of being worse now."""
+    changes = []
+    for config, samples in tonight.samples.items():
+        before = find_reference(config, earlier)
+        if before:
+            now_values, old_values = [s.value for s in samples], [s.value for s in before]
+            changes.append(
+                Change(
+                    config=config,
+                    before=mean_of(before),
+                    now=mean_of(samples),
+                    confidence=confidence_better(old_values, now_values, noise),
+                    num_before=len(before),
+                    num_now=len(samples),
+                    why=tell_changes(config, tonight, earlier),
+                )
+            )
+    return changes
+
+
+def find_reference(config: Config, earlier: Sequence[Night]) -> list[Sample]:
+    """The configuration's runs on the latest nights that ran it."""
+    nights = [night for night in earlier if config in night.samples][-REFERENCE_NIGHTS:]
+    return [sample for night in nights for sample in night.samples[config]]
+
+
+def find_newly_failing(tonight: Night, earlier: Sequence[Night]) -> list[Change]:
+    """Configurations that ran on the latest night that tried them and fail now by their own fault."""
+    found = []
+    for config, trial in tonight.failures.items():
+        tried = [night for night in earlier if config in night.samples or config in night.failures]
+        if not tried or config not in tried[-1].samples:
+            continue
+        before, failure = find_reference(config, earlier), trial.outcome.failure if trial.outcome else None
+        told = f"fails now: {failure.kind.value}: {one_line(failure.message, 200)}" if failure else "fails now"
+        found.append(Change(config, mean_of(before), None, 1.0, len(before), 0, (told,)))
+    return found
+
+
+def tell_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tuple[str, ...]:
+    """What is different around a configuration since the latest night that ran it."""
+    before = next((night for night in reversed(earlier) if config in night.samples), None)
+    if before is None:
+        return ()
+    lines = []
+    engines = before.run.spec.engine_version, tonight.run.spec.engine_version
+    if engines[0] != engines[1]:
+        lines.append(f"ccl-search {engines[0]} → {engines[1]}")
+    old, new = (read_surroundings(night.samples[config][-1]) for night in (before, tonight))
+    if old and new:
+        for name in sorted(old.keys() | new.keys()):
+            if old.get(name, "") != new.get(name, ""):
+                values = [one_line(facts.get(name) or "unknown", 80) for facts in (old, new)]
+                lines.append(f"{one_line(name, 40)} {values[0]} → {values[1]}")
+    lines = lines[:MAX_CHANGES]
+    lines += _tell_causes(before.run.state.trials[before.samples[config][-1].trial].outcome,
+                          tonight.run.state.trials[tonight.samples[config][-1].trial].outcome)  # fmt: skip
+    return tuple(lines)
+
+
+def _tell_causes(old: object, new: object) -> list[str]:
+    """The causes of a step's time that grew or shrank most, from the traces."""
+    before = getattr(old, "seconds_by_cause", {})
+    now = getattr(new, "seconds_by_cause", {})
+    if not before or not now:
+        return []
+    moved = {cause: now.get(cause, 0.0) - before.get(cause, 0.0) for cause in before.keys() | now.keys()}
+    total = sum(before.values())
+    told = sorted((c for c in moved if abs(moved[c]) >= 0.02 * total), key=lambda c: -abs(moved[c]))[:3]
+    return [
+        f"{c.replace('_', ' ')} {before.get(c, 0.0):.4g} s → {now.get(c, 0.0):.4g} s of a traced step" for c in told
+    ]
+
+
+def _judge(
+    tonight: Night,
+    earlier: Sequence[Night],
+    worse: Sequence[Change],
+    better: Sequence[Change],
+    noise: Noise,
+    *,
+    tolerance: float,
+    confidence: float,
+) -> tuple[Verdict, str]:
+    if worse:
+        most = max(worse, key=lambda change: change.ratio or float("inf"))
+        return Verdict.REGRESSED, _tell_worse(most, len(worse))
+    best = tonight.best
+    assert best is not None
+    held = [night for night in earlier if night.samples]
+    if not held:
+        return Verdict.FIRST, "the first night on this work: nothing to compare with"
+    pooled = {config for night in held for config in night.samples}
+    champion = min(pooled, key=lambda config: mean_of(find_reference(config, held)))
+    if best != champion and best not in pooled:
+        old = [s.value for s in tonight.samples.get(champion) or find_reference(champion, held)]
+        new = [s.value for s in tonight.samples[best]]
+        sure, ratio = confidence_better(new, old, noise), mean_of(tonight.samples[best]) / _mean(old)
+        if sure >= confidence and ratio < 1 - tolerance:
+            return Verdict.IMPROVED, f"{best} takes {ratio:.3f} x of the best so far ({champion}); {sure:.1%} sure"
+    if better:
+        most = min(better, key=lambda change: change.ratio or 1.0)
+        return (
+            Verdict.IMPROVED,
+            f"{most.config} takes {most.ratio:.3f} x of earlier nights; {1 - most.confidence:.1%} sure",
+        )
+    told = f"the best is {best}, run-to-run noise {noise.relative:.1%}"
+    if champion not in tonight.samples:
+        told += "; the best of earlier nights was not run again, so a regression of it could not be seen"
+    return Verdict.UNCHANGED, told
+
+
+def _tell_worse(change: Change, count: int) -> str:
+    also = f", and {count - 1} more" if count > 1 else ""
+    why = f" ({'; '.join(change.why)})" if change.why else ""
+    if change.now is None:
+        return f"{change.config} ran on earlier nights and fails now{also}{why}"
+    return f"{change.config} takes {change.ratio:.3f} x of earlier nights, {change.confidence:.1%} sure{also}{why}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _join(text: str, ending: str) -> str:
+    return f"{text}; {one_line(ending, 200)}" if ending else text

@@ -1,0 +1,202 @@
+"""`nightly.yaml`: what a night searches, for how much, until when, and what is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from cclsearch.errors import UserError
+from cclsearch.nightly.clock import Moment, parse_moment
+from cclsearch.values import Model
+from cclsearch.yaml_file import read_yaml, validate_mapping
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,19}$")
+VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+DEFAULT_TRIALS = 15
+
+
+def _check_moment(text: str) -> str:
+    parse_moment(text)
+    return text
+
+
+MomentText = Annotated[str, AfterValidator(_check_moment)]
+
+
+class Budget(Model):
+    """Limits, each None for none. Of a night they hold over all of its searches, of a job over its one."""
+
+    trials: int | None = Field(default=None, ge=1)
+    """Trials that count; confirmations and what the infrastructure failed come on top."""
+    hours: float | None = Field(default=None, gt=0)
+    """Wall time."""
+    node_hours: float | None = Field(default=None, gt=0)
+    """Nodes times hours of every measured trial from submission to end, waiting in a queue included."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Of the LLM."""
+    usd: float | None = Field(default=None, gt=0)
+    """What the LLM costs, US dollars."""
+
+
+class JobSettings(Model):
+    """How one search is made; jobs and the matrix share it."""
+
+    framework: str | None = None
+    strategy: str | None = None
+    llm: str | None = None
+    use_fewer: bool = False
+    sets: tuple[str, ...] = ()
+    """`FIELD=VALUE` over the card."""
+    overlays: tuple[str, ...] = ()
+    knobs: tuple[str, ...] = ()
+    """`NAME=A,B`: knobs added, or limited."""
+    seed: int = Field(default=0, ge=0)
+    parallel: int = Field(default=1, ge=1)
+    confirm: int | None = Field(default=None, ge=0)
+    """Finalists to run again; None: 2 where trials are measured."""
+    timeout_min: float = Field(default=30.0, gt=0)
+    priority: float = Field(default=1.0, gt=0)
+    """Its share of what is left, beside the other jobs' priorities; the greatest goes first."""
+    start_from: int = Field(default=3, ge=0)
+    """Bests of earlier nights that are run again first."""
+    learn: bool = True
+    """Whether trials of earlier nights are a prior."""
+    budget: Budget = Budget()
+
+
+class Job(JobSettings):
+    """One search of every night."""
+
+    name: str = ""
+    """Stays the same from night to night: it names the series that is compared. Made up where it is not given."""
+    workload: str
+    launcher: str | None = None
+    recording: str | None = None
+    objective: str = "step_time"
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name and not re.match(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,35}$", name):
+            raise ValueError("must be up to 36 letters, digits, `_`, `.` and `-`")
+        return name
+
+    @property
+    def key(self) -> str:
+        """Its name, or one made of workload, launcher and objective; fit for a folder."""
+        if self.name:
+            return self.name
+        words = [Path(self.workload).stem, self.launcher or self.recording or "here", Path(self.objective).stem]
+        text = re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(Path(word).name for word in words)).strip("-.")
+        return text if len(text) <= 36 else f"{text[:29]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+class Matrix(JobSettings):
+    """Every workload on every launcher for every objective: one job each."""
+
+    workloads: tuple[str, ...] = Field(min_length=1)
+    launchers: tuple[str | None, ...] = Field(default=(None,), min_length=1)
+    objectives: tuple[str, ...] = Field(default=("step_time",), min_length=1)
+
+    def expand(self) -> list[Job]:
+        """The jobs, workload by workload."""
+        shared = {name: getattr(self, name) for name in JobSettings.model_fields}
+        combined = itertools.product(self.workloads, self.launchers, self.objectives)
+        return [Job(workload=w, launcher=where, objective=o, **shared) for w, where, o in combined]
+
+
+class Keep(Model):
+    """How much evidence of earlier nights stays on disk. Ledgers and winners' evidence always do."""
+
+    nights: int | None = Field(default=30, ge=1)
+    """Nights whose evidence is kept whole; None: all."""
+    gib: float | None = Field(default=None, gt=0)
+    """Evidence of all nights, at most: the oldest goes first; None: no limit."""
+
+
+class NightlyConfig(Model):
+    """A whole `nightly.yaml`."""
+
+    version: int = Field(default=1, ge=1, le=1)
+    name: str = "nightly"
+    """Names the series of nights, and the first part of their runs' names."""
+    start: MomentText | None = None
+    """When a night starts: for `install`, and for a process that stays."""
+    deadline: MomentText | None = None
+    """By when a night has stopped."""
+    budget: Budget = Budget()
+    jobs: tuple[Job, ...] = ()
+    matrix: Matrix | None = None
+    keep: Keep = Keep()
+    tolerance: float = Field(default=0.02, ge=0, lt=1)
+    """A change below this share is none, however sure it is."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """How sure a change must be."""
+    webhook_env: str | None = None
+    """Name of the environment variable that holds the webhook's URL; never the URL."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not NAME.match(name):
+            raise ValueError("must be up to 20 letters, digits, `_` and `-`")
+        return name
+
+    @field_validator("webhook_env")
+    @classmethod
+    def _check_variable(cls, name: str | None) -> str | None:
+        if name is not None and not VARIABLE.match(name):
+            raise ValueError("must be the name of an environment variable (the URL itself is a secret)")
+        return name
+
+    @model_validator(mode="after")
+    def _check_jobs(self) -> NightlyConfig:
+        keys = [job.key for job in self.all_jobs]
+        if not keys:
+            raise ValueError("give at least one job, in `jobs` or by `matrix`")
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise ValueError(f"two jobs are called {twice[0]!r}: give them a `name` each")
+        return self
+
+    @property
+    def all_jobs(self) -> tuple[Job, ...]:
+        """Jobs in the order in which they are asked for, the greatest priority first."""
+        jobs = [*self.jobs, *(self.matrix.expand() if self.matrix else ())]
+        return tuple(sorted(jobs, key=lambda job: -job.priority))
+
+    @property
+    def deadline_moment(self) -> Moment | None:
+        return parse_moment(self.deadline) if self.deadline else None
+
+    @property
+    def start_moment(self) -> Moment | None:
+        return parse_moment(self.start) if self.start else None
+
+    @property
+    def digest(self) -> str:
+        """Tells whether two nights were asked for the same."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+def load_nightly(path: Path) -> NightlyConfig:
+    """The nights that a file describes; raises UserError that names file and field."""
+    if not path.is_file():
+        raise UserError(f"there is no file {str(path)!r}: give a nightly.yaml (see docs/nightly.md)")
+    return parse_nightly(read_yaml(path), str(path))
+
+
+def parse_nightly(data: dict[str, Any], where: str) -> NightlyConfig:
+    """The nights that a mapping describes; raises UserError that starts with `where` and names every wrong field."""
+    config = validate_mapping(NightlyConfig, data, where)
+    from cclsearch.space.parse import parse_knob
+
+    for job in config.all_jobs:
+        for text in job.knobs:
+            parse_knob(text)
+    return config

@@ -1,0 +1,148 @@
+"""Counts what a search spends while it runs, and asks it to stop when a limit or the deadline is reached."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from cclsearch.flight import Stop
+from cclsearch.nightly.share import Spent
+from cclsearch.record.event import Event, Note, Purpose
+from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial
+from cclsearch.spec import RunSpec
+from cclsearch.values import Provenance
+
+TOKEN_FIELDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+TICK_S = 1.0
+
+
+def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) -> Spent:
+    """What a search spent since a moment; wall time is not told from a ledger and stays 0."""
+    trials = [trial for trial in state.trials.values() if (trial.finished_s or now_s) >= since_s]
+    tokens, usd = 0, 0.0
+    for note in state.notes:
+        if note.time_s >= since_s:
+            tokens += int(sum(_number(note.data.get(name)) for name in TOKEN_FIELDS))
+            usd += _number(note.data.get("usd"))
+    started = [trial for trial in trials if trial.proposed_s >= since_s]
+    return Spent(
+        trials=sum(trial.costs_budget for trial in started),
+        node_hours=sum(count_node_hours(spec, trial, since_s, now_s) for trial in trials),
+        tokens=tokens,
+        usd=usd,
+    )
+
+
+def count_node_hours(spec: RunSpec, trial: Trial, since_s: float, now_s: float) -> float:
+    """Nodes times hours from the proposal to the end (or now), after `since_s`; 0 where nothing really runs."""
+    if spec.provenance is not Provenance.MEASURED:
+        return 0.0
+    ranks = trial.config.as_int("tp") * trial.config.as_int("dp") * trial.config.as_int("pp")
+    nodes = math.ceil(ranks / max(spec.card.hardware.accelerators_per_node, 1))
+    seconds = (trial.finished_s or now_s) - max(trial.proposed_s, since_s)
+    return nodes * max(seconds, 0.0) / 3600
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How far one search may go now; None for no limit."""
+
+    deadline_s: float | None = None
+    """Seconds since the epoch."""
+    hours: float | None = None
+    node_hours: float | None = None
+    tokens: float | None = None
+    usd: float | None = None
+
+
+class Meter:
+    """Context manager around one search: a book's watcher, and a thread that looks at the clocks.
+
+    The thread also calls `alive` now and then, so that the night's lock is seen to be held.
+    """
+
+    def __init__(self, spec: RunSpec, allowance: Allowance, stop: Stop, alive: Callable[[], None]) -> None:
+        self._spec, self._allowance, self._stop, self._alive = spec, allowance, stop, alive
+        self._begun_s = time.time()
+        self._begun_monotonic_s = time.monotonic()
+        self._done_node_hours = 0.0
+        self._flying: dict[int, float] = {}
+        """Trial -> nodes / 3600, of those that run."""
+        self._since: dict[int, float] = {}
+        self._tokens = 0.0
+        self._usd = 0.0
+        self._guard = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="nightly-meter", daemon=True)
+
+    def __enter__(self) -> Meter:
+        self._check()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(timeout=10)
+
+    @property
+    def hours(self) -> float:
+        """Wall time so far."""
+        return (time.monotonic() - self._begun_monotonic_s) / 3600
+
+    def watch(self, event: Event, state: RunState) -> None:
+        """A book's watcher."""
+        with self._guard:
+            if isinstance(event, Note):
+                self._tokens += sum(_number(event.data.get(name)) for name in TOKEN_FIELDS)
+                self._usd += _number(event.data.get("usd"))
+            number = getattr(event, "trial", None)
+            if isinstance(number, int):
+                self._see(state.trials[number])
+        self._check()
+
+    def _see(self, trial: Trial) -> None:
+        if trial.is_finished:
+            self._flying.pop(trial.number, None)
+            self._done_node_hours += count_node_hours(self._spec, trial, self._begun_s, time.time())
+        elif trial.purpose in (Purpose.SEARCH, Purpose.CONFIRMATION):
+            hour_later = max(trial.proposed_s, self._begun_s) + 3600
+            self._flying[trial.number] = count_node_hours(self._spec, trial, self._begun_s, hour_later)
+            self._since[trial.number] = max(trial.proposed_s, self._begun_s)
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK_S):
+            self._check()
+            self._alive()
+
+    def _check(self) -> None:
+        reason = self._find_reason()
+        if reason is not None and not self._stop.is_set():
+            self._stop.request(reason)
+
+    def _find_reason(self) -> str | None:
+        now_s, limit = time.time(), self._allowance
+        with self._guard:
+            running = sum(n * max(now_s - self._since[t], 0.0) / 3600 for t, n in self._flying.items())
+            node_hours, tokens, usd = self._done_node_hours + running, self._tokens, self._usd
+        if limit.deadline_s is not None and now_s >= limit.deadline_s:
+            return "the night's deadline is reached"
+        pairs = (
+            ("hours", self.hours, limit.hours),
+            ("node-hours", node_hours, limit.node_hours),
+            ("tokens", tokens, limit.tokens),
+            ("dollars", usd, limit.usd),
+        )
+        return next(
+            (f"its part of the night's {n} is used up" for n, v, most in pairs if most is not None and v >= most), None
+        )

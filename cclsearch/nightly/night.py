@@ -1,0 +1,322 @@
+"""One night: every job gets its fair part, goes on where it was cut off, and is compared with earlier nights."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cclsearch.errors import UserError
+from cclsearch.flight import Stop
+from cclsearch.nightly.config import DEFAULT_TRIALS, Job, NightlyConfig
+from cclsearch.nightly.history import (
+    find_runs,
+    is_same_work,
+    name_run,
+    pick_bests,
+    read_earlier,
+)
+from cclsearch.nightly.meter import Allowance, Meter, count_spent
+from cclsearch.nightly.share import Spent, find_exhausted, find_left, lower_of, split_left
+from cclsearch.record.book import Book, write_atomically
+from cclsearch.record.lock import FolderLock
+from cclsearch.redact import redact
+from cclsearch.run_folder import Run, load_run
+from cclsearch.search import MAX_LOST_IN_A_ROW, run_search
+from cclsearch.session import Plan, Request, create_run, open_parts, plan_search, start_book
+from cclsearch.space.parse import parse_knob
+from cclsearch.spec import Limits
+from cclsearch.values import Config, Provenance
+
+NIGHTS_FOLDER = "nights"
+NIGHT_FILE = "night.json"
+SUMMARY_FILE = "summary.json"
+CONFIRM = 2
+LEARN_NIGHTS = 3
+A_DAY_S = 86400.0
+BUDGET_USED = "the budget is used up"
+
+
+@dataclass
+class JobState:
+    """A job in the course of a night."""
+
+    job: Job
+    folder: Path | None = None
+    resumed: bool = False
+    hours: float = 0.0
+    error: str = ""
+    """Why it could not run, or go on."""
+    is_trouble: bool = False
+    """Whether that error is the infrastructure's."""
+    was_cut: bool = False
+    """Whether only its part of the night's budget kept it from going on."""
+
+
+@dataclass(frozen=True)
+class NightPlace:
+    """Which night it is."""
+
+    stamp: str
+    started_s: float
+    deadline_s: float | None
+    folder: Path
+    jobs: dict[str, str] = field(default_factory=dict)
+    """Job -> name of its run folder, from before this night was cut off."""
+
+
+def nights_folder(runs: Path, name: str) -> Path:
+    """Where the summaries of a series of nights are."""
+    return runs / NIGHTS_FOLDER / name
+
+
+def plan_jobs(config: NightlyConfig) -> dict[str, Plan]:
+    """Each job resolved as it would start; raises UserError that names the job which cannot work."""
+    plans = {}
+    for job in config.all_jobs:
+        try:
+            plans[job.key] = plan_search(make_request(job, budget=job.budget.trials or DEFAULT_TRIALS))
+        except UserError as error:
+            raise UserError(f"job {job.key!r}: {error}") from None
+    return plans
+
+
+def make_request(job: Job, *, budget: int, run_id: str | None = None, **more: object) -> Request:
+    """The job as a search is asked for."""
+    options = {"max_tokens": job.budget.tokens, "max_usd": job.budget.usd}
+    request = Request(
+        workload=job.workload,
+        limits=Limits(budget=budget, parallel=job.parallel, confirm=0, trial_timeout_s=job.timeout_min * 60),
+        overlays=job.overlays,
+        sets=job.sets,
+        launcher=job.launcher,
+        recording=job.recording,
+        framework=job.framework,
+        objective=job.objective,
+        strategy=job.strategy,
+        llm=job.llm,
+        llm_options={name: value for name, value in options.items() if value is not None},
+        seed=job.seed,
+        use_fewer=job.use_fewer,
+        knobs=tuple(parse_knob(text) for text in job.knobs),
+        run_id=run_id,
+    )
+    return replace(request, **more)  # type: ignore[arg-type]
+
+
+def find_place(config: NightlyConfig, runs: Path, now_s: float) -> NightPlace:
+    """The night that was cut off, where it was asked for the same and may still go on; else a new one."""
+    home = nights_folder(runs, config.name)
+    latest = max((p for p in home.glob("*/") if (p / NIGHT_FILE).is_file()), default=None, key=lambda p: p.name)
+    if latest is not None and not (latest / SUMMARY_FILE).exists():
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            data = json.loads((latest / NIGHT_FILE).read_text(encoding="utf-8"))
+            end_s = data["deadline_s"] if data["deadline_s"] is not None else data["started_s"] + A_DAY_S
+            if data["config"] == config.digest and data["started_s"] <= now_s < end_s:
+                return NightPlace(latest.name, data["started_s"], data["deadline_s"], latest, dict(data["jobs"]))
+    moment = config.deadline_moment
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+    return NightPlace(stamp, now_s, moment.next_after(now_s) if moment else None, home / stamp)
+
+
+class NightRun:
+    """Runs the jobs of one night; the caller holds the lock."""
+
+    def __init__(
+        self,
+        config: NightlyConfig,
+        runs: Path,
+        place: NightPlace,
+        *,
+        stop: Stop,
+        lock: FolderLock,
+        say: Callable[[str], None],
+        plans: dict[str, Plan],
+    ) -> None:
+        self.config, self.runs, self.place, self.stop = config, runs, place, stop
+        self.plans = plans
+        self._lock, self._say = lock, say
+        self._begun_monotonic_s = time.monotonic()
+        self._hours_before = max(time.time() - place.started_s, 0.0) / 3600
+        self.states = {job.key: JobState(job) for job in config.all_jobs}
+        for key, name in place.jobs.items():
+            folder = runs / name
+            if key in self.states and folder in find_runs(runs, config.name, key):
+                self.states[key].folder, self.states[key].resumed = folder, True
+
+    def run(self) -> None:
+        """Give every job its part, then what is left to those that could still use it, until none can go on."""
+        self._save()
+        waiting = [state for state in self.states.values() if not self._is_done(state)]
+        while waiting and not self.stop.is_set():
+            before = self.find_spent()
+            for n, state in enumerate(waiting):
+                if self.find_end() or self.stop.is_set():
+                    return
+                part = split_left(
+                    find_left(self.config.budget, self.find_spent()),
+                    state.job.priority,
+                    sum(other.job.priority for other in waiting[n:]),
+                )
+                self._run_guarded(state, part)
+            waiting = [state for state in waiting if state.was_cut and not state.error]
+            if self.find_spent().trials == before.trials:
+                return
+
+    def find_end(self) -> str | None:
+        """Why no more may be started tonight; None while it may."""
+        if self.place.deadline_s is not None and time.time() >= self.place.deadline_s:
+            return "the deadline was reached"
+        name = find_exhausted(find_left(self.config.budget, self.find_spent()))
+        return f"the night's budget of {name.replace('_', '-')} was used up" if name else None
+
+    def find_spent(self) -> Spent:
+        """What the night used so far, told from the ledgers and the clock."""
+        total = Spent(hours=self._hours_before + (time.monotonic() - self._begun_monotonic_s) / 3600)
+        for state in self.states.values():
+            if state.folder is not None:
+                total += self._spent_by(state)
+        return total
+
+    def _spent_by(self, state: JobState) -> Spent:
+        assert state.folder is not None
+        run = load_run(state.folder)
+        return count_spent(run.spec, run.state, self.place.started_s, time.time())
+
+    def _is_done(self, state: JobState) -> bool:
+        return state.folder is not None and load_run(state.folder).standing == "ended"
+
+    def _run_guarded(self, state: JobState, part: dict[str, float | None]) -> None:
+        """One job; whatever goes wrong with it is kept, and the night goes on."""
+        state.was_cut = False
+        try:
+            self._run_job(state, part)
+        except UserError as error:
+            state.error = redact(str(error))
+        except OSError as error:
+            state.error = redact(f"cannot go on writing: {error.strerror or error}")
+            state.is_trouble = True
+        except Exception as error:  # one job's bug must not cost the others their night; the traceback is kept
+            state.error = redact(f"internal error: {type(error).__name__}: {error}")
+            with suppress(OSError):
+                write_atomically(self.place.folder / f"{state.job.key}.traceback.txt", redact(traceback.format_exc()))
+        if state.error:
+            self._say(f"{state.job.key}: {state.error}")
+
+    def _run_job(self, state: JobState, part: dict[str, float | None]) -> None:
+        job = state.job
+        wish = job.budget.trials or DEFAULT_TRIALS
+        own = job.budget.model_copy(update={"trials": None})
+        used = replace(self._spent_by(state), hours=state.hours) if state.folder else Spent()
+        limits = lower_of(part, own, used)
+        trials = wish if limits["trials"] is None else int(limits["trials"])
+        if find_exhausted(limits) or trials < 1:
+            return
+        run = load_run(state.folder) if state.folder else self._find_unfinished(job)
+        resumed = run is not None
+        if run is None:
+            run = self._create(job, min(wish, trials), limits)
+        state.folder = run.folder
+        state.resumed = state.resumed or (resumed and run.folder.name != self._own_name(job))
+        self._save()
+        most = min(wish, run.state.num_spent + trials)
+        self._say(f"{job.key}: {'goes on with' if resumed else 'starts'} {run.folder.name}, up to {most} trials")
+        ending = self._search(state, run, most, limits) if most > run.state.num_spent or run.state.unfinished else ""
+        state.was_cut = (most < wish and ending == BUDGET_USED) or ending.startswith("its part of the night's")
+
+    def _own_name(self, job: Job) -> str:
+        return name_run(self.config.name, self.place.stamp, job.key)
+
+    def _find_unfinished(self, job: Job) -> Run | None:
+        """The job's latest search where it was cut off and still is what the job asks for."""
+        folders = find_runs(self.runs, self.config.name, job.key)
+        if not folders:
+            return None
+        try:
+            run = load_run(folders[-1])
+        except UserError:
+            return None
+        plan = self.plans[job.key]
+        goes_on = run.standing in ("stopped", "killed") and is_same_work(run.spec, plan.spec)
+        same_space = run.spec.space_sha256 == plan.spec.space_sha256 and run.spec.strategy == plan.spec.strategy
+        return run if goes_on and same_space else None
+
+    def _create(self, job: Job, budget: int, limits: dict[str, float | None]) -> Run:
+        plan = self.plans[job.key]
+        folders = find_runs(self.runs, self.config.name, job.key)
+        earlier = read_earlier(folders, plan.spec)
+        measured = plan.spec.provenance is Provenance.MEASURED
+        request = make_request(job, budget=budget, run_id=self._own_name(job))
+        options = dict(request.llm_options)
+        if limits["tokens"] is not None:
+            options["max_tokens"] = max(1, int(limits["tokens"]))
+        if limits["usd"] is not None:
+            options["max_usd"] = limits["usd"]
+        confirm = job.confirm if job.confirm is not None else CONFIRM
+        request = replace(
+            request,
+            limits=request.limits.model_copy(update={"confirm": confirm if measured else 0}),
+            llm_options=options if job.llm else {},
+            first=self._pick_first(job, budget, earlier_bests=pick_bests(earlier, job.start_from)),
+            learn_from=tuple(str(night.run.folder) for night in earlier[-LEARN_NIGHTS:]) if job.learn else (),
+        )
+        return load_run(create_run(plan_search(request), self.runs))
+
+    def _pick_first(self, job: Job, budget: int, *, earlier_bests: tuple[Config, ...]) -> tuple[Config, ...]:
+        """Earlier bests to measure again: at most half of a small budget, so that something new is tried too."""
+        space = self.plans[job.key].space
+        return tuple(config for config in earlier_bests if space.row(config) is not None)[: max(1, budget // 2)]
+
+    def _search(self, state: JobState, run: Run, most: int, limits: dict[str, float | None]) -> str:
+        """Run, or go on with, the job's search; returns why it ended."""
+        stop = Stop()
+        parts = replace(open_parts(run.folder, stop=stop), most_trials=most)
+        allowance = Allowance(
+            deadline_s=self.place.deadline_s,
+            hours=limits["hours"],
+            node_hours=limits["node_hours"],
+            tokens=limits["tokens"],
+            usd=limits["usd"],
+        )
+        with Book(run.folder) as book:
+            start_book(book, parts, budget=most)
+            with Meter(run.spec, allowance, stop, self._pass_on(stop)) as meter:
+                book.watch(meter.watch)
+                try:
+                    run_search(book, parts)
+                finally:
+                    state.hours += meter.hours
+            state.is_trouble = book.state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW
+            end = book.state.ended or book.state.stopped
+        return end.reason if end else ""
+
+    def _pass_on(self, stop: Stop) -> Callable[[], None]:
+        def alive() -> None:
+            self._lock.refresh()
+            if self.stop.is_set():
+                stop.request("the night was stopped")
+
+        return alive
+
+    def _save(self) -> None:
+        """Keep what a later process needs to go on with this night."""
+        jobs = {key: state.folder.name for key, state in self.states.items() if state.folder}
+        place = self.place
+        data = {
+            "config": self.config.digest,
+            "started_s": place.started_s,
+            "deadline_s": place.deadline_s,
+            "jobs": jobs,
+        }
+        place.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(place.folder / NIGHT_FILE, json.dumps(data, indent=1) + "\n")
+
+
+def show_time(moment_s: float) -> str:
+    """UTC, ISO 8601, whole seconds."""
+    return datetime.fromtimestamp(moment_s, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,120 @@
+"""A night as one HTML page that opens offline, with a chart of every job's nights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from cclsearch import __version__
+from cclsearch.nightly.assemble import JobNights
+from cclsearch.nightly.compare import Verdict
+from cclsearch.nightly.history import Night, mean_of
+from cclsearch.nightly.summary import NightSummary, show_best, show_config
+from cclsearch.report.axes import Frame, Scale, fit_scale, show_number
+from cclsearch.report.scene import SERIES, Item, Mark, Scene, Text
+from cclsearch.report.scene import Path as Line
+from cclsearch.report.svg import palette_css, render_svg
+from cclsearch.score.noise import estimate_noise, find_interval
+from cclsearch.values import Config, Provenance
+
+HERE = Path(__file__).parent
+STYLE = HERE.parent / "report" / "page.css"
+WIDTH, LEFT, RIGHT = 880.0, 84.0, 24.0
+MOST_FOLLOWED = 3
+"""Configurations whose own line is drawn: the ones that ran on most nights."""
+
+
+def render_night(night: NightSummary, jobs: Sequence[JobNights], history: Sequence[NightSummary]) -> str:
+    """The page; `history` holds the summaries of earlier nights, the oldest first."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    charts = [chart for n, job in enumerate(jobs) if (chart := draw_nights(job, n)) is not None]
+    return environment.get_template("night.html.j2").render(
+        night=night,
+        history=[*history, night][::-1],
+        charts=[(scene, Markup(render_svg(scene))) for scene in charts],
+        palette=Markup(palette_css()),
+        style=Markup(STYLE.read_text(encoding="utf-8")),
+        version=__version__,
+        show_best=show_best,
+        show_config=show_config,
+        number=show_number,
+        worst=(Verdict.REGRESSED, Verdict.TROUBLE),
+    )
+
+
+def draw_nights(job: JobNights, index: int) -> Scene | None:
+    """The best of each night with its interval, and the configurations that ran on several nights."""
+    nights = [night for night in job.nights if night.samples]
+    if not nights:
+        return None
+    bests = [(night.best, mean_of(night.samples[night.best])) for night in nights if night.best is not None]
+    spans = [_span(night) for night in nights]
+    followed = _pick_followed(nights)
+    values = [value for _, value in bests] + [edge for span in spans if span for edge in span]
+    values += [mean_of(night.samples[c]) for c in followed for night in nights if c in night.samples]
+    x = Scale(0.5, len(nights) + 0.5, LEFT, WIDTH - RIGHT)
+    frame = Frame(x, fit_scale(values, 300, 58))
+    ticks = range(1, len(nights) + 1, max(1, -(-len(nights) // 10)))
+    names = [f"{nights[t - 1].stamp[4:6]}-{nights[t - 1].stamp[6:8]}" for t in ticks]
+    provenance = job.summary.provenance or ""
+    mark = "" if provenance == "measured" else f" ({provenance})"
+    items = frame.draw("night (month-day, UTC)", job.summary.figure + mark, x_ticks=list(ticks), x_names=names)
+    for n, config in enumerate(followed):
+        items += _follow(config, nights, frame, n)
+    items.append(Line(tuple((x(n + 1), frame.y(value)) for n, (_, value) in enumerate(bests)), "green", 1.8))
+    for n, (night, (config, value), span) in enumerate(zip(nights, bests, spans, strict=True)):
+        if span:
+            items.append(Line(((x(n + 1), frame.y(span[0])), (x(n + 1), frame.y(span[1]))), "green", 1.2))
+        tip = f"night {night.stamp}: {show_number(value)}\n{config}"
+        items.append(Mark(x(n + 1), frame.y(value), "star", 13, "green", tip=tip))
+    items += _legend(followed)
+    told = "; ".join(
+        f"{night.stamp[:8]}: {show_number(value)}" for night, (_, value) in zip(nights, bests, strict=True)
+    )
+    return Scene(f"job-{index}", f"{job.summary.job}, night by night", told, WIDTH, 350, tuple(items))
+
+
+def _span(night: Night) -> tuple[float, float] | None:
+    if night.run.spec.provenance is not Provenance.MEASURED or night.best is None:
+        return None
+    noise = estimate_noise([[s.value for s in samples] for samples in night.samples.values()])
+    interval = find_interval([s.value for s in night.samples[night.best]], noise)
+    return interval.low, interval.high
+
+
+def _pick_followed(nights: Sequence[Night]) -> list[Config]:
+    counts = {config: sum(config in night.samples for night in nights) for n in nights for config in n.samples}
+    often = [config for config, count in counts.items() if count > 1]
+    return sorted(often, key=lambda config: -counts[config])[:MOST_FOLLOWED]
+
+
+def _follow(config: Config, nights: Sequence[Night], frame: Frame, n: int) -> list[Item]:
+    places = [(k + 1, mean_of(night.samples[config])) for k, night in enumerate(nights) if config in night.samples]
+    role = [color for color in SERIES if color != "green"][n]
+    points = tuple((frame.x(k), frame.y(value)) for k, value in places)
+    shape = ("circle", "square", "triangle")[n]
+    marks: list[Item] = [
+        Mark(px, py, shape, 7, role, hollow=True, tip=f"{config}: {show_number(value)}")  # type: ignore[arg-type]
+        for (px, py), (_, value) in zip(points, places, strict=True)
+    ]
+    return [Line(points, role, 1.0, dash=(4, 3)), *marks]
+
+
+def _legend(followed: Sequence[Config]) -> list[Item]:
+    items: list[Item] = [
+        Mark(LEFT + 6, 16, "star", 12, "green"),
+        Text(LEFT + 18, 20, "best of the night", 12, "start", "muted"),
+    ]
+    colors = [color for color in SERIES if color != "green"]
+    for n, config in enumerate(followed):
+        y = 16.0 + 15 * n
+        text = str(config)
+        items.append(Mark(LEFT + 160, y, ("circle", "square", "triangle")[n], 7, colors[n], hollow=True))  # type: ignore[arg-type]
+        items.append(Text(LEFT + 172, y + 4, text if len(text) < 95 else text[:94] + "…", 11, "start", "muted"))
+    return items

@@ -1,0 +1,40 @@
+"""What a night would do, told before it does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig
+from cclsearch.nightly.history import find_runs, is_same_work, pick_bests, read_earlier
+from cclsearch.nightly.night import NightPlace
+from cclsearch.nightly.prune import prune_evidence
+from cclsearch.nightly.share import Spent, find_left, split_left
+from cclsearch.run_folder import load_run
+from cclsearch.session import Plan
+
+
+def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], place: NightPlace) -> list[str]:
+    """One line a job, in their order, and what would be pruned."""
+    lines = []
+    jobs = config.all_jobs
+    for n, job in enumerate(jobs):
+        plan = plans[job.key]
+        waiting = sum(other.priority for other in jobs[n:])
+        part = split_left(find_left(config.budget, Spent()), job.priority, waiting)
+        trials = min(job.budget.trials or DEFAULT_TRIALS, int(part["trials"] or 10**9))
+        folders = find_runs(runs, config.name, job.key)
+        earlier = read_earlier(folders, plan.spec)
+        what = f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
+        lines.append(f"{what}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
+        if folders:
+            latest = load_run(folders[-1])
+            if latest.standing in ("stopped", "killed") and is_same_work(latest.spec, plan.spec):
+                lines.append(f"  goes on with {latest.folder.name}, which was cut off")
+                continue
+        bests = pick_bests(earlier, job.start_from)[: max(1, trials // 2)]
+        lines += [f"  measures again: {config_}" for config_ in bests]
+    pruned = prune_evidence(runs, config.name, config.keep, tonight=place.stamp, dry_run=True)
+    if pruned.num_trials:
+        lines.append(f"prunes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")
+    return lines

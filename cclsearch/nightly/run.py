@@ -1,0 +1,98 @@
+"""A whole night: the lock, the searches, the comparison, what is written, pruned and told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cclsearch.errors import UserError
+from cclsearch.flight import Stop
+from cclsearch.nightly.assemble import assemble_jobs, assemble_summary
+from cclsearch.nightly.config import NightlyConfig
+from cclsearch.nightly.night import NIGHTS_FOLDER, SUMMARY_FILE, NightRun, find_place, nights_folder, plan_jobs
+from cclsearch.nightly.page import render_night
+from cclsearch.nightly.prune import prune_evidence
+from cclsearch.nightly.summary import NightSummary, render_markdown, render_message
+from cclsearch.nightly.webhook import send_webhook
+from cclsearch.record.book import write_atomically
+from cclsearch.record.lock import FolderLock, is_locked
+from cclsearch.redact import redact
+
+MOST_HISTORY = 60
+"""Earlier nights that the page lists."""
+
+
+class NightBusyError(Exception):
+    """Another night runs in this runs folder; the text says whose."""
+
+
+def run_night(
+    config: NightlyConfig, runs: Path, *, stop: Stop, say: Callable[[str], None] = lambda line: None
+) -> NightSummary:
+    """Run one night and leave its summary; raises NightBusyError while another runs, UserError for bad input."""
+    plans = plan_jobs(config)
+    place_of_lock = runs / NIGHTS_FOLDER
+    try:
+        place_of_lock.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {str(place_of_lock)!r}: {error.strerror}") from None
+    lock = FolderLock(place_of_lock, purpose="nightly")
+    try:
+        lock.__enter__()
+    except UserError as error:
+        if is_locked(place_of_lock):
+            raise NightBusyError(str(error)) from None
+        raise
+    with lock_held(lock):
+        place = find_place(config, runs, time.time())
+        night = NightRun(config, runs, place, stop=stop, lock=lock, say=say, plans=plans)
+        night.run()
+        return finish_night(night)
+
+
+class lock_held:
+    """Context manager that gives an entered lock back."""
+
+    def __init__(self, lock: FolderLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(None, None, None)
+
+
+def finish_night(night: NightRun) -> NightSummary:
+    """Compare, prune, write summary and page, tell the chat; returns the summary."""
+    config, place = night.config, night.place
+    jobs = assemble_jobs(night)
+    pruned = prune_evidence(night.runs, config.name, config.keep, tonight=place.stamp)
+    summary = assemble_summary(night, jobs, pruned)
+    summary = NightSummary.model_validate_json(redact(summary.model_dump_json()))
+    home = nights_folder(night.runs, config.name)
+    page = redact(render_night(summary, jobs, read_summaries(home, before=place.stamp)))
+    texts = {"report.html": page, "summary.md": render_markdown(summary)}
+    texts[SUMMARY_FILE] = summary.model_dump_json(indent=1) + "\n"
+    for folder in (place.folder, home):
+        for name, text in texts.items():
+            write_atomically(folder / name, text)
+    if config.webhook_env is not None:
+        problem = send_webhook(config.webhook_env, redact(render_message(summary)))
+        if problem is not None:
+            summary = summary.model_copy(update={"notes": (*summary.notes, problem)})
+    return summary
+
+
+def read_summaries(home: Path, *, before: str) -> list[NightSummary]:
+    """Summaries of earlier nights, the oldest first; what cannot be read is left out."""
+    found = []
+    for path in sorted(home.glob(f"*/{SUMMARY_FILE}"))[-MOST_HISTORY:]:
+        if path.parent.name >= before:
+            continue
+        try:
+            found.append(NightSummary.model_validate_json(path.read_bytes()))
+        except (OSError, ValueError):
+            continue
+    return found

@@ -1,0 +1,60 @@
+"""What a night may still spend, and each search's fair part of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from cclsearch.nightly.config import Budget
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What was used, in the units of a budget."""
+
+    trials: int = 0
+    hours: float = 0.0
+    node_hours: float = 0.0
+    tokens: int = 0
+    usd: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
+
+
+def find_left(budget: Budget, spent: Spent) -> dict[str, float | None]:
+    """By limit, what is left (at least 0); None where there is no limit."""
+    left: dict[str, float | None] = {}
+    for f in fields(Spent):
+        limit = getattr(budget, f.name)
+        left[f.name] = None if limit is None else max(0.0, limit - getattr(spent, f.name))
+    return left
+
+
+def split_left(left: dict[str, float | None], priority: float, waiting: float) -> dict[str, float | None]:
+    """The part of what is left that belongs to a job, `waiting` being its own and all waiting jobs' priorities.
+
+    Whole trials, at least one while one is left.
+    """
+    share = priority / waiting
+    part = {name: None if value is None else value * share for name, value in left.items()}
+    trials = left["trials"]
+    if trials is not None:
+        part["trials"] = min(trials, max(1, math.floor(trials * share + 1e-9)))
+    return part
+
+
+def lower_of(part: dict[str, float | None], own: Budget, spent: Spent) -> dict[str, float | None]:
+    """By limit, the lower of the night's part and what is left of the job's own budget."""
+    rest = find_left(own, spent)
+    return {name: _least(value, rest[name]) for name, value in part.items()}
+
+
+def find_exhausted(left: dict[str, float | None]) -> str | None:
+    """The first limit of which nothing is left; None while there is some of each."""
+    return next((name for name, value in left.items() if value is not None and value <= 0), None)
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    values = [value for value in (one, other) if value is not None]
+    return min(values, default=None)

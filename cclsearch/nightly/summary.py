@@ -1,0 +1,224 @@
+"""A night in figures and words: `summary.json`, `summary.md`, the message for the chat, and the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cclsearch.nightly.compare import Change, Verdict
+from cclsearch.text import one_line
+from cclsearch.values import Model
+
+SUMMARY_VERSION = 1
+EXIT_OK, EXIT_NO_RESULT, EXIT_USAGE, EXIT_REGRESSED, EXIT_TROUBLE, EXIT_BUSY = range(6)
+
+
+class ChangeSummary(Model):
+    """One configuration beside earlier nights."""
+
+    config: dict[str, bool | int | float | str]
+    before: float
+    now: float | None
+    """None where it fails now."""
+    ratio: float | None
+    confidence: float
+    """That it is worse now."""
+    runs_before: int
+    runs_now: int
+    why: tuple[str, ...] = ()
+
+
+class BestSummary(Model):
+    """The best configuration of a job's night."""
+
+    trial: int
+    config: dict[str, bool | int | float | str]
+    value: float
+    """Of the figure that is compared."""
+    step_time_s: float | None
+    num_runs: int
+    low: float | None = None
+    high: float | None = None
+    """95 % interval of the value; None where nothing was measured here."""
+    evidence: str
+
+
+class JobSummary(Model):
+    """One job's night."""
+
+    job: str
+    workload: str
+    launcher: str
+    objective: str
+    provenance: str | None = None
+    """None where it did not run."""
+    run: str | None = None
+    resumed: bool = False
+    """Whether it went on with a search that was cut off."""
+    verdict: Verdict
+    text: str
+    figure: str = "step_time_s"
+    """What is compared from night to night."""
+    best: BestSummary | None = None
+    trials: int = 0
+    failed: int = 0
+    lost: int = 0
+    """Trials that the infrastructure failed."""
+    worse: tuple[ChangeSummary, ...] = ()
+    better: tuple[ChangeSummary, ...] = ()
+    same: tuple[ChangeSummary, ...] = ()
+    noise: float | None = None
+    """Relative, of one run."""
+    nights_before: int = 0
+    ending: str = ""
+    diagnosis: tuple[str, ...] = ()
+
+
+class SpentSummary(Model):
+    """What the night used."""
+
+    trials: int = 0
+    hours: float = 0.0
+    node_hours: float = 0.0
+    tokens: int = 0
+    usd: float = 0.0
+
+
+class PrunedSummary(Model):
+    """Evidence that was removed."""
+
+    trials: int = 0
+    gib: float = 0.0
+    nights: tuple[str, ...] = ()
+
+
+class NightSummary(Model):
+    """`summary.json`."""
+
+    schema_version: int = SUMMARY_VERSION
+    name: str
+    night: str
+    """When it began, UTC: `20261121-220000`."""
+    started: str
+    ended: str
+    deadline: str | None = None
+    exit_code: int
+    text: str
+    jobs: tuple[JobSummary, ...]
+    spent: SpentSummary
+    pruned: PrunedSummary = PrunedSummary()
+    notes: tuple[str, ...] = ()
+
+
+def choose_exit_code(verdicts: Sequence[Verdict]) -> int:
+    """3 with a regression, else 4 with trouble, else 1 where something has no result, else 0."""
+    if Verdict.REGRESSED in verdicts:
+        return EXIT_REGRESSED
+    if Verdict.TROUBLE in verdicts:
+        return EXIT_TROUBLE
+    return EXIT_NO_RESULT if Verdict.NO_RESULT in verdicts else EXIT_OK
+
+
+def count_verdicts(verdicts: Sequence[Verdict]) -> str:
+    """`1 regressed, 2 unchanged`: the night in a line."""
+    counted = [(verdict, list(verdicts).count(verdict)) for verdict in ORDER]
+    return ", ".join(f"{count} {verdict.value}" for verdict, count in counted if count) or "nothing ran"
+
+
+ORDER = (
+    Verdict.REGRESSED,
+    Verdict.TROUBLE,
+    Verdict.NO_RESULT,
+    Verdict.IMPROVED,
+    Verdict.FIRST,
+    Verdict.UNCHANGED,
+)
+
+
+def summarise_change(change: Change) -> ChangeSummary:
+    """A change as plain data."""
+    return ChangeSummary(
+        config=dict(change.config),
+        before=change.before,
+        now=change.now,
+        ratio=change.ratio,
+        confidence=change.confidence,
+        runs_before=change.num_before,
+        runs_now=change.num_now,
+        why=change.why,
+    )
+
+
+def summarise_changes(changes: Sequence[Change]) -> tuple[ChangeSummary, ...]:
+    """Changes as plain data."""
+    return tuple(summarise_change(change) for change in changes)
+
+
+def render_markdown(night: NightSummary) -> str:
+    """`summary.md`: the night for people."""
+    lines = [
+        f"# {night.name}: {night.text}",
+        "",
+        f"From {night.started} to {night.ended}; exit code {night.exit_code}.",
+    ]
+    lines += ["", "| job | verdict | best | trials | |", "| --- | --- | --- | --- | --- |"]
+    lines += [_row(job) for job in night.jobs]
+    for job in night.jobs:
+        lines += _details(job)
+    spent = night.spent
+    lines += ["", "## Spent", "", f"{spent.trials} trials, {spent.hours:.2f} h, {spent.node_hours:.2f} node-hours,"]
+    lines += [f"{spent.tokens:,} tokens, {spent.usd:.2f} USD."]
+    if night.pruned.trials:
+        lines += [
+            "",
+            f"Removed the evidence of {night.pruned.trials} trials ({night.pruned.gib:.2f} GiB), no winner's.",
+        ]
+    lines += [f"\nNote: {_cell(note)}" for note in night.notes]
+    return "\n".join(lines) + "\n"
+
+
+def render_message(night: NightSummary) -> str:
+    """A few lines for a chat."""
+    shown = [job for verdict in ORDER for job in night.jobs if job.verdict is verdict][:10]
+    lines = [f"ccl-search {night.name}, night {night.night}: {night.text}"]
+    lines += [f"- {job.job}: {job.verdict.value}: {one_line(job.text, 220)}" for job in shown]
+    more = len(night.jobs) - len(shown)
+    return "\n".join([*lines, f"and {more} more"] if more else lines)
+
+
+def show_config(config: dict[str, bool | int | float | str]) -> str:
+    """`tp=2 dp=4`."""
+    return " ".join(f"{knob}={str(v).lower() if isinstance(v, bool) else v}" for knob, v in config.items())
+
+
+def show_best(job: JobSummary) -> str:
+    """The best figure with its interval and mark."""
+    if job.best is None:
+        return "none"
+    mark = "" if job.provenance == "measured" else f" ({job.provenance})"
+    unit = " s" if job.figure == "step_time_s" else ""
+    span = f" [{job.best.low:.4g}, {job.best.high:.4g}]" if job.best.low is not None else ""
+    return f"{job.best.value:.4g}{unit}{span}{mark}"
+
+
+def _row(job: JobSummary) -> str:
+    return f"| {_cell(job.job)} | {job.verdict.value} | {show_best(job)} | {job.trials} | {_cell(job.text)} |"
+
+
+def _details(job: JobSummary) -> list[str]:
+    lines: list[str] = []
+    for title, changes in (("worse", job.worse), ("better", job.better)):
+        for change in changes:
+            now = "fails" if change.now is None else f"{change.now:.4g}"
+            runs = f"{change.runs_before} runs before, {change.runs_now} now"
+            lines.append(f"- {title}: `{_cell(show_config(change.config))}`: {change.before:.4g} → {now} ({runs})")
+            lines += [f"  - {_cell(why)}" for why in change.why]
+    lines += [f"- {_cell(text)}" for text in job.diagnosis[:3]] if job.worse else []
+    if job.ending:
+        lines.append(f"- ended: {_cell(job.ending)}")
+    return ["", f"## {_cell(job.job)}: {job.verdict.value}", "", *lines] if lines else []
+
+
+def _cell(text: str) -> str:
+    """Text from outside inside Markdown: one line, and nothing of it markup."""
+    line = one_line(text, 600)
+    return "".join(f"\\{c}" if c in "|<>[]`*\\" else c for c in line)
