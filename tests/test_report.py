@@ -19,11 +19,13 @@ from cclsearch.cli import main
 from cclsearch.report.axes import Scale, fit_scale, make_ticks, show_number
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
 from cclsearch.report.compare import draw_against_step_time, draw_bests, rank_runs, tell_frameworks
+from cclsearch.report.gather import describe_change
 from cclsearch.report.page import dump_for_script, render_page
 from cclsearch.report.png import write_png
 from cclsearch.report.scene import PALETTE, Mark, Rect, Scene, Text
 from cclsearch.report.svg import render_svg
-from cclsearch.reporting import build_page
+from cclsearch.reporting import build_page, find_steps
+from cclsearch.session import rebuild_space
 
 
 class Elements(HTMLParser):
@@ -201,9 +203,16 @@ def test_the_command_writes_a_page_and_pictures_for_one_run_and_for_all(
 
 def test_the_winners_untried_neighbours_come_with_what_is_expected_of_them(project: Path) -> None:
     run = search(write_recording(project / "toy"), "a", budget=3)
-    neighbours = build_page(run).neighbours
-    assert {neighbour.trial is None for neighbour in neighbours} >= {True}
-    assert all(neighbour.ratio > 0 and "→" in neighbour.change for neighbour in neighbours)
+    best = run.state.best
+    assert best is not None
+    space = rebuild_space(run.spec)
+    tried = {space.row(trial.config) for trial in run.state.trials.values()}
+    steps = [space.config(row) for row in find_steps(space, best.config) if row is not None and row not in tried]
+    changes = {describe_change(best.config, config) for config in steps}
+    untried = [neighbour for neighbour in build_page(run).neighbours if neighbour.trial is None]
+    assert changes
+    assert {neighbour.change for neighbour in untried} <= changes
+    assert all(neighbour.ratio > 0 for neighbour in untried)
     whole = search(write_recording(project / "again"), "b", budget=9)
     assert all(neighbour.trial is not None for neighbour in build_page(whole).neighbours)
 
