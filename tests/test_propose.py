@@ -74,7 +74,7 @@ def test_proposals_are_new_members_and_the_same_for_the_same_view(recording, nam
 @pytest.mark.parametrize("name", LEGAL)
 def test_a_space_is_searched_to_its_end_and_no_further(name):
     whole = load_recording(LANDSCAPES / "nanotron-8b-4n")
-    rows = whole.rows[30:36]
+    rows = tuple(row for row in whole.rows if (row.peak_memory_gib or 99) < 60)[:6]
     small = replace(whole, space=space_from_rows(whole.space.knobs, [row.config for row in rows]), rows=rows)
     assert sorted(o.row or 0 for o in search(small, name, 10)) == [0, 1, 2, 3, 4, 5]
 

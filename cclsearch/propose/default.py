@@ -17,7 +17,7 @@ LOW_PRICE, HIGH_PRICE = 0.001, 0.05
 """What a failed trial costs, in units of relative improvement: where little is to be gained, the safe choice wins."""
 FAILED_SHARE = 0.1
 """Share of a search's trials that may fail before failures grow dear."""
-HOPELESS = 0.1
+HOPELESS = 0.02
 """Where no open configuration is at least this likely to succeed, the search has nothing more to ask."""
 FIRST_MARGIN = 0.3
 """Before anything has succeeded, improvement is over this much more than the best that is expected (log units)."""
