@@ -362,7 +362,7 @@ def part_kills(folder: Path, args: argparse.Namespace) -> list[str]:
     kills, jobs = sum(book.kills for book in books), sum(sum(book.launches.values()) for book in books)
     finished = sum(book.finished for book in books)
     return [
-        f"- {kills} kills over {len(books)} searches of 40 trials (four in flight, 0.8 s each; they sleep): "
+        f"- {kills} kills over {len(books)} searches of a whole space of 26 (four in flight, 0.8 s each; they sleep): "
         f"{finished} trials finished, {jobs} jobs submitted",
         f"- submitted twice: {sum(len(book.doubled) for book in books)}; finished twice: "
         f"{sum(len(book.finished_twice) for book in books)}; finished and run again: "
@@ -458,7 +458,8 @@ def write_sections(path: Path, sections: dict[str, str]) -> None:
     kept.update(sections)
     head = (
         "# The Slurm launcher on a real Slurm\n\nWritten by `python benchmarks/slurm.py --out benchmarks/slurm.md`: "
-        "slurmctld, four slurmd, on one machine of 2 cores, over loopback.\n\n"
+        "slurmctld, four slurmd, on one machine of 2 cores, over loopback. Times were taken while other work kept the machine "
+        "busy (load 8 to 14): they are upper bounds.\n\n"
     )
     path.write_text(
         head + "".join(f"## {name}\n{kept[name].rstrip()}\n\n" for name in PARTS if name in kept).rstrip() + "\n"
