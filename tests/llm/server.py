@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,15 @@ Reaction = Say | Status | Raw | Cut | Hang
 Script = Callable[[Request], Reaction]
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is nobody's fault; anything else is shown."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class StandIn:
     """The server, running; `requests` holds what came, in order."""
 
@@ -86,8 +96,7 @@ class StandIn:
         self.bodies: list[dict[str, Any]] = []
         self.refused: list[str] = []
         self.lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(self))
-        self._http.daemon_threads = True
+        self._http = _Server(("127.0.0.1", 0), _make_handler(self))
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
 

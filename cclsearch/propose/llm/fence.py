@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Mapping
 from typing import Any
 
-from cclsearch.redact import redact
+from cclsearch.redact import is_secret_name, redact
 from cclsearch.text import one_line, plain
 
 FENCE_RULE = (
@@ -37,11 +39,15 @@ def clip_bytes(text: str, limit_bytes: int) -> str:
 
 def redact_strings(value: Any) -> Any:
     """The value with secrets masked in every string, keys of mappings included."""
+    return _redact(value, {name: secret for name, secret in os.environ.items() if is_secret_name(name)})
+
+
+def _redact(value: Any, secrets: Mapping[str, str]) -> Any:
     match value:
         case str():
-            return redact(value)
+            return redact(value, secrets)
         case list():
-            return [redact_strings(item) for item in value]
+            return [_redact(item, secrets) for item in value]
         case dict():
-            return {redact(str(key)): redact_strings(item) for key, item in value.items()}
+            return {redact(str(key), secrets): _redact(item, secrets) for key, item in value.items()}
     return value
