@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from cclsearch.space.table import Space
 
 EXAMPLE = """ccl-search predict --workload wl2 --top 5
-  ccl-search predict --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1 --png parts.png"""
+  ccl-search predict --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1 --png parts.png
+  ccl-search predict --workload tiny-jax --aot v5e:2x2 --top 2"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
     parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the parts there")
+    parser.add_argument(
+        "--aot",
+        nargs="?",
+        const="",
+        metavar="TOPOLOGY",
+        help="also ask the TPU compiler for each one's memory, without a TPU (v5e:2x2; default: the card's slice)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object for machines")
 
 
@@ -42,11 +50,14 @@ def run(args: argparse.Namespace) -> int:
     if args.png and not args.png.absolute().parent.is_dir():
         raise UserError(f"--png: there is no folder {str(args.png.absolute().parent)!r} to write into")
     card = load_card(args.workload, args.overlay, args.set)
+    topology = _find_topology(card, args.aot)
     framework = load_framework(args.framework or card.framework)
     space = build_space(card, framework, tuple(parse_knob(text) for text in args.knob))
     prediction = predict_space(card, space)
     rows = _choose(space, prediction, args.config, args.top)
     described = [_describe(space, prediction, row) for row in rows]
+    if topology is not None:
+        _compile_all(card, described, topology)
     if args.png:
         _draw(args.png, described, card)
     if args.json:
@@ -108,7 +119,50 @@ def _print_table(card: Card, space: Space, described: list[dict[str, Any]]) -> N
         for name, value in first[key].items():
             if value:
                 print(f"    {name:<20}{value:>10.4g} {unit}")
+    _print_compiled(described)
     print(f"\n  a device has {card.hardware.memory_gib:g} GiB; trials of a search correct these figures")
+
+
+def _find_topology(card: Card, asked: str | None) -> str | None:
+    from cclsearch.predict.aot import find_topology, require_compiler
+
+    if asked is None:
+        return None
+    topology = find_topology(card, asked)
+    require_compiler()
+    return topology
+
+
+def _compile_all(card: Card, described: list[dict[str, Any]], topology: str) -> None:
+    """Put the compiler's figures beside each configuration's."""
+    from cclsearch.predict.aot import compile_memory
+    from cclsearch.values import Config
+
+    for row in described:
+        found = compile_memory(card, Config(row["config"]), topology)
+        row["compiled"] = {
+            "topology": topology,
+            "memory_gib": found.total_gib,
+            "parts_gib": found.parts_gib,
+            "refused": found.refused,
+        }
+
+
+def _print_compiled(described: list[dict[str, Any]]) -> None:
+    from cclsearch.text import one_line
+
+    rows = [row for row in described if "compiled" in row]
+    if not rows:
+        return
+    print(f"\n  memory of one chip by the TPU compiler for {rows[0]['compiled']['topology']}, no TPU took part;")
+    print("  compiled is the engine's own transformer in JAX with AdamW, not the framework's program")
+    for row in rows:
+        found = row["compiled"]
+        parts = ", ".join(f"{name} {gib:.3g}" for name, gib in found["parts_gib"].items() if gib)
+        figure = (
+            f"{found['memory_gib']:>9.3f} GiB  ({parts})" if parts else f"no figure: {one_line(found['refused'], 200)}"
+        )
+        print(f"    {row['label']}  {figure}")
 
 
 def _draw(path: Path, described: list[dict[str, Any]], card: Card) -> None:

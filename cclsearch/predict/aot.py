@@ -1,0 +1,137 @@
+"""Memory of a configuration by the TPU compiler itself, ahead of time and without a TPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.card.model import Card
+from cclsearch.errors import UserError
+from cclsearch.redact import public_environment
+from cclsearch.space.framework import load_framework
+from cclsearch.text import one_line
+from cclsearch.values import Config
+
+COMPILE_S = 1800.0
+REFERENCE = "jax-cpu"
+"""The framework whose model is compiled: the engine's own transformer in JAX."""
+GIB = 2**30
+_TOPOLOGY = re.compile(r"v[0-9]+[a-z]*:\d+(?:x\d+)*")
+
+
+@dataclass(frozen=True)
+class CompiledMemory:
+    """What the compiler says of one chip; `refused` says why there is no figure."""
+
+    topology: str
+    parts_gib: dict[str, float]
+    refused: str = ""
+
+    @property
+    def total_gib(self) -> float | None:
+        """Arguments, temporaries, outputs that are no arguments, and code; None where there is no figure."""
+        return sum(self.parts_gib.values()) if self.parts_gib else None
+
+
+def find_topology(card: Card, asked: str) -> str:
+    """`v5e:2x2` as asked for, or of the card's chips and torus; UserError where neither says it."""
+    if asked:
+        if not _TOPOLOGY.fullmatch(asked):
+            raise UserError(f"--aot takes a TPU topology such as v5e:2x2 or v5p:2x2x1, not {asked!r}")
+        return asked
+    hardware = card.hardware
+    if not hardware.accelerator.startswith("tpu-") or hardware.torus is None:
+        raise UserError(
+            f"{card.name} runs on {hardware.accelerator!r}, which is no TPU slice: name the topology to compile for"
+            " (`--aot v5e:2x2`), or a card whose hardware is one"
+        )
+    return f"{hardware.accelerator.removeprefix('tpu-')}:{'x'.join(map(str, hardware.torus))}"
+
+
+def require_compiler() -> None:
+    """UserError where JAX or the TPU compiler is missing."""
+    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"predict --aot asks the TPU compiler, but {' and '.join(missing)} is not installed:"
+            " pip install 'ccl-search[tpu]' (about 500 MB); without it there is no compiled figure"
+        )
+
+
+def compile_memory(card: Card, config: Config, topology: str) -> CompiledMemory:
+    """Memory of one chip when the configuration's step is compiled for that topology.
+
+    The step is that of the engine's own transformer in JAX with AdamW in fp32, not the framework's own program.
+    """
+    shape = [int(size) for size in topology.partition(":")[2].split("x")]
+    per_pass = config.as_int("dp") * config.as_int("micro_batch_size")
+    if config.as_int("pp") != 1:
+        return CompiledMemory(topology, {}, "the reference model has no pipeline (pp must be 1)")
+    if config.as_int("tp") * config.as_int("dp") != math.prod(shape):
+        return CompiledMemory(topology, {}, f"tp x dp is not the {math.prod(shape)} chips of {topology}")
+    payload = {
+        "config": dict(config),
+        "arch": card.arch.model_dump(mode="json"),
+        "global_batch_size": card.global_batch_size,
+        "seq_len": card.seq_len,
+        "precision": card.precision,
+        "gradient_accumulation": max(1, card.global_batch_size // per_pass),
+        "num_ranks": math.prod(shape),
+        "seed": 0,
+    }
+    script = load_framework(REFERENCE).script_path
+    return _compile({"script": str(script), "topology": topology, "payload": payload}, topology)
+
+
+def _compile(request: dict[str, object], topology: str) -> CompiledMemory:
+    environment = {
+        **public_environment(),
+        "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked: nothing leaves this machine
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "request.json"
+        file.write_text(json.dumps(request), encoding="utf-8")
+        command = [sys.executable, "-m", "cclsearch.predict.aot_compile", str(file)]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=COMPILE_S,
+                env=environment,
+                cwd=scratch,
+            )
+        except subprocess.TimeoutExpired:
+            return CompiledMemory(topology, {}, f"the compiler took over {COMPILE_S:g} s")
+    answers = [line for line in done.stdout.splitlines() if line.startswith("CCL-AOT ")]
+    if not answers:
+        said = [line for line in done.stderr.splitlines() if "RESOURCE_EXHAUSTED" in line or "Error" in line]
+        said = said or [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        return CompiledMemory(topology, {}, one_line(said[-1], 400))
+    return _read(json.loads(answers[-1].removeprefix("CCL-AOT ")), topology)
+
+
+def _read(answer: dict[str, object], topology: str) -> CompiledMemory:
+    if "refused" in answer:
+        return CompiledMemory(topology, {}, str(answer["refused"]))
+    if "TPU" not in str(answer["device"]):
+        return CompiledMemory(topology, {}, f"the compiler answered for {answer['device']!r}, which is no TPU")
+    sizes = {name: int(str(value)) for name, value in answer.items() if name.endswith("_bytes")}
+    parts = {
+        "arguments": sizes["arguments_bytes"],
+        "temporaries": sizes["temporary_bytes"],
+        "further outputs": max(0, sizes["output_bytes"] - sizes["aliased_bytes"]),
+        "code": sizes["code_bytes"],
+    }
+    return CompiledMemory(topology, {name: size / GIB for name, size in parts.items()})
