@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from cclsearch.content import project_root
@@ -28,6 +29,12 @@ def find_run(name: str, chosen: Path | None = None) -> Path:
     latest = [folder.name for folder in list_runs(chosen)][-5:]
     known = f"the latest are: {', '.join(latest)}" if latest else "there are none yet"
     raise UserError(f"there is no run {name!r} in {str(runs_folder(chosen))!r}; {known}")
+
+
+def name_run(folder: Path, chosen: Path | None = None) -> str:
+    """What to type for a run: its name where the project's runs folder holds it, else its path, quoted for a shell."""
+    known = chosen is None and folder.parent.absolute() == runs_folder().absolute()
+    return folder.name if known else shlex.quote(str(folder))
 
 
 def list_runs(chosen: Path | None = None) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from types import FrameType
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.errors import UserError
 from cclsearch.flight import Stop
-from cclsearch.record.book import Book
+from cclsearch.record.book import Book, Watcher
+from cclsearch.record.event import Event
 from cclsearch.record.state import RunState
 from cclsearch.report.summary import summarise_run
 from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
+from cclsearch.runs_folder import name_run
 from cclsearch.search import Parts, find_budget, run_search
 from cclsearch.session import open_parts, start_book
 from cclsearch.spec import RunSpec
@@ -37,7 +40,9 @@ def drive_search(folder: Path, args: argparse.Namespace, *, budget: int = 0, con
 
         print(summarise_json(parts.spec, state, folder))
     else:
-        print_end(parts.spec, state, folder)
+        if not args.quiet:
+            print()
+        print_end(parts.spec, state, folder, runs=args.runs)
     return EXIT_OK if state.best else EXIT_FAILED
 
 
@@ -48,17 +53,31 @@ def _search(book: Book, parts: Parts, args: argparse.Namespace) -> None:
             print(f"note: {plain(line)}", flush=True)
     with contextlib.ExitStack() as stack:
         if args.json and not args.quiet:
-            book.watch(watch_json())
+            book.watch(stop_unread(watch_json(), parts.stop))
         elif not args.quiet:
             live = sys.stdout.isatty()
-            book.watch(stack.enter_context(_table(parts.spec, total)) if live else watch_lines(total))
+            shown = stack.enter_context(_table(parts.spec, total)) if live else watch_lines(total)
+            book.watch(stop_unread(shown, parts.stop))
         try:
             run_search(book, parts)
         except OSError as error:
             raise UserError(
                 f"cannot go on writing {str(book.folder)!r}: {error.strerror or error}; every finished trial is kept:"
-                f" make room, then `ccl-search resume {book.folder.name}`"
+                f" make room, then `ccl-search resume {name_run(book.folder, args.runs)}`"
             ) from None
+
+
+def stop_unread(watch: Watcher, stop: Stop) -> Watcher:
+    """The same watcher, which asks for a clean stop once whoever read the output is gone (`ccl-search run | head`)."""
+
+    def guarded(event: Event, state: RunState) -> None:
+        try:
+            watch(event, state)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            stop.request("nobody reads the output any more")
+
+    return guarded
 
 
 def _table(spec: RunSpec, total: int) -> LiveTable:
@@ -85,15 +104,15 @@ def listen_for_stop(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def print_end(spec: RunSpec, state: RunState, folder: Path) -> None:
+def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None = None) -> None:
     """The result, and what to type next."""
-    print()
+    name = name_run(folder, runs)
     ending = state.ended.reason if state.ended else (state.stopped.reason if state.stopped else "")
     if ending:
         print(f"ended: {ending}")
     for line in summarise_run(spec, state, folder).lines:
         print(plain(line))
     if state.stopped and not state.ended:
-        print(f"go on:    ccl-search resume {folder.name}")
+        print(f"go on:    ccl-search resume {name}")
     elif state.best:
-        print(f"see more: ccl-search best {folder.name}    ccl-search report {folder.name}")
+        print(f"see more: ccl-search best {name}    ccl-search report {name}")

@@ -76,6 +76,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     from cclsearch.report.summary import best_as_json, summarise_run
     from cclsearch.report.terminal import describe_trial, result_text
     from cclsearch.run_folder import load_run
+    from cclsearch.runs_folder import name_run
     from cclsearch.text import one_line, plain
 
     run = load_run(folder)
@@ -106,5 +107,5 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     for line in summarise_run(spec, state, folder).lines:
         print(plain(line))
     if run.standing in ("stopped", "killed"):
-        print(f"go on:    ccl-search resume {folder.name}")
+        print(f"go on:    ccl-search resume {name_run(folder)}")
     return EXIT_OK
