@@ -15,6 +15,9 @@ from cclsearch.errors import UserError
 KINDS = {"workloads": "workload", "launchers": "launcher profile", "objectives": "objective", "policies": "policy"}
 """Content folder -> what one thing in it is called."""
 
+FRAMEWORK_SUFFIX = ".framework"
+"""What the name of a framework ends with, which lies beside the launcher profiles and is none."""
+
 
 def shipped_root() -> Path:
     """The folder that holds the shipped content folders: `cclsearch/_content` in a wheel, the repository otherwise."""
@@ -56,8 +59,8 @@ def find_content(folder: str, name: str, *suffixes: str) -> Path:
             path = root / folder / f"{name}{suffix}"
             if path.is_file():
                 return path
-    known = ", ".join(list_content(folder, *suffixes)) or "none"
-    raise UserError(f"there is no {KINDS[folder]} {name!r}; there are: {known}")
+    names = [known for known in list_content(folder, *suffixes) if not known.endswith(FRAMEWORK_SUFFIX)]
+    raise UserError(f"there is no {KINDS[folder]} {name!r}; there are: {', '.join(names) or 'none'}")
 
 
 def list_content(folder: str, *suffixes: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ def choose_destination(
     if launcher is not None:
         if launcher == "replay":
             return _replay(find_recording(card.recording or _no_recording(card)), ())
-        return Destination(load_profile(launcher))
+        profile = load_profile(launcher)
+        return Destination(profile, banner=_too_few_here(card, profile))
     if card.hardware.accelerator == "cpu":
         return Destination(load_profile("local"))
     found = count_local_gpus()
@@ -59,7 +61,25 @@ def _hold(profile: Profile) -> Profile:
     """The profile with its trials as steps of a held allocation."""
     if profile.launcher != "slurm":
         raise UserError(f"--in-allocation needs a Slurm profile, but {profile.name!r} runs on {profile.launcher!r}")
+    if "in_allocation" not in profile.settings and not os.environ.get("SLURM_JOB_ID"):
+        raise UserError(
+            "--in-allocation needs a held allocation, but SLURM_JOB_ID is not set here: run inside `salloc`"
+        )
     return profile.model_copy(update={"settings": {"in_allocation": True, **profile.settings}})
+
+
+def _too_few_here(card: Card, profile: Profile) -> tuple[str, ...]:
+    """A warning where this machine was named and shows fewer accelerators than the card asks for."""
+    asked = type(card.hardware).model_validate({**card.hardware.model_dump(), **profile.hardware.overrides()})
+    if profile.launcher != "local" or asked.accelerator == "cpu":
+        return ()
+    found = count_local_gpus()
+    if found >= asked.num_accelerators:
+        return ()
+    return (
+        f"{card.name} asks for {asked.num_accelerators} x {asked.accelerator}, and this machine shows"
+        f" {found or 'none'}: trials that need them will fail",
+    )
 
 
 def find_recording(name: str) -> Path:

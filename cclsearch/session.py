@@ -90,6 +90,7 @@ def plan_search(request: Request) -> Plan:
     objective = load_objective(request.objective)
     if destination.recording is not None:
         recording = load_recording(destination.recording)
+        _refuse_changes(request, recording.card.framework)
         card, framework, space = recording.card, recording.card.framework, recording.space
         reference = RecordingRef(
             name=recording.name,
@@ -145,6 +146,16 @@ def _live_space(request: Request, asked: Card, destination: Destination) -> tupl
     require_known_knobs(request.knobs, card, framework, profile.knobs)
     extra = (*profile.knobs, *request.knobs)
     return card, framework.name, build_space(card, framework, extra_knobs=extra, use_fewer=request.use_fewer)
+
+
+def _refuse_changes(request: Request, framework: str) -> None:
+    """Refuse what would change a recorded space: its legal set is its rows."""
+    ways = "search it as it is, or name a place to run (`--launcher NAME`)"
+    if request.framework not in (None, framework):
+        raise UserError(f"--framework {request.framework!r}: the recording was measured with {framework!r}; {ways}")
+    if request.knobs:
+        names = ", ".join(knob.name for knob in request.knobs)
+        raise UserError(f"--knob {names}: the legal set of a recording is its rows, and no knob changes them; {ways}")
 
 
 def _open_launcher(destination: Destination, framework: str, run_dir: Path | None) -> Launcher:

@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from cclsearch.card.model import KnobDeclaration
-from cclsearch.content import find_content, list_content
+from cclsearch.content import FRAMEWORK_SUFFIX, find_content, list_content
 from cclsearch.errors import UserError
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.values import Model, Value
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cclsearch.launch.base import Launcher
 
 PROFILE_SUFFIXES = (".yaml", ".yml")
-FRAMEWORK_SUFFIX = ".framework"
 
 M = TypeVar("M", bound=Model)
 
