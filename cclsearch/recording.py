@@ -82,7 +82,22 @@ def load_recording(folder: Path | str) -> Recording:
     if not any(row.step_time_s is not None for row in rows):
         raise UserError(f"{folder / 'trials.csv'}: a recording needs at least one row with status ok; there is none")
     space = space_from_rows(knobs, [row.config for row in rows])
-    return Recording(folder.resolve().name, card, space, rows, (*notes, *card_notes), folder)
+    notes = (*notes, *card_notes, *_note_missing_degrees(card, knobs, rows))
+    return Recording(folder.resolve().name, card, space, rows, notes, folder)
+
+
+def _note_missing_degrees(card: Card, knobs: Sequence[Knob], rows: Sequence[RecordedRow]) -> tuple[str, ...]:
+    """A word on degrees without a column where the ranks do not add up: the column may be misspelt."""
+    names = [knob.name for knob in knobs]
+    missing = [degree for degree in ("tp", "dp", "pp") if degree not in names]
+    asked = card.hardware.num_accelerators
+    short = sum(math.prod(row.config.as_int(degree) for degree in ("tp", "dp", "pp")) != asked for row in rows)
+    if not missing or not short:
+        return ()
+    return (
+        f"trials.csv has no column {' or '.join(missing)} (its knobs are {', '.join(names)}), so that {short} of"
+        f" {len(rows)} rows do not use the {asked} accelerators of its card: is a column's name misspelt?",
+    )
 
 
 def find_recordings(folder: Path | str) -> list[Path]:
