@@ -20,6 +20,8 @@ from cclsearch.values import Failure, Provenance
 
 LOAD_RULE = "load"
 """The admission rule that a disturbed trial fails; such a trial is run again."""
+CANCELLED = "cancelled when the search was stopped"
+"""Why a trial goes again after a stop; it is nobody's failure, and uses up no attempt."""
 
 Judge = Callable[[Trial, TrialInput, Book, Failure | None], Outcome]
 """Reads a landed trial's evidence and says what it is worth; the failure is the launcher's own reason, if any."""
@@ -131,7 +133,7 @@ class Flight:
                 if status.state is JobState.DONE:
                     self._take(book, trial, status)
                 else:
-                    self._repeat(book, trial, "cancelled when the search was stopped", None)
+                    self._repeat(book, trial, CANCELLED, None)
         self.launcher.close()
 
     def leave(self) -> None:
@@ -165,7 +167,8 @@ class Flight:
         )
 
     def _may_repeat(self, trial: Trial) -> bool:
-        return len(trial.repeats) + 1 < self.spec.limits.max_attempts
+        counted = sum(reason != CANCELLED for reason in trial.repeats)
+        return counted + 1 < self.spec.limits.max_attempts
 
     def _disturbance(self, outcome: Outcome) -> str | None:
         """Why a sound run was disturbed by foreign load and nothing else; None where it was not."""
