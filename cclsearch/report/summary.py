@@ -138,7 +138,9 @@ def _ratio(other: Trial, best: Trial) -> str:
     if not theirs or not ours:
         return "no step time"
     ratio = theirs / ours
-    return f"{ratio:.3g} x its step time" if ratio >= 1.1 else f"{ratio - 1:+.1%} of its step time"
+    if ratio >= 1.1:
+        return f"{ratio:.3g} x its step time"
+    return f"its step takes {abs(ratio - 1):.2%} {'longer' if ratio >= 1 else 'less'}"
 
 
 def _no_best_lines(state: RunState) -> list[str]:
