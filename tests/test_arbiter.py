@@ -170,7 +170,8 @@ def test_the_same_failure_twice_hands_over() -> None:
 def test_a_provider_that_is_down_is_tried_again_later_a_wrong_key_never() -> None:
     down = ProviderError(Trouble.OVERLOADED, "busy")
     search = Search(budget=6)
-    search.run(make(Chooses(down, down, down, down, down, down, down, down, *FAST)))
+    script = Chooses(down, down, down, down, down, down, down, down, *FAST)
+    search.run(make(script, rules=Rules(num_seeds=1, explore=2)))
     assert who(search) == ["seed", "default", "default", "llm", "llm", "llm"]
     wrong = Chooses(ProviderError(Trouble.AUTHENTICATION, "invalid key"))
     search = Search(budget=6)

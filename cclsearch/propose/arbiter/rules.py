@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from cclsearch.propose.arbiter.machine import State
 from cclsearch.propose.base import Observation, SearchView
@@ -15,13 +16,14 @@ class Rules(Model):
     """The arbiter's numbers."""
 
     num_seeds: int = 2
-    patience: int = 3
-    """Trials of the LLM in a row without an improvement beyond the noise, before it is put aside."""
-    patience_again: int = 2
+    patience: int = 2
+    """Ideas of the LLM's own in a row without an improvement beyond the noise, before it is put aside. A trial that the
+    surrogate would have run as well counts half."""
+    patience_again: int = 1
     """The same after it was put aside once."""
     same_failures: int = 2
     """Trials of the LLM in a row that fail in the same way."""
-    explore: int = 2
+    explore: int = 4
     """Trials of the fallback after the first stall; doubled with each further one."""
     explore_most: int = 8
     overrules: int = 1
@@ -65,8 +67,9 @@ def find_stall(view: SearchView, state: State, rules: Rules) -> tuple[str, str] 
         kind = next(iter(kinds)).value.replace("_", " ")
         return "same failure", f"its last {len(last)} trials failed in the same way ({kind})"
     patience = rules.patience if state.stalls == 0 else rules.patience_again
-    if len(recent) >= patience and not any(judged.improved for judged in recent[-patience:]):
-        how = "trial" if patience == 1 else f"{patience} trials"
+    idle = list(takewhile(lambda judged: not judged.improved, reversed(recent)))
+    if sum(1.0 if judged.item.is_own_idea else 0.5 for judged in idle) >= patience:
+        how = "trial" if len(idle) == 1 else f"{len(idle)} trials"
         return "no improvement", f"its last {how} did not improve beyond the noise"
     return None
 

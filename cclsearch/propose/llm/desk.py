@@ -26,6 +26,8 @@ from cclsearch.values import Config
 Explain = Callable[[Config], Sequence[str]]
 """Why a configuration is no member, one line a broken rule; empty where there is nothing to say."""
 
+FIRST_CHOICES = 3
+"""Of the surrogate's candidates, how many count as what it would run itself."""
 MIN_FITS = 0.05
 MAX_SLOWER = 1.5
 """A proposal overrules the surrogate where it gives it less than `MIN_FITS`, or even its optimistic time is this many
@@ -246,6 +248,7 @@ class Desk:
             expected_memory_gib=_positive(item.get("expected_memory_gib")),
             is_overrule=bool(overrules),
             rationale=one_line(redact(str(item.get("rationale") or "")), 400),
+            is_own_idea=row not in self.look.order[:FIRST_CHOICES],
         )
 
     def _overrules(self, row: int) -> str:

@@ -26,6 +26,8 @@ class Submitted:
     is_overrule: bool = False
     """The surrogate thought little of it."""
     rationale: str = ""
+    is_own_idea: bool = True
+    """Not among the surrogate's first choices: a trial that the fallback would not have run."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def _to_json(item: Submitted) -> dict[str, object]:
         "time": item.expected_step_time_s,
         "memory": item.expected_memory_gib,
         "overrule": item.is_overrule,
+        "agreed": not item.is_own_idea,
         "why": one_line(item.rationale, 300),
     }
     return {key: value for key, value in full.items() if value not in (None, False, "")}
@@ -117,6 +120,7 @@ def _read_turn(data: Mapping[str, object]) -> PastTurn:
                 item.get("memory"),
                 bool(item.get("overrule")),
                 str(item.get("why", "")),
+                not item.get("agreed"),
             )
             for item in items
         ),
