@@ -20,7 +20,7 @@ class Rules(Model):
     """Ideas of the LLM's own in a row without an improvement beyond the noise, before it is put aside. A trial that the
     surrogate would have run as well counts half."""
     patience_again: int = 1
-    """The same after it was put aside once."""
+    """The same after it was put aside with trials of its own behind it."""
     same_failures: int = 2
     """Trials of the LLM in a row that fail in the same way."""
     explore: int = 4
@@ -59,14 +59,16 @@ def judge_trials(view: SearchView) -> list[Judged]:
 
 def find_stall(view: SearchView, state: State, rules: Rules) -> tuple[str, str] | None:
     """Cause and reason for which the LLM should be put aside now, by its trials since it took over; None if none."""
-    recent = [judged for judged in judge_trials(view) if judged.observation.trial >= state.since_trial]
+    judged_all = judge_trials(view)
+    recent = [judged for judged in judged_all if judged.observation.trial >= state.since_trial]
     last = recent[-rules.same_failures :]
     kinds = {judged.observation.failure.kind for judged in last if judged.observation.failure}
     all_failed = all(judged.observation.failure for judged in last)
     if len(last) == rules.same_failures and all_failed and len(kinds) == 1:
         kind = next(iter(kinds)).value.replace("_", " ")
         return "same failure", f"its last {len(last)} trials failed in the same way ({kind})"
-    patience = rules.patience if state.stalls == 0 else rules.patience_again
+    had_its_turn = state.stalls > 0 and len(recent) < len(judged_all)
+    patience = rules.patience_again if had_its_turn else rules.patience
     idle = list(takewhile(lambda judged: not judged.improved, reversed(recent)))
     if sum(1.0 if judged.item.is_own_idea else 0.5 for judged in idle) >= patience:
         how = "trial" if len(idle) == 1 else f"{len(idle)} trials"
