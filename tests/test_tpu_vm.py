@@ -1,0 +1,313 @@
+"""The `tpu-vm` launcher against real sshd processes, over plain SSH and through a stand-in for gcloud."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "tpu"))
+import slices
+import workers
+
+HERE = Path(__file__).parent
+BUDGET = ["--workload", "tiny-jax", "--strategy", "random"]
+
+serial = pytest.mark.serial
+
+
+@pytest.fixture
+def sshd() -> None:
+    """Skips where no sshd can be started, unless that is asked to be a failure."""
+    why = workers.why_no_sshd()
+    if why is not None and os.environ.get("CCL_REQUIRE_SSHD") == "1":
+        pytest.fail(f"CCL_REQUIRE_SSHD=1, but {why}")
+    if why is not None:
+        pytest.skip(why)
+
+
+@pytest.fixture
+def quick(project: Path) -> dict[str, Any]:
+    """Settings of a profile that runs the quick script in the project; where it says that it started."""
+    folder = project / "launchers"
+    folder.mkdir()
+    for name in ("quick.py", "quick.framework.yaml"):
+        shutil.copyfile(HERE / "tpu" / name, folder / name)
+    environment = {"QUICK_STARTS": str(project / "starts"), "QUICK_ODD": "a 'b' \"c\" $HOME `id` \\ ünï"}
+    return {"framework": "quick", "hardware": {"accelerators_per_node": 2}, "environment": environment}
+
+
+def call(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cclsearch", *words], cwd=project, capture_output=True, text=True, timeout=300
+    )
+
+
+def search(project: Path, profile: Path, *words: str, budget: int = 1) -> subprocess.CompletedProcess[str]:
+    return call(project, "run", *BUDGET, "--budget", str(budget), "--launcher", str(profile), "--name", "r1", *words)
+
+
+def begin(project: Path, profile: Path) -> subprocess.Popen[bytes]:
+    """A search of one trial, as a process of its own."""
+    words = ["run", *BUDGET, "--budget", "1", "--name", "r1", "--launcher", str(profile)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-m", "cclsearch", *words], cwd=project, **quiet)
+
+
+def events(project: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (project / "runs" / "r1" / "ledger.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def starts(project: Path) -> Counter[tuple[str, str]]:
+    """How often each process of each job was started."""
+    lines = (project / "starts").read_text().splitlines() if (project / "starts").exists() else []
+    return Counter(tuple(line.split()[:2]) for line in lines)  # type: ignore[misc]
+
+
+def wait_for(what: Any, limit_s: float = 120.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("profile", ["tpu-v5e", "tpu-v5p", "tpu-v6e"])
+def test_shipped_profile_without_workers_is_refused_in_one_line_before_anything_is_shown(
+    project: Path, profile: str
+) -> None:
+    done = call(project, "run", "--workload", "tiny-jax", "--launcher", profile, "--dry-run")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "`hosts`" in done.stderr
+    assert "`queued_resource`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"hosts": ["a"], "environment": {"HF_TOKEN": "x"}}, "secret"),
+        ({"hosts": ["-oProxyCommand=x"]}, "dash"),
+        ({"hosts": ["a"], "remote_dir": "x; rm -rf /"}, "remote_dir"),
+        ({"hosts": ["a"], "ssh_options": ["StrictHostKeyChecking no"]}, "NAME=VALUE"),
+        ({"hosts": ["a"], "tpu": "b", "zone": "z"}, "exactly one"),
+        ({"tpu": "my-slice"}, "zone"),
+        ({"tpu": "My Slice", "zone": "z"}, "lower-case"),
+        ({"hosts": ["a", "a"]}, "once"),
+    ],
+)
+def test_what_no_slice_can_be_reached_by_is_refused(fields: dict[str, Any], says: str) -> None:
+    from cclsearch.errors import UserError
+    from cclsearch.launch.profile import make_launcher, profile_from_mapping
+
+    with pytest.raises(UserError, match=says):
+        make_launcher(profile_from_mapping({"launcher": "tpu-vm", **fields}, name="p"))
+
+
+@pytest.mark.parametrize("run_id", ["r", "WL.2_x-20260101-120000-ab12", "9" * 80, "a" * 80, "_."])
+def test_resource_names_are_what_the_cloud_takes_and_differ_between_runs(run_id: str) -> None:
+    import re
+
+    from cclsearch.launch.tpu_vm.cloud_place import label_of, name_resource
+
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name_resource(run_id, 17))
+    assert re.fullmatch(r"[a-z][-_a-z0-9]{0,62}", label_of(run_id))
+    assert name_resource(run_id, 1) != name_resource(f"{run_id}x", 1)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "trace/../../x", "other/file"])
+def test_archive_that_a_worker_cannot_have_packed_is_not_unpacked(tmp_path: Path, name: str) -> None:
+    import io
+    import tarfile
+
+    from cclsearch.launch.tpu_vm.job import take_in
+
+    archive = tmp_path / "w0.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        member = tarfile.TarInfo(name)
+        member.size = 1
+        file.addfile(member, io.BytesIO(b"x"))
+    with pytest.raises(ValueError, match="archive holds"):
+        take_in({0: archive}, tmp_path / "trial", tmp_path / "scratch")
+    assert not (tmp_path / "trial").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "for_ever"),
+    [
+        ("ERROR: (gcloud) RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepod' has been exceeded. Limit: 0", True),
+        ("ERROR: (gcloud) PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", True),
+        ("ERROR: (gcloud) RESOURCE_EXHAUSTED: There is no more capacity in the zone", False),
+        ("ERROR: (gcloud) UNAVAILABLE: The service is currently unavailable", False),
+    ],
+)
+def test_refusals_that_last_are_told_from_those_that_pass(said: str, for_ever: bool) -> None:
+    from cclsearch.launch.tpu_vm.gcloud import GcloudError, explain_refusal
+
+    error = GcloudError(explain_refusal(f"Request issued\n{said}\nmore", 1), said)
+    assert error.is_for_ever is for_ever
+    assert str(error).startswith("(gcloud)")
+
+
+@serial
+def test_trial_runs_on_every_host_with_its_environment_and_leaves_nothing_there(
+    sshd: None, project: Path, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "not-to-be-handed-on")
+    with slices.open_hosts(project / "slice", 2, **quick) as hosts:
+        done = search(project, hosts.profile)
+        trial = project / "runs" / "r1" / "trials" / "0001"
+        out = (trial / "stdout.log").read_text()
+        for rank in (0, 1):
+            assert f"[rank{rank}]: odd: {quick['environment']['QUICK_ODD']}" in out
+            assert f"[rank{rank}]: secrets: []" in out
+            assert f"[rank{rank}]: to stderr" in (trial / "stderr.log").read_text()
+            assert (trial / "trace" / f"note {rank}.txt").read_text() == "as it is"
+        assert json.loads((trial / "result.json").read_text())["world_size"] == 4
+        assert starts(project) == {("r1-t0001-a1", "0"): 1, ("r1-t0001-a1", "1"): 1}, done.stderr
+        assert [list((w.home / ".ccl-search").iterdir()) for w in hosts.workers] == [[], []]
+        assert not any(worker.processes() for worker in hosts.workers)
+
+
+@serial
+def test_own_failure_of_a_rank_is_told_and_not_that_of_its_peer(
+    sshd: None, project: Path, quick: dict[str, Any]
+) -> None:
+    quick["environment"]["QUICK_FAIL"] = "1"
+    with slices.open_hosts(project / "slice", 2, **quick) as hosts:
+        search(project, hosts.profile)
+    failure = events(project, "trial_finished")[0]["outcome"]["failure"]
+    assert failure["kind"] == "out_of_memory"
+    assert "RESOURCE_EXHAUSTED" in failure["message"]
+
+
+@serial
+def test_trial_whose_worker_dies_in_it_is_run_again_when_the_worker_is_back(
+    sshd: None, project: Path, quick: dict[str, Any]
+) -> None:
+    quick["environment"]["QUICK_SECONDS"] = "6"
+    with slices.open_hosts(project / "slice", 2, **quick) as hosts:
+        running = begin(project, hosts.profile)
+        try:
+            wait_for(lambda: len(starts(project)) == 2)
+            hosts.workers[1].kill()
+            wait_for(lambda: events(project, "trial_repeated"))
+            hosts.workers[1].start()
+            running.wait(timeout=180)
+        finally:
+            running.kill()
+            running.wait()
+        assert not any(worker.processes() for worker in hosts.workers)
+    failure = events(project, "trial_repeated")[0]["failure"]
+    assert failure["kind"] == "node_failed"
+    assert "worker 1" in failure["message"]
+    assert events(project, "trial_finished")[0]["outcome"]["failure"] is None
+    assert max(starts(project).values()) == 1
+
+
+@serial
+def test_preempted_slice_is_replaced_and_nothing_is_left(sshd: None, project: Path, quick: dict[str, Any]) -> None:
+    quick["environment"]["QUICK_SECONDS"] = "4"
+    with slices.open_cloud(project / "cloud", **quick) as cloud:
+        cloud.set_faults(delete=["INTERNAL: an internal error has occurred"])
+        running = begin(project, cloud.profile)
+        try:
+            wait_for(lambda: len(starts(project)) == 2)
+            cloud.preempt()
+            running.wait(timeout=180)
+        finally:
+            running.kill()
+            running.wait()
+        assert events(project, "trial_repeated")[0]["failure"]["kind"] == "preempted"
+        assert events(project, "trial_finished")[0]["outcome"]["failure"] is None
+        assert cloud.num_created() == 2
+        assert cloud.resources() == {}
+        created = [words for words in cloud.calls() if words[2:4] == ["queued-resources", "create"]]
+        assert all(any(word.startswith("--labels=ccl-run=ccl-r1-") for word in words) for words in created)
+        assert max(starts(project).values()) == 1
+
+
+@serial
+def test_refused_request_ends_the_search_in_one_line_and_stock_out_is_a_failure_that_is_retried(
+    sshd: None, project: Path, quick: dict[str, Any]
+) -> None:
+    with slices.open_cloud(project / "cloud", **quick) as cloud:
+        quota = "RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0"
+        cloud.set_faults(create=[quota])
+        done = search(project, cloud.profile)
+        assert done.returncode == 2
+        assert "Quota limit" in done.stderr.strip().splitlines()[-1]
+        assert cloud.resources() == {}
+        cloud.set_faults(stock_out=["There is no more capacity in the zone"])
+        done = call(project, "resume", "r1")
+        assert "no more capacity" in events(project, "trial_repeated")[0]["failure"]["message"]
+        assert len(events(project, "trial_finished")) == 1, done.stderr
+        assert cloud.resources() == {}
+
+
+@serial
+@pytest.mark.parametrize("moment", ["create", "running"])
+def test_killed_search_is_resumed_without_doubling_and_cleaned_without_remains(
+    sshd: None, project: Path, quick: dict[str, Any], moment: str
+) -> None:
+    quick["environment"]["QUICK_SECONDS"] = "1.5"
+    with slices.open_cloud(project / "cloud", **quick) as cloud:
+
+        def reached() -> bool:
+            if moment == "create":
+                return bool(cloud.resources())
+            return len(starts(project)) == 2
+
+        running = begin(project, cloud.profile)
+        wait_for(reached)
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        left = json.loads(call(project, "clean", "r1", "--dry-run", "--json").stdout)
+        assert "queued resource" in {item["kind"] for item in left}
+        done = call(project, "resume", "r1")
+        assert len(events(project, "trial_finished")) == 1, done.stderr
+        assert (cloud.resources(), cloud.num_created()) == ({}, 1)
+        assert starts(project) == {("r1-t0001-a1", "0"): 1, ("r1-t0001-a1", "1"): 1}
+        assert "nothing is left" in call(project, "clean", "r1").stdout
+
+
+@serial
+def test_clean_ends_the_job_and_deletes_the_resource_of_a_killed_search(
+    sshd: None, project: Path, quick: dict[str, Any]
+) -> None:
+    quick["environment"]["QUICK_SECONDS"] = "600"
+    with slices.open_cloud(project / "cloud", **quick) as cloud:
+        running = begin(project, cloud.profile)
+        wait_for(lambda: len(starts(project)) == 2)
+        running.kill()
+        running.wait()
+        done = call(project, "clean", "r1")
+        assert "2 things removed" in done.stdout, done.stderr
+        assert cloud.resources() == {}
+        assert not any(machine.processes() for machine in cloud.machines())
+
+
+@serial
+def test_tiny_jax_is_searched_over_two_workers_and_admitted_with_every_rank_traced(sshd: None, project: Path) -> None:
+    pytest.importorskip("jax")
+    settings = {"hardware": {"accelerators_per_node": 2}, "environment": {"OMP_NUM_THREADS": 1}}
+    with slices.open_cloud(project / "cloud", **settings) as cloud:
+        knobs = ("tp=1", "dp=4", "ep=1", "micro_batch_size=4", "activation_checkpointing=none")
+        done = search(project, cloud.profile, *(word for knob in knobs for word in ("--knob", knob)))
+        assert cloud.resources() == {}
+    outcome = events(project, "trial_finished")[0]["outcome"]
+    assert outcome["failure"] is None, done.stderr
+    verdicts = {verdict["rule"]: verdict for verdict in outcome["admission"]["verdicts"]}
+    assert verdicts["ranks_traced"]["ok"], verdicts
+    assert verdicts["world_size"]["ok"]
+    assert verdicts["work"]["ok"]
