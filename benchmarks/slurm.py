@@ -458,8 +458,8 @@ def write_sections(path: Path, sections: dict[str, str]) -> None:
     kept.update(sections)
     head = (
         "# The Slurm launcher on a real Slurm\n\nWritten by `python benchmarks/slurm.py --out benchmarks/slurm.md`: "
-        "slurmctld, four slurmd, on one machine of 2 cores, over loopback. Times were taken while other work kept the machine "
-        "busy (load 8 to 14): they are upper bounds.\n\n"
+        "slurmctld, four slurmd, on one machine of 2 cores, over loopback. Times were taken while other work "
+        "kept the machine busy (load 8 to 14): they are upper bounds.\n\n"
     )
     path.write_text(
         head + "".join(f"## {name}\n{kept[name].rstrip()}\n\n" for name in PARTS if name in kept).rstrip() + "\n"

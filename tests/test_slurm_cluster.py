@@ -290,20 +290,3 @@ def wait_until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come in time"
         time.sleep(0.1)
-
-
-def test_nothing_is_left_running(site: Site) -> None:
-    """Steps' processes end with their jobs."""
-
-    def left() -> list[str]:
-        return [path.parent.name for path in Path("/proc").glob("[0-9]*/cwd") if str(site.folder) in _target(path)]
-
-    wait_until(lambda: not left())
-    assert left() == []
-
-
-def _target(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except OSError:
-        return ""
