@@ -20,10 +20,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests" / "tpu"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "tpu"))
 import slices
 
+HERE = Path(__file__).parent
 CLI = [sys.executable, "-m", "cclsearch"]
 KNOBS = ("tp=1", "dp=4", "ep=1", "micro_batch_size=4", "activation_checkpointing=none")
 
@@ -94,8 +94,8 @@ def kills(first: int, last: int, of: int) -> None:
         good = found["finished"] == 2 and not found["left"] and found["most_starts"] == 1 and found["clean"]
         wrong += not good
         print(
-            f"kill {number + 1:>2} at {found['killed_s']:>5.1f} s: {found['resources']} made, {found['finished']} trials"
-            f" finished, most starts of one process {found['most_starts']}, left {found['left'] or 'nothing'}"
+            f"kill {number + 1:>2} at {found['killed_s']:>5.1f} s: {found['resources']} made, {found['finished']}"
+            f" trials finished, most starts of one process {found['most_starts']}, left {found['left'] or 'nothing'}"
             f"  {'ok' if good else 'WRONG'}",
             flush=True,
         )

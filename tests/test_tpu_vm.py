@@ -180,12 +180,15 @@ def test_trial_runs_on_every_host_with_its_environment_and_leaves_nothing_there(
 
 
 @serial
-def test_own_failure_of_a_rank_is_told_and_not_that_of_its_peer(
+def test_own_failure_of_a_rank_is_told_and_a_slice_that_was_there_stays(
     sshd: None, project: Path, quick: dict[str, Any]
 ) -> None:
     quick["environment"]["QUICK_FAIL"] = "1"
-    with slices.open_hosts(project / "slice", 2, **quick) as hosts:
-        search(project, hosts.profile)
+    with slices.open_cloud(project / "cloud", **quick) as cloud:
+        cloud.give_slice("mine", "v5litepod-8")
+        search(project, cloud.profile)
+        assert cloud.resources()["mine"]["node"] == "READY"
+        assert not any(machine.processes() for machine in cloud.machines())
     failure = events(project, "trial_finished")[0]["outcome"]["failure"]
     assert failure["kind"] == "out_of_memory"
     assert "RESOURCE_EXHAUSTED" in failure["message"]

@@ -2,9 +2,9 @@
 
     python gcloud.py FOLDER compute tpus queued-resources create NAME --node-id=NAME --accelerator-type=... ...
 
-It takes documented flags only, and refuses any other. `FOLDER/cloud.json` holds the resources; `FOLDER/faults.json` what
-shall go wrong; `FOLDER/calls.jsonl` what was asked. States move on as they are described: a request waits, is provisioned,
-and becomes active when its machines listen. It is a test's part, not a cloud.
+It takes documented flags only, and refuses any other. `FOLDER/cloud.json` holds the resources, `FOLDER/faults.json`
+what shall go wrong, `FOLDER/calls.jsonl` what was asked. States move on as they are described: a request waits, is
+provisioned, and becomes active when its machines listen. It is a test's part, not a cloud.
 """
 
 from __future__ import annotations

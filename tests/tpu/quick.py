@@ -1,4 +1,4 @@
-"""A run script for tests of launchers: says that it started, takes its time, and leaves what the trial contract asks."""
+"""A run script for tests of launchers: says that it started, takes its time, leaves what the contract asks."""
 
 import json
 import os

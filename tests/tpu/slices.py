@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,6 +68,17 @@ class Cloud:
     def num_created(self) -> int:
         with gcloud.open_cloud(self.folder) as cloud:
             return int(cloud.data.get("created", 0))
+
+    def give_slice(self, name: str, accelerator_type: str) -> None:
+        """A TPU VM that somebody made; the profile names it instead of asking for one."""
+        program, words = str(self.folder / "gcloud"), ["compute", "tpus", "queued-resources"]
+        asked = [f"--node-id={name}", f"--accelerator-type={accelerator_type}", "--runtime-version=v2-alpha-tpuv5-lite"]
+        subprocess.run([program, *words, "create", name, *asked], check=True, timeout=120)
+        while self.resources()[name]["node"] != "READY":
+            subprocess.run([program, *words, "describe", name], check=True, timeout=120, stdout=subprocess.DEVNULL)
+        data = yaml.safe_load(self.profile.read_text())
+        del data["queued_resource"]
+        self.profile.write_text(yaml.safe_dump({**data, "tpu": name}))
 
     def preempt(self) -> None:
         """Take the machines of every active resource away, as happens to spot capacity."""

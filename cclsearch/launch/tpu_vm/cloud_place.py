@@ -178,6 +178,7 @@ class QueuedPlace:
         limit = self.settings.queue_limit_min
         if state in _WAITING and limit is not None and waited_min > limit:
             message = f"{named} was {state} for {waited_min:.0f} min, the profile's queue_limit_min is {limit:g}"
+            self.release(known.run_id)
             return Broken(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, message))
         return Waiting(f"{named}: {state}", unsure=state not in _WAITING)
 
