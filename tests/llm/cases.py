@@ -65,7 +65,7 @@ SPACE = make_space()
 def plain_look() -> Look:
     """A look with round figures, so that the golden file depends on nothing learnt."""
     n = len(SPACE)
-    time_N = 10.0 + np.arange(n) * 0.5
+    time_N = 10.0 + np.arange(n) * 0.01
     order = tuple(range(n))
     return Look(
         time_N, time_N * 0.9, np.full(n, 40.0), np.full(n, 0.75), order, False, "something may be left", ("a record",)

@@ -30,8 +30,8 @@ FIRST_CHOICES = 3
 """Of the surrogate's candidates, how many count as what it would run itself."""
 MIN_FITS = 0.05
 MAX_SLOWER = 1.5
-"""A proposal overrules the surrogate where it gives it less than `MIN_FITS`, or even its optimistic time is this many
-times the best's."""
+"""A proposal overrules the surrogate where it gives it less than `MIN_FITS`, or where even its optimistic time does not
+beat the best's; before anything has run, where that is so many times the best prediction."""
 
 
 @dataclass(frozen=True)
@@ -257,10 +257,11 @@ class Desk:
         if self.view.objective != "step_time":
             return ""
         best = best_observation(self.view)
-        reference = best.step_time_s if best and best.step_time_s else self._best_predicted()
-        if reference > 0 and self.look.low_N[row] > MAX_SLOWER * reference:
-            return f"even its optimistic time, {self.look.low_N[row]:.4g} s, is far above the best's {reference:.4g} s"
-        return ""
+        low = float(self.look.low_N[row])
+        if best and best.step_time_s:
+            return "" if low < best.step_time_s else f"even its optimistic time, {low:.4g} s, does not beat the best"
+        reference = self._best_predicted()
+        return f"its optimistic time, {low:.4g} s, is poor" if low > MAX_SLOWER * reference > 0 else ""
 
     def _best_predicted(self) -> float:
         return float(self.look.time_N[self.look.order[0]]) if self.look.order else 0.0
