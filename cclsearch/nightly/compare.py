@@ -205,7 +205,9 @@ def _judge(
             Verdict.IMPROVED,
             f"{most.config} takes {most.ratio:.3f} x of earlier nights; {1 - most.confidence:.1%} sure",
         )
-    told = f"the best is {best}, run-to-run noise {noise.relative:.1%}"
+    told = f"the best is {best}"
+    if noise.is_measured:
+        told += f"; run-to-run noise {noise.relative:.1%}"
     if champion not in tonight.samples:
         told += "; the best of earlier nights was not run again, so a regression of it could not be seen"
     return Verdict.UNCHANGED, told

@@ -58,7 +58,7 @@ def render_systemd(setting: Setting) -> dict[str, str]:
         f"[Unit]\nDescription=ccl-search nightly {setting.name}\n\n"
         f"[Service]\nType=oneshot\nWorkingDirectory={_escape_path(str(setting.project))}\n"
         f"EnvironmentFile=-%h/.config/ccl-search/nightly.env\nExecStart={command}\n"
-        "KillSignal=SIGTERM\nTimeoutStopSec=300\nSuccessExitStatus=1 3\n"
+        "KillSignal=SIGTERM\nTimeoutStopSec=300\n"
     )
     timer = (
         f"[Unit]\nDescription=Starts ccl-search nightly {setting.name}\n\n"

@@ -120,7 +120,9 @@ def find_place(config: NightlyConfig, runs: Path, now_s: float) -> NightPlace:
             if data["config"] == config.digest and data["started_s"] <= now_s < end_s:
                 return NightPlace(latest.name, data["started_s"], data["deadline_s"], latest, dict(data["jobs"]))
     moment = config.deadline_moment
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+    second = now_s
+    while (home / (stamp := time.strftime("%Y%m%d-%H%M%S", time.gmtime(second)))).exists():
+        second += 1
     return NightPlace(stamp, now_s, moment.next_after(now_s) if moment else None, home / stamp)
 
 

@@ -1,0 +1,351 @@
+"""Whole nights with a launcher whose trials end as the test says: budgets, comparison, cuts, pruning, messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scripted_launcher import Ending, ScriptedLauncher, failed, ran
+
+from cclsearch.cli import main
+from cclsearch.flight import Stop
+from cclsearch.launch.base import Job
+from cclsearch.nightly.run import NightBusyError, run_night
+from cclsearch.nightly.summary import NightSummary
+from cclsearch.plugins import LAUNCHERS
+from cclsearch.record.lock import FolderLock
+from cclsearch.run_folder import load_run
+from cclsearch.values import FailureKind
+
+DECIDE: list[Callable[[Job], Ending]] = []
+"""How trials end now: the last entry decides."""
+
+
+@LAUNCHERS.register("scripted-night")
+class NightLauncher(ScriptedLauncher):
+    """Made from a profile, as a night's launcher is."""
+
+    @classmethod
+    def from_profile(cls, profile: object) -> NightLauncher:
+        return cls(lambda job: DECIDE[-1](job))
+
+
+def time_of(job: Job) -> float:
+    """Seconds per step of a configuration: the more micro-batches, the slower."""
+    config = job.payload.config
+    return 1.0 + 0.1 * job.payload.gradient_accumulation + 0.3 * config.as_int("tp") + 0.2 * config.as_int("pp")
+
+
+@pytest.fixture
+def place(project: Path) -> Iterator[Path]:
+    (project / "launchers").mkdir()
+    (project / "launchers" / "sim.yaml").write_text("launcher: scripted-night\n")
+    DECIDE.append(lambda job: ran(job, time_of(job), versions={"torch": "2.1"}))
+    yield project
+    DECIDE.clear()
+
+
+BASE: dict[str, Any] = {"jobs": [{"workload": "tiny", "launcher": "sim", "name": "a", "budget": {"trials": 6}}]}
+CLOCK = iter(range(10**6))
+
+
+def write(**changes: Any) -> Path:
+    path = Path("nightly.yaml")
+    path.write_text(yaml.safe_dump({**BASE, **changes}))
+    return path
+
+
+def night(code: int | None = None, **changes: Any) -> NightSummary:
+    """One night, a second after the one before: nights are named by the second."""
+    from cclsearch.nightly.config import load_nightly
+
+    summary = run_night(load_nightly(write(**changes)), Path("runs").absolute(), stop=Stop())
+    if code is not None:
+        assert summary.exit_code == code, summary.model_dump_json(indent=1)
+    return summary
+
+
+@pytest.fixture(autouse=True)
+def _nights_are_days_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each night is named a day after the one before, without waiting for it."""
+    from cclsearch.nightly import night as module
+
+    find = module.find_place
+
+    def later(config: Any, runs: Path, now_s: float) -> Any:
+        from dataclasses import replace
+
+        found = find(config, runs, now_s)
+        if found.jobs or (found.folder / "night.json").exists():
+            return found
+        stamp = f"2030{next(CLOCK):04d}-000000"
+        return replace(found, stamp=stamp, folder=found.folder.with_name(stamp))
+
+    monkeypatch.setattr("cclsearch.nightly.run.find_place", later)
+
+
+def test_the_best_of_earlier_nights_is_measured_again_first(place: Path) -> None:
+    first = night(code=0)
+    assert first.jobs[0].verdict == "first"
+    assert first.jobs[0].best is not None
+    second = night(code=0)
+    job = second.jobs[0]
+    assert job.verdict == "unchanged"
+    run = load_run(Path("runs") / str(job.run))
+    assert run.state.trials[1].proposer == "earlier"
+    assert dict(run.state.trials[1].config) == first.jobs[0].best.config
+    assert job.nights_before == 1
+
+
+def test_the_same_configuration_slower_is_a_regression_and_says_what_changed(place: Path) -> None:
+    night(code=0)
+    night(code=0)
+    DECIDE.append(lambda job: ran(job, 1.4 * time_of(job), versions={"torch": "2.2"}, hosts=("n1",)))
+    summary = night(code=3)
+    worse = summary.jobs[0].worse[0]
+    assert worse.ratio == pytest.approx(1.4)
+    assert "torch 2.1 → 2.2" in worse.why
+    assert "hosts unknown → n1" in worse.why
+    home = Path("runs") / "nights" / "nightly"
+    assert "regressed" in (home / "summary.md").read_text()
+    assert "torch 2.1 → 2.2" in (home / "report.html").read_text()
+    assert json.loads((home / "summary.json").read_text())["exit_code"] == 3
+
+
+def test_a_configuration_that_ran_and_fails_now_is_a_regression(place: Path) -> None:
+    night(code=0)
+    DECIDE.append(lambda job: failed(FailureKind.OUT_OF_MEMORY))
+    summary = night(code=3)
+    assert summary.jobs[0].worse[0].now is None
+    assert "out_of_memory" in summary.jobs[0].worse[0].why[0]
+
+
+def test_faster_beyond_noise_is_an_improvement_and_a_per_cent_is_none(place: Path) -> None:
+    night(code=0)
+    DECIDE.append(lambda job: ran(job, 1.01 * time_of(job)))
+    assert night(code=0).jobs[0].verdict == "unchanged"
+    DECIDE.append(lambda job: ran(job, 0.5 * time_of(job)))
+    assert night(code=0).jobs[0].verdict == "improved"
+
+
+def test_failing_infrastructure_is_trouble_and_a_crash_is_no_result(place: Path) -> None:
+    DECIDE.append(lambda job: failed(FailureKind.CRASHED))
+    assert night(code=1).jobs[0].verdict == "no result"
+    DECIDE.append(lambda job: failed(FailureKind.NODE_FAILED))
+    assert night(code=4).jobs[0].verdict == "infrastructure trouble"
+
+
+def test_one_job_that_cannot_go_on_does_not_end_the_others_night(place: Path) -> None:
+    def broken(job: Job) -> Ending:
+        if "-bad-" in job.name or "bad" in str(job.trial_dir):
+            raise RuntimeError("a bug of somebody's")
+        return ran(job, time_of(job))
+
+    DECIDE.append(broken)
+    jobs = [{**BASE["jobs"][0], "name": "bad", "priority": 9}, {**BASE["jobs"][0], "name": "good"}]
+    summary = night(code=1, jobs=jobs)
+    assert [job.verdict.value for job in summary.jobs] == ["no result", "first"]
+    kept = Path("runs") / "nights" / "nightly" / summary.night / "bad.traceback.txt"
+    assert "a bug of somebody's" in kept.read_text()
+
+
+def test_trials_are_shared_by_priority_and_what_is_left_flows_on(place: Path) -> None:
+    jobs = [
+        {**BASE["jobs"][0], "name": "large", "priority": 2, "budget": {"trials": 50}},
+        {**BASE["jobs"][0], "name": "small", "priority": 1, "budget": {"trials": 2}},
+    ]
+    summary = night(jobs=jobs, budget={"trials": 12})
+    assert {job.job: job.trials for job in summary.jobs} == {"large": 10, "small": 2}
+    assert summary.spent.trials == 12
+
+
+def test_a_night_that_was_stopped_goes_on_with_the_same_search(place: Path) -> None:
+    from cclsearch.nightly.config import load_nightly
+
+    stop, count = Stop(), iter(range(100))
+
+    def stopping(job: Job) -> Ending:
+        if next(count) == 2:
+            stop.request("stopped by the test")
+            return None
+        return ran(job, time_of(job))
+
+    DECIDE.append(stopping)
+    cut = run_night(load_nightly(write()), Path("runs").absolute(), stop=stop)
+    DECIDE.append(lambda job: ran(job, time_of(job)))
+    assert load_run(Path("runs") / str(cut.jobs[0].run)).standing == "stopped"
+    again = night(code=0)
+    assert again.jobs[0].run == cut.jobs[0].run
+    assert again.jobs[0].resumed
+    run = load_run(Path("runs") / str(again.jobs[0].run))
+    assert run.standing == "ended"
+    assert len({trial.config for trial in run.state.trials.values()}) == 6
+
+
+def test_a_night_that_was_killed_is_the_same_night_with_its_spending(place: Path) -> None:
+    from cclsearch.nightly import night as module
+    from cclsearch.nightly.config import load_nightly
+
+    first = night(budget={"trials": 8})
+    home = Path("runs") / "nights" / "nightly"
+    for name in ("summary.json", "summary.md", "report.html"):
+        (home / first.night / name).unlink()
+    config = load_nightly(Path("nightly.yaml"))
+    import time
+
+    found = module.find_place(config, Path("runs").absolute(), time.time())
+    assert found.stamp == first.night
+    assert found.jobs == {"a": first.jobs[0].run}
+    again = night(budget={"trials": 8})
+    assert again.night == first.night
+    assert again.spent.trials == 6
+    other = load_nightly(write(budget={"trials": 9}))
+    (home / first.night / "summary.json").unlink()
+    assert module.find_place(other, Path("runs").absolute(), time.time()).stamp != first.night
+
+
+def test_two_nights_never_overlap(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from cclsearch.nightly.config import load_nightly
+
+    home = Path("runs") / "nights"
+    home.mkdir(parents=True)
+    with FolderLock(home, purpose="nightly"):
+        with pytest.raises(NightBusyError):
+            run_night(load_nightly(write()), Path("runs").absolute(), stop=Stop())
+        assert main(["nightly", "nightly.yaml"]) == 5
+    assert "in use by process" in capsys.readouterr().err
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["nights"]
+
+
+def test_pruning_keeps_winners_ledgers_and_whatever_a_link_points_to(place: Path) -> None:
+    first = night()
+    run = Path("runs") / str(first.jobs[0].run)
+    outside = place / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("keep me")
+    assert first.jobs[0].best is not None
+    best = run / "trials" / f"{first.jobs[0].best.trial:04d}"
+    loser = next(p for p in sorted((run / "trials").iterdir()) if p != best)
+    (loser / "link").symlink_to(outside)
+    (run / "trials" / "0999").symlink_to(outside)
+    (Path("runs") / "nightly-20300000-000001-a").symlink_to(outside)
+    second = night(keep={"nights": 1})
+    assert second.pruned.trials == 5
+    assert second.pruned.nights == (first.night,)
+    assert (outside / "precious").read_text() == "keep me"
+    assert (best / "result.json").is_file()
+    assert not loser.exists()
+    assert load_run(run).state.best is not None
+    third = night(keep={"nights": None, "gib": 1e-9})
+    assert third.pruned.trials > 0
+    tonight = Path("runs") / str(third.jobs[0].run) / "trials"
+    assert len(list(tonight.glob("*/result.json"))) == 6
+
+
+class _Chat(BaseHTTPRequestHandler):
+    heard: list[dict[str, Any]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.heard.append(json.loads(body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_the_chat_is_told_and_its_address_is_in_no_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HTTPServer(("127.0.0.1", 0), _Chat) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/hook/very-secret-part"
+        monkeypatch.setenv("NIGHT_HOOK", url)
+        summary = night(code=0, webhook_env="NIGHT_HOOK", name="n1")
+        server.shutdown()
+    assert "1 first" in _Chat.heard[-1]["text"]
+    assert summary.notes == ()
+    held = b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())
+    assert b"very-secret-part" not in held
+
+
+def test_a_chat_that_is_away_is_a_note_and_no_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHT_HOOK", "http://127.0.0.1:1/very-secret-part")
+    summary = night(code=0, webhook_env="NIGHT_HOOK")
+    assert "may not have arrived" in summary.notes[-1]
+    assert "very-secret-part" not in summary.notes[-1]
+    monkeypatch.setenv("NIGHT_HOOK", "file:///etc/passwd")
+    assert "no http" in night(code=0, webhook_env="NIGHT_HOOK").notes[-1]
+
+
+def test_dry_run_shows_jobs_and_what_is_measured_again_and_writes_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(deadline="06:00 Europe/Paris")
+    assert main(["nightly", "nightly.yaml", "--dry-run"]) == 0
+    assert not Path("runs").exists()
+    night(code=0)
+    before = sorted(Path("runs").rglob("*"))
+    assert main(["nightly", "nightly.yaml", "--dry-run"]) == 0
+    assert "measures again: " in capsys.readouterr().out
+    assert sorted(Path("runs").rglob("*")) == before
+
+
+def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = place / "table"
+    table.write_text("# mine\n5 5 * * * echo hello\n")
+    tools = place / "tools"
+    tools.mkdir()
+    script = (
+        f'#!/bin/sh\nif [ "$1" = -l ]; then cat "{table}"; else cat > "{table}.new" && mv "{table}.new" "{table}"; fi\n'
+    )
+    (tools / "crontab").write_text(script)
+    (tools / "crontab").chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    write(start="22:00 Europe/Paris")
+    for _ in range(2):
+        assert main(["nightly", "install", "nightly.yaml", "--cron"]) == 0
+    text = table.read_text()
+    assert text.startswith("# mine\n5 5 * * * echo hello\n")
+    assert text.count("0 22 * * *") == 1
+    assert text.count("CRON_TZ=Europe/Paris") == 1
+
+
+def test_installed_commands_survive_a_shell_with_hostile_paths(tmp_path: Path) -> None:
+    from cclsearch.nightly.clock import parse_moment
+    from cclsearch.nightly.install import Setting, quote_systemd, render_cron, render_systemd
+
+    project = tmp_path / "a 'b\" $(touch owned) %h;x"
+    project.mkdir()
+    setting = Setting("n", project / "nightly $HOME.yaml", project, parse_moment("6:05 UTC"))
+    line = next(line for line in render_cron(setting).splitlines() if line.startswith("5 6"))
+    command = line.removeprefix("5 6 * * * ").replace("\\%", "%").replace("exec ", "printf '%s\\n' ")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[1:] == setting.command[1:]
+    assert not list(tmp_path.rglob("owned"))
+    assert quote_systemd('a"$b%c\\') == '"a\\"$$b%%c\\\\"'
+    units = render_systemd(setting)
+    assert "OnCalendar=*-*-* 06:05:00 UTC" in units["ccl-search-nightly-n.timer"]
+    assert "%%h;x" in units["ccl-search-nightly-n.service"]
+
+
+def test_systemd_units_are_written_where_the_user_keeps_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "etc"))
+    write(start="22:00 Europe/Paris")
+    assert main(["nightly", "install", "nightly.yaml", "--systemd", "--dry-run"]) == 0
+    assert not (place / "etc").exists()
+    assert main(["nightly", "install", "nightly.yaml", "--systemd"]) == 0
+    names = sorted(p.name for p in (place / "etc" / "systemd" / "user").iterdir())
+    assert names == ["ccl-search-nightly-nightly.service", "ccl-search-nightly-nightly.timer"]

@@ -1,0 +1,100 @@
+"""`nightly.yaml` and its clock: errors by field, days with 23 and 25 hours, fair parts, what noise hides."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cclsearch.cli import main
+from cclsearch.errors import UserError
+from cclsearch.nightly.clock import parse_moment
+from cclsearch.nightly.config import Budget, load_nightly, parse_nightly
+from cclsearch.nightly.share import Spent, find_left, lower_of, split_left
+
+JOB = {"workload": "wl2", "launcher": "replay"}
+
+
+def utc(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("now", "moment", "expected"),
+    [
+        ("2026-01-10T03:00", "06:00 Europe/Paris", "2026-01-10T05:00"),
+        ("2026-01-10T05:00", "06:00 Europe/Paris", "2026-01-11T05:00"),
+        ("2026-07-10T05:00", "06:00 Europe/Paris", "2026-07-11T04:00"),
+        ("2026-03-28T21:00", "06:00 Europe/Paris", "2026-03-29T04:00"),  # the night of 23 hours
+        ("2026-10-24T20:00", "06:00 Europe/Paris", "2026-10-25T05:00"),  # the night of 25 hours
+        ("2026-03-29T00:30", "02:30 Europe/Paris", "2026-03-29T01:30"),  # a time that is skipped
+        ("2026-10-24T23:00", "02:30 Europe/Paris", "2026-10-25T00:30"),  # a time that is there twice
+        ("2026-01-10T20:00", "06:00 Pacific/Auckland", "2026-01-11T17:00"),
+        ("2026-12-31T23:59", "0:00 UTC", "2027-01-01T00:00"),
+    ],
+)
+def test_a_moment_is_the_next_one_by_the_zones_own_clock(now: str, moment: str, expected: str) -> None:
+    assert parse_moment(moment).next_after(utc(now)) == utc(expected)
+
+
+BAD = [
+    ({"deadline": "6 o'clock", "jobs": [JOB]}, "deadline"),
+    ({"deadline": "06:00 Europe/Nowhere", "jobs": [JOB]}, "no time zone"),
+    ({"deadline": "06:00 ../../etc/passwd", "jobs": [JOB]}, "no time zone"),
+    ({"deadline": "25:00 UTC", "jobs": [JOB]}, "06:00 Europe/Paris"),
+    ({"jobs": []}, "at least one job"),
+    ({"jobs": [JOB, JOB]}, "two jobs are called"),
+    ({"jobs": [{**JOB, "priority": 0}]}, "jobs.0.priority"),
+    ({"jobs": [{**JOB, "budgets": {}}]}, "jobs.0.budgets: is no field here"),
+    ({"jobs": [{"launcher": "replay"}]}, "jobs.0.workload: is missing"),
+    ({"jobs": [{**JOB, "name": "../up"}]}, "jobs.0.name"),
+    ({"jobs": [JOB], "budget": {"hours": -1}}, "budget.hours"),
+    ({"jobs": [JOB], "name": "a/b"}, "name"),
+    ({"jobs": [JOB], "webhook_env": "https://hooks.example/secret"}, "name of an environment variable"),
+    ({"matrix": {"workloads": []}}, "matrix.workloads"),
+    ({"jobs": [JOB], "version": 2}, "version"),
+    ({"jobs": [{**JOB, "knobs": ["nonsense"]}]}, "nonsense"),
+]
+
+
+@pytest.mark.parametrize(("data", "says"), BAD, ids=[says for _, says in BAD])
+def test_a_wrong_field_is_named_in_one_line(data: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError) as raised:
+        parse_nightly(data, "nightly.yaml")
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_job_that_cannot_work_is_named_and_nothing_is_made(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("nightly.yaml").write_text(yaml.safe_dump({"jobs": [JOB, {"workload": "nope", "name": "x"}]}))
+    assert main(["nightly", "nightly.yaml"]) == 2
+    message = capsys.readouterr().err
+    assert "job 'x'" in message
+    assert message.count("\n") == 1
+    assert not Path("runs").exists()
+    assert main(["nightly", "missing.yaml"]) == 2
+    assert main(["nightly", "install", "nightly.yaml", "--cron"]) == 2
+
+
+def test_a_matrix_is_every_combination_and_priorities_order_jobs(tmp_path: Path) -> None:
+    matrix = {"workloads": ["wl1", "wl2"], "launchers": ["a", "b"], "objectives": ["step_time", "cost"]}
+    path = tmp_path / "n.yaml"
+    path.write_text(yaml.safe_dump({"matrix": matrix, "jobs": [{**JOB, "name": "first", "priority": 5}]}))
+    keys = [job.key for job in load_nightly(path).all_jobs]
+    assert len(keys) == len(set(keys)) == 9
+    assert keys[0] == "first"
+    assert "wl2-b-cost" in keys
+
+
+def test_parts_are_by_priority_whole_trials_and_never_more_than_is_left() -> None:
+    budget = Budget(trials=10, hours=6)
+    left = find_left(budget, Spent(trials=4, hours=3))
+    assert left["trials"] == 6
+    assert left["usd"] is None
+    assert split_left(left, 2, 3)["trials"] == 4
+    assert split_left(left, 2, 3)["hours"] == pytest.approx(2)
+    assert split_left(left, 1, 100)["trials"] == 1
+    assert split_left(find_left(budget, Spent(trials=99)), 1, 1)["trials"] == 0
+    assert lower_of(split_left(left, 1, 1), Budget(hours=1), Spent(hours=0.5))["hours"] == pytest.approx(0.5)
