@@ -213,6 +213,7 @@ def end_marked(trial: str, but: str = "", exact: bool = False) -> None:
 
 
 def find_marked(trial: str, but: str, exact: bool) -> list[int]:
+    """Living processes whose trial folder is this one, or begins so."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -268,6 +269,7 @@ def claim_file(path: str, data: dict[str, Any]) -> bool:
 
 
 def read_from(path: str, offset: int) -> tuple[bytes, bool]:
+    """The next piece of a file from an offset, and whether there is more."""
     try:
         with open(path, "rb") as file:
             file.seek(offset)
@@ -278,6 +280,7 @@ def read_from(path: str, offset: int) -> tuple[bytes, bool]:
 
 
 def read_json(path: str) -> dict[str, Any]:
+    """The file as a mapping; empty where it is missing or no JSON."""
     try:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
@@ -287,6 +290,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:
+    """Written whole or not at all, and synced."""
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(data, file)
         file.flush()
@@ -295,6 +299,7 @@ def write_json(path: str, data: dict[str, Any]) -> None:
 
 
 def boot_id() -> str:
+    """This start of the machine; empty where it cannot be told."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -303,6 +308,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
+    """When that process started; None where there is none, or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -312,6 +318,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def count_oom_kills() -> int:
+    """How many processes the kernel has killed for memory since boot."""
     try:
         with open("/proc/vmstat", encoding="ascii") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
