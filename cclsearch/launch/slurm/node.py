@@ -30,6 +30,8 @@ FIRST_PORT, NUM_PORTS = 20000, 12000
 LINGER_S = 60.0
 """How long processes may take to end once the result is there."""
 STOP_S = 15.0
+CHILD_STOP_S = 4.0
+"""Less than Slurm's usual patience between its first signal and its last."""
 RENDEZVOUS_S = 300.0
 
 
@@ -210,6 +212,9 @@ def run_task(path: str) -> int:
     environment.update({"CCL_NODE_RANK": str(index), "CCL_NUM_NODES": str(payload["nodes"])})
     if payload["runner"] != "torchrun":
         environment.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+    told: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _: told.append(got))  # before there is a child: none is left behind
     command = [*payload["prefix"], *rank_command(payload, index, address, port)]
     place = os.path.join(payload["folder"], f"node-{index}.json")
     with open(log_path(payload, "stdout", index), "ab") as out, open(log_path(payload, "stderr", index), "ab") as err:
@@ -221,19 +226,27 @@ def run_task(path: str) -> int:
             said = f"cannot start {command[0]}: {error.strerror}"
             write_json(place, {"node": node_name(), "exit_code": 127, "oom_kills": 0, "unlaunched": said})
             return 127
-    told = []
-
-    def pass_on(number: int, _: object) -> None:
-        told.append(number)
-        process.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
-    code = process.wait()
+    code = wait_for_child(process, told)
     report = {"node": node_name(), "exit_code": code, "terminated": bool(told)}
     report["oom_kills"] = max(0, count_oom_kills() - before)
     write_json(place, report)
     return 128 - code if code < 0 else code
+
+
+def wait_for_child(process: subprocess.Popen[bytes], told: list[int]) -> int:
+    """The child's exit code; what this process is told is passed on, and after some patience the child is killed."""
+    passed, deadline = 0, float("inf")
+    while True:
+        try:
+            return process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            pass
+        for number in told[passed:]:
+            process.send_signal(number)
+            deadline = min(deadline, time.monotonic() + CHILD_STOP_S)
+        passed = len(told)
+        if time.monotonic() > deadline:
+            process.kill()
 
 
 def log_path(payload: dict[str, Any], stream: str, index: int) -> str:
