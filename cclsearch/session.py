@@ -127,6 +127,7 @@ def plan_search(request: Request) -> Plan:
         banner=(*banner, *destination.banner, *_llm_hint(request, strategy)),
     )
     launcher.close()
+    load_prior(spec)
     return Plan(redact_spec(spec), space)
 
 
