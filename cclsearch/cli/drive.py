@@ -114,5 +114,7 @@ def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None
         print(plain(line))
     if state.stopped and not state.ended:
         print(f"go on:    ccl-search resume {name}")
-    elif state.best:
+    elif state.best is None:
+        print(f"go on:    ccl-search resume {name} --budget {state.num_spent + spec.limits.budget}")
+    else:
         print(f"see more: ccl-search best {name}    ccl-search report {name}")

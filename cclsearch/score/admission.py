@@ -158,7 +158,7 @@ def check_load(evidence: Evidence) -> Verdict:
         host = f" on {result.hosts[0]}" if result.hosts else ""
         told = result.extra.get("foreign_processes", "")
         what = f" ({told})" if told else ""
-        remedy = f"stop what else runs{host}{what}, then `ccl-search resume`"
+        remedy = f"stop what else runs{host}{what}"
         return Verdict(rule=LOAD_RULE, ok=False, detail=f"{detail}: {taken:.2f} cores taken from the ranks; {remedy}")
     return Verdict(rule=LOAD_RULE, ok=True, detail=detail)
 
