@@ -1,0 +1,372 @@
+"""What a user meets: where a search runs, what it prints, what it refuses, and how run scripts fail."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scripted_launcher import Ending, ScriptedLauncher, failed, ran
+from test_flight import open_search
+
+from cclsearch.card.load import load_card
+from cclsearch.cli import main
+from cclsearch.destination import choose_destination
+from cclsearch.errors import UserError
+from cclsearch.flight import Stop
+from cclsearch.judging import TrialJudge
+from cclsearch.launch.base import Job
+from cclsearch.record.book import Book
+from cclsearch.record.ledger import LEDGER_FILE
+from cclsearch.report.summary import summarise_run
+from cclsearch.run_folder import load_run
+from cclsearch.score.outcome import Admission, Outcome
+from cclsearch.search import run_search
+from cclsearch.session import start_book
+from cclsearch.values import FailureKind, Provenance
+
+RECORDING = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
+REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH of one folder, in which a test may put the commands that its machine has."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def add_tool(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_slurm_that_nobody_named_gets_nothing_and_the_output_says_how_to_choose_it(
+    project: Path, tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_tool(tools, "sbatch", f"echo called > {project}/submitted")
+    assert main(["run", "--workload", "wl2", "--budget", "2", "--name", "r"]) == 0
+    shown = capsys.readouterr().out
+    assert "no profile was named, so nothing was submitted: `--launcher slurm-generic`" in shown
+    assert not (project / "submitted").exists()
+    assert load_run(project / "runs" / "r").spec.provenance is Provenance.RECORDED
+
+
+def test_a_machine_with_enough_accelerators_runs_the_workload_itself(project: Path, tools: Path) -> None:
+    card = load_card("wl2")
+    assert choose_destination(card, launcher=None).recording is not None
+    add_tool(tools, "nvidia-smi", "for n in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do echo GPU $n: A100; done")
+    destination = choose_destination(card, launcher=None)
+    assert destination.recording is None
+    assert destination.profile.launcher == "local"
+
+
+def test_where_nothing_applies_the_ways_out_are_named(project: Path, tools: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        choose_destination(load_card("wl3"), launcher=None)
+    for way in ("--launcher slurm-generic", "--recording FOLDER", "--workload tiny", "16 x a100-40"):
+        assert way in str(raised.value)
+
+
+def test_a_machine_named_for_more_accelerators_than_it_has_is_warned_of(project: Path, tools: Path) -> None:
+    [warning] = choose_destination(load_card("wl2"), launcher="local").banner
+    assert "asks for 16 x a100-40, and this machine shows none" in warning
+    assert choose_destination(load_card("tiny"), launcher="local").banner == ()
+
+
+def test_steps_of_an_allocation_need_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(UserError, match="SLURM_JOB_ID is not set"):
+        choose_destination(load_card("wl2"), launcher=None, in_allocation=True)
+
+
+BAD = [
+    ([*REPLAY, "--knob", "nonsense=1,2"], "no knob changes them"),
+    ([*REPLAY, "--framework", "megatron"], "measured with 'nanotron'"),
+    (["run", "--workload", "tiny", "--knob", "nonsense=1,2"], "has no knob 'nonsense'"),
+    (["run", "--workload", "tiny", "--knob", "tp=3"], "no legal configuration"),
+    (["run", "--workload", "tiny", "--set", "num_heads=7"], "must divide num_heads"),
+    (["run", "--workload", "broken.yaml"], "broken.yaml"),
+    (["run", "--workload", "text.yaml"], "mapping"),
+    (["run", "--workload", "wl2", "--recording", "."], "no card.yaml"),
+]
+
+
+@pytest.mark.parametrize(("command", "says"), BAD, ids=[says for _, says in BAD])
+def test_what_cannot_work_is_refused_in_one_line(
+    project: Path, command: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "broken.yaml").write_text("workload: [\n")
+    (project / "text.yaml").write_text("only words\n")
+    assert main(command) == 2
+    told = capsys.readouterr()
+    assert says in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+    assert not (project / "runs").exists()
+
+
+def test_an_unknown_profile_is_answered_with_profiles_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--workload", "wl2", "--launcher", "nope"]) == 2
+    told = capsys.readouterr().err
+    assert "slurm-generic" in told
+    assert "framework" not in told
+
+
+def test_a_misspelt_degree_of_a_recording_is_noted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = project / "mine"
+    shutil.copytree(RECORDING, folder)
+    table = (folder / "trials.csv").read_text()
+    assert table.startswith("tp,") or ",tp," in table.splitlines()[0]
+    head, rest = table.split("\n", 1)
+    names = ["tpp" if name == "tp" else name for name in next(csv.reader([head]))]
+    (folder / "trials.csv").write_text(",".join(names) + "\n" + rest)
+    main(["run", "--workload", "wl2", "--recording", "mine", "--dry-run"])
+    assert "no column tp" in capsys.readouterr().out
+
+
+def test_quiet_json_is_the_summary_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "--budget", "2", "--name", "r", "--quiet", "--json"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    summary = json.loads(line)
+    assert summary["event"] == "summary"
+    assert summary["best"]["provenance"] == "recorded"
+
+
+def test_a_run_without_trials_has_no_best_and_says_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
+    (project / "runs" / "r" / LEDGER_FILE).unlink()
+    capsys.readouterr()
+    assert main(["best", "r"]) == 1
+    assert "nothing ran yet" in capsys.readouterr().out
+    assert main(["best", "r", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) is None
+    assert main(["show", "r", "1"]) == 2
+
+
+def test_a_run_folder_tells_how_its_search_stands(project: Path) -> None:
+    assert main([*REPLAY, "--budget", "2", "--name", "r", "--quiet"]) == 0
+    folder = project / "runs" / "r"
+    assert load_run(folder).standing == "ended"
+    with Book(folder):
+        assert load_run(folder).standing == "running"
+    ledger = folder / LEDGER_FILE
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+    assert load_run(folder).standing == "killed"
+
+
+def test_a_run_in_another_folder_is_named_so_that_its_hint_works(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*REPLAY, "--budget", "2", "--name", "r", "--runs", "else where"]) == 0
+    [hint] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("see more:")]
+    assert f"ccl-search best '{project / 'else where' / 'r'}'" in hint
+    assert main(["best", str(project / "else where" / "r")]) == 0
+
+
+def test_the_summary_says_how_sure_it_is_and_what_it_beat(project: Path) -> None:
+    """Three trials, 1 s, 2 s and 1.05 s; then the best is run again."""
+    launcher = ScriptedLauncher(lambda job: ran(job, (1.0, 2.0, 1.05, 1.002)[job.trial - 1], simulated=False))
+    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
+    folder, parts = open_search(project, launcher, budget=3)
+    judge = TrialJudge(parts.spec)
+    parts = replace(parts, flight=replace(parts.flight, judge=lambda t, p, b, f: admit(judge(t, p, b, f))))
+    with Book(folder) as book:
+        start_book(book, parts)
+        run_search(book, parts)
+        told = "\n".join(summarise_run(parts.spec, book.state, folder).lines)
+        start_book(book, parts, confirm=1)
+        run_search(book, parts)
+        again = "\n".join(summarise_run(parts.spec, book.state, folder).lines)
+    assert "best: trial 1" in told
+    assert "run 1 x" in told
+    assert "assumed: nothing was repeated yet" in told
+    assert "it beat 2 other configurations; next is trial 3 (its step takes 5.00% longer)" in told
+    assert str(folder) in told
+    assert "run 2 x" in again
+    assert "measured from" in again
+
+
+def admit(outcome: Outcome) -> Outcome:
+    """As if every rank had left its trace."""
+    admission = Admission(admitted=True, verdicts=())
+    return outcome.model_copy(update={"admission": admission, "loss": outcome.metrics["step_time_s"]})
+
+
+def test_earlier_runs_teach_only_the_same_work(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "--budget", "3", "--name", "first", "--quiet"]) == 0
+    assert main([*REPLAY, "--budget", "2", "--name", "same", "--quiet", "--learn-from", "first"]) == 0
+    capsys.readouterr()
+    assert main(["run", "--workload", "tiny", "--name", "unlike", "--learn-from", "first"]) == 2
+    told = capsys.readouterr().err
+    assert "cannot teach this search" in told
+    for what in ("model", "global batch", "accelerator", "framework", "provenance"):
+        assert what in told
+    assert told.count("\n") == 1
+    assert not (project / "runs" / "unlike").exists()
+
+
+def test_a_stop_uses_up_no_attempt(project: Path) -> None:
+    """Stopped three times while its trial runs, then preempted twice: the trial still ends well."""
+    stop = Stop()
+
+    def decide(job: Job) -> Ending:
+        if job.attempt <= 3:
+            stop.request("the test said so")
+            return None
+        return failed(FailureKind.PREEMPTED) if job.attempt <= 5 else ran(job)
+
+    launcher = ScriptedLauncher(decide)
+    folder, parts = open_search(project, launcher, budget=1)
+    for _ in range(4):
+        stop = Stop()
+        with Book(folder) as book:
+            start_book(book, parts)
+            run_search(book, replace(parts, stop=stop))
+    trial = load_run(folder).state.trials[1]
+    assert trial.loss == 1.0
+    assert len(trial.repeats) == 5
+
+
+FRAMEWORK = {
+    "title": "one that fails in every way",
+    "script": "mine.py",
+    "runner": "process",
+    "knobs": [
+        {"name": "tp", "choices": [4]},
+        {"name": "dp", "choices": [1]},
+        {"name": "pp", "choices": [1]},
+        {"name": "micro_batch_size", "choices": [1]},
+        {"name": "way", "choices": ["nothing", "words", "signal", "raise", "hang"]},
+    ],
+}
+SCRIPT = """
+import os, signal, time
+way = os.environ["CCL_WAY"]
+if way == "words":
+    open(os.path.join(os.environ["CCL_TRIAL_DIR"], "result.json"), "w").write("{not json")
+elif way == "signal":
+    os.kill(os.getpid(), signal.SIGSEGV)
+elif way == "raise":
+    raise ValueError("the root of it")
+elif way == "hang":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+"""
+MINE = ["run", "--workload", "tiny", "--framework", "mine", "--launcher", "local", "--strategy", "grid", "--name", "r"]
+
+
+def write_framework(project: Path, ways: list[str]) -> None:
+    (project / "launchers").mkdir()
+    knobs = [{**knob, "choices": ways} if knob["name"] == "way" else knob for knob in FRAMEWORK["knobs"]]  # type: ignore
+    (project / "launchers" / "mine.framework.yaml").write_text(yaml.safe_dump({**FRAMEWORK, "knobs": knobs}))
+    (project / "launchers" / "mine.py").write_text(SCRIPT)
+
+
+@pytest.mark.serial
+def test_each_way_in_which_a_run_script_fails_is_recorded_as_what_it_is(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_framework(project, ["nothing", "words", "signal", "raise", "hang"])
+    assert main([*MINE, "--budget", "5", "--timeout-min", "0.2"]) == 1
+    told = capsys.readouterr()
+    assert "Traceback" not in told.err
+    assert "go on:    ccl-search resume r --budget 10" in told.out
+    trials = load_run(project / "runs" / "r").state.trials.values()
+    failures = {str(t.config["way"]): t.outcome.failure for t in trials if t.outcome and t.outcome.failure}
+    wanted = {
+        "nothing": (FailureKind.CRASHED, "exited with 0 but left no result.json"),
+        "words": (FailureKind.CRASHED, "result.json is not JSON"),
+        "signal": (FailureKind.CRASHED, "died of SIGSEGV"),
+        "raise": (FailureKind.CRASHED, "ValueError: the root of it"),
+        "hang": (FailureKind.TIMEOUT, "no result after 12 s"),
+    }
+    assert set(failures) == set(wanted)
+    for way, (kind, words) in wanted.items():
+        assert failures[way].kind is kind, way
+        assert words in failures[way].message
+
+
+def start_search(project: Path, *command: str, **streams: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "cclsearch", *command], cwd=project, **streams)
+
+
+def wait_for_event(ledger: Path, name: str) -> None:
+    deadline = time.monotonic() + 120
+    while not (ledger.exists() and f'"event":"{name}"'.encode() in ledger.read_bytes()):
+        assert time.monotonic() < deadline, f"no {name} came"
+        time.sleep(0.05)
+
+
+@pytest.mark.serial
+def test_an_interrupt_cancels_the_trial_that_runs_and_resume_goes_on(project: Path) -> None:
+    write_framework(project, ["hang", "raise"])
+    folder = project / "runs" / "r"
+    process = start_search(
+        project, *MINE, "--budget", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    try:
+        wait_for_event(folder / LEDGER_FILE, "trial_submitted")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait(timeout=60)
+    assert b"Traceback" not in err
+    assert process.returncode == 1
+    assert b"go on:    ccl-search resume r" in out
+    run = load_run(folder)
+    assert run.standing == "stopped"
+    [waiting] = run.state.unfinished
+    assert waiting.handle is None
+    assert find_processes("r-t0001-a1") == []
+    (project / "launchers" / "mine.py").write_text("raise ValueError('another script')")
+    assert main(["resume", "r", "--quiet"]) == 1
+    state = load_run(folder).state
+    assert [t.outcome.failure.message for t in state.trials.values() if t.outcome and t.outcome.failure] == [
+        "ValueError: another script"
+    ] * 2
+
+
+def find_processes(job_name: str) -> list[str]:
+    """Living processes that carry a job's name in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"CCL_JOB_NAME={job_name}\0".encode() in path.read_bytes() + b"\0" and str(path) not in found:
+                found.append(str(path))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.serial
+def test_a_search_whose_output_nobody_reads_stops_cleanly(project: Path) -> None:
+    process = start_search(
+        project, *REPLAY, "--budget", "60", "--name", "r", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=120) in (0, 1)
+    assert b"Traceback" not in said
+    run = load_run(project / "runs" / "r")
+    assert run.standing == "stopped"
+    assert run.state.stopped is not None
+    assert "nobody reads" in run.state.stopped.reason
+    assert run.state.unfinished == [] or all(trial.handle is None for trial in run.state.unfinished)
