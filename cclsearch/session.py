@@ -240,7 +240,10 @@ def create_run(plan: Plan, runs_folder: Path) -> Path:
         ) from None
     except OSError as error:
         raise UserError(f"cannot make the run folder {str(folder)!r}: {error.strerror}") from None
-    write_spec(folder, plan.spec)
+    try:
+        write_spec(folder, plan.spec)
+    except OSError as error:
+        raise UserError(f"cannot write the run folder {str(folder)!r}: {error.strerror}; nothing was started") from None
     return folder
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from cclsearch.errors import UserError
 from cclsearch.record.event import Event
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger
 from cclsearch.record.lock import FolderLock
@@ -34,6 +35,9 @@ class Book:
             path = self.folder / LEDGER_FILE
             self.state = fold_ledger(path) if path.exists() else RunState(path)
             self._ledger = Ledger(path)
+        except OSError as error:
+            self.lock.__exit__(None, None, None)
+            raise UserError(f"cannot open {str(path)!r}: {error.strerror or error}; nothing was changed") from None
         except BaseException:
             self.lock.__exit__(None, None, None)
             raise
