@@ -1,0 +1,338 @@
+"""Breaks searches over a recording at random moments and counts what was lost.
+
+`python benchmarks/reliability.py --moments 200` takes about two minutes. A search runs in a process forked from this
+one, so that a moment costs milliseconds; it is killed, or its disk or clock spoiled, and then resumed. Nothing trains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cclsearch.cli import main
+from cclsearch.errors import UserError
+from cclsearch.record.event import TrialFinished, TrialProposed
+from cclsearch.record.ledger import LEDGER_FILE, read_events
+
+BUDGET = 60
+SEARCH = [
+    "run",
+    "--workload",
+    "wl2",
+    "--launcher",
+    "replay",
+    "--strategy",
+    "random",
+    "--budget",
+    str(BUDGET),
+    "--quiet",
+]
+SPAN_S = 0.2
+"""A search is broken within this time after it was started."""
+WAIT_S = 120.0
+
+
+@dataclass
+class Tally:
+    """What breaking searches came to."""
+
+    moments: int = 0
+    searches: int = 0
+    finished: int = 0
+    """Trials that had finished at a moment, over all moments."""
+    lost: int = 0
+    """Of these, trials that were gone or changed later."""
+    run_twice: int = 0
+    """Trials that finished twice, or shared a configuration, or ran again after they had ended."""
+    unreadable: int = 0
+    """Moments at which the ledger could not be read."""
+    tracebacks: int = 0
+    """Sessions that ended in anything but a result, a stop, one clear line, or the kill."""
+    codes: dict[str, int] = field(default_factory=dict)
+
+
+class Search:
+    """One search after another in a folder, broken and resumed."""
+
+    def __init__(self, folder: Path, tally: Tally, rng: random.Random) -> None:
+        self.folder, self.tally, self.rng = folder, tally, rng
+        self.number = 0
+        self.kept: dict[int, TrialFinished] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start over with a new run."""
+        self.number += 1
+        self.tally.searches += 1
+        self.kept = {}
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / f"r{self.number}"
+
+    def command(self) -> list[str]:
+        """What goes on with the search, or starts it."""
+        if (self.run / "search.yaml").exists():
+            return ["resume", self.run.name, "--quiet"]
+        return [*SEARCH, "--name", self.run.name, "--seed", str(self.number)]
+
+    def check(self) -> bool:
+        """Count what is lost or doubled since the last moment; returns whether the search has ended."""
+        tally = self.tally
+        ledger = self.run / LEDGER_FILE
+        if not ledger.exists():
+            return False
+        try:
+            events = list(read_events(ledger))
+        except UserError:
+            tally.unreadable += 1
+            return False
+        ends = [event for event in events if isinstance(event, TrialFinished)]
+        now = {event.trial: event for event in ends}
+        tally.lost += sum(now.get(number) != event for number, event in self.kept.items())
+        tally.finished += len(now)
+        configs = [event.config for event in events if isinstance(event, TrialProposed)]
+        self.kept = now
+        ended = any(event.event == "search_ended" for event in events)
+        if ended:
+            tally.run_twice += len(ends) - len(now) + len(configs) - len(set(configs))
+            tally.run_twice += len(list(self.run.glob("trials/*/attempts/*/result.json")))
+        return ended
+
+
+def start(action: Callable[[], int], folder: Path, log: Path) -> int:
+    """Run an action in a forked process; returns its id. It exits with the action's code, 70 for a traceback."""
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        os.chdir(folder)
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        code = action()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(child: int) -> int:
+    """The child's exit code, negative for a signal; a child that hangs is killed and counts as a traceback."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 71
+
+
+def break_by_signal(search: Search, number: signal.Signals, log: Path) -> int:
+    """Kill the search at a random moment."""
+    child = start(lambda: main(search.command()), search.folder, log)
+    time.sleep(search.rng.uniform(0, SPAN_S))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, number)
+    return wait(child)
+
+
+def break_by_full_disk(search: Search, log: Path) -> int:
+    """No file may grow beyond some size: writing fails at a random moment, as on a full disk."""
+    ledger = search.run / LEDGER_FILE
+    room = (ledger.stat().st_size if ledger.exists() else 8_000) + search.rng.randint(0, 30_000)
+
+    def action() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+        return main(search.command())
+
+    return wait(start(action, search.folder, log))
+
+
+def break_by_lost_folder(search: Search, log: Path) -> int:
+    """The run folder is away for a while, as a shared file system that is lost."""
+    child = start(lambda: main(search.command()), search.folder, log)
+    time.sleep(search.rng.uniform(0, SPAN_S))
+    away = search.folder / "away"
+    with contextlib.suppress(FileNotFoundError):
+        search.run.rename(away)
+        time.sleep(0.1)
+        if search.run.exists():  # a search that had just begun made it anew: what came back counts
+            search.run.rename(search.folder / f"stray-{search.rng.random()}")
+        away.rename(search.run)
+    return wait(child)
+
+
+def break_by_read_only(search: Search, log: Path) -> int:
+    """The run's folders cannot be written to for a while; the process has no right to overrule that."""
+    user = 65534 if os.getuid() == 0 else None
+    if user is not None:
+        for base, folders, names in os.walk(search.folder):
+            for path in (base, *(f"{base}/{name}" for name in (*folders, *names))):
+                os.chown(path, user, user, follow_symlinks=False)
+
+    def action() -> int:
+        if user is not None:
+            os.setgid(user)
+            os.setuid(user)
+        return main(search.command())
+
+    child = start(action, search.folder, log)
+    time.sleep(search.rng.uniform(0, SPAN_S))
+    folders = [path for path in (search.run / "trials", search.run) if path.is_dir()]
+    for path in folders:
+        path.chmod(0o555)
+    code = wait(child)
+    for path in folders:
+        path.chmod(0o755)
+    return code
+
+
+def break_by_clock(search: Search, log: Path) -> int:
+    """The wall clock jumps by up to two days, both ways, all the time; then a kill."""
+    if not (search.run / "search.yaml").exists():
+        return break_by_signal(search, signal.SIGKILL, log)
+    rng = random.Random(search.rng.random())
+    real = time.time
+
+    def jumpy() -> float:
+        return real() + rng.choice((-172_800.0, -3_600.0, 0.0, 3_600.0, 172_800.0))
+
+    def action() -> int:
+        from cclsearch.record.book import Book
+        from cclsearch.search import run_search
+        from cclsearch.session import open_parts, start_book
+
+        time.time = jumpy
+        parts = open_parts(search.run)
+        parts = replace(parts, now_s=jumpy, flight=replace(parts.flight, now_s=jumpy))
+        with Book(search.run) as book:
+            start_book(book, parts)
+            run_search(book, parts)
+        return 0
+
+    child = start(action, search.folder, log)
+    time.sleep(search.rng.uniform(0, SPAN_S))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    return wait(child)
+
+
+BREAKS: dict[str, Callable[[Search, Path], int]] = {
+    "kill -9": lambda search, log: break_by_signal(search, signal.SIGKILL, log),
+    "SIGTERM": lambda search, log: break_by_signal(search, signal.SIGTERM, log),
+    "full disk": break_by_full_disk,
+    "read-only disk": break_by_read_only,
+    "clock jumps": break_by_clock,
+    "lost file system": break_by_lost_folder,
+}
+EXPECTED = {0, 1, 2, -signal.SIGKILL, -signal.SIGTERM}
+
+
+def break_searches(kind: str, moments: int, seed: int) -> Tally:
+    """Break searches in one way at that many random moments; every search is brought to its end."""
+    tally, rng = Tally(), random.Random(f"{kind}-{seed}")
+    with tempfile.TemporaryDirectory(prefix="ccl-break-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "ccl-search.yaml").write_text("{}\n")
+        log = folder / "log.txt"
+        log.touch()
+        log.chmod(0o666)
+        search = Search(folder, tally, rng)
+        while tally.moments < moments:
+            tally.moments += 1
+            code = BREAKS[kind](search, log)
+            tally.codes[str(code)] = tally.codes.get(str(code), 0) + 1
+            tally.tracebacks += code not in EXPECTED
+            if search.check():
+                search.begin()
+        if (search.run / "search.yaml").exists():
+            wait(start(lambda: main(search.command()), folder, log))
+            tally.unreadable += not search.check()
+        if tally.tracebacks:
+            print(log.read_text()[-3000:], file=sys.stderr)
+    return tally
+
+
+def run_together(count: int) -> dict[str, int]:
+    """As many searches at once in one project, then as many sessions on one run folder."""
+    with tempfile.TemporaryDirectory(prefix="ccl-together-") as name:
+        folder = Path(name)
+        (folder / "ccl-search.yaml").write_text("{}\n")
+        log = folder / "log.txt"
+        commands = [[*SEARCH, "--name", f"t{n}", "--seed", str(n)] for n in range(count)]
+        children = [start(lambda words=words: main(words), folder, log) for words in commands]  # type: ignore[misc]
+        codes = [wait(child) for child in children]
+        trials = [
+            len(
+                {e.config for e in read_events(folder / "runs" / f"t{n}" / LEDGER_FILE) if isinstance(e, TrialProposed)}
+            )
+            for n in range(count)
+        ]
+        more = ["resume", "t0", "--budget", "100", "--quiet"]
+        rivals = [wait(child) for child in [start(lambda: main(more), folder, log) for _ in range(count)]]
+        events = list(read_events(folder / "runs" / "t0" / LEDGER_FILE))
+        ends = [event.trial for event in events if isinstance(event, TrialFinished)]
+        return {
+            "searches": count,
+            "ended": codes.count(0),
+            "whole": trials.count(BUDGET),
+            "rivals": count,
+            "rivals_refused_or_late": rivals.count(2) + rivals.count(0) - 1,
+            "rivals_broken": sum(code not in (0, 2) for code in rivals),
+            "trials": len(ends),
+            "trials_twice": len(ends) - len(set(ends)),
+        }
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--moments", type=int, default=200, help="moments in all, over the ways of breaking")
+    parser.add_argument("--together", type=int, default=10, help="searches at once")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def measure() -> None:
+    """Break, count, print."""
+    args = parse_arguments()
+    with tempfile.TemporaryDirectory() as warm:  # imports are done here, once, and not in every child
+        os.chdir(warm)
+        Path("ccl-search.yaml").write_text("{}\n")
+        with contextlib.redirect_stdout(None):
+            main([*SEARCH, "--name", "warm"])
+        os.chdir("/")
+    figures: dict[str, object] = {}
+    kinds = list(BREAKS)
+    for n, kind in enumerate(kinds):
+        share = args.moments // len(kinds) + (n < args.moments % len(kinds))
+        tally = break_searches(kind, share, args.seed)
+        figures[kind] = vars(tally)
+        if not args.json:
+            print(f"{kind}: {vars(tally)}", flush=True)
+    figures["together"] = run_together(args.together)
+    print(json.dumps(figures) if args.json else f"together: {figures['together']}")
+
+
+if __name__ == "__main__":
+    measure()

@@ -1,0 +1,49 @@
+"""A small fixed sample of what `benchmarks/reliability.py` and `benchmarks/soak.py` do at length."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WAYS = {"kill -9", "SIGTERM", "full disk", "read-only disk", "clock jumps", "lost file system"}
+
+
+@pytest.mark.serial
+def test_searches_broken_at_random_moments_lose_nothing_and_run_nothing_twice() -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "reliability.py"),
+        "--moments",
+        "18",
+        "--together",
+        "4",
+        "--json",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    together = figures.pop("together")
+    assert set(figures) == WAYS
+    for way, tally in figures.items():
+        assert tally["moments"] == 3, way
+        for wrong in ("lost", "run_twice", "unreadable", "tracebacks"):
+            assert tally[wrong] == 0, (way, wrong, tally, done.stderr[-3000:])
+    assert together["ended"] == together["whole"] == together["searches"] == 4
+    assert together["rivals_broken"] == together["trials_twice"] == 0
+    assert together["trials"] == 100
+
+
+@pytest.mark.serial
+def test_memory_stays_flat_over_many_trials() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--trials", "900", "--every", "300"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    growth_kib = float(done.stdout.splitlines()[-1].split()[1])
+    assert growth_kib < 40, done.stdout
