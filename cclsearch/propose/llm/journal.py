@@ -32,12 +32,16 @@ T = TypeVar("T", bound=Model)
 
 
 class KnobRecord(Model):
+    """A knob of the space, as a turn's file keeps it."""
+
     name: str
     choices: tuple[Value, ...]
     description: str = ""
 
 
 class ObservationRecord(Model):
+    """What the agent knew of one finished trial."""
+
     trial: int
     config: Config
     loss: float | None
@@ -50,6 +54,8 @@ class ObservationRecord(Model):
 
 
 class RemarkRecord(Model):
+    """A remark of the ledger that the turn could read."""
+
     topic: str
     text: str
     data: dict[str, str | int | float | bool | None] = {}
@@ -85,6 +91,8 @@ class ContextRecord(Model):
 
 
 class ExchangeRecord(Model):
+    """One question to the provider: its answer, or what came instead."""
+
     answer: Answer | None = None
     trouble: Trouble | None = None
     message: str = ""
@@ -93,6 +101,8 @@ class ExchangeRecord(Model):
 
 
 class SubmittedRecord(Model):
+    """One configuration that the turn submitted, with what the agent expected of it."""
+
     config: Config
     expected_step_time_s: float | None = None
     expected_memory_gib: float | None = None
