@@ -198,7 +198,7 @@ def test_own_failure_of_a_rank_is_told_and_a_slice_that_was_there_stays(
 def test_trial_whose_worker_dies_in_it_is_run_again_when_the_worker_is_back(
     sshd: None, project: Path, quick: dict[str, Any]
 ) -> None:
-    quick["environment"]["QUICK_SECONDS"] = "6"
+    quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_hosts(project / "slice", 2, **quick) as hosts:
         running = begin(project, hosts.profile)
         try:
@@ -220,7 +220,7 @@ def test_trial_whose_worker_dies_in_it_is_run_again_when_the_worker_is_back(
 
 @serial
 def test_preempted_slice_is_replaced_and_nothing_is_left(sshd: None, project: Path, quick: dict[str, Any]) -> None:
-    quick["environment"]["QUICK_SECONDS"] = "4"
+    quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
         cloud.set_faults(delete=["INTERNAL: an internal error has occurred"])
         running = begin(project, cloud.profile)
@@ -263,7 +263,7 @@ def test_refused_request_ends_the_search_in_one_line_and_stock_out_is_a_failure_
 def test_killed_search_is_resumed_without_doubling_and_cleaned_without_remains(
     sshd: None, project: Path, quick: dict[str, Any], moment: str
 ) -> None:
-    quick["environment"]["QUICK_SECONDS"] = "1.5"
+    quick["environment"]["QUICK_SECONDS"] = "4"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
 
         def reached() -> bool:
