@@ -126,7 +126,7 @@ def test_a_safe_default_follows_a_seed_that_failed() -> None:
 
 def test_duplicates_hand_over_and_the_llm_comes_back_with_new_evidence() -> None:
     search = Search(budget=12)
-    ending = search.run(make(Stubborn(), rules=Rules(num_seeds=1, explore=2)))
+    ending = search.run(make(Stubborn(), rules=Rules(num_seeds=1, explore=2, patience=3)))
     assert ending is None
     moves = search.moves()
     assert moves[1].startswith("fallback since trial 3: three proposals in a row were duplicates")
@@ -171,7 +171,7 @@ def test_a_provider_that_is_down_is_tried_again_later_a_wrong_key_never() -> Non
     down = ProviderError(Trouble.OVERLOADED, "busy")
     search = Search(budget=6)
     script = Chooses(down, down, down, down, down, down, down, down, *FAST)
-    search.run(make(script, rules=Rules(num_seeds=1, explore=2)))
+    search.run(make(script, rules=Rules(num_seeds=1, explore=2, patience=3)))
     assert who(search) == ["seed", "default", "default", "llm", "llm", "llm"]
     wrong = Chooses(ProviderError(Trouble.AUTHENTICATION, "invalid key"))
     search = Search(budget=6)

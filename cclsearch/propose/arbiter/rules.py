@@ -16,7 +16,7 @@ class Rules(Model):
     """The arbiter's numbers."""
 
     num_seeds: int = 2
-    patience: int = 2
+    patience: int = 1
     """Ideas of the LLM's own in a row without an improvement beyond the noise, before it is put aside. A trial that the
     surrogate would have run as well counts half."""
     patience_again: int = 1
