@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +93,7 @@ def run_program(command: Sequence[str], *, timeout_s: float) -> subprocess.Compl
             text=True,
             errors="replace",
             timeout=timeout_s,
-            env=public_environment(),
+            env=_tool_environment(),
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -102,6 +103,12 @@ def run_program(command: Sequence[str], *, timeout_s: float) -> subprocess.Compl
         raise UserError(f"{command[0]!r} is not to be found here: install it, or put it on PATH") from None
     except OSError as error:
         raise UserError(f"{command[0]!r} cannot be run: {error}") from None
+
+
+def _tool_environment() -> dict[str, str]:
+    """Without secrets, but with what gcloud itself is signed in by; neither ssh nor gcloud hands it to a worker."""
+    own = {name: value for name, value in os.environ.items() if name.startswith("CLOUDSDK_")}
+    return {**public_environment(), **own}
 
 
 def read_answers(text: str) -> dict[int, WorkerAnswer]:
