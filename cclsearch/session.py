@@ -29,6 +29,7 @@ from cclsearch.propose.front import FrontProposer
 from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.record.book import Book
 from cclsearch.record.event import Note, SearchResumed, SearchStarted
+from cclsearch.record.lock import FolderLock
 from cclsearch.record.observe import Observer
 from cclsearch.record.trial import Trial
 from cclsearch.recording import load_recording
@@ -124,7 +125,12 @@ def plan_search(request: Request) -> Plan:
         first=request.first,
         space_size=len(space),
         space_sha256=hash_space(space),
-        banner=(*banner, *destination.banner, *_llm_hint(request, strategy)),
+        banner=(
+            *banner,
+            *destination.banner,
+            *_confirm_hint(request, launcher.provenance),
+            *_llm_hint(request, strategy),
+        ),
     )
     launcher.close()
     load_prior(spec)
@@ -187,6 +193,12 @@ def _llm_hint(request: Request, strategy: str) -> tuple[str, ...]:
     return ("no LLM takes part (`--llm anthropic:MODEL` or `openai:MODEL` adds one)",)
 
 
+def _confirm_hint(request: Request, provenance: Provenance) -> tuple[str, ...]:
+    if not request.limits.confirm or provenance is Provenance.MEASURED:
+        return ()
+    return (f"nothing will be confirmed: a {provenance.value} figure is read once, and no run can confirm it",)
+
+
 def _run_id(request: Request) -> str:
     if request.run_id is None:
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(request.workload).stem)[:30].strip("-") or "run"
@@ -230,20 +242,23 @@ def hash_space(space: Space) -> str:
 
 
 def create_run(plan: Plan, runs_folder: Path) -> Path:
-    """Make the run's folder with its frozen inputs; raises UserError where that cannot be."""
+    """Make the run's folder with its frozen inputs; raises UserError where that cannot be.
+
+    What a kill left of a folder before it had any is taken over.
+    """
     folder = runs_folder.absolute() / plan.spec.run_id
     try:
-        folder.mkdir(parents=True, exist_ok=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FolderLock(folder):
+            if any(not path.name.startswith(("lock", f".{SPEC_FILE}.")) for path in folder.iterdir()):
+                raise FileExistsError
+            write_spec(folder, plan.spec)
     except FileExistsError:
         raise UserError(
             f"{str(folder)!r} is there already: choose another --name, or `ccl-search resume {folder}`"
         ) from None
     except OSError as error:
-        raise UserError(f"cannot make the run folder {str(folder)!r}: {error.strerror}") from None
-    try:
-        write_spec(folder, plan.spec)
-    except OSError as error:
-        raise UserError(f"cannot write the run folder {str(folder)!r}: {error.strerror}; nothing was started") from None
+        raise UserError(f"cannot make the run folder {str(folder)!r}: {error.strerror or error}") from None
     return folder
 
 

@@ -145,6 +145,13 @@ def test_quiet_json_is_the_summary_alone(project: Path, capsys: pytest.CaptureFi
     assert summary["best"]["provenance"] == "recorded"
 
 
+def test_confirmations_that_a_recording_cannot_give_are_told_of(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*REPLAY, "--budget", "2", "--confirm", "1"]) == 0
+    assert "nothing will be confirmed: a recorded figure is read once" in capsys.readouterr().out
+
+
 def test_a_run_without_trials_has_no_best_and_says_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
     (project / "runs" / "r" / LEDGER_FILE).unlink()
