@@ -109,3 +109,12 @@ def test_hostile_words_in_a_recording_are_shown_as_text_and_do_nothing(
     assert list(project.rglob("owned")) == []
     html = (project / "runs" / "r" / "report.html").read_text()
     assert "<script>alert(1)" not in html
+
+
+def test_a_run_folder_that_a_kill_left_empty_is_taken_over(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = project / "runs" / "r"
+    folder.mkdir(parents=True)
+    (folder / ".search.yaml.torn").write_text("schema_ver")
+    assert main([*SEARCH, "--budget", "2"]) == 0
+    assert main([*SEARCH, "--budget", "2"]) == 2
+    assert "is there already" in capsys.readouterr().err

@@ -1,0 +1,186 @@
+"""Mutation score of scoring and space: of small wrong changes to their code, the share that their tests notice.
+
+`python benchmarks/mutation.py --count 60` copies the repository's code and tests to a temporary folder, changes one
+operator, comparison or constant at a time (a fixed random sample), and runs the tests of these rooms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("cclsearch/score", "cclsearch/space")
+TESTS = (
+    "test_admission", "test_admit", "test_judge", "test_noise", "test_objective", "test_space", "test_framework",
+    "test_collect",
+)  # fmt: skip
+COPIED = ("cclsearch", "tests", "launchers", "objectives", "policies", "workloads")
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
+    ast.USub: ast.UAdd, ast.Not: ast.UAdd,
+}  # fmt: skip
+WAIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place that can be changed: the n-th of its file."""
+
+    path: str
+    number: int
+    line: int
+    what: str
+
+
+class Mutator(ast.NodeTransformer):
+    """Counts the places of a module; changes the one with the number asked for."""
+
+    def __init__(self, target: int | None = None) -> None:
+        self.target = target
+        self.sites: list[tuple[int, str]] = []
+
+    def _hit(self, node: ast.AST, what: str) -> bool:
+        self.sites.append((getattr(node, "lineno", 0), what))
+        return len(self.sites) - 1 == self.target
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        for n, operator in enumerate(node.ops):
+            new = SWAPS.get(type(operator))
+            if new and self._hit(node, f"{type(operator).__name__} to {new.__name__}"):
+                node.ops[n] = new()  # type: ignore[assignment]
+        return node
+
+    def _visit_operator(self, node: ast.BinOp | ast.BoolOp | ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        is_union = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)
+        new = None if is_union else SWAPS.get(type(node.op))
+        if new and self._hit(node, f"{type(node.op).__name__} to {new.__name__}"):
+            if isinstance(node.op if isinstance(node, ast.UnaryOp) else None, ast.Not):
+                return node.operand  # type: ignore[union-attr]
+            node.op = new()  # type: ignore[assignment]
+        return node
+
+    visit_BinOp = visit_BoolOp = visit_UnaryOp = _visit_operator
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if isinstance(node.value, bool):
+            if self._hit(node, f"{node.value} to {not node.value}"):
+                return ast.copy_location(ast.Constant(not node.value), node)
+        elif isinstance(node.value, int | float) and self._hit(node, f"{node.value} to {node.value + 1}"):
+            return ast.copy_location(ast.Constant(node.value + 1), node)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is not None:
+            node.value = self.visit(node.value)
+        return node
+
+    def visit_arguments(self, node: ast.arguments) -> ast.AST:
+        node.defaults = [self.visit(value) for value in node.defaults]
+        node.kw_defaults = [value if value is None else self.visit(value) for value in node.kw_defaults]
+        return node
+
+
+def find_sites() -> Iterator[Site]:
+    """Every place in the two rooms, in order."""
+    for room in ROOMS:
+        for path in sorted((ROOT / room).glob("*.py")):
+            mutator = Mutator()
+            mutator.visit(ast.parse(path.read_text(encoding="utf-8")))
+            for number, (line, what) in enumerate(mutator.sites):
+                yield Site(str(path.relative_to(ROOT)), number, line, what)
+
+
+def mutate(site: Site) -> str:
+    """The file's code with that one change."""
+    tree = Mutator(site.number).visit(ast.parse((ROOT / site.path).read_text(encoding="utf-8")))
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def run_tests(folder: Path) -> int:
+    """Exit code of the rooms' tests over a copy, in a forked process; -1 where they hang (which is noticed too)."""
+    child = os.fork()
+    if not child:
+        code = 99
+        try:
+            os.chdir(folder)
+            quiet = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(quiet, 1)
+            os.dup2(quiet, 2)
+            sys.path.insert(0, str(folder))
+            sys.dont_write_bytecode = True
+            import pytest
+
+            files = [f"tests/{name}.py" for name in TESTS]
+            code = int(
+                pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not serial", *files])
+            )
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return -1
+
+
+def measure() -> None:
+    """Change, test, count, print what was not noticed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    import hypothesis
+    import msgspec
+    import numpy
+    import pandas
+    import pydantic
+    import pytest
+    import scipy.stats
+    import yaml
+
+    loaded = (hypothesis, msgspec, numpy, pandas, pydantic, pytest, scipy.stats, yaml)
+    sites = list(find_sites())
+    chosen = random.Random(args.seed).sample(sites, min(args.count, len(sites)))
+    with tempfile.TemporaryDirectory(prefix="ccl-mutants-") as name:
+        folder = Path(name)
+        for part in COPIED:
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        if run_tests(folder) != 0:
+            raise SystemExit(f"the tests fail without any change (with {len(loaded)} packages loaded)")
+        noticed = 0
+        for count, site in enumerate(chosen, 1):
+            original = (folder / site.path).read_text(encoding="utf-8")
+            (folder / site.path).write_text(mutate(site), encoding="utf-8")
+            code = run_tests(folder)
+            (folder / site.path).write_text(original, encoding="utf-8")
+            noticed += code != 0
+            if code == 0:
+                print(f"not noticed: {site.path}:{site.line} {site.what}", flush=True)
+            if count % 10 == 0:
+                print(f"{noticed} of {count} noticed", flush=True)
+    with contextlib.suppress(ZeroDivisionError):
+        print(f"mutation score: {noticed} of {len(chosen)} noticed ({noticed / len(chosen):.0%}), {len(sites)} places")
+
+
+if __name__ == "__main__":
+    measure()
