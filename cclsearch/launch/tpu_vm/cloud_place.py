@@ -63,6 +63,9 @@ class TpuPlace:
         self._ready = (time.monotonic(), look) if isinstance(look, Ready) else None
         return look
 
+    def remembered_run(self) -> str | None:
+        return None
+
     def release(self, run_id: str, *, thorough: bool = False) -> None:
         """It was there before the search, and stays."""
 
@@ -120,6 +123,10 @@ class QueuedPlace:
         look = self._judge(known, found)
         self._ready = (time.monotonic(), look) if isinstance(look, Ready) else None
         return look
+
+    def remembered_run(self) -> str | None:
+        known = self._known()
+        return known.run_id if known is not None and not known.deleted else None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
         known = self._known()

@@ -156,7 +156,8 @@ class TpuVmLauncher:
 
     def close(self) -> None:
         """Delete what was created for the search unless a job of it still lives there."""
-        for run_id in sorted(self._run_ids):
+        remembered = self.place.remembered_run()  # killed while it deleted: the resumed search has no job to speak of
+        for run_id in sorted(self._run_ids | ({remembered} if remembered else set())):
             if not self._is_open(run_id):
                 self.place.release(run_id)
         self._run_ids.clear()

@@ -50,6 +50,10 @@ class Place(Protocol):
         """How it stands."""
         ...
 
+    def remembered_run(self) -> str | None:
+        """The run whose request is remembered here and not known to be deleted."""
+        ...
+
     def release(self, run_id: str, *, thorough: bool = False) -> None:
         """Delete what was created for the run, until it is gone; UserError where it cannot be.
 
@@ -78,6 +82,9 @@ class HostsPlace:
 
     def look(self, run_id: str) -> Look:
         return Ready(self._fleet, "")
+
+    def remembered_run(self) -> str | None:
+        return None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
         """Nothing was created."""
