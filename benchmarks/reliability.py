@@ -38,8 +38,8 @@ SEARCH = [
     str(BUDGET),
     "--quiet",
 ]
-SPAN_S = 0.2
-"""A search is broken within this time after it was started."""
+SPAN_BYTES = 12_000
+"""A search is broken after its ledger grew by up to this much: some six trials."""
 WAIT_S = 120.0
 
 
@@ -146,10 +146,25 @@ def wait(child: int) -> int:
     return 71
 
 
+def await_moment(search: Search, child: int) -> None:
+    """Come back at a random moment: one in six before anything happened, else after some progress, or at the end."""
+    if search.rng.random() < 1 / 6:
+        time.sleep(search.rng.uniform(0, 0.05))
+        return
+    ledger = search.run / LEDGER_FILE
+    target = search.rng.randint(1, SPAN_BYTES) + (ledger.stat().st_size if ledger.exists() else 0)
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        if ledger.exists() and ledger.stat().st_size >= target:
+            break
+        time.sleep(0.001)
+    time.sleep(search.rng.uniform(0, 0.004))
+
+
 def break_by_signal(search: Search, number: signal.Signals, log: Path) -> int:
     """Kill the search at a random moment."""
     child = start(lambda: main(search.command()), search.folder, log)
-    time.sleep(search.rng.uniform(0, SPAN_S))
+    await_moment(search, child)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
     return wait(child)
@@ -170,7 +185,7 @@ def break_by_full_disk(search: Search, log: Path) -> int:
 def break_by_lost_folder(search: Search, log: Path) -> int:
     """The run folder is away for a while, as a shared file system that is lost."""
     child = start(lambda: main(search.command()), search.folder, log)
-    time.sleep(search.rng.uniform(0, SPAN_S))
+    await_moment(search, child)
     away = search.folder / "away"
     with contextlib.suppress(FileNotFoundError):
         search.run.rename(away)
@@ -196,7 +211,7 @@ def break_by_read_only(search: Search, log: Path) -> int:
         return main(search.command())
 
     child = start(action, search.folder, log)
-    time.sleep(search.rng.uniform(0, SPAN_S))
+    await_moment(search, child)
     folders = [path for path in (search.run / "trials", search.run) if path.is_dir()]
     for path in folders:
         path.chmod(0o555)
@@ -230,7 +245,7 @@ def break_by_clock(search: Search, log: Path) -> int:
         return 0
 
     child = start(action, search.folder, log)
-    time.sleep(search.rng.uniform(0, SPAN_S))
+    await_moment(search, child)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     return wait(child)
