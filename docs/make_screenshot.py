@@ -1,6 +1,6 @@
 """Makes docs/pictures/run.svg: the table of a real search of wl2 over its recording, as the terminal shows it.
 
-    python docs/make_screenshot.py
+python docs/make_screenshot.py
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_rooms_of_one_floor_meet_in_the_search_only() -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from cclsearch.cli import main; main(['--help']);"
-        "heavy = {'numpy', 'pandas', 'optuna', 'openai', 'anthropic', 'torch', 'jax', 'scipy', 'plotly', 'pydantic', 'rich'};"
+        "heavy = {'numpy', 'pandas', 'optuna', 'openai', 'anthropic', 'torch', 'jax', 'scipy', 'plotly', 'pydantic'};"
         "print('HEAVY', sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
