@@ -88,3 +88,20 @@ def test_finalists_are_those_that_noise_leaves_open() -> None:
     noise = estimate_noise([[1.0, 1.01, 0.99, 1.0, 1.01]])
     assert pick_finalists({"a": [1.0], "b": [1.005], "c": [5.0]}, noise, 3) == ["a", "b"]
     assert pick_finalists({"a": [1.0], "c": [5.0]}, noise, 2) == ["a"]
+
+
+def test_a_spread_inside_runs_raises_the_prior_to_half_of_it() -> None:
+    assert estimate_noise([], spreads=[0.2, 0.2]).relative == pytest.approx(0.1)
+
+
+def test_noise_of_losses_around_zero_does_not_hang_on_their_unit() -> None:
+    assert estimate_noise([[0.0, 2.0]]).relative == pytest.approx(estimate_noise([[0.0, 4.0]]).relative)
+
+
+@pytest.mark.parametrize(("choices", "numeric"), [((1, 2.5), True), ((False, True), False), (("a", "b"), False)])
+def test_only_numbers_with_an_order_make_a_numeric_knob(
+    choices: tuple[bool | int | float | str, ...], numeric: bool
+) -> None:
+    from cclsearch.space.table import Knob
+
+    assert Knob("k", choices).is_numeric is numeric
