@@ -93,3 +93,21 @@ def test_of_many_at_once_exactly_one_gets_a_dead_lock(tmp_path: Path) -> None:
     for process in started:
         process.communicate(timeout=60)
     assert sorted(said) == [b"got it", b"refused", b"refused", b"refused"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
+def test_a_killed_process_that_nobody_has_waited_for_holds_no_lock(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
+        "FolderLock(Path(sys.argv[1])).__enter__(); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert is_locked(tmp_path)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_locked(tmp_path)
+        with FolderLock(tmp_path):
+            assert is_locked(tmp_path)

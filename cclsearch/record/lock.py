@@ -119,9 +119,10 @@ def _boot_id() -> str:
 
 
 def _start_of(pid: int) -> str:
-    """The process's start in clock ticks since boot; empty where the process or /proc is not there."""
+    """The process's start in clock ticks since boot; empty where the process (or /proc) is not there, or is a zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in ("Z", "X") else fields[19]
     except (OSError, IndexError):
         return ""
 
