@@ -119,7 +119,7 @@ def _boot_id() -> str:
 
 
 def _start_of(pid: int) -> str:
-    """The process's start in clock ticks since boot; empty where the process (or /proc) is not there, or is a zombie."""
+    """The process's start in clock ticks since boot; empty where it (or /proc) is not there, or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in ("Z", "X") else fields[19]
