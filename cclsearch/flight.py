@@ -142,17 +142,28 @@ class Flight:
 
     def _take(self, book: Book, trial: Trial, status: JobStatus) -> None:
         """A job is done: judge it, then record its end, or that it goes again."""
+        if trial.handle is not None and self._lacks_result(book, trial, status):
+            book.check_present()
+            status = self.launcher.poll([trial.handle])[0]
+            if status.state is not JobState.DONE:
+                return
         failure = status.failure
         if failure and failure.kind.is_infrastructure and self._may_repeat(trial):
             self._repeat(book, trial, f"{failure.kind}: {failure.message}", failure)
             return
         outcome = self.judge(trial, self.make_input(trial), book, failure)
+        if outcome.failure:
+            book.check_present()
         if outcome.failure and outcome.failure.kind.is_infrastructure and self._may_repeat(trial):
             self._repeat(book, trial, f"{outcome.failure.kind}: {outcome.failure.message}", outcome.failure)
         elif (disturbance := self._disturbance(outcome)) and self._may_repeat(trial):
             self._repeat(book, trial, disturbance, None)
         else:
             self._finish(book, trial, outcome)
+
+    def _lacks_result(self, book: Book, trial: Trial, status: JobStatus) -> bool:
+        """Whether a job is said to be done with nothing to show: so it looks, too, while a file system is away."""
+        return status.failure is not None or not (book.trial_folder(trial.number) / RESULT_FILE).is_file()
 
     def _finish(self, book: Book, trial: Trial, outcome: Outcome) -> None:
         result = book.trial_folder(trial.number) / RESULT_FILE

@@ -48,6 +48,7 @@ class ScriptedLauncher:
         self.cancelled: list[str] = []
         self._endings: dict[str, Ending] = {}
         self.alive: dict[str, Handle] = {}
+        self.looked = False
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         return [self._submit(job) for job in jobs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 
 from cclsearch.flight import Flight, Stop
 from cclsearch.judging import TrialJudge
-from cclsearch.launch.base import Job
+from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.record.book import Book
 from cclsearch.record.event import TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
@@ -123,6 +123,38 @@ def test_a_stop_cancels_running_jobs_or_leaves_them_as_asked(project: Path, leav
         assert book.state.stopped is not None
         assert (trial.handle is not None) is leave
     assert launcher.cancelled == ([] if leave else ["r-t0001-a1"])
+
+
+def go_on(folder: Path, parts: Parts) -> RunState:
+    """One session of a search."""
+    with Book(folder) as book:
+        start_book(book, parts)
+        run_search(book, parts)
+        return book.state
+
+
+def test_what_looks_lost_while_the_run_folder_is_away_is_not_believed(project: Path) -> None:
+    """A poll during the absence of a shared file system finds no result: that says nothing of the job."""
+    away = project / "away"
+
+    class Blind(ScriptedLauncher):
+        def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
+            if folder.exists() and not away.exists() and not self.looked:
+                self.looked = True
+                folder.rename(away)
+                return [JobStatus(state=JobState.DONE, failure=failed(FailureKind.NODE_FAILED)) for _ in handles]
+            return super().poll(handles)
+
+    launcher = Blind(ran)
+    folder, parts = open_search(project, launcher, budget=1)
+    with pytest.raises(OSError, match=r"\[Errno"):
+        go_on(folder, parts)
+    away.rename(folder)
+    (folder / "lock").unlink()  # its holder, this process, would be dead
+    trial = go_on(folder, parts).trials[1]
+    assert trial.loss == 1.0
+    assert trial.repeats == ()
+    assert len(launcher.submitted) == 1
 
 
 def test_earlier_attempts_are_kept_beside_the_one_that_counts(project: Path) -> None:

@@ -63,6 +63,11 @@ class Book:
         for watch in self._watchers:
             watch(event, self.state)
 
+    def check_present(self) -> None:
+        """Raise OSError where the run folder is not where it was: what is missing in it proves nothing then."""
+        assert self._ledger is not None, "the book is not open"
+        self._ledger.check_present()
+
     def trial_folder(self, number: int) -> Path:
         """`trials/0007`: the evidence of trial 7."""
         return self.folder / "trials" / f"{number:04d}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,12 @@ class Ledger:
             raise
         spot, self._end = self._end, self._end + len(line)
         return line, spot
+
+    def check_present(self) -> None:
+        """Raise OSError where the file is not where it was: its file system went away, or its folder was moved."""
+        held, found = os.fstat(self._fd), os.stat(self.path)
+        if (held.st_dev, held.st_ino) != (found.st_dev, found.st_ino):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.path))
 
     def close(self) -> None:
         os.close(self._fd)
