@@ -84,6 +84,7 @@ def read_books(run: Path, kills: int, ask: Callable[..., str]) -> Books:
     events = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines() if line.strip()]
     finished = Counter(int(event["trial"]) for event in events if event.get("event") == "trial_finished")
     launches: Counter[str] = Counter()
+    wait_until_idle(ask)  # a result is there a moment before its job has ended
     rows = ask("squeue", "--states=all", "--array", "--noheader", "--format=%i|%T|%Z").splitlines()
     alive = []
     for job, state, folder in (row.split("|", 2) for row in rows):
