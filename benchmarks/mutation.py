@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("cclsearch/score", "cclsearch/space")
+CODE = ("cclsearch/score/*.py", "cclsearch/space/*.py", "cclsearch/noise.py")
 TESTS = (
     "test_admission", "test_admit", "test_judge", "test_noise", "test_objective", "test_space", "test_framework",
     "test_collect",
@@ -96,9 +96,9 @@ class Mutator(ast.NodeTransformer):
 
 
 def find_sites() -> Iterator[Site]:
-    """Every place in the two rooms, in order."""
-    for room in ROOMS:
-        for path in sorted((ROOT / room).glob("*.py")):
+    """Every place in that code, in order."""
+    for pattern in CODE:
+        for path in sorted(ROOT.glob(pattern)):
             mutator = Mutator()
             mutator.visit(ast.parse(path.read_text(encoding="utf-8")))
             for number, (line, what) in enumerate(mutator.sites):

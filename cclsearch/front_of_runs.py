@@ -18,13 +18,13 @@ from cclsearch.front import (
     spread_axes,
     trace_hypervolume,
 )
+from cclsearch.noise import Noise, estimate_noise, find_interval
 from cclsearch.record.state import collect_losses
 from cclsearch.record.trial import Trial
 from cclsearch.report.front import Axis, FrontPage, FrontPoint
 from cclsearch.report.gather import clean, describe_work, find_baseline_trial
 from cclsearch.run_folder import Run
 from cclsearch.score.catalog import Direction, find_metric
-from cclsearch.score.noise import Noise, estimate_noise, find_interval
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
 from cclsearch.sweep import Sweep, describe_sweep, open_front, read_sweep
 from cclsearch.values import Config, Provenance

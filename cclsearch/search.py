@@ -171,7 +171,7 @@ def _confirm(book: Book, parts: Parts) -> None:
 
 def finalists(book: Book, count: int) -> list[Trial]:
     """First runs of the configurations worth another run: the best, and those that cannot be told from it."""
-    from cclsearch.score.noise import estimate_noise, pick_finalists
+    from cclsearch.noise import estimate_noise, pick_finalists
 
     runs = collect_losses(book.state)
     noise = estimate_noise(list(runs.values()))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cclsearch.score.noise import (
+from cclsearch.noise import (
     PRIOR_RELATIVE,
     chances_to_be_best,
     confidence_better,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 import signal
@@ -26,8 +27,10 @@ from cclsearch.flight import Stop
 from cclsearch.judging import TrialJudge
 from cclsearch.launch.base import Job
 from cclsearch.record.book import Book
+from cclsearch.record.event import SearchResumed
 from cclsearch.record.ledger import LEDGER_FILE
-from cclsearch.report.summary import summarise_run
+from cclsearch.report.summary import best_as_json, summarise_run
+from cclsearch.report.terminal import watch_lines
 from cclsearch.run_folder import load_run
 from cclsearch.score.outcome import Admission, Outcome
 from cclsearch.search import run_search
@@ -200,10 +203,59 @@ def test_the_summary_says_how_sure_it_is_and_what_it_beat(project: Path) -> None
     assert "best: trial 1" in told
     assert "run 1 x" in told
     assert "assumed: nothing was repeated yet" in told
-    assert "it beat 2 other configurations; next is trial 3 (its step takes 5.00% longer)" in told
+    assert "it beat 1 of 2 other configurations beyond the noise (95% sure); next is trial 3" in told
+    assert "not beyond the noise (95%): it cannot be told from trial 3 (its step takes 5.00% longer)" in told
     assert str(folder) in told
     assert "run 2 x" in again
     assert "measured from" in again
+
+
+@pytest.mark.parametrize(("third_s", "winner"), [(1.03, 2), (0.5, 3)])
+def test_a_lucky_single_run_does_not_displace_a_confirmed_one_but_a_clear_win_does(
+    project: Path, third_s: float, winner: int
+) -> None:
+    """1 s, 1.02 s and then one run of `third_s`; the first two are run again, at 1.10 s and 1.06 s."""
+    times_s = (1.0, 1.02, 1.10, 1.06, third_s)
+    launcher = ScriptedLauncher(lambda job: ran(job, times_s[job.trial - 1], simulated=False))
+    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
+    folder, parts = open_search(project, launcher, budget=2)
+    judge = TrialJudge(parts.spec)
+    parts = replace(parts, flight=replace(parts.flight, judge=lambda t, p, b, f: admit(judge(t, p, b, f))))
+    with Book(folder) as book:
+        start_book(book, parts)
+        run_search(book, parts)
+        start_book(book, parts, confirm=2)
+        run_search(book, parts)
+        book.record(SearchResumed(time_s=time.time(), engine_version="1", budget=3))
+        run_search(book, parts)
+        best = book.state.best
+        told = "\n".join(summarise_run(parts.spec, book.state, folder).lines)
+        answer = best_as_json(parts.spec, book.state, folder)
+    assert [trial.loss for trial in book.state.trials.values()] == list(times_s)
+    assert best is not None
+    assert answer is not None
+    assert best.config == book.state.trials[5 if winner == 3 else winner].config
+    assert answer["trial"] == best.number
+    assert answer["confidence"]["runs"] == (1 if winner == 3 else 2)
+    assert (5 in answer["confidence"]["tied"]) == (winner == 2)
+    assert f"best: trial {best.number}" in told
+
+
+def test_a_lead_within_the_noise_is_said_when_it_is_taken(project: Path) -> None:
+    """1 s, then 0.99 s, then 0.3 s: the second leads within the noise, the third beyond it."""
+    launcher = ScriptedLauncher(lambda job: ran(job, (1.0, 0.99, 0.3)[job.trial - 1], simulated=False))
+    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
+    folder, parts = open_search(project, launcher, budget=3)
+    judge = TrialJudge(parts.spec)
+    parts = replace(parts, flight=replace(parts.flight, judge=lambda t, p, b, f: admit(judge(t, p, b, f))))
+    shown = io.StringIO()
+    with Book(folder) as book:
+        book.watch(watch_lines(3, shown))
+        start_book(book, parts)
+        run_search(book, parts)
+    ended = [line for line in shown.getvalue().splitlines() if " left" in line]
+    assert "sure to beat trial 1: within the noise" in ended[1]
+    assert "within the noise" not in ended[0] + ended[2]
 
 
 def admit(outcome: Outcome) -> Outcome:

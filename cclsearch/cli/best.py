@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_run(find_run(args.run, args.runs))
     best = loaded.state.best
     if args.json:
-        print(json.dumps(best_as_json(loaded.spec, best, loaded.folder) if best else None))
+        print(json.dumps(best_as_json(loaded.spec, loaded.state, loaded.folder)))
         return EXIT_OK if best else EXIT_FAILED
     for line in summarise_run(loaded.spec, loaded.state, loaded.folder).lines:
         print(plain(line))

@@ -83,7 +83,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     state, spec = run.state, run.spec
     total = max(spec.limits.budget, state.budget_raised_to)
     if as_json:
-        best = best_as_json(spec, state.best, folder) if state.best else None
+        best = best_as_json(spec, state, folder)
         trials = [
             {"trial": t.number, "config": dict(t.config), "proposer": t.proposer, "result": result_text(t)}
             for t in state.trials.values()

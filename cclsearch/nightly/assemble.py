@@ -22,9 +22,9 @@ from cclsearch.nightly.summary import (
     count_verdicts,
     summarise_changes,
 )
+from cclsearch.noise import estimate_noise, find_interval
 from cclsearch.redact import redact
 from cclsearch.run_folder import load_run
-from cclsearch.score.noise import estimate_noise, find_interval
 from cclsearch.text import one_line
 from cclsearch.values import Provenance
 

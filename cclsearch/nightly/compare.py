@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cclsearch.nightly.history import Night, Sample, mean_of, read_surroundings
-from cclsearch.score.noise import Noise, confidence_better, estimate_noise
+from cclsearch.noise import Noise, confidence_better, estimate_noise
 from cclsearch.text import one_line
 from cclsearch.values import Config
 

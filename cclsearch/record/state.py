@@ -224,9 +224,21 @@ class RunState:
 
     @property
     def best(self) -> Trial | None:
-        """The first ranked trial of the configuration whose runs have the lowest mean loss; None where none ranks."""
-        winner = min(self._runs_of.values(), key=self._mean_loss, default=None)
-        return self.trials[winner[0]] if winner else None
+        """The first ranked trial of the best configuration; None where none ranks.
+
+        The lowest mean loss wins, but for luck: a configuration that ran less often takes the place of one that ran
+        more often only where it beats it beyond the noise.
+        """
+        groups = list(self._runs_of.values())
+        if not groups:
+            return None
+        fastest, most = min(groups, key=self._mean_loss), max(len(group) for group in groups)
+        winner = fastest if len(fastest) == most else self._defend(groups)
+        return self.trials[winner[0]]
+
+    def losses_by_trial(self) -> dict[int, list[float]]:
+        """First ranked trial of each configuration -> losses of that configuration's ranked runs."""
+        return {group[0]: [self._loss(number) for number in group] for group in self._runs_of.values()}
 
     def runs_of(self, config: Config) -> list[Trial]:
         """Ranked runs of one configuration, confirmations included, in the order in which they finished."""
@@ -242,6 +254,19 @@ class RunState:
 
     def _mean_loss(self, numbers: list[int]) -> float:
         return sum(self._loss(number) for number in numbers) / len(numbers)
+
+    def _defend(self, groups: list[list[int]]) -> list[int]:
+        """The best of those that ran most often, unless one that ran less often beats it beyond the noise."""
+        from cclsearch.noise import estimate_noise, is_better
+
+        noise = estimate_noise(list(self.losses_by_trial().values()))
+        counts = sorted({len(group) for group in groups}, reverse=True)
+        bests = [min((g for g in groups if len(g) == count), key=self._mean_loss) for count in counts]
+        champion = bests[0]
+        for rival in bests[1:]:
+            if is_better([self._loss(n) for n in rival], [self._loss(n) for n in champion], noise):
+                champion = rival
+        return champion
 
     def _loss(self, number: int) -> float:
         return self.trials.briefs[number].loss or 0.0

@@ -8,10 +8,11 @@ from datetime import timedelta
 
 from cclsearch.errors import TrialError
 from cclsearch.record.event import Purpose
-from cclsearch.record.state import RunState, collect_losses
+from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.redact import redact
 from cclsearch.report.axes import show_number
+from cclsearch.report.certainty import judge_certainty
 from cclsearch.report.data import (
     FAILED,
     NOT_ADMITTED,
@@ -23,7 +24,6 @@ from cclsearch.report.data import (
     TrialRow,
 )
 from cclsearch.run_folder import Run
-from cclsearch.score.noise import Interval, estimate_noise, find_interval
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec
@@ -39,7 +39,7 @@ def gather_run(run: Run) -> RunPage:
     baseline = find_baseline_trial(state)
     rows = tuple(_gather_trial(run, trial, _metrics_of(baseline)) for trial in state.trials.values())
     best = state.best
-    interval = find_best_interval(state, spec.provenance)
+    certainty = judge_certainty(state, spec.provenance)
     return RunPage(
         run_id=spec.run_id,
         workload=clean(spec.workload),
@@ -61,7 +61,7 @@ def gather_run(run: Run) -> RunPage:
         baseline=baseline.number if baseline else None,
         facts=_gather_facts(run, rows),
         confidence=_tell_confidence(run),
-        interval=(interval.low, interval.high) if interval else None,
+        interval=(certainty.interval.low, certainty.interval.high) if certainty else None,
         neighbours=_find_neighbours(rows, best),
         costs=_gather_costs(run, rows),
         remarks=tuple((clean(note.topic), clean(note.text)) for note in state.notes),
@@ -95,16 +95,6 @@ def find_baseline_trial(state: RunState) -> Trial | None:
         if trial.loss is not None and trial.purpose is Purpose.SEARCH:
             return trial
     return None
-
-
-def find_best_interval(state: RunState, provenance: Provenance) -> Interval | None:
-    """Interval of the best configuration's loss; None where nothing was measured here."""
-    best = state.best
-    if best is None or provenance is not Provenance.MEASURED:
-        return None
-    runs = collect_losses(state)
-    spreads = [t.outcome.spread for t in state.trials.values() if t.loss is not None and t.outcome and t.outcome.spread]
-    return find_interval(runs[best.config], estimate_noise(list(runs.values()), spreads))
 
 
 def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:

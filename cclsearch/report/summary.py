@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.record.event import Purpose
-from cclsearch.record.state import RunState, collect_losses
+from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
+from cclsearch.report.certainty import Certainty, judge_certainty
 from cclsearch.spec import RunSpec
 from cclsearch.text import one_line
 from cclsearch.values import Provenance
@@ -35,8 +36,12 @@ def summarise_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
     return Summary(spec.run_id, spec.provenance, best, tuple(lines))
 
 
-def best_as_json(spec: RunSpec, best: Trial, folder: Path) -> dict[str, Any]:
-    """What `best --json` prints: run, trial, config, figures, evidence, provenance."""
+def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any] | None:
+    """What `best --json` prints: run, trial, config, figures, how sure, evidence, provenance; None without a best."""
+    best = state.best
+    if best is None:
+        return None
+    certainty = judge_certainty(state, spec.provenance)
     metrics = best.outcome.metrics if best.outcome else {}
     return {
         "run": spec.run_id,
@@ -52,12 +57,27 @@ def best_as_json(spec: RunSpec, best: Trial, folder: Path) -> dict[str, Any]:
         "loss": best.loss,
         "evidence": str(folder / "trials" / f"{best.number:04d}"),
         "provenance": spec.provenance.value,
+        "confidence": _certainty_as_json(certainty) if certainty else None,
+    }
+
+
+def _certainty_as_json(certainty: Certainty) -> dict[str, Any]:
+    interval = certainty.interval
+    return {
+        "chance_best": certainty.chance,
+        "runs": certainty.num_runs,
+        "loss_interval": [interval.low, interval.high],
+        "interval_confidence": interval.confidence,
+        "noise": certainty.noise.relative,
+        "noise_measured": certainty.noise.is_measured,
+        "beaten": list(certainty.beaten),
+        "tied": list(certainty.tied),
     }
 
 
 def summarise_json(spec: RunSpec, state: RunState, folder: Path) -> str:
     """The end of a search as one JSON line: `best` is null where there is none."""
-    best = best_as_json(spec, state.best, folder) if state.best else None
+    best = best_as_json(spec, state, folder)
     ended = state.ended or state.stopped
     finished = state.ended is not None
     return json.dumps({"event": "summary", "best": best, "ended": finished, "reason": ended.reason if ended else None})
@@ -84,7 +104,7 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
         lines.append(f"why it was tried: {one_line(best.rationale, 300)} ({best.proposer})")
     lines += [f"where its step goes: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
     lines += _sure_lines(spec, state, best)
-    lines += _beaten_lines(state, best)
+    lines += _beaten_lines(state, best, spec.provenance)
     return lines
 
 
@@ -94,38 +114,41 @@ def _sure_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
 
 
 def describe_confidence(state: RunState, best: Trial, provenance: Provenance) -> list[str]:
-    """How likely the best is truly the best of what was tried, and from what that is known."""
-    from cclsearch.score.noise import chances_to_be_best, estimate_noise, find_interval
-
-    if provenance is not Provenance.MEASURED:
+    """How likely the best is truly the best of what was tried, what it cannot be told from, and what says so."""
+    certainty = judge_certainty(state, provenance)
+    if certainty is None:
         return [
             f"its figure is {provenance.value}, read once: no run can confirm it; the noise of its source is unknown"
         ]
-    runs = collect_losses(state)
-    spreads = [t.outcome.spread for t in state.trials.values() if t.loss is not None and t.outcome and t.outcome.spread]
-    noise = estimate_noise(list(runs.values()), spreads)
-    interval = find_interval(runs[best.config], noise)
-    chance = chances_to_be_best(runs, noise)[best.config]
+    noise, interval = certainty.noise, certainty.interval
     basis = f"measured from {noise.num_repeats} repeats" if noise.is_measured else "assumed: nothing was repeated yet"
-    ran = len(runs[best.config])
     lines = [
-        f"{chance:.0%} likely the best of what was tried; run {ran} x, {interval.confidence:.0%} interval"
-        f" {interval.low:.4g} to {interval.high:.4g}; run-to-run noise {noise.relative:.1%} ({basis})"
+        f"{certainty.chance:.0%} likely the best of what was tried; run {certainty.num_runs} x,"
+        f" {interval.confidence:.0%} interval {interval.low:.4g} to {interval.high:.4g};"
+        f" run-to-run noise {noise.relative:.1%} ({basis})"
     ]
-    if ran == 1:
+    if certainty.tied:
+        shown = ", ".join(f"{number} ({_ratio(state.trials[number], best)})" for number in certainty.tied[:3])
+        more = f" and {len(certainty.tied) - 3} more" if len(certainty.tied) > 3 else ""
+        lines.append(f"not beyond the noise ({certainty.confidence:.0%}): it cannot be told from trial {shown}{more}")
+    if certainty.num_runs == 1:
         lines.append("run once: `ccl-search resume RUN --confirm 2` runs the finalists again")
     return lines
 
 
-def _beaten_lines(state: RunState, best: Trial) -> list[str]:
+def _beaten_lines(state: RunState, best: Trial, provenance: Provenance) -> list[str]:
     ranked = [t for t in state.trials.values() if t.loss is not None and t.purpose is Purpose.SEARCH]
     others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
     if not others:
         return ["it beat nothing: no other trial was ranked"]
     first = min(ranked, key=lambda trial: trial.number)
-    lines = [
-        f"it beat {len(others)} other configurations; next is trial {others[0].number} ({_ratio(others[0], best)})"
-    ]
+    next_one = f"next is trial {others[0].number} ({_ratio(others[0], best)})"
+    certainty = judge_certainty(state, provenance)
+    if certainty is None:
+        lines = [f"it beat {len(others)} other configurations; {next_one}"]
+    else:
+        beaten, sure = len(certainty.beaten), f"{certainty.confidence:.0%}"
+        lines = [f"it beat {beaten} of {len(others)} other configurations beyond the noise ({sure} sure); {next_one}"]
     if first.config != best.config:
         lines.append(f"against the first trial, {first.config}: {_ratio(first, best)}")
     return lines

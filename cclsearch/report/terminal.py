@@ -70,12 +70,25 @@ def describe_event(event: Event, state: RunState, budget: int) -> str | None:
 def describe_trial(trial: Trial, state: RunState, budget: int) -> str:
     """A finished trial in one line: result, configuration, who proposed it, best so far, budget left."""
     best = state.best
-    best_text = _seconds(best) if best else "none yet"
+    best_text = (_seconds(best) + _doubt(trial, state)) if best else "none yet"
     left = max(budget - state.num_spent, 0)
     return (
         f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"
         f"  best {best_text}, {left} left"
     )
+
+
+def _doubt(trial: Trial, state: RunState) -> str:
+    """Where a trial leads within the noise: over which one, and how sure that is."""
+    if trial.outcome is None or trial.outcome.provenance is not Provenance.MEASURED:
+        return ""
+    from cclsearch.noise import DEFAULT_CONFIDENCE
+    from cclsearch.report.certainty import find_lead
+
+    lead = find_lead(state, trial)
+    if lead is None or lead[1] >= DEFAULT_CONFIDENCE:
+        return ""
+    return f" ({lead[1]:.0%} sure to beat trial {lead[0]}: within the noise)"
 
 
 def result_text(trial: Trial, limit: int = 60) -> str:
@@ -128,7 +141,9 @@ def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> T
 
     best = state.best
     left = max(budget - state.num_spent, 0)
-    caption = f"best so far: trial {best.number}, {_seconds(best)}" if best else "nothing ranked yet"
+    caption = (
+        f"best so far: trial {best.number}, {_seconds(best)}{_doubt(best, state)}" if best else "nothing ranked yet"
+    )
     notes = [note for note in state.notes if note.topic not in QUIET_TOPICS]
     said = f"\n{one_line(notes[-1].text, 160)}" if notes else ""
     table = Table(

@@ -1,1 +1,1 @@
-"""What a run is worth: objectives, the admission gate, noise."""
+"""What a run is worth: objectives and the admission gate."""

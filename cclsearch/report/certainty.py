@@ -1,0 +1,77 @@
+"""How sure a search's best is: noise, interval, what it beats beyond the noise and what it cannot be told from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cclsearch.noise import (
+    DEFAULT_CONFIDENCE,
+    Interval,
+    Noise,
+    chances_to_be_best,
+    confidence_better,
+    estimate_noise,
+    find_interval,
+)
+from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial
+from cclsearch.values import Provenance
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """The best configuration among all that were ranked."""
+
+    best: Trial
+    noise: Noise
+    interval: Interval
+    """Of the best's loss."""
+    num_runs: int
+    chance: float
+    """Probability that it is truly the best of what was tried."""
+    beaten: tuple[int, ...]
+    """First trials of the configurations that it beats with `DEFAULT_CONFIDENCE`, nearest first."""
+    tied: tuple[int, ...]
+    """First trials of those that it cannot be told from, nearest first."""
+
+    @property
+    def confidence(self) -> float:
+        """The confidence that `beaten` asks for."""
+        return DEFAULT_CONFIDENCE
+
+
+def judge_certainty(state: RunState, provenance: Provenance) -> Certainty | None:
+    """How sure the best is; None without a best, or where nothing was measured: a recording has no repeats."""
+    best = state.best
+    if best is None or provenance is not Provenance.MEASURED:
+        return None
+    runs = state.losses_by_trial()
+    spreads = [t.outcome.spread for t in state.trials.values() if t.loss is not None and t.outcome and t.outcome.spread]
+    noise = estimate_noise(list(runs.values()), spreads)
+    own = runs[best.number]
+    others = sorted((number for number in runs if number != best.number), key=lambda n: sum(runs[n]) / len(runs[n]))
+    beaten = {n for n in others if confidence_better(own, runs[n], noise) >= DEFAULT_CONFIDENCE}
+    return Certainty(
+        best=best,
+        noise=noise,
+        interval=find_interval(own, noise),
+        num_runs=len(own),
+        chance=chances_to_be_best(runs, noise)[best.number],
+        beaten=tuple(n for n in others if n in beaten),
+        tied=tuple(n for n in others if n not in beaten),
+    )
+
+
+def find_lead(state: RunState, trial: Trial) -> tuple[int, float] | None:
+    """Of the best trial: the one next to it, and how sure it is to be better (0 to 1).
+
+    None for any other trial, and where nothing else was ranked.
+    """
+    runs = state.losses_by_trial()
+    best = state.best
+    if best is None or best.number != trial.number or len(runs) < 2:
+        return None
+    next_to = min((n for n in runs if n != trial.number), key=lambda n: sum(runs[n]) / len(runs[n]))
+    spreads = [t.outcome.spread for t in (trial, state.trials[next_to]) if t.outcome and t.outcome.spread]
+    noise = estimate_noise(list(runs.values()), spreads)
+    return next_to, confidence_better(runs[trial.number], runs[next_to], noise)
