@@ -18,12 +18,13 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from cclsearch.plan import Request, plan_search
 from cclsearch.record.book import Book
 from cclsearch.record.event import Event, TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.state import RunState
 from cclsearch.search import run_search
-from cclsearch.session import Request, create_run, open_parts, plan_search, start_book
+from cclsearch.session import create_run, open_parts, start_book
 from cclsearch.spec import Limits
 
 LIKE = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n" / "card.yaml"

@@ -11,10 +11,12 @@ from pydantic import ValidationError
 from cclsearch.card.load import load_card
 from cclsearch.destination import choose_destination
 from cclsearch.errors import UserError
+from cclsearch.plan import Plan, Request, plan_search, require_recorded
 from cclsearch.record.book import write_atomically
+from cclsearch.recording import load_recording
 from cclsearch.recording_family import find_family, join_recordings
 from cclsearch.score.objective import Objective, load_objective
-from cclsearch.session import Plan, Request, create_run, plan_search
+from cclsearch.session import create_run
 from cclsearch.values import Model
 
 SWEEP_FILE = "sweep.json"
@@ -89,6 +91,8 @@ def plan_sweep(request: Request, weights: Sequence[float], joined: Path) -> Swee
     request = replace(request, use_fewer=True, strategy=request.strategy or (None if request.llm else STRATEGY))
     request = _join_family(request, joined)
     plan = plan_search(replace(request, objective="step_time"))
+    if plan.spec.recording is not None:
+        require_recorded(objective, load_recording(plan.spec.recording.folder))
     spec = plan.spec.model_copy(update={"objective": objective})
     return SweepPlan(replace(plan, spec=spec), sweep)
 

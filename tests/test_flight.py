@@ -12,11 +12,12 @@ from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 from cclsearch.flight import Flight, Stop
 from cclsearch.judging import TrialJudge
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
+from cclsearch.plan import Request, plan_search
 from cclsearch.record.book import Book
 from cclsearch.record.event import TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
 from cclsearch.search import Parts, run_search
-from cclsearch.session import Request, create_run, make_input, open_parts, plan_search, start_book
+from cclsearch.session import create_run, make_input, open_parts, start_book
 from cclsearch.spec import Limits
 from cclsearch.values import FailureKind
 

@@ -72,7 +72,17 @@ def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family: Path, capsy
     shown = capsys.readouterr().out
     assert "27 legal configurations" in shown
     assert "strategy pareto" in shown
-    assert not (Path("runs") / "s").exists()
+    assert not Path("runs").exists()
+
+
+def test_an_objective_that_no_recorded_row_can_tell_is_refused_at_once(
+    family: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = family / "toy-8"
+    search = ["run", "--workload", str(toy / "card.yaml"), "--recording", str(toy)]
+    assert main([*search, "--objective", "energy"]) == 2
+    assert "needs energy_j_per_mtoken, and the recording 'toy-8' does not hold it" in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 def test_the_front_of_a_sweep_agrees_with_brute_force(family: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from cclsearch.cli import EXIT_OK
 from cclsearch.launch.base import Job
 from cclsearch.launch.profile import make_launcher
+from cclsearch.plan import Plan
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.record.event import Purpose
 from cclsearch.record.trial import Trial
-from cclsearch.session import Plan, hold_back, make_input, make_planning_proposer
+from cclsearch.session import hold_back, make_input, make_planning_proposer
 from cclsearch.text import one_line, plain
 
 NUM_PROPOSALS = 3

@@ -61,7 +61,8 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.session import create_run, plan_search
+    from cclsearch.plan import plan_search
+    from cclsearch.session import create_run
 
     request = make_request(args)
     plan = plan_search(request)
@@ -78,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The request that the arguments make, with the project's settings for what was left out."""
+    from cclsearch.plan import Request
     from cclsearch.runs_folder import find_run
-    from cclsearch.session import Request
     from cclsearch.settings import load_settings
     from cclsearch.space.parse import parse_knob
     from cclsearch.spec import Limits

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+from pathlib import Path
 
 from cclsearch.cli.arguments import add_runs_folder, positive_int
 from cclsearch.cli.run import add_output_arguments, add_search_arguments
@@ -31,12 +33,13 @@ def run(args: argparse.Namespace) -> int:
 
     weights = parse_weights(args.weights)
     args.objective = args.objective or "composite"
-    place = runs_folder(args.runs)
-    planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
 
-        return show_plan(planned.plan, as_json=args.json)
+        with tempfile.TemporaryDirectory() as joined:
+            return show_plan(plan_sweep(make_request(args), weights, Path(joined)).plan, as_json=args.json)
+    place = runs_folder(args.runs)
+    planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
     folder = create_sweep(planned, place)
     code = drive_search(folder, args)
     if not (args.json or args.quiet):

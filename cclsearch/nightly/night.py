@@ -23,12 +23,13 @@ from cclsearch.nightly.history import (
 )
 from cclsearch.nightly.meter import Allowance, Meter, count_spent
 from cclsearch.nightly.share import Spent, find_exhausted, find_left, lower_of, split_left
+from cclsearch.plan import Plan, Request, plan_search
 from cclsearch.record.book import Book, write_atomically
 from cclsearch.record.lock import FolderLock
 from cclsearch.redact import redact
 from cclsearch.run_folder import Run, load_run
 from cclsearch.search import MAX_LOST_IN_A_ROW, run_search
-from cclsearch.session import Plan, Request, create_run, open_parts, plan_search, start_book
+from cclsearch.session import create_run, open_parts, start_book
 from cclsearch.space.parse import parse_knob
 from cclsearch.spec import Limits
 from cclsearch.values import Config, Provenance

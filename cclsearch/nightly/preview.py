@@ -10,8 +10,8 @@ from cclsearch.nightly.history import find_runs, is_same_work, pick_bests, read_
 from cclsearch.nightly.night import NightPlace
 from cclsearch.nightly.prune import prune_evidence
 from cclsearch.nightly.share import Spent, find_left, split_left
+from cclsearch.plan import Plan
 from cclsearch.run_folder import load_run
-from cclsearch.session import Plan
 
 
 def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], place: NightPlace) -> list[str]:

@@ -64,6 +64,11 @@ CATALOG: dict[str, MetricInfo] = {
 }
 """Name -> what is known of it. `Mtoken` is a million tokens; a sequence counts `seq_len` tokens."""
 
+RECORDED_METRICS = frozenset(name for name, info in CATALOG.items() if info.missing != _NO_ENERGY)
+"""What a recorded row can tell: the run's own figures but for energy, and nothing that only a trace knows."""
+MEMORY_METRICS = frozenset({"peak_memory_gib", "memory_headroom_frac"})
+"""Of them, those that only rows with a peak memory tell."""
+
 
 def find_metric(name: str, where: str, *, from_script: bool = False) -> MetricInfo:
     """What is known of that metric; raises UserError (naming `where`) for a name that nobody measures.
