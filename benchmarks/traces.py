@@ -29,7 +29,7 @@ import json, resource, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from cclsearch.trace.read import read_traces
-from cclsearch.trace.score import score_traces
+from cclsearch.trace.score import score_traces, score_view
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whole_file import summarize_file
 import numpy, msgspec
@@ -42,7 +42,7 @@ found = read_traces({path!r}, use_cache={cache!r})
 loaded = time.perf_counter()
 view = TraceView(found)
 whole = summarize_file(view.ranks[0])
-score = score_traces(found, names=names)
+score = score_view(view, names)
 end, cpu = time.perf_counter(), time.process_time() - cpu
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 table = found.tables[0]

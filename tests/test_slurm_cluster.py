@@ -139,6 +139,38 @@ def test_someone_elses_cancel_is_not_the_trials_fault(site: Site, slow: object) 
     assert "by the search" in str(wait_for(launcher, handles[2:])[0].failure)
 
 
+def test_no_process_of_a_cancelled_trial_is_left(site: Site, slow: object) -> None:
+    """Cancelled when the job has only just begun, in the middle, and where the script will not hear of it."""
+    launcher = site.launcher("gone")
+    folder = site.folder / "gone"
+    behaviours = ("hang", "hang", "stubborn")
+    for trial, behaviour in enumerate(behaviours, start=1):
+        handles = launcher.submit([site.job("gone", trial, ranks=2, behaviour=behaviour)])
+        wait_for(launcher, handles, JobState.RUNNING)
+        if trial > 1:
+            wait_for_file(handles[0].trial_dir / "seen-1.json")
+            assert processes_of(folder)
+        launcher.cancel(handles)
+        assert kind_of(wait_for(launcher, handles)[0]) is FailureKind.CANCELLED
+    deadline = time.monotonic() + PATIENCE_S
+    while processes_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert processes_of(folder) == []
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Commands of the processes that work in that folder, by their arguments or their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if int(process.name) != os.getpid() and str(folder).encode() in command + environment:
+            found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
 def test_a_kill_between_submit_and_record_leaves_one_job(site: Site, slow: object) -> None:
     jobs = [site.job("killed", n, behaviour="hang") for n in (1, 2)]
     handles = site.launcher("killed").submit(jobs)

@@ -48,6 +48,17 @@ def test_set_operations_agree_with_marked_nanoseconds(seed: int) -> None:
     assert total_ns(a) == mark(a).sum()
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_few_spans_go_into_many_as_into_few(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    many = np.arange(0, END - 2, 3)
+    few = merge_spans(*random_spans(rng, int(rng.integers(1, 4))))
+    many_M2 = merge_spans(many, many + rng.integers(1, 3, len(many)))
+    united = unite_spans(few, many_M2)
+    assert (mark(united) == (mark(few) | mark(many_M2))).all()
+    assert (united[1:, 0] > united[:-1, 1]).all()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_merged_spans_are_sorted_disjoint_and_not_empty(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cclsearch.trace.events import Collective, CollectiveKind
 from cclsearch.trace.gaps import split_idle_ns
-from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
+from cclsearch.trace.intervals import Int64s, clip_spans, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, TraceView
 
@@ -34,19 +34,21 @@ class Cause(StrEnum):
     """Waiting for a rank that computes longer, and the lead of ranks whose step is shorter than the slowest's."""
 
 
-def split_windows(trace: TraceView, view: RankView) -> dict[Cause, Int64s]:
-    """Nanoseconds of each window of a rank by cause, without `imbalance`, which needs the other ranks."""
-    windows_W2 = view.windows.spans_W2
+def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, Int64s]:
+    """Nanoseconds of these windows of a rank by cause, without `imbalance`, which needs the other ranks."""
+    windows_W2 = view.windows.spans_W2[at]
+    first_ns, last_ns = int(windows_W2[:, 0].min()), int(windows_W2[:, 1].max())
+    compute_M2, work_M2 = (clip_spans(spans, first_ns, last_ns) for spans in (view.compute_M2, view.work_M2))
     pipelined = trace.degree("pp") > 1
-    rows, transfer_ns = _comm_with_transfer(trace, view)
+    rows, transfer_ns = _comm_with_transfer(trace, view, first_ns, last_ns)
     end_ns = view.table.ts_ns[rows] + view.table.dur_ns[rows]
     paired = _is_pair(view)[view.table.coll_id[rows]] if pipelined else np.zeros(len(rows), dtype=bool)
     moving = merge_spans((end_ns - transfer_ns)[~paired], end_ns[~paired])
-    after_transfer = unite_spans(view.work_M2, moving)
+    after_transfer = unite_spans(work_M2, moving)
     after_wait = unite_spans(after_transfer, view.merge_rows(rows[~paired]))
-    covered = [covered_ns(spans, windows_W2) for spans in (view.compute_M2, view.work_M2, after_transfer, after_wait)]
-    idle = view.parts.idle_ns_W
-    in_pairs = view.parts.window_ns_W - idle - covered[3]
+    covered = [covered_ns(spans, windows_W2) for spans in (compute_M2, work_M2, after_transfer, after_wait)]
+    idle = view.parts.idle_ns_W[at]
+    in_pairs = view.parts.window_ns_W[at] - idle - covered[3]
     host = _host_part(view, idle) if pipelined else idle
     return {
         Cause.COMPUTE: covered[0],
@@ -58,9 +60,11 @@ def split_windows(trace: TraceView, view: RankView) -> dict[Cause, Int64s]:
     }
 
 
-def _comm_with_transfer(trace: TraceView, view: RankView) -> tuple[Int64s, Int64s]:
-    """Communication rows and the part of each duration that moves data: all of it where no peer tells."""
+def _comm_with_transfer(trace: TraceView, view: RankView, first_ns: int, last_ns: int) -> tuple[Int64s, Int64s]:
+    """Communication rows in that time and the part of each duration that moves data: all of it where no peer tells."""
     rows = view.comm_rows
+    start_ns = view.table.ts_ns[rows]
+    rows = rows[(start_ns < last_ns) & (start_ns + view.table.dur_ns[rows] > first_ns)]
     transfer = trace.matching.transfer_ns.get(view.rank)
     own = view.table.dur_ns[rows]
     if transfer is None:
@@ -100,7 +104,7 @@ def median_causes(trace: TraceView) -> dict[int, dict[Cause, float]]:
         if not len(view.windows.spans_W2):
             continue
         at = median_windows(view.parts.window_ns_W)
-        found[rank] = {cause: float(ns[at].mean()) / 1e9 for cause, ns in split_windows(trace, view).items()}
+        found[rank] = {cause: float(ns.mean()) / 1e9 for cause, ns in split_windows(trace, view, at).items()}
     return _move_imbalance(trace, found)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cclsearch.text import one_line
 from cclsearch.trace.causes import Cause, combine_causes, median_causes
 from cclsearch.trace.collectives import group_label
@@ -128,11 +130,13 @@ def find_top_collectives(trace: TraceView, count: int = NUM_TOP) -> tuple[NamedS
 def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
     table = view.table
     names = [one_line(f"{call.kind} ({group_label(call)})", 80) for call in table.collectives]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     found = {}
     windows = max(len(view.windows.spans_W2), 1)
-    for name in dict.fromkeys(names):
-        wanted = {i for i, other in enumerate(names) if other == name}
-        rows = view.comm_rows[[int(i) in wanted for i in table.coll_id[view.comm_rows]]]
+    number_of_call = np.array([numbers[name] for name in names], dtype=np.int64)
+    number_of_row = number_of_call[table.coll_id[view.comm_rows]] if names else view.comm_rows[:0]
+    for name, number in numbers.items():
+        rows = view.comm_rows[number_of_row == number]
         seconds = float(covered_ns(view.merge_rows(rows), view.windows.spans_W2).sum()) / 1e9 / windows
         if seconds:
             found[name] = (seconds, len(view.in_windows(rows)) / windows)

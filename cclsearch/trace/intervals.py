@@ -12,6 +12,8 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 
 _NONE = np.zeros((0, 2), dtype=np.int64)
+MANY = 8
+"""Of two sets, the smaller is inserted into the other instead of sorted with it where that has so many times its size."""
 
 
 def merge_spans(start_ns_N: Int64s, end_ns_N: Int64s) -> Int64s:
@@ -38,11 +40,28 @@ def merge_spans(start_ns_N: Int64s, end_ns_N: Int64s) -> Int64s:
 
 def unite_spans(*parts: Int64s) -> Int64s:
     """Union of several sets of intervals, merged."""
-    filled = [part for part in parts if len(part)]
+    filled = sorted((part for part in parts if len(part)), key=len)
     if not filled:
         return _NONE
+    if len(filled) == 2 and MANY * len(filled[0]) < len(filled[1]):
+        return _insert_spans(*filled)
     both = np.concatenate(filled) if len(filled) > 1 else filled[0]
     return merge_spans(both[:, 0], both[:, 1])
+
+
+def _insert_spans(few_F2: Int64s, many_M2: Int64s) -> Int64s:
+    """Union of two merged sets of very different size: only where the few lie does anything of the many change."""
+    low_F = np.searchsorted(many_M2[:, 1], few_F2[:, 0], side="left")
+    high_F = np.searchsorted(many_M2[:, 0], few_F2[:, 1], side="right")
+    meets_F = high_F > low_F
+    start_F = np.where(meets_F, np.minimum(few_F2[:, 0], many_M2[np.minimum(low_F, len(many_M2) - 1), 0]), few_F2[:, 0])
+    end_F = np.where(meets_F, np.maximum(few_F2[:, 1], many_M2[np.maximum(high_F - 1, 0), 1]), few_F2[:, 1])
+    edges = np.zeros(len(many_M2) + 1, dtype=np.int64)
+    np.add.at(edges, low_F[meets_F], 1)
+    np.add.at(edges, high_F[meets_F], -1)
+    kept = many_M2[np.cumsum(edges[:-1]) == 0]
+    grown = merge_spans(start_F, end_F)
+    return np.insert(kept, np.searchsorted(kept[:, 0], grown[:, 0]), grown, axis=0)
 
 
 def total_ns(spans_M2: Int64s) -> int:

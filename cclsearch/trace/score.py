@@ -47,10 +47,15 @@ def score_traces(
     Never raises for what a trace holds: what cannot be told is `not_available` with its reason. Raises UserError for a
     name that no metric has. `baseline` is a second run that `scaling_efficiency` starts from.
     """
+    base = TraceView(baseline, card=card) if baseline is not None else None
+    return score_view(TraceView(trace_set, card=card, config=config, baseline=base), names)
+
+
+def score_view(trace: TraceView, names: Iterable[str] | None = None) -> TraceScore:
+    """The same of traces that somebody looks at already: what was worked out once is not worked out again."""
     wanted = list(METRICS.names() if names is None else names)
     found = [METRICS.get(name) for name in wanted]
-    base = TraceView(baseline, card=card) if baseline is not None else None
-    trace = TraceView(trace_set, card=card, config=config, baseline=base)
+    trace_set = trace.trace_set
     return TraceScore(
         metrics={name: metric(trace) for name, metric in zip(wanted, found, strict=True)},
         diagnosis=try_diagnose(trace),

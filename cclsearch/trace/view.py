@@ -48,10 +48,15 @@ class RankView:
         return np.flatnonzero(wanted[self.table.kind])
 
     @cached_property
+    def is_device_row(self) -> npt.NDArray[np.bool_]:
+        """Of each row: whether it is work on the device."""
+        first, last = min(DEVICE_WORK), max(DEVICE_WORK)
+        return np.asarray((self.table.kind - np.uint8(first)) <= np.uint8(last - first))
+
+    @cached_property
     def device_rows(self) -> Int64s:
         """Row numbers of all work on the device, by start."""
-        first, last = min(DEVICE_WORK), max(DEVICE_WORK)
-        rows = np.flatnonzero((self.table.kind - np.uint8(first)) <= np.uint8(last - first))
+        rows = np.flatnonzero(self.is_device_row)
         start_ns = self.table.ts_ns[rows]
         if (start_ns[1:] >= start_ns[:-1]).all():
             return rows

@@ -25,6 +25,7 @@ def main() -> int:
         "oom": take_memory,
         "hoard": hoard,
         "failed": fail,
+        "stubborn": refuse_to_end,
     }[str(config.get("behaviour", "ok"))](folder, index)
 
 
@@ -45,6 +46,12 @@ def fail(folder: Path, index: int) -> int:
 def hang(folder: Path, index: int) -> int:
     time.sleep(3600)
     return 0
+
+
+def refuse_to_end(folder: Path, index: int) -> int:
+    """A script that hears the request to end and stays."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return hang(folder, index)
 
 
 def crash(folder: Path, index: int) -> int:

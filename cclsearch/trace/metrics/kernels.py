@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 from pydantic import JsonValue
@@ -19,6 +20,7 @@ _WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel"})
 """Kernels that say nothing themselves (CUTLASS): their first template argument does."""
 
 
+@lru_cache(maxsize=4096)
 def kernel_family(name: str) -> str:
     """The name without template arguments, parameters, return type and serial number: what instances share."""
     text = name.replace("(anonymous namespace)::", "").replace("operator()", "operator")

@@ -74,12 +74,14 @@ def _describe_periods(trace: TraceView, periods: list[float], slowest: int) -> d
 
 def _launch_lag_s(view: RankView) -> float | None:
     """Median time between the launch of a device event and its start; None without launch records."""
-    rows = view.device_rows
-    launched = rows[view.table.launch[rows] >= 0]
-    if not len(launched):
+    table = view.table
+    if "launch" not in table.sparse:
         return None
-    lag_ns = view.table.ts_ns[launched] - view.table.ts_ns[view.table.launch[launched]]
-    return float(np.median(lag_ns)) / 1e9
+    rows, launches = table.sparse["launch"]
+    at_work = np.flatnonzero((launches >= 0) & view.is_device_row[rows])
+    if not len(at_work):
+        return None
+    return float(np.median(table.ts_ns[rows[at_work]] - table.ts_ns[launches[at_work]])) / 1e9
 
 
 def require_card(trace: TraceView, phase: Phase | None = None) -> Card:
