@@ -13,7 +13,7 @@ Int64s = npt.NDArray[np.int64]
 
 _NONE = np.zeros((0, 2), dtype=np.int64)
 MANY = 8
-"""Of two sets, the smaller is inserted into the other instead of sorted with it where that has so many times its size."""
+"""The smaller of two sets is inserted into the larger, not sorted with it, where that has so many times its size."""
 
 
 def merge_spans(start_ns_N: Int64s, end_ns_N: Int64s) -> Int64s:
