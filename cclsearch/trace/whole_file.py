@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cclsearch.trace.intervals import intersect_spans, total_ns
+from cclsearch.trace.intervals import covered_ns, total_ns
 from cclsearch.trace.view import RankView
 
 
@@ -42,5 +42,5 @@ def summarize_file(view: RankView) -> FileSummary:
         compute_ns=total_ns(view.compute_M2),
         comm_ns=total_ns(view.comm_M2),
         exposed_comm_ns=busy_ns - total_ns(view.work_M2),
-        hidden_comm_ns=total_ns(intersect_spans(view.comm_M2, view.compute_M2)),
+        hidden_comm_ns=int(covered_ns(view.compute_M2, view.comm_M2).sum()),
     )

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.trace.events import Reason
-from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans
+from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.bandwidth import is_scale_up
 from cclsearch.trace.view import StepParts, TraceView, require_windows
@@ -131,7 +131,8 @@ def measure_overlap(trace: TraceView) -> Draft:
     for rank, view in trace.ranks.items():
         windows_W2 = require_windows(view)
         comm_ns[rank] = int(covered_ns(view.comm_M2, windows_W2).sum())
-        hidden_ns[rank] = int(covered_ns(intersect_spans(view.comm_M2, view.compute_M2), windows_W2).sum())
+        inside = intersect_spans(view.comm_M2, unite_spans(windows_W2))
+        hidden_ns[rank] = int(covered_ns(view.compute_M2, inside).sum())
     if not sum(comm_ns.values()):
         raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates, so there is nothing to hide")
     reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
