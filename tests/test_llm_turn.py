@@ -74,12 +74,12 @@ def call(name: str, arguments: Any = None, **more: Any) -> Answer:
     return Answer(calls=(made,), stop=Stop.TOOL, usage=Usage(input_tokens=1000, output_tokens=100), **more)
 
 
-def submit(*configs: dict[str, Any], insight: str = "") -> Answer:
+def submit(*configs: dict[str, Any], insight: str = "", beliefs: object = ()) -> Answer:
     items = [
         {"config": config, "rationale": "why not", "expected_step_time_s": 9.5, "expected_memory_gib": 30.0}
         for config in configs
     ]
-    return call("submit", {"configurations": items, "insight": insight})
+    return call("submit", {"configurations": items, "insight": insight, "beliefs": beliefs})
 
 
 def think(
@@ -109,6 +109,13 @@ def test_a_legal_new_configuration_becomes_a_proposal() -> None:
     assert (proposal.proposer, proposal.turn, proposal.rationale) == ("llm", 1, "why not")
     assert (proposal.expects.step_time_s, proposal.expects.peak_memory_gib) == (9.5, 30.0)
     assert thought.remark.data["insight"] == "dp is slow"
+
+
+def test_what_it_learnt_reaches_the_ledger_and_nothing_that_no_part_is_called() -> None:
+    said = [{"part": "pipeline", "is": "much_slower"}, {"part": "__class__", "is": "slower"}, {"part": "optimizer"}, 7]
+    thought = think(Scripted(submit(GOOD, beliefs=said)))
+    assert thought.remark.data["beliefs"] == '{"seen":1,"pipeline":"much_slower"}'
+    assert think(Scripted(submit(GOOD, beliefs="all is slow"))).remark.data["beliefs"] == ""
 
 
 def test_tokens_money_and_seconds_are_accounted() -> None:

@@ -12,6 +12,7 @@ from cclsearch.predict.calibrate import Curve, Evidence, Prior, calibrate
 from cclsearch.predict.layout import Array
 from cclsearch.predict.model import CardModel, Priors, load_priors, model_of
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.beliefs import collect_beliefs, shift_prior
 from cclsearch.propose.ensemble import TimeModels, learn_time
 from cclsearch.propose.feasibility import Feasibility, learn_feasibility
 
@@ -58,7 +59,7 @@ class Belief:
 
 def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
     """The belief over rows that may still be proposed; None where there is none left."""
-    priors = priors or load_priors()
+    priors = tell_priors(priors or load_priors(), view)
     model = model_of(view.card, view.space)
     open_rows = _open_rows(view)
     if not len(open_rows):
@@ -90,6 +91,15 @@ def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
         time=time,
         feasibility=feasibility,
     )
+
+
+def tell_priors(priors: Priors, view: SearchView) -> Priors:
+    """The priors with what proposers said in this search that they have learnt of the framework."""
+    held = collect_beliefs(view)
+    if not held:
+        return priors
+    mean_P = priors.time.mean_P + shift_prior(held, priors.time)
+    return replace(priors, time=replace(priors.time, mean_P=mean_P))
 
 
 def _open_rows(view: SearchView) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ import random
 import shlex
 from typing import Any
 
+from cclsearch.propose.beliefs import LEVELS, PARTS
 from cclsearch.propose.llm.wire import Answer, Request, Stop, ToolCall, Usage
 
 Row = dict[str, Any]
@@ -59,7 +60,8 @@ class RandomPicker(Player):
     def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
         found = listed(request)
         if found:
-            return submit(self.rng.choice(found), "a guess")
+            guess = {self.rng.choice(list(PARTS)): self.rng.choice(list(LEVELS)) for _ in range(2)}
+            return submit(self.rng.choice(found), "a guess", guess)
         choices = knob_choices(request)
         knob = self.rng.choice(sorted(choices))
         where = {knob: [self.rng.choice(choices[knob])]}
@@ -68,9 +70,13 @@ class RandomPicker(Player):
 
 
 class Hostile(Player):
-    """Looks for what the surrogate thinks worst, and takes it."""
+    """Looks for what the surrogate thinks worst, and takes it; what costs most it calls cheap, and the rest dear."""
 
     name = "compatible:hostile"
+    lies = dict.fromkeys(PARTS, "much_slower") | {
+        "pipeline": "much_faster",
+        "tensor_parallel_across_nodes": "much_faster",
+    }
 
     def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
         asked = (len(request.messages) - 1) // 2
@@ -84,10 +90,10 @@ class Hostile(Player):
             str(call.arguments) for message in request.messages for call in message.calls if call.name == "submit"
         }
         for row in sorted(seen, key=lambda row: (row["fits"] > 0.05, -row["time"])):
-            name, arguments = submit(row, "trust me")
+            name, arguments = submit(row, "trust me", self.lies)
             if str(arguments) not in refused:
                 return name, arguments
-        return submit(self.rng.choice(seen or prompt_candidates(request)), "trust me")
+        return submit(self.rng.choice(seen or prompt_candidates(request)), "trust me", self.lies)
 
 
 class Expert(Player):
@@ -130,10 +136,13 @@ def split(row: Row) -> int:
 PLAYERS = {"expert": Expert, "random": RandomPicker, "stubborn": Stubborn, "hostile": Hostile}
 
 
-def submit(row: Row, why: str) -> tuple[str, dict[str, Any]]:
-    """The call that submits one row."""
+def submit(row: Row, why: str, beliefs: dict[str, str] | None = None) -> tuple[str, dict[str, Any]]:
+    """The call that submits one row, with what the player says it has learnt."""
     expected = {"expected_step_time_s": row.get("time") or 1.0, "expected_memory_gib": row.get("memory") or 1.0}
-    return "submit", {"configurations": [{"config": row["config"], "rationale": why, **expected}]}
+    arguments: dict[str, Any] = {"configurations": [{"config": row["config"], "rationale": why, **expected}]}
+    if beliefs:
+        arguments["beliefs"] = [{"part": part, "is": level} for part, level in beliefs.items()]
+    return "submit", arguments
 
 
 def knob_choices(request: Request) -> dict[str, list[Any]]:

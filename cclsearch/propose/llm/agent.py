@@ -127,7 +127,7 @@ class Agent:
         prompt, result = self._run(known, desk, number)
         version = library.add(result.decision.program) if result.decision and result.decision.program else None
         self._write(known, desk, prompt, result, number=number, explained=explained)
-        return _to_thought(number, result, version, self.options.mode)
+        return _to_thought(view, number, result, version, self.options.mode)
 
     def _run(self, known: PromptInput, desk: Desk, number: int) -> tuple[Prompt, TurnResult]:
         tools = make_toolset(known.view.space, self.options.mode, desk.max_submitted)
@@ -255,6 +255,7 @@ def make_record(
         submitted=tuple(_submitted_record(item) for item in decision.submitted),
         finish=decision.finish,
         insight=decision.insight,
+        beliefs=dict(decision.beliefs),
         submitted_program=decision.program,
         stall=result.stall.text if result.stall else "",
         stall_cause=result.stall.cause if result.stall else "",
@@ -300,13 +301,15 @@ def prices_path() -> Path:
     return Path(given) if given else PRICES_FILE
 
 
-def _to_thought(number: int, result: TurnResult, version: int | None, mode: str) -> Thought:
+def _to_thought(view: SearchView, number: int, result: TurnResult, version: int | None, mode: str) -> Thought:
     decision = result.decision or Decision()
     past = PastTurn(
         number=number,
         decision=_decision_word(result.decision),
         submitted=decision.submitted,
         insight=decision.insight,
+        beliefs=decision.beliefs,
+        num_seen=len(view.observations),
         cost=result.cost,
         policy=version,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cclsearch.propose.base import SearchView
+from cclsearch.propose.beliefs import check_beliefs
 from cclsearch.propose.llm.configs import nearest_rows, read_config, read_value, spelled
 from cclsearch.propose.llm.evidence import Evidence, TrialEvidence
 from cclsearch.propose.llm.fence import fence
@@ -41,6 +42,8 @@ class Decision:
     submitted: tuple[Submitted, ...] = ()
     finish: str | None = None
     insight: str = ""
+    beliefs: Mapping[str, str] = field(default_factory=dict)
+    """Part of a step -> how long it takes beside the closed form: evidence for the surrogate."""
     program: str | None = None
     """Source of the policy program behind the submission."""
 
@@ -210,7 +213,7 @@ class Desk:
         if not accepted:
             return Reply("\n".join(reply.text for reply in refused), refused[0].fault)
         dropped = "".join(f" (dropped: {reply.text})" for reply in refused)
-        return Reply("accepted" + dropped, decision=Decision(tuple(accepted), insight=_insight(arguments)))
+        return Reply("accepted" + dropped, decision=Decision(tuple(accepted), **_learnt(arguments)))
 
     def _submit_policy(self, arguments: dict[str, Any]) -> Reply:
         program = arguments.get("program")
@@ -222,7 +225,7 @@ class Desk:
         verdict = self._judge(choice.config, arguments, [])
         if not isinstance(verdict, Submitted):
             return Reply(f"the program gave {spelled(self.view.space, choice.config)}: {verdict.text}", verdict.fault)
-        decision = Decision((verdict,), insight=_insight(arguments), program=program)
+        decision = Decision((verdict,), program=program, **_learnt(arguments))
         return Reply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
     def _judge(self, config: Config, item: Mapping[str, Any], accepted: Sequence[Submitted]) -> Submitted | Reply:
@@ -279,12 +282,14 @@ class Desk:
             return Reply("refused: nothing has run successfully yet", "finish refused")
         if not self.look.nothing_left:
             return Reply(f"refused: {self.look.why}. Submit one of the open candidates", "finish refused")
-        return Reply("granted", decision=Decision(finish=reason, insight=_insight(arguments)))
+        return Reply("granted", decision=Decision(finish=reason, **_learnt(arguments)))
 
 
-def _insight(arguments: Mapping[str, Any]) -> str:
+def _learnt(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model says it has learnt: in words, for itself, and as beliefs, for the surrogate."""
     insight = arguments.get("insight")
-    return one_line(redact(insight), 400) if isinstance(insight, str) else ""
+    words = one_line(redact(insight), 400) if isinstance(insight, str) else ""
+    return {"insight": words, "beliefs": check_beliefs(arguments.get("beliefs"))}
 
 
 def _positive(value: object) -> float | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cclsearch.propose.base import Remark, SearchView
+from cclsearch.propose.beliefs import KEY, Beliefs, write_beliefs
 from cclsearch.propose.llm.account import Cost
 from cclsearch.propose.llm.wire import Usage
 from cclsearch.text import one_line
@@ -40,6 +41,9 @@ class PastTurn:
     submitted: tuple[Submitted, ...]
     insight: str
     cost: Cost
+    beliefs: Beliefs = field(default_factory=dict)
+    num_seen: int = 0
+    """Trials that the turn could see."""
     policy: int | None = None
     """Version of the policy program that it submitted."""
 
@@ -55,6 +59,7 @@ def turn_remark(turn: PastTurn, text: str) -> Remark:
             "decision": turn.decision,
             "submitted": json.dumps([_to_json(item) for item in turn.submitted], separators=(",", ":")),
             "insight": turn.insight,
+            KEY: write_beliefs(turn.beliefs, turn.num_seen),
             "policy": turn.policy,
             "input_tokens": usage.input_tokens,
             "output_tokens": usage.output_tokens,

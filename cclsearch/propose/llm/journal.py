@@ -139,6 +139,7 @@ class TurnRecord(Model):
     submitted: tuple[SubmittedRecord, ...] = ()
     finish: str | None = None
     insight: str = ""
+    beliefs: dict[str, str] = {}
     submitted_program: str | None = None
     stall: str = ""
     stall_cause: str = ""

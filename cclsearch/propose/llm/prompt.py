@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.beliefs import collect_beliefs
 from cclsearch.propose.llm.configs import free_knobs
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.fence import FENCE_RULE, clip_bytes, fence, fence_line
@@ -77,7 +78,9 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
         f"you must call {submit} or finish. Answer with tool calls only.",
         "A surrogate model (closed-form cost model, recalibrated on the trials so far) predicts every configuration. "
         "Its record is shown to you: trust it where it has held, overrule it where evidence speaks against it, and say "
-        "why. Write down what you learn about this framework and cluster in `insight`: it is shown to you again.",
+        "why. Write down what you learn about this framework and cluster in `insight`: it is shown to you again. Where "
+        "a part of the step takes longer or shorter here than the surrogate thinks, say so in `beliefs`: it moves the "
+        "surrogate's prior, until trials outweigh it.",
         "finish ends the search early and gives the unused budget back; it is refused while something could plausibly "
         "still win.",
         FENCE_RULE,
@@ -148,11 +151,20 @@ def _sections(known: PromptInput, options: PromptOptions) -> list[Section]:
         Section("YOUR expectations against what was measured", calibration_lines(view), 1.0),
         Section("DIAGNOSIS", _evidence_lines(known), 2.0),
         Section("YOUR INSIGHTS so far", [fence_line(text, 300) for text in last_insights(view)][::-1], 0.7),
+        Section("YOUR BELIEFS, which the surrogate has taken in", _belief_lines(view), 0.3),
         Section("WHAT THE ARBITER SAID", _move_lines(view), 0.5),
     ]
     if options.mode == "policy":
         sections.append(Section("BEST PROGRAM so far" + known.program_note, _program_lines(known), 3.0))
     return [section for section in sections if section.lines]
+
+
+def _belief_lines(view: SearchView) -> list[str]:
+    held = collect_beliefs(view)
+    return [
+        f"{part.replace('_', ' ')}: {belief.level.replace('_', ' ')} (counts {belief.weight:.0%} now, fully if renewed)"
+        for part, belief in held.items()
+    ]
 
 
 def _state_lines(known: PromptInput, noise: float) -> list[str]:

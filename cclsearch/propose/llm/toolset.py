@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cclsearch.propose.beliefs import LEVELS, PARTS
 from cclsearch.propose.llm.configs import config_schema, where_schema
 from cclsearch.propose.llm.wire import ToolSpec
 from cclsearch.space.table import Space
@@ -55,7 +56,7 @@ def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec,
         ToolSpec(
             name="finish",
             description="End the search: nothing left could beat the best beyond the noise. Checked first.",
-            parameters=_object({"reason": {"type": "string"}, "insight": _INSIGHT}, "reason"),
+            parameters=_object({"reason": {"type": "string"}, **_LEARNT}, "reason"),
         ),
     )
 
@@ -77,7 +78,7 @@ def _submit(config: dict[str, Any], max_submitted: int) -> ToolSpec:
     return ToolSpec(
         name="submit",
         description=f"Decide: run these new legal configurations next, at most {max_submitted}, the best first.",
-        parameters=_object({"configurations": many, "insight": _INSIGHT}, "configurations"),
+        parameters=_object({"configurations": many, **_LEARNT}, "configurations"),
     )
 
 
@@ -97,7 +98,7 @@ def _submit_policy() -> ToolSpec:
                 "rationale": {"type": "string"},
                 "expected_step_time_s": {"type": "number"},
                 "expected_memory_gib": {"type": "number"},
-                "insight": _INSIGHT,
+                **_LEARNT,
             },
             "program",
             "rationale",
@@ -107,9 +108,6 @@ def _submit_policy() -> ToolSpec:
     )
 
 
-_INSIGHT = {"type": "string", "description": "what you learnt about this framework and cluster; shown to you again"}
-
-
 def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {
         "type": "object",
@@ -117,3 +115,16 @@ def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
         "required": list(required),
         "additionalProperties": False,
     }
+
+
+_LEARNT: dict[str, Any] = {
+    "insight": {
+        "type": "string",
+        "description": "what you learnt about this framework and cluster, in words; shown to you again",
+    },
+    "beliefs": {
+        "type": "array",
+        "description": "the same as evidence for the surrogate: parts that take longer or shorter here than it thinks",
+        "items": _object({"part": {"enum": list(PARTS)}, "is": {"enum": list(LEVELS)}}, "part", "is"),
+    },
+}
