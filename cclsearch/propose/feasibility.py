@@ -1,16 +1,23 @@
-"""Whether a trial will succeed: memory from the calibrated closed form, and failures that memory does not explain."""
+"""Whether a trial will succeed: memory from the calibrated closed form, and failures that memory does not explain.
+
+Where a space does not say whether data-parallel ranks share out the optimizer's states, or tensor-parallel ranks the
+sequence, one of both holds for all of it. As long as no peak was measured, these are rival models, weighed by how well
+each would have foretold what fitted and what did not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from cclsearch.predict.calibrate import Curve, Evidence, Posterior, calibrate
+from cclsearch.predict.calibrate import Curve, Evidence, Posterior, Prior, calibrate
 from cclsearch.predict.layout import Array
+from cclsearch.predict.memory import MULTIPLIERS
 from cclsearch.predict.model import CardModel, Priors
 from cclsearch.propose.base import Observation
 from cclsearch.values import FailureKind
@@ -18,6 +25,16 @@ from cclsearch.values import FailureKind
 _DOUBT = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
 _OTHER_DOUBT = 0.8
 """Probability that a failure was not for lack of memory, by what the launcher or the source called it."""
+_UNDECLARED = {
+    "unsharded": ((0.0, 0.3), (-5.0, 0.7)),
+    "replicated": ((0.0, 0.4), (-5.0, 0.6)),
+    "gradients": ((0.0, 0.5), (float(np.log(0.5)), 0.5)),
+}
+"""Part of the memory -> its log multiplier and how probable that is, for each way in which frameworks do it: states
+whole or shared out, sequences whole or shared out, gradients of four bytes or of two."""
+_WIDTH = 0.15
+"""How far such a log multiplier may be off."""
+_LEAST_WEIGHT = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +43,23 @@ class Feasibility:
 
     model: CardModel
     priors: Priors
-    memory: Posterior
+    rivals: tuple[Posterior, ...]
+    """Models of the memory."""
+    weight_r: Array
     crash: Posterior
+
+    @property
+    def memory(self) -> Posterior:
+        """The likeliest model of the memory."""
+        return self.rivals[int(np.argmax(self.weight_r))]
 
     def at(self, rows: NDArray[np.int64]) -> tuple[Array, Array, Array]:
         """(m,) expected GiB, probability of fitting, and probability of success."""
-        log_gib, variance = self.memory.marginals(rows)
-        fits = ndtr((self.model.log_limit - log_gib) / np.sqrt(variance + self.priors.softness**2))
+        log_gib, fits = np.zeros(len(rows)), np.zeros(len(rows))
+        for rival, weight in zip(self.rivals, self.weight_r, strict=True):
+            mean, variance = rival.marginals(rows)
+            log_gib += weight * mean
+            fits += weight * ndtr((self.model.log_limit - mean) / np.sqrt(variance + self.priors.softness**2))
         mean, spread = self.crash.marginals(rows)
         stays = ndtr(-mean / np.sqrt(1.0 + spread))
         return np.exp(log_gib), fits, fits * stays
@@ -41,9 +68,34 @@ class Feasibility:
 def learn_feasibility(model: CardModel, observations: Sequence[Observation], priors: Priors) -> Feasibility:
     """Memory and crashes, given observations of rows of the space."""
     seen = [o for o in observations if o.row is not None]
-    memory = model.calibrate_memory(_memory_evidence(seen, model, priors), priors.memory)
-    evidence = _crash_evidence(seen, model, memory, priors)
-    return Feasibility(model, priors, memory, calibrate(_constant, model.features, priors.crash, evidence))
+    evidence = _memory_evidence(seen, model, priors)
+    rivals, weights = _learn_memory(model, evidence, priors.memory)
+    crashes = _crash_evidence(seen, model, rivals[int(np.argmax(weights))], priors)
+    return Feasibility(model, priors, rivals, weights, calibrate(_constant, model.features, priors.crash, crashes))
+
+
+def _learn_memory(model: CardModel, evidence: Evidence, prior: Prior) -> tuple[tuple[Posterior, ...], Array]:
+    """Rival posteriors with their weights; one alone where peaks were measured: they tell the parts apart."""
+    if np.any(evidence.side_n == 0):
+        return (model.calibrate_memory(evidence, prior),), np.ones(1)
+    found = [(model.calibrate_memory(evidence, rival), log_prior) for rival, log_prior in _rival_priors(model, prior)]
+    score_r = np.array([posterior.log_evidence + log_prior for posterior, log_prior in found])
+    weight_r = np.exp(score_r - score_r.max())
+    weight_r /= weight_r.sum()
+    kept = np.flatnonzero(weight_r >= _LEAST_WEIGHT)
+    return tuple(found[r][0] for r in kept), weight_r[kept] / weight_r[kept].sum()
+
+
+def _rival_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, float]]:
+    """Each combination of the ways, with its log probability."""
+    names = [name for name in _UNDECLARED if np.any(getattr(model.memory_parts, name) > 0)]
+    for ways in product(*(_UNDECLARED[name] for name in names)):
+        mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
+        for name, (log_multiplier, probability) in zip(names, ways, strict=True):
+            at = MULTIPLIERS.index(name)
+            mean_P[at], sd_P[at] = log_multiplier, _WIDTH
+            log_prior += float(np.log(probability))
+        yield replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
 
 
 def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Priors) -> Evidence:
