@@ -57,7 +57,8 @@ def simulate(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], list[
     log_time = log_time + rng.normal(0, rng.choice([0.005, 0.02, 0.1]), len(rows))
     hiccup = rng.random(len(rows)) < 0.05
     log_time = log_time + hiccup * rng.exponential(0.7, len(rows))
-    log_gib = model.log_memory(every)(rng.normal(0, 0.35, len(memory.MULTIPLIERS)) * _narrow(memory.MULTIPLIERS))
+    spread = rng.normal(0, 0.35, len(memory.MULTIPLIERS)) * _narrow(memory.MULTIPLIERS)
+    log_gib = model.log_memory(every)(spread + _draw_ways(rng))
     log_gib = log_gib + _field(rng, model, 0.05)
     crash = _field(rng, model, 1.0) > rng.uniform(1.5, 3.0)
     out = log_gib > np.log(0.95 * card.hardware.memory_gib)
@@ -133,6 +134,13 @@ def _is_legal(row: dict[str, Any], card: Any) -> bool:
     if card.global_batch_size % (row["dp"] * row["micro_batch_size"]) or card.arch.num_layers % row["pp"]:
         return False
     return bool((row["dp"] * row["tp"]) % row.get("ep", 1) == 0)
+
+
+def _draw_ways(rng: np.random.Generator) -> np.ndarray:
+    """Log multipliers of what frameworks hold or do not hold: states and sequences whole or shared out, gradients of
+    four bytes or of two."""
+    less = {"unsharded": -5.0, "replicated": -5.0, "gradients": float(np.log(0.5))}
+    return np.array([less.get(name, 0.0) * (rng.random() < 0.5) for name in memory.MULTIPLIERS])
 
 
 def _narrow(names: tuple[str, ...]) -> np.ndarray:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +105,10 @@ def test_maxtext_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     config: dict[str, Value] = {"tp": 1, "dp": 4, "ep": 2, "micro_batch_size": 2, "activation_checkpointing": "none"}
     words = render("maxtext", make_input({**config, "zero_stage": 0}, arch=MOE), monkeypatch)
     check_golden("maxtext-moe", words)
+    settings = dict(word.split("=", 1) for word in words)
+    degrees = [int(value) for name, value in settings.items() if re.fullmatch(r"(ici|dcn)_\w+_parallelism", name)]
+    assert settings["ici_expert_parallelism"] == "2"
+    assert math.prod(degrees) == 4, "the axes multiply to the devices: experts take their share of the data axis"
 
 
 def test_an_undocumented_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

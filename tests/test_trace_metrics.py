@@ -13,24 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trace_measures import make_card, measure, step_tape, two_ranks
 from trace_tables import Tape, make_set
 
-from cclsearch.card.model import Card, Hardware, ModelArch, MoEArch, Phase
+from cclsearch.card.model import MoEArch, Phase
 from cclsearch.plugins import METRICS
 from cclsearch.trace.events import (
     CollectiveKind,
-    ComputeClass,
-    DeviceInfo,
     EventTable,
     Kind,
-    LaunchShape,
-    MemoryPoints,
-    OpShape,
     Reason,
     TraceSet,
 )
-from cclsearch.trace.flops import count_op_flops
-from cclsearch.trace.metric import Draft, MetricResult, NotAvailable, Status, metric
+from cclsearch.trace.metric import Draft, NotAvailable, Status, metric
 from cclsearch.trace.metrics.kernels import kernel_family
 from cclsearch.trace.score import score_traces
 from cclsearch.trace.view import RankView, TraceView
@@ -44,59 +39,6 @@ def own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics that a test registers are gone after it."""
     METRICS.names()
     monkeypatch.setattr(METRICS, "_things", dict(METRICS._things))
-
-
-def measure(tables: list[EventTable], name: str, **context: Any) -> MetricResult:
-    set_fields = context.pop("set_fields", {})
-    result: MetricResult = METRICS.get(name)(TraceView(make_set(tables, **set_fields), **context))
-    return result
-
-
-def make_card(**fields: Any) -> Card:
-    arch = ModelArch(
-        num_layers=32,
-        hidden_size=4096,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=14336,
-        vocab_size=128256,
-        moe=fields.pop("moe", None),
-    )
-    hardware = Hardware(
-        accelerator="h100",
-        num_accelerators=fields.pop("num_accelerators", 2),
-        accelerators_per_node=8,
-        memory_gib=80,
-        scale_up_gbps=7200,
-        scale_out_gbps=400,
-    )
-    values = {
-        "name": "test",
-        "title": "a card of the tests",
-        "phase": Phase.TRAINING,
-        "family": "llama-3.1-8b",
-        "arch": arch,
-        "global_batch_size": 16,
-        "seq_len": 1024,
-        "precision": "bf16",
-        "hardware": hardware,
-        "framework": "torchtitan",
-        **fields,
-    }
-    return Card(**values)
-
-
-def step_tape(rank: int = 0, world_size: int | None = 1, *, steps: int = 6, period_us: float = 100) -> Tape:
-    """Steps of 40 us of compute, 20 us of exposed communication, 10 us of copies and 30 us of nothing."""
-    tape = Tape(rank=rank, world_size=world_size)
-    for i in range(steps):
-        number = tape.step(i * period_us, i * period_us + 60)
-        begin = i * period_us + 5
-        tape.kernel(begin, 40, launched_us=begin - 4, step_id=number)
-        tape.copy(begin + 40, 10, step_id=number, bytes=10_000)
-        tape.collective(begin + 50, 20, step_id=number)
-    return tape
 
 
 def test_step_time_is_the_median_period_on_the_device_of_the_slowest_rank() -> None:
@@ -181,24 +123,6 @@ def test_overlap_is_the_share_of_communication_that_compute_hides() -> None:
     assert measure([tape.table()], "overlap").value == pytest.approx(0.25)
 
 
-def two_ranks(late_us: float = 15, sizes: tuple[int, ...] = (1 << 20, 2 << 20, 4 << 20)) -> list[EventTable]:
-    """Collectives of 10 us and 10 us a MiB to which rank 1 comes late."""
-    tables = []
-    for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
-        for i in range(6):
-            number = tape.step(i * 400, i * 400 + 390)
-            now = i * 400.0
-            for size in sizes:
-                moving = 10 + 10 * size / (1 << 20)
-                tape.kernel(now, 20 + late_us * rank, step_id=number)
-                wait = late_us * (1 - rank)
-                tape.collective(now + 20 + late_us * rank, wait + moving, message_bytes=size, step_id=number)
-                now += 20 + late_us + moving
-        tables.append(tape.table())
-    return tables
-
-
 def test_waiting_is_what_is_longer_than_the_shortest_duration_over_ranks() -> None:
     result = measure(two_ranks(), "comm_wait_frac")
     moving = 20 + 30 + 50
@@ -276,170 +200,6 @@ def test_moe_balance_reads_the_load_from_the_splits() -> None:
     card = make_card(moe=MoEArch(num_experts=8, top_k=2, expert_intermediate_size=64))
     assert measure(tables, "moe_balance", card=card).value == pytest.approx(1.5)
     assert measure(tables, "moe_balance", card=make_card()).reason is Reason.CARD_MISSING_FIELD
-
-
-def test_allocation_and_waves_weigh_compute_kernels_by_duration() -> None:
-    tape = Tape()
-    tape.kernel(0, 30, blocks_per_sm=0.5, grid_id=0)
-    tape.kernel(30, 10, blocks_per_sm=3.0, grid_id=0)
-    tape.kernel(90, 10, blocks_per_sm=4.0, grid_id=0)
-    table = tape.table(grids=(LaunchShape(blocks=1, threads_per_block=1024),))
-    assert measure([table], "allocation_ratio").inputs["sm_coverage"] == pytest.approx((0.5 * 30 + 20) / 50)
-    assert measure([table], "allocation_ratio").value == pytest.approx((0.5 * 30 + 20) / 50 * 0.5)
-    # 2048 threads hold two blocks: a quarter wave, one and a half, two
-    waves = measure([table], "wave_balance")
-    assert waves.value == pytest.approx((0.25 * 30 + 0.75 * 10 + 1.0 * 10) / 50)
-
-
-def test_mfu_follows_the_usual_convention() -> None:
-    result = measure(
-        [step_tape(0, 2, period_us=1e6).table(), step_tape(1, 2, period_us=1e6).table()], "mfu", card=make_card()
-    )
-    attention = 32 * (4096 * 128 * (32 + 8 + 8) + 32 * 128 * 4096)
-    feed_forward = 32 * 3 * 4096 * 14336
-    per_token = 6 * (attention + feed_forward + 128256 * 4096) + 12 * 32 * 4096 * 1024
-    assert result.value == pytest.approx(per_token * 16 * 1024 / 1.0 / 2 / 989e12, rel=2e-3)
-    causal = measure([step_tape(0, 1, period_us=1e6).table()], "mfu_causal", card=make_card())
-    plain = measure([step_tape(0, 1, period_us=1e6).table()], "mfu", card=make_card())
-    assert causal.value is not None
-    assert plain.value is not None
-    assert causal.value < plain.value
-
-
-def test_more_than_the_peak_is_an_error_and_no_value() -> None:
-    result = measure([step_tape().table()], "mfu", card=make_card(num_accelerators=1))
-    assert result.value is None
-    assert "of the peak" in result.detail
-
-
-def test_an_unknown_device_has_no_peak() -> None:
-    table = step_tape(period_us=1e6).table(devices=(DeviceInfo(0, "Mystery 9000"),))
-    assert measure([table], "mfu", card=make_card()).reason is Reason.UNKNOWN_PEAK
-
-
-def test_tokens_per_second_are_the_cards_work_over_the_step() -> None:
-    tables = [step_tape(rank, 2).table() for rank in range(2)]
-    assert measure(tables, "tokens_per_s", card=make_card()).value == pytest.approx(16 * 1024 / 100e-6)
-    assert measure(tables, "tokens_per_s_per_device", card=make_card()).value == pytest.approx(8 * 1024 / 100e-6)
-    inference = make_card(phase=Phase.INFERENCE)
-    assert measure(tables, "tokens_per_s", card=inference).reason is Reason.PHASE_MISMATCH
-
-
-@pytest.mark.parametrize(
-    ("name", "dims", "scalars", "flops"),
-    [
-        ("aten::mm", ((4, 8), (8, 16)), (), 2 * 4 * 8 * 16),
-        ("aten::addmm", ((16,), (4, 8), (8, 16)), (), 2 * 4 * 8 * 16),
-        ("aten::bmm", ((3, 4, 8), (3, 8, 16)), (), 2 * 3 * 4 * 8 * 16),
-        ("aten::linear", ((2, 4, 8), (16, 8), (16,)), (), 2 * 2 * 4 * 8 * 16),
-        ("aten::_scaled_dot_product_flash_attention", ((2, 4, 8, 16),) * 3, (), 4 * 2 * 4 * 8 * 8 * 16),
-        (
-            "aten::convolution",
-            ((2, 3, 8, 8), (5, 3, 3, 3), (), (), (), ()),
-            ("", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False"),
-            2 * 2 * 5 * 64 * 27,
-        ),
-        ("aten::cudnn_convolution", ((2, 3, 8, 8), (5, 3, 3, 3)), (), None),
-        ("aten::mm", ((4, 8),), (), None),
-        ("aten::relu", ((4, 8),), (), None),
-    ],
-)
-def test_flops_of_an_operator(
-    name: str, dims: tuple[tuple[int, ...], ...], scalars: tuple[str, ...], flops: float | None
-) -> None:
-    assert count_op_flops(name, OpShape(dims, scalars=scalars)) == flops
-
-
-def test_gemm_rate_counts_an_operator_once_over_all_its_kernels() -> None:
-    tape = Tape()
-    op = tape.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1, shape_id=0)
-    tape.kernel(10, 2, op=op, name_class=ComputeClass.GEMM)
-    tape.kernel(12, 2, "split_k_reduce", op=op)
-    tape.kernel(20, 50, "relu")
-    table = tape.table(shapes=(OpShape(((1000, 1000), (1000, 1000))),))
-    assert measure([table], "gemm_tflops").value == pytest.approx(2e9 / 4e-6 / 1e12)
-
-
-def test_an_operator_on_a_cpu_does_not_count_again_what_it_calls() -> None:
-    tape = Tape()
-    tape.kernel(0, 100, "aten::linear")
-    for start, dur, name, shape in ((0, 100, "aten::linear", 0), (10, 80, "aten::mm", 1), (200, 50, "aten::mm", 1)):
-        tape.add(Kind.CPU_OP, start, dur, name, device=-1, stream=0, shape_id=shape)
-    shapes = (OpShape(((10, 20), (30, 20))), OpShape(((10, 20), (20, 30))))
-    tape.kernel(200, 50, "aten::mm")
-    result = measure([tape.table(accelerator="cpu", shapes=shapes)], "gemm_tflops")
-    assert result.inputs["flops"] == 2 * (2 * 10 * 20 * 30)
-
-
-def test_copies_by_direction_in_decimal_gigabytes() -> None:
-    tape = Tape()
-    tape.copy(0, 10, "Memcpy HtoD (Pinned -> Device)", bytes=100_000)
-    tape.copy(20, 10, "Memcpy DtoH (Device -> Pageable)", bytes=50_000)
-    tape.copy(40, 10, "Memcpy DtoD (Device -> Device)", bytes=1_000_000)
-    tape.kernel(60, 10, "CatArrayBatchedCopy_kernel")
-    result = measure([tape.table()], "mem_copy_bw")
-    assert result.inputs["by_direction_gbps"] == {"h2d": 10.0, "d2h": 5.0, "d2d": 100.0}
-
-
-def test_peak_memory_is_the_largest_report_of_the_allocator() -> None:
-    points = MemoryPoints(
-        np.arange(3), np.array([1, 900, 5]), np.array([-1, 1000, 1000]), np.array([0, 0, 0], dtype=np.int16)
-    )
-    tape = Tape()
-    tape.kernel(0, 1)
-    assert measure([tape.table(memory=points)], "peak_memory").value == 900
-
-
-def idle_table(gap_us: float, launched_us: float, **columns: Any) -> EventTable:
-    tape = Tape()
-    for i in range(5):
-        number, begin = tape.step(i * 1000, i * 1000 + 990), i * 1000
-        tape.kernel(begin, 400, launched_us=begin - 5, step_id=number)
-        launch = tape.add(Kind.RUNTIME, begin + launched_us, 1, "cudaLaunchKernel", device=-1)
-        tape.add(
-            columns.get("kind", Kind.COMPUTE),
-            begin + 400 + gap_us,
-            600 - gap_us,
-            columns.get("name", "gemm"),
-            launch=launch,
-            step_id=number,
-        )
-        if "sync_us" in columns:
-            tape.add(Kind.RUNTIME, begin + 10, columns["sync_us"], "cudaDeviceSynchronize", device=-1)
-    return tape.table()
-
-
-@pytest.mark.parametrize(
-    ("table", "cause"),
-    [
-        (idle_table(200, launched_us=590), "host_bound"),
-        (idle_table(10, launched_us=100), "launch_overhead"),
-        (idle_table(200, launched_us=590, sync_us=395), "sync"),
-        (idle_table(200, launched_us=590, kind=Kind.MEMCPY, name="Memcpy HtoD (Pinned -> Device)"), "input"),
-        (idle_table(200, launched_us=100), "unknown"),
-    ],
-)
-def test_cause_of_an_idle_gap(table: EventTable, cause: str) -> None:
-    result = measure([table], "idle_cause")
-    assert result.inputs["main"] == cause
-
-
-def test_idle_cause_needs_launches() -> None:
-    tape = Tape()
-    tape.kernel(0, 10)
-    tape.kernel(30, 10)
-    assert measure([tape.table()], "idle_cause").reason is Reason.NO_LAUNCH_RECORDS
-
-
-def test_small_kernels_rate_and_queue() -> None:
-    tape = Tape()
-    for i in range(10):
-        tape.kernel(100 + 10 * i, 4 if i % 2 else 6, launched_us=i)
-    table = tape.table()
-    assert measure([table], "small_kernel_frac").value == pytest.approx(0.4)
-    rate = measure([table], "launch_rate")
-    assert rate.value == pytest.approx(10 / 94e-6)
-    assert rate.inputs["queue_depth_p50"] == pytest.approx(4.5)
 
 
 def test_critical_path_of_a_queued_stream_is_its_work() -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from cclsearch.propose.llm.wire import Request
 
@@ -131,78 +131,82 @@ def in_turn(*reactions: Reaction) -> Script:
     return script
 
 
-def _make_handler(owner: StandIn) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    """One connection; `_make_handler` binds it to its server."""
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
+    owner: ClassVar[StandIn]
+    protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            protocol = {"/v1/messages": "anthropic", "/v1/chat/completions": "openai"}.get(self.path)
-            if protocol is None:
-                return self._send_error(404, "not found", "openai")
-            if not self._has_key(protocol):
-                return self._send_error(401, "invalid api key", protocol)
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        protocol = {"/v1/messages": "anthropic", "/v1/chat/completions": "openai"}.get(self.path)
+        if protocol is None:
+            return self._send_error(404, "not found", "openai")
+        if not self._has_key(protocol):
+            return self._send_error(401, "invalid api key", protocol)
+        try:
+            raw = json.loads(body)
+            request = read_anthropic(raw) if protocol == "anthropic" else read_openai(raw)
+        except (BadRequest, KeyError, ValueError, AttributeError, TypeError) as error:
+            self.owner.refused.append(f"{type(error).__name__}: {error}")
+            return self._send_error(400, str(error), protocol)
+        if raw.get("model") != MODEL:
+            return self._send_error(404, f"model: {raw.get('model')}", protocol)
+        with self.owner.lock:
+            self.owner.requests.append(request)
+            self.owner.bodies.append(raw)
             try:
-                raw = json.loads(body)
-                request = read_anthropic(raw) if protocol == "anthropic" else read_openai(raw)
-            except (BadRequest, KeyError, ValueError, AttributeError, TypeError) as error:
-                owner.refused.append(f"{type(error).__name__}: {error}")
-                return self._send_error(400, str(error), protocol)
-            if raw.get("model") != MODEL:
-                return self._send_error(404, f"model: {raw.get('model')}", protocol)
-            with owner.lock:
-                owner.requests.append(request)
-                owner.bodies.append(raw)
-                try:
-                    reaction = owner.script(request)
-                except Exception as error:  # what a script asserts must fail its test, not pass for a cut connection
-                    owner.refused.append(f"{type(error).__name__}: {error}")
-                    reaction = Status(400, message="the script failed")
-            self._react(reaction, protocol, is_json="response_format" in raw)
-            return None
+                reaction = self.owner.script(request)
+            except Exception as error:  # what a script asserts must fail its test, not pass for a cut connection
+                self.owner.refused.append(f"{type(error).__name__}: {error}")
+                reaction = Status(400, message="the script failed")
+        self._react(reaction, protocol, is_json="response_format" in raw)
+        return None
 
-        def _has_key(self, protocol: str) -> bool:
-            given = self.headers.get("x-api-key") or self.headers.get("authorization", "").removeprefix("Bearer ")
-            right = self.headers.get("anthropic-version") if protocol == "anthropic" else True
-            return given == KEY and bool(right)
+    def _has_key(self, protocol: str) -> bool:
+        given = self.headers.get("x-api-key") or self.headers.get("authorization", "").removeprefix("Bearer ")
+        right = self.headers.get("anthropic-version") if protocol == "anthropic" else True
+        return given == KEY and bool(right)
 
-        def _react(self, reaction: Reaction, protocol: str, *, is_json: bool) -> None:
-            if isinstance(reaction, Hang):
-                time.sleep(reaction.seconds)
-                self.close_connection = True
-            elif isinstance(reaction, Cut):
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", "100000")
-                self.end_headers()
-                self.wfile.write(b'{"id": "x", ')
-                self.close_connection = True
-            elif isinstance(reaction, Status):
-                self._send_error(reaction.code, reaction.message, protocol, reaction.headers)
-            elif isinstance(reaction, Raw):
-                self._send(200, reaction.body, reaction.headers)
-            else:
-                make = anthropic_answer if protocol == "anthropic" else openai_answer
-                self._send(200, json.dumps(make(reaction, is_json)).encode())
-
-        def _send_error(self, code: int, message: str, protocol: str, headers: dict[str, str] | None = None) -> None:
-            error = {"type": "error", "message": message}
-            body = {"type": "error", "error": error} if protocol == "anthropic" else {"error": error}
-            self._send(code, json.dumps(body).encode(), headers)
-
-        def _send(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-            self.send_response(code)
-            for name, value in {"content-type": "application/json", **(headers or {})}.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(body)))
+    def _react(self, reaction: Reaction, protocol: str, *, is_json: bool) -> None:
+        if isinstance(reaction, Hang):
+            time.sleep(reaction.seconds)
+            self.close_connection = True
+        elif isinstance(reaction, Cut):
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", "100000")
             self.end_headers()
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self.wfile.write(body)
+            self.wfile.write(b'{"id": "x", ')
+            self.close_connection = True
+        elif isinstance(reaction, Status):
+            self._send_error(reaction.code, reaction.message, protocol, reaction.headers)
+        elif isinstance(reaction, Raw):
+            self._send(200, reaction.body, reaction.headers)
+        else:
+            make = anthropic_answer if protocol == "anthropic" else openai_answer
+            self._send(200, json.dumps(make(reaction, is_json)).encode())
 
-    return Handler
+    def _send_error(self, code: int, message: str, protocol: str, headers: dict[str, str] | None = None) -> None:
+        error = {"type": "error", "message": message}
+        body = {"type": "error", "error": error} if protocol == "anthropic" else {"error": error}
+        self._send(code, json.dumps(body).encode(), headers)
+
+    def _send(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(code)
+        for name, value in {"content-type": "application/json", **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.wfile.write(body)
+
+
+def _make_handler(owner: StandIn) -> type[BaseHTTPRequestHandler]:
+    return type("Handler", (_Handler,), {"owner": owner})
 
 
 def anthropic_answer(say: Say, is_json: bool = False) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""What tests of metrics share: measuring tables, a card, and tables whose answers follow from a few numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trace_tables import Tape, make_set
+
+from cclsearch.card.model import Card, Hardware, ModelArch, Phase
+from cclsearch.plugins import METRICS
+from cclsearch.trace.events import (
+    EventTable,
+)
+from cclsearch.trace.metric import MetricResult
+from cclsearch.trace.view import TraceView
+
+
+def measure(tables: list[EventTable], name: str, **context: Any) -> MetricResult:
+    set_fields = context.pop("set_fields", {})
+    result: MetricResult = METRICS.get(name)(TraceView(make_set(tables, **set_fields), **context))
+    return result
+
+
+def make_card(**fields: Any) -> Card:
+    arch = ModelArch(
+        num_layers=32,
+        hidden_size=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=14336,
+        vocab_size=128256,
+        moe=fields.pop("moe", None),
+    )
+    hardware = Hardware(
+        accelerator="h100",
+        num_accelerators=fields.pop("num_accelerators", 2),
+        accelerators_per_node=8,
+        memory_gib=80,
+        scale_up_gbps=7200,
+        scale_out_gbps=400,
+    )
+    values = {
+        "name": "test",
+        "title": "a card of the tests",
+        "phase": Phase.TRAINING,
+        "family": "llama-3.1-8b",
+        "arch": arch,
+        "global_batch_size": 16,
+        "seq_len": 1024,
+        "precision": "bf16",
+        "hardware": hardware,
+        "framework": "torchtitan",
+        **fields,
+    }
+    return Card(**values)
+
+
+def step_tape(rank: int = 0, world_size: int | None = 1, *, steps: int = 6, period_us: float = 100) -> Tape:
+    """Steps of 40 us of compute, 20 us of exposed communication, 10 us of copies and 30 us of nothing."""
+    tape = Tape(rank=rank, world_size=world_size)
+    for i in range(steps):
+        number = tape.step(i * period_us, i * period_us + 60)
+        begin = i * period_us + 5
+        tape.kernel(begin, 40, launched_us=begin - 4, step_id=number)
+        tape.copy(begin + 40, 10, step_id=number, bytes=10_000)
+        tape.collective(begin + 50, 20, step_id=number)
+    return tape
+
+
+def two_ranks(late_us: float = 15, sizes: tuple[int, ...] = (1 << 20, 2 << 20, 4 << 20)) -> list[EventTable]:
+    """Collectives of 10 us and 10 us a MiB to which rank 1 comes late."""
+    tables = []
+    for rank in range(2):
+        tape = Tape(rank=rank, world_size=2)
+        for i in range(6):
+            number = tape.step(i * 400, i * 400 + 390)
+            now = i * 400.0
+            for size in sizes:
+                moving = 10 + 10 * size / (1 << 20)
+                tape.kernel(now, 20 + late_us * rank, step_id=number)
+                wait = late_us * (1 - rank)
+                tape.collective(now + 20 + late_us * rank, wait + moving, message_bytes=size, step_id=number)
+                now += 20 + late_us + moving
+        tables.append(tape.table())
+    return tables
