@@ -218,7 +218,7 @@ class _Sites:
         self.variance_n = np.where(self._known, known_variance, self.variance_n)
 
     def log_thresholds(self, mean_n: Array, variance_n: Array) -> float:
-        """What the thresholds add to the log evidence of their Gaussian stand-ins (Rasmussen and Williams 2006, 3.65)."""
+        """What thresholds add to the log evidence of their Gaussian stand-ins (Rasmussen and Williams 2006, 3.65)."""
         evidence, sides = self._evidence, ~self._known
         if not sides.any():
             return 0.0
