@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +22,10 @@ _VIRTUAL_KNOBS = ("virtual_pipeline", "virtual_stages", "vpp", "virtual_pipeline
 _FULL = {"full", "true", "yes", "on", "1", "all", "uniform", "block", "every-layer", "every_layer"}
 _PARTIAL = {"selective", "partial", "minimal", "attention", "save_dot_except_mlp", "half"}
 _FUSED_ATTENTION = ("flash", "sdpa", "xformers", "memory_efficient", "cudnn", "splash")
+_FUSED_NORMS = ("rms", "norm")
+_FLASH_VERSION = re.compile(r"flash[a-z_ -]*?v?(\d)")
+_FLASH_SLOWNESS = {"1": 2.0, "2": 1.0, "3": 0.6}
+"""By version, over version 2: Dao 2023 (twice as fast as the first), Shah et al. 2024 (1.5 to 2 times faster again)."""
 _PLAIN_ATTENTION = ("torch", "eager", "math", "naive", "unfused", "plain", "dot_product", "fused")
 
 
@@ -47,6 +53,10 @@ class Layout:
     """Model chunks per pipeline rank (1 without interleaving)."""
     plain_attention: Array
     """Whether the attention matrix is written to memory: 1, 0, or 0.1 where nothing says so."""
+    attention_slowness: Array
+    """Time of the attention kernels over that of FlashAttention-2."""
+    unfused_norms: Array
+    """Whether norms run as chains of eager kernels: 1 where another choice names a fused norm and this one does not."""
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -78,7 +88,9 @@ def read_layout(card: Card, space: Space) -> Layout:
         sequence_parallel=_switch(space, "sequence_parallel"),
         declares_sequence_parallel=space.has("sequence_parallel"),
         virtual=np.maximum(_first_numbers(space, _VIRTUAL_KNOBS, 1.0), 1.0),
-        plain_attention=_plain_attention(space),
+        plain_attention=_kernel_words(space, _plain_word, 0.1),
+        attention_slowness=_kernel_words(space, _flash_slowness, 1.0),
+        unfused_norms=_unfused_norms(space),
     )
 
 
@@ -136,13 +148,32 @@ def _recompute(space: Space) -> Array:
     return np.zeros(len(space))
 
 
-def _plain_attention(space: Space) -> Array:
-    """Reads the words of any knob about kernels or attention; a word that nobody knows says nothing."""
+def _kernel_knob(space: Space) -> int | None:
+    """Place of the knob about kernels or attention; None without one."""
     for knob_index, knob in enumerate(space.knobs):
         if "kernel" in knob.name or "attention" in knob.name.replace("activation", ""):
-            values = [_plain_word(str(choice).lower()) for choice in knob.choices]
-            return np.array(values, dtype=np.float64)[space.codes_NK[:, knob_index]]
-    return np.full(len(space), 0.1)
+            return knob_index
+    return None
+
+
+def _kernel_words(space: Space, read: Callable[[str], float], default: float) -> Array:
+    """(N,) what the words of that knob say; a word that nobody knows says nothing."""
+    index = _kernel_knob(space)
+    if index is None:
+        return np.full(len(space), default)
+    values = [read(str(choice).lower()) for choice in space.knobs[index].choices]
+    return np.array(values, dtype=np.float64)[space.codes_NK[:, index]]
+
+
+def _unfused_norms(space: Space) -> Array:
+    """(N,) 1 for the words that name no fused norm in a knob where another does."""
+    named = _kernel_words(space, lambda word: float(any(part in word for part in _FUSED_NORMS)), 0.0)
+    return 1.0 - named if named.any() else named
+
+
+def _flash_slowness(word: str) -> float:
+    version = _FLASH_VERSION.search(word)
+    return _FLASH_SLOWNESS.get(version[1], 1.0) if version else 1.0
 
 
 def _plain_word(word: str) -> float:

@@ -18,6 +18,9 @@ from cclsearch.predict.machine import Machine
 from cclsearch.predict.multipliers import Multipliers, name_multipliers
 
 GIB = float(2**30)
+EAGER_NORM_BYTES = 2 * 8.0
+"""Bytes a token and width that a layer's two norms keep for the backward pass beyond fused ones: the input and the
+normalised value in four bytes each."""
 MULTIPLIERS = ("all", "states", "gradients", "unsharded", "activations", "replicated", "logits", "fixed")
 """What may be calibrated, in the order of every vector of log multipliers."""
 
@@ -142,7 +145,9 @@ def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> tuple[Array,
     mlp = (6.0 if arch.gated_mlp else 4.0) * ffn / h
     matrix = 5.0 * arch.num_heads * card.seq_len / h * layout.plain_attention
     surely = (10.0 + attention + mlp + matrix) / tp
-    more = 10.0 * (1 - 1 / tp)
+    eager = EAGER_NORM_BYTES * layout.unfused_norms
+    surely = surely + eager / tp
+    more = (10.0 + eager) * (1 - 1 / tp)
     if layout.declares_sequence_parallel:
         surely = surely + np.where(layout.sequence_parallel > 0, 0.0, more)
         more = np.zeros(len(layout))

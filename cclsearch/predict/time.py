@@ -47,6 +47,9 @@ GEMM_PEAK_SHARE = 0.72
 TOKENS_HALF, WIDTH_HALF = 192.0, 192.0
 """Rows and columns of a GEMM at which it reaches half of that (tiles of 128 to 256)."""
 ATTENTION_PEAK_SHARE = 0.35
+EAGER_NORM_BYTES = 2 * 3 * 28.0
+"""Bytes a token and width that a layer's two norms move beyond fused ones, forward and twice that backward: a copy to
+four bytes, the square, the scaled value, the copy back and the product with the weight, each read and written."""
 KERNELS_PER_LAYER = 60.0
 """Kernels that a layer issues forward and backward in eager mode."""
 STAGED_WAIT_S = 1e-4
@@ -103,11 +106,12 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     gemm = 6.0 * matmul * tokens * layers / layout.tp / rate * slow
     # [M] eq. 3, attention matrix: half of it is masked, which only fused kernels skip
     attention = 6.0 * tokens * card.seq_len * width * layers / layout.tp / (machine.flops_per_s * ATTENTION_PEAK_SHARE)
-    attention = attention * (1 + layout.plain_attention)
+    attention = attention * layout.attention_slowness * (1 + layout.plain_attention)
     matrix_bytes = 11.0 * arch.num_heads * tokens * card.seq_len * layers / layout.tp
     # [K] section 4: about 34 bytes a token and width of activations, written and read forward and backward
     shared = np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
     touched = tokens * h * layers * (60.0 / shared + 60.0 / layout.tp)
+    touched = touched + tokens * h * layers * EAGER_NORM_BYTES * layout.unfused_norms / shared
     elementwise = (touched + matrix_bytes * layout.plain_attention) / machine.hbm_bytes_s
     head = 6.0 * tokens * h * arch.vocab_size / layout.tp / rate
     logits = 16.0 * tokens * arch.vocab_size / layout.tp / machine.hbm_bytes_s
