@@ -82,7 +82,7 @@ class Posterior:
     weight_n: Array
     """Trust in each observation: 1 is full, near 0 an outlier."""
     log_evidence: float
-    """Log probability of what was seen, but for a constant that all models of the same observations share."""
+    """Of the measured values, but for a constant that all models of the same observations share."""
 
     def marginals(self, rows: NDArray[np.int64]) -> tuple[Array, Array]:
         """(m,) means and (m,) variances at these rows."""
@@ -173,7 +173,6 @@ def calibrate(form: Form, features: Features, prior: Prior, evidence: Evidence) 
     log_evidence = -0.5 * float((sites.target_n - prior_mean) @ alpha) - 0.5 * float(sign * log_det)
     # a Student-t is a normal whose precision is drawn from a gamma law: distrusting an observation costs its density
     log_evidence += 0.5 * prior.freedom * float(np.sum(np.log(sites.weight_n) - sites.weight_n + 1))
-    log_evidence += sites.log_thresholds(mean, np.maximum(variance, 1e-10))
     return Posterior(
         form=form,
         prior=prior,
@@ -216,19 +215,6 @@ class _Sites:
         for i in np.flatnonzero(~self._known):
             self._match_threshold(int(i), float(mean_n[i]), float(variance_n[i]))
         self.variance_n = np.where(self._known, known_variance, self.variance_n)
-
-    def log_thresholds(self, mean_n: Array, variance_n: Array) -> float:
-        """What thresholds add to the log evidence of their Gaussian stand-ins (Rasmussen and Williams 2006, 3.65)."""
-        evidence, sides = self._evidence, ~self._known
-        if not sides.any():
-            return 0.0
-        mean, variance, target, width = (v[sides] for v in (mean_n, variance_n, self.target_n, self.variance_n))
-        cavity_variance = 1 / np.maximum(1 / variance - 1 / width, 1e-8)
-        cavity_mean = cavity_variance * (mean / variance - target / width)
-        z = evidence.side_n[sides] * (cavity_mean - evidence.limit) / np.sqrt(cavity_variance + evidence.softness**2)
-        doubt, total = evidence.doubt_n[sides], cavity_variance + width
-        likelihood = np.log(np.maximum(doubt + (1 - doubt) * ndtr(z), 1e-12))
-        return float(np.sum(likelihood + 0.5 * np.log(total) + 0.5 * (cavity_mean - target) ** 2 / total))
 
     def _match_threshold(self, i: int, mean: float, variance: float) -> None:
         evidence = self._evidence

@@ -7,9 +7,11 @@ each would have foretold what fitted and what did not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,12 +80,46 @@ def _learn_memory(model: CardModel, evidence: Evidence, prior: Prior) -> tuple[t
     """Rival posteriors with their weights; one alone where peaks were measured: they tell the parts apart."""
     if np.any(evidence.side_n == 0):
         return (model.calibrate_memory(evidence, prior),), np.ones(1)
-    found = [(model.calibrate_memory(evidence, rival), log_prior) for rival, log_prior in _rival_priors(model, prior)]
-    score_r = np.array([posterior.log_evidence + log_prior for posterior, log_prior in found])
+    found = [(*_foretell(model, evidence, rival), log_prior) for rival, log_prior in _rival_priors(model, prior)]
+    score_r = np.array([log_evidence + log_prior for _, log_evidence, log_prior in found])
     weight_r = np.exp(score_r - score_r.max())
     weight_r /= weight_r.sum()
     kept = np.flatnonzero(weight_r >= _LEAST_WEIGHT)
     return tuple(found[r][0] for r in kept), weight_r[kept] / weight_r[kept].sum()
+
+
+_FORETOLD: WeakKeyDictionary[CardModel, OrderedDict[Hashable, tuple[Posterior, float]]] = WeakKeyDictionary()
+_MOST_FORETOLD = 256
+
+
+def _foretell(model: CardModel, evidence: Evidence, prior: Prior) -> tuple[Posterior, float]:
+    """The posterior after what was seen, and the log probability with which the model foretold it, one after another.
+
+    What came before the last observation is remembered: a search asks again after each trial.
+    """
+    memory = _FORETOLD.setdefault(model, OrderedDict())
+    said = list(zip(evidence.rows_n.tolist(), evidence.side_n.tolist(), evidence.doubt_n.tolist(), strict=True))
+    rival = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), evidence.limit)
+    start = next((n for n in range(len(said), 0, -1) if (rival, tuple(said[:n])) in memory), 0)
+    posterior, total = (
+        memory[rival, tuple(said[:start])] if start else (_calibrate_first(model, evidence, prior, 0), 0.0)
+    )
+    for n in range(start, len(said)):
+        mean, variance = posterior.marginals(evidence.rows_n[n : n + 1])
+        sides = evidence.side_n[n] * (mean - evidence.limit) / np.sqrt(variance + evidence.softness**2)
+        doubt = evidence.doubt_n[n]
+        total += float(np.log(max(doubt + (1 - doubt) * float(ndtr(sides[0])), 1e-6)))
+        posterior = _calibrate_first(model, evidence, prior, n + 1)
+        memory[rival, tuple(said[: n + 1])] = posterior, total
+    while len(memory) > _MOST_FORETOLD:
+        memory.popitem(last=False)
+    return posterior, total
+
+
+def _calibrate_first(model: CardModel, evidence: Evidence, prior: Prior, count: int) -> Posterior:
+    """The posterior after the first observations."""
+    first = {name: getattr(evidence, name)[:count] for name in ("rows_n", "value_n", "side_n", "doubt_n")}
+    return model.calibrate_memory(replace(evidence, **first), prior)
 
 
 def _rival_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, float]]:

@@ -66,7 +66,7 @@ def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
         return None
     earlier = _place_earlier(view)
     time = learn_time(model, view.observations, earlier, priors)
-    feasibility = learn_feasibility(model, (*view.observations, *earlier), priors)
+    feasibility = learn_feasibility(model, (*earlier, *view.observations), priors)
     rows = _sift(model, time, feasibility, open_rows)
     pending = np.array(sorted(view.pending), dtype=np.int64)
     both = np.concatenate([rows, pending])
