@@ -10,6 +10,13 @@ from numpy.typing import NDArray
 from cclsearch.predict.layout import Array
 from cclsearch.space.table import Knob, Space
 
+_IDLE_AT_ONE = {
+    "sequence_parallel": "tp",
+    "zero_stage": "dp",
+    "distributed_optimizer": "dp",
+    "virtual_pipeline": "pp",
+}
+"""Knob -> the degree without which it does nothing."""
 MAX_OCTAVES = 3.0
 """A numeric knob that is no power of two is stretched to at most this many units."""
 
@@ -34,7 +41,7 @@ def read_features(space: Space) -> Features:
     """Coordinates of a space: numbers on a log scale, centred; knobs with one value say nothing and are left out."""
     numbers, words = [], []
     for k, knob in enumerate(space.knobs):
-        codes = space.codes_NK[:, k]
+        codes = _still(space, knob.name, space.codes_NK[:, k])
         if len(knob.choices) < 2:
             continue
         if knob.is_numeric and len(knob.choices) > 2:
@@ -45,6 +52,16 @@ def read_features(space: Space) -> Features:
     numbers_ND = np.column_stack(numbers) if numbers else np.zeros((size, 0))
     words_NC = np.column_stack(words).astype(np.int16) if words else np.zeros((size, 0), dtype=np.int16)
     return Features(numbers_ND, words_NC)
+
+
+def _still(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:
+    """The codes of a knob, one and the same wherever it does nothing: there two configurations are the same run."""
+    degree = _IDLE_AT_ONE.get(name)
+    if degree is None or not space.has(degree):
+        return codes_N
+    place = [knob.name for knob in space.knobs].index(degree)
+    idle = np.array([choice == 1 for choice in space.knobs[place].choices])[space.codes_NK[:, place]]
+    return np.where(idle, np.int16(0), codes_N)
 
 
 def _coordinates(knob: Knob) -> Array:
