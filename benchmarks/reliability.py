@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from cclsearch.cli import main
@@ -182,14 +183,14 @@ def break_by_full_disk(search: Search, log: Path) -> int:
     return wait(start(action, search.folder, log))
 
 
-def break_by_lost_folder(search: Search, log: Path) -> int:
+def break_by_lost_folder(search: Search, log: Path, away_s: float = 0.1) -> int:
     """The run folder is away for a while, as a shared file system that is lost."""
     child = start(lambda: main(search.command()), search.folder, log)
     await_moment(search, child)
     away = search.folder / "away"
     with contextlib.suppress(FileNotFoundError):
         search.run.rename(away)
-        time.sleep(0.1)
+        time.sleep(away_s)
         if search.run.exists():  # a search that had just begun made it anew: what came back counts
             search.run.rename(search.folder / f"stray-{search.rng.random()}")
         away.rename(search.run)
@@ -262,8 +263,9 @@ BREAKS: dict[str, Callable[[Search, Path], int]] = {
 EXPECTED = {0, 1, 2, -signal.SIGKILL, -signal.SIGTERM}
 
 
-def break_searches(kind: str, moments: int, seed: int) -> Tally:
+def break_searches(kind: str, moments: int, seed: int, *, away_s: float = 0.1) -> Tally:
     """Break searches in one way at that many random moments; every search is brought to its end."""
+    breaks = {**BREAKS, "lost file system": partial(break_by_lost_folder, away_s=away_s)}
     tally, rng = Tally(), random.Random(f"{kind}-{seed}")
     with tempfile.TemporaryDirectory(prefix="ccl-break-") as name:
         folder = Path(name)
@@ -275,7 +277,7 @@ def break_searches(kind: str, moments: int, seed: int) -> Tally:
         search = Search(folder, tally, rng)
         while tally.moments < moments:
             tally.moments += 1
-            code = BREAKS[kind](search, log)
+            code = breaks[kind](search, log)
             tally.codes[str(code)] = tally.codes.get(str(code), 0) + 1
             tally.tracebacks += code not in EXPECTED
             if search.check():
@@ -324,6 +326,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--moments", type=int, default=200, help="moments in all, over the ways of breaking")
     parser.add_argument("--together", type=int, default=10, help="searches at once")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=list(BREAKS), help="break in this way alone")
+    parser.add_argument("--away-s", type=float, default=0.1, help="seconds for which a lost file system is away")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -338,15 +342,16 @@ def measure() -> None:
             main([*SEARCH, "--name", "warm"])
         os.chdir("/")
     figures: dict[str, object] = {}
-    kinds = list(BREAKS)
+    kinds = [args.only] if args.only else list(BREAKS)
     for n, kind in enumerate(kinds):
         share = args.moments // len(kinds) + (n < args.moments % len(kinds))
-        tally = break_searches(kind, share, args.seed)
+        tally = break_searches(kind, share, args.seed, away_s=args.away_s)
         figures[kind] = vars(tally)
         if not args.json:
             print(f"{kind}: {vars(tally)}", flush=True)
-    figures["together"] = run_together(args.together)
-    print(json.dumps(figures) if args.json else f"together: {figures['together']}")
+    if not args.only:
+        figures["together"] = run_together(args.together)
+    print(json.dumps(figures) if args.json else f"together: {figures.get('together', 'not tried')}")
 
 
 if __name__ == "__main__":
