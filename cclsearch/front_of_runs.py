@@ -22,7 +22,7 @@ from cclsearch.noise import Noise, estimate_noise, find_interval
 from cclsearch.record.state import collect_losses
 from cclsearch.record.trial import Trial
 from cclsearch.report.front import Axis, FrontPage, FrontPoint
-from cclsearch.report.gather import clean, describe_work, find_baseline_trial
+from cclsearch.report.gather import clean, describe_work
 from cclsearch.run_folder import Run
 from cclsearch.score.catalog import Direction, find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
@@ -193,7 +193,7 @@ def _score(
     """Each point's score at weight 0 and 1, and the weights that choose it; nothing where there are no weights."""
     if sweep is None or sweep.at_0 is None:
         return None, {}
-    baseline = find_baseline_trial(runs[0].state)
+    baseline = runs[0].state.first_ranked
     reference = baseline.outcome.metrics if baseline and baseline.outcome else None
     try:
         scores = [sweep.scores(m.metrics, reference) for m, _ in placed]

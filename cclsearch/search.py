@@ -88,7 +88,7 @@ def _fill(book: Book, parts: Parts) -> str | None:
         if left <= 0:
             return "the budget is used up"
         view = view_search(book, parts, budget_left=left)
-        taken = {o.row for o in view.observations if o.row is not None} | view.pending
+        taken = {o.row for o in view.observations if o.row is not None} | view.closed
         if len(taken) >= len(parts.space):
             return "every configuration of the space was tried, or cannot fit"
         proposals = parts.proposer.propose(view, min(slots, left))
@@ -140,12 +140,13 @@ def view_search(book: Book, parts: Parts, *, budget_left: int) -> SearchView:
     seen = {observation.row for observation in observations}
     lost = {parts.space.row(trial.config) for trial in book.state.lost}
     flying = {parts.space.row(trial.config) for trial in book.state.unfinished}
-    pending = {row for row in flying | lost if row is not None and row not in seen} | (parts.held_back - seen)
+    held_back = (lost | parts.held_back) - seen - flying
     return SearchView(
         card=parts.spec.card,
         space=parts.space,
         observations=observations,
-        pending=frozenset(pending),
+        pending=frozenset(row for row in flying - seen if row is not None),
+        held_back=frozenset(row for row in held_back if row is not None),
         budget_left=budget_left,
         seed=parts.spec.seed,
         objective=parts.spec.objective.name,

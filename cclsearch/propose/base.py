@@ -50,7 +50,7 @@ class SearchView:
     space: Space
     observations: tuple[Observation, ...]
     pending: frozenset[int]
-    """Rows that run now, or were held back: never proposed again."""
+    """Rows that run now."""
     budget_left: int
     """Trials that may still be started, this batch included."""
     seed: int
@@ -61,6 +61,13 @@ class SearchView:
     """What proposers remarked so far in this search, from the ledger: state is rebuilt from it after a kill."""
     next_trial: int = 0
     """Number that the next trial will get; 0 where nobody counts."""
+    held_back: frozenset[int] = frozenset()
+    """Rows that are not launched: they cannot fit, or the infrastructure failed them in this session."""
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """Rows that may not be proposed, beside those that were observed."""
+        return self.pending | self.held_back
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Proposal:
 class Proposer(Protocol):
     """Proposes up to `count` new members of the space; fewer, or none, where it has no more to say.
 
-    It must not propose a row that was observed or is pending. The same view and seed give the same proposals.
+    It must not propose a row that was observed, is pending or held back. The same view and seed give the same ones.
     """
 
     name: str

@@ -23,7 +23,7 @@ class FirstProposer:
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """The given configurations in their order; with none of them left, the other strategy's proposals."""
-        taken = {o.row for o in view.observations if o.row is not None} | view.pending
+        taken = {o.row for o in view.observations if o.row is not None} | view.closed
         rows = {config: view.space.row(config) for config in self._first}
         waiting = [config for config, row in rows.items() if row is not None and row not in taken]
         if waiting:

@@ -98,7 +98,7 @@ class FrontProposer:
 
     def _believe(self, part: SearchView, size: _Size) -> Belief | None:
         """The belief over one size, made anew only when something there changed."""
-        stamp = (tuple((o.row, o.trial) for o in part.observations), part.pending, len(part.prior))
+        stamp = (tuple((o.row, o.trial) for o in part.observations), part.pending, len(part.prior), len(part.held_back))
         held = self._beliefs.get(size.num_accelerators)
         if held is None or held[0] != stamp:
             held = (stamp, believe(part))
@@ -147,8 +147,17 @@ def _limit_view(view: SearchView, size: _Size, pending: frozenset[int]) -> Searc
         for o in view.observations
         if o.row is not None and o.row in size.row_of
     ]
-    flying = frozenset(size.row_of[row] for row in view.pending if row in size.row_of)
-    return replace(view, space=size.space, observations=tuple(here), pending=flying | pending, objective="step_time")
+    flying, held_back = (
+        frozenset(size.row_of[row] for row in rows if row in size.row_of) for rows in (view.pending, view.held_back)
+    )
+    return replace(
+        view,
+        space=size.space,
+        observations=tuple(here),
+        pending=flying | pending,
+        held_back=held_back,
+        objective="step_time",
+    )
 
 
 def _time_as_loss(observation: Observation) -> float | None:

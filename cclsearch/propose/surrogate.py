@@ -105,7 +105,7 @@ def tell_priors(priors: Priors, view: SearchView) -> Priors:
 def _open_rows(view: SearchView) -> NDArray[np.int64]:
     free = np.ones(len(view.space), dtype=bool)
     free[[o.row for o in view.observations if o.row is not None]] = False
-    free[list(view.pending)] = False
+    free[list(view.closed)] = False
     return np.flatnonzero(free)
 
 

@@ -170,6 +170,8 @@ class RunState:
     trials: Trials = field(init=False)
     finish_order: list[int] = field(default_factory=list)
     """Numbers of the finished trials, in the order in which they finished."""
+    _resumed_at: int = 0
+    """The last trial before the search was last resumed."""
     _open: dict[int, None] = field(default_factory=dict)
     _runs_of: dict[bytes, list[int]] = field(default_factory=dict)
 
@@ -194,6 +196,7 @@ class RunState:
                 self.stopped = self.ended = None
                 self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
                 self.num_lost_in_a_row = 0
+                self._resumed_at = max(self.trials.briefs, default=0)
             case _:
                 self._take_words(line)
 
@@ -208,18 +211,22 @@ class RunState:
 
     @property
     def lost(self) -> list[Trial]:
-        """Trials of the search that the infrastructure failed for good."""
+        """Trials of the search that the infrastructure failed for good since it began or was last resumed."""
         return [
             self.trials[number]
             for number, brief in self.trials.briefs.items()
-            if brief.is_search and brief.is_finished and not brief.costs_budget
+            if number > self._resumed_at and brief.is_search and brief.is_finished and not brief.costs_budget
         ]
 
     @property
     def first_ranked(self) -> Trial | None:
-        """The ranked trial of the search with the lowest number: the baseline; None before there is one."""
-        briefs = self.trials.briefs.items()
-        number = next((number for number, brief in briefs if brief.is_search and brief.loss is not None), None)
+        """The ranked trial of the search that finished first: the baseline, once and for all; None before there is one.
+
+        Not the one with the lowest number: where several run at once, that one may finish last.
+        """
+        briefs = self.trials.briefs
+        ranked = (n for n in self.finish_order if briefs[n].is_search and briefs[n].loss is not None)
+        number = next(ranked, None)
         return None if number is None else self.trials[number]
 
     @property

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from cclsearch.errors import TrialError
-from cclsearch.record.event import Purpose
-from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.redact import redact
 from cclsearch.report.axes import show_number
@@ -36,7 +34,7 @@ TEXT_LIMIT = 2000
 def gather_run(run: Run) -> RunPage:
     """Everything a report shows of one run."""
     spec, state = run.spec, run.state
-    baseline = find_baseline_trial(state)
+    baseline = state.first_ranked
     rows = tuple(_gather_trial(run, trial, _metrics_of(baseline)) for trial in state.trials.values())
     best = state.best
     certainty = judge_certainty(state, spec.provenance)
@@ -87,14 +85,6 @@ def label_score(objective: Objective) -> str:
         return f"{objective.name} score"
     term = objective.terms[0]
     return f"{term.metric} ({term.unit})" if term.unit else term.metric
-
-
-def find_baseline_trial(state: RunState) -> Trial | None:
-    """The first trial of the search that was admitted: what weighted scores refer to."""
-    for trial in state.trials.values():
-        if trial.loss is not None and trial.purpose is Purpose.SEARCH:
-            return trial
-    return None
 
 
 def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:

@@ -121,7 +121,7 @@ class Search:
     def ask(self, proposer: object, count: int = 1) -> list[Proposal]:
         """What the proposer gives, checked as the loop checks it, and put in flight."""
         view = self.view
-        taken = {o.row for o in view.observations} | view.pending
+        taken = {o.row for o in view.observations} | view.closed
         given = list(proposer.propose(view, count))  # type: ignore[attr-defined]
         self.remarks += proposer.take_remarks()  # type: ignore[attr-defined]
         for proposal in given:

@@ -224,7 +224,7 @@ class _Background:
 
 def _is_open(view: SearchView, proposal: Proposal) -> bool:
     row = view.space.row(proposal.config)
-    return row is not None and row not in view.pending and all(o.row != row for o in view.observations)
+    return row is not None and row not in view.closed and all(o.row != row for o in view.observations)
 
 
 def make_arbiter(

@@ -98,6 +98,6 @@ def queued(view: SearchView) -> tuple[PastTurn, list[Submitted]] | None:
     waiting = []
     for item in turns[-1].submitted:
         row = view.space.row(item.config)
-        if row is not None and row not in view.pending and item.config.digest not in seen:
+        if row is not None and row not in view.closed and item.config.digest not in seen:
             waiting.append(item)
     return (turns[-1], waiting) if waiting else None

@@ -17,7 +17,7 @@ def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Pro
 
     A seed policy that the user named goes first. Once a trial has run, the safe default is not needed.
     """
-    if agent.options.seed_policy and not view.observations and not view.pending - _held_back(view):
+    if agent.options.seed_policy and not view.observations and not view.pending:
         found = _from_policy(view, agent)
         if found:
             return found
@@ -52,7 +52,3 @@ def _from_policy(view: SearchView, agent: Agent) -> list[Proposal]:
 
 def _as_seed(proposal: Proposal, why: str) -> Proposal:
     return Proposal(proposal.config, "seed", proposal.rationale or why, proposal.expects)
-
-
-def _held_back(view: SearchView) -> frozenset[int]:
-    return view.pending if view.next_trial <= 1 else frozenset()

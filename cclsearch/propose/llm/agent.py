@@ -227,6 +227,7 @@ def make_record(
         turn=number,
         observations=tuple(record_observation(o) for o in view.observations),
         pending=tuple(sorted(view.pending)),
+        held_back=tuple(sorted(view.held_back)),
         budget_left=view.budget_left,
         next_trial=view.next_trial,
         remarks=tuple(

@@ -128,7 +128,7 @@ class Desk:
         if known:
             return "already tried: " + trial_summary(self.view, known)
         look = self.look
-        state = " (runs now, or is held back)" if row in self.view.pending else ""
+        state = " (runs now, or is held back)" if row in self.view.closed else ""
         return (
             f"{spelled(self.view.space, self.view.space.config(row))}: predicted {look.time_N[row]:.4g} s "
             f"(optimistic {look.low_N[row]:.4g} s), memory {look.memory_gib_N[row]:.3g} GiB, "
@@ -235,7 +235,7 @@ class Desk:
         known = next((o for o in self.view.observations if o.row == row), None)
         if known:
             return Reply(f"a duplicate: {trial_summary(self.view, known)}. Choose an untried one", "duplicate")
-        if row in self.view.pending or any(other.config == config for other in accepted):
+        if row in self.view.closed or any(other.config == config for other in accepted):
             return Reply("it runs already, or is held back because it cannot fit. Choose another", "duplicate")
         overrules = self._overrules(row)
         spent = sum(other.is_overrule for other in accepted)

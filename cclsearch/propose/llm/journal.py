@@ -117,6 +117,7 @@ class TurnRecord(Model):
     turn: int
     observations: tuple[ObservationRecord, ...]
     pending: tuple[int, ...]
+    held_back: tuple[int, ...] = ()
     budget_left: int
     next_trial: int
     remarks: tuple[RemarkRecord, ...]
@@ -153,6 +154,7 @@ class TurnRecord(Model):
             space=space,
             observations=tuple(read_observation(record, space) for record in self.observations),
             pending=frozenset(self.pending),
+            held_back=frozenset(self.held_back),
             budget_left=self.budget_left,
             seed=context.seed,
             objective=context.objective,

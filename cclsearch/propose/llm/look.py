@@ -68,7 +68,7 @@ def estimate_noise(view: SearchView) -> float:
 def open_rows(view: SearchView) -> NDArray[np.bool_]:
     """(N,) bool: rows that may still be proposed."""
     free = np.ones(len(view.space), dtype=bool)
-    taken = [o.row for o in view.observations if o.row is not None] + list(view.pending)
+    taken = [o.row for o in view.observations if o.row is not None] + list(view.closed)
     free[taken] = False
     return free
 
