@@ -18,8 +18,6 @@ from cclsearch.values import Value
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMATS = ("csv", "parquet", "optuna", "cards")
-
 
 def tabulate_run(page: RunPage) -> pd.DataFrame:
     """One row a trial: what ran, what came of it, and every metric; `config.*` and `metric.*` are columns of their own.

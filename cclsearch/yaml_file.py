@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,11 +120,6 @@ def _plain(value: Any, where: str, count: list[int], depth: int) -> Any:
     if isinstance(value, str | bool | int | float) or value is None:
         return value
     return str(value)
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a finite number (booleans are none)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _kind(data: object) -> str:

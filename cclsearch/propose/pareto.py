@@ -30,7 +30,6 @@ _FROM_TIME: dict[str, Callable[[SearchView, Array, Array], Array]] = {
     "step_time": lambda view, time_s, ranks: time_s,
     "tokens_per_s": lambda view, time_s, ranks: view.card.tokens_per_step / time_s,
     "tokens_per_s_per_accelerator": lambda view, time_s, ranks: view.card.tokens_per_step / time_s / ranks,
-    "accelerator_seconds": lambda view, time_s, ranks: time_s * ranks,
 }
 """Metrics that follow from the step time and the number of accelerators: modelled through them."""
 

@@ -13,7 +13,7 @@ from cclsearch.errors import UserError
 from cclsearch.space.framework import Framework
 from cclsearch.space.rule import Columns, Rule
 from cclsearch.space.table import Knob, Space
-from cclsearch.values import Config, Model, Value
+from cclsearch.values import Model, Value
 
 MAX_ROWS = 20_000_000
 """Most combinations held at once while enumerating: beyond it the knobs must be narrowed."""
@@ -241,8 +241,3 @@ def _explain_empty(card: Card, knobs: Sequence[Knob], rules: Sequence[Rule]) -> 
 def _rejects_any(knobs: Sequence[Knob], rule: Rule) -> bool:
     involved = [knob for knob in knobs if knob.name in rule.knobs]
     return not involved or len(_enumerate(involved, [rule])) < math.prod(len(knob.choices) for knob in involved)
-
-
-def example_config(space: Space) -> Config:
-    """The first legal configuration: for messages and documentation."""
-    return space.config(0)

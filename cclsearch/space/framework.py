@@ -21,7 +21,6 @@ from cclsearch.yaml_file import read_yaml, validate_mapping
 
 SUFFIX = ".framework.yaml"
 FOLDER = "launchers"
-DIVIDED = ("accelerators", "accelerators_per_node", "global_batch", "experts", "layers", "heads")
 
 
 class Divisors(Model):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.trace.events import Collective, CollectiveKind, Kind
+from cclsearch.trace.events import Collective, CollectiveKind
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.view import RankView, TraceView
 
@@ -116,11 +116,3 @@ def _call_wire_bytes(call: Collective, world_size: int | None) -> float:
     if call.message_bytes is None or not size:
         return float("nan")
     return call.message_bytes * wire_factor(call.kind, size)
-
-
-def count_kinds(view: RankView) -> dict[str, int]:
-    """How many collectives of each kind the rank made."""
-    rows = view.rows(Kind.COMM)
-    kinds = np.array([str(call.kind) for call in view.table.collectives] or [""])
-    names, counts = np.unique(kinds[view.table.coll_id[rows]], return_counts=True)
-    return {str(name): int(count) for name, count in zip(names, counts, strict=True)} if len(rows) else {}

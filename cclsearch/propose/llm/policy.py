@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +10,7 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.llm.configs import nearest_rows, read_value, spelled
-from cclsearch.propose.llm.look import Look, open_rows
+from cclsearch.propose.llm.look import Look
 from cclsearch.propose.llm.sandbox import Limits, SandboxError, run_policy
 from cclsearch.space.table import Space
 from cclsearch.text import one_line
@@ -178,14 +177,3 @@ def _fill(space: Space, named: dict[str, Value], preferred: list[int]) -> Config
         rows = np.flatnonzero(agree)
         return space.config(int(rows[0])) if len(rows) else None
     return space.config(row)
-
-
-def program_digest(program: str) -> str:
-    """Twelve hex digits that name a program."""
-    return hashlib.sha256(program.encode("utf-8", "replace")).hexdigest()[:12]
-
-
-def open_preference(view: SearchView, look: Look) -> list[int]:
-    """Open rows, the most promising first."""
-    free = open_rows(view)
-    return [row for row in look.order if free[row]]

@@ -9,7 +9,6 @@ from cclsearch.propose.llm.configs import compact, header, spelled
 from cclsearch.propose.llm.fence import fence_line
 from cclsearch.propose.llm.history import past_turns
 from cclsearch.propose.llm.look import Look, best_observation
-from cclsearch.values import FailureKind
 
 MAX_TRIALS_SHOWN = 60
 
@@ -112,11 +111,6 @@ def trial_summary(view: SearchView, o: Observation) -> str:
     parts += [f"step times spread {o.spread:.1%}"] if o.spread is not None else []
     parts += [f"said {fence_line(o.failure.message, 300)}"] if o.failure else []
     return ", ".join(parts)
-
-
-def describe_failure(kind: FailureKind | None) -> str:
-    """How a kind of failure reads in a sentence."""
-    return kind.value.replace("_", " ") if kind else "not admitted"
 
 
 def _kind(o: Observation) -> str:

@@ -15,7 +15,7 @@ from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.steps import measure_step_time, require_card
-from cclsearch.trace.view import RankView, TraceView, require_windows
+from cclsearch.trace.view import TraceView, require_windows
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,3 @@ def measure_hfu(trace: TraceView) -> Draft:
         raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the peak: dtype or device is not what ran")
     steps = min(view.windows.num_steps for view in trace.ranks.values())
     return Draft(value, shares, n_steps=steps, inputs={"device": peak.device, "peak_flops": peak.flops})
-
-
-def rows_of_classes(view: RankView, *classes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Compute rows in the windows whose kernels are of these classes."""
-    rows = view.in_windows(view.compute_kernels)
-    return rows[np.isin(view.table.name_class[view.table.name_id[rows]], classes)]
