@@ -16,12 +16,15 @@ from cclsearch.record.event import TrialFinished, TrialRepeated, TrialSubmitted,
 from cclsearch.record.trial import Trial
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec, hash_file
-from cclsearch.values import Failure, Provenance
+from cclsearch.values import Failure, FailureKind, Provenance
 
 LOAD_RULE = "load"
 """The admission rule that a disturbed trial fails; such a trial is run again."""
 CANCELLED = "cancelled when the search was stopped"
 """Why a trial goes again after a stop; it is nobody's failure, and uses up no attempt."""
+
+OVER = f"{FailureKind.ALLOCATION_ENDED}: "
+"""How the reason begins for which a trial waits for the next allocation; it uses up no attempt either."""
 
 Judge = Callable[[Trial, TrialInput, Book, Failure | None], Outcome]
 """Reads a landed trial's evidence and says what it is worth; the failure is the launcher's own reason, if any."""
@@ -148,7 +151,7 @@ class Flight:
             if status.state is not JobState.DONE:
                 return
         failure = status.failure
-        if failure and failure.kind.is_infrastructure and self._may_repeat(trial):
+        if failure and (_is_over(failure) or (failure.kind.is_infrastructure and self._may_repeat(trial))):
             self._repeat(book, trial, f"{failure.kind}: {failure.message}", failure)
             return
         outcome = self.judge(trial, self.make_input(trial), book, failure)
@@ -178,7 +181,7 @@ class Flight:
         )
 
     def _may_repeat(self, trial: Trial) -> bool:
-        counted = sum(reason != CANCELLED for reason in trial.repeats)
+        counted = sum(reason != CANCELLED and not reason.startswith(OVER) for reason in trial.repeats)
         return counted + 1 < self.spec.limits.max_attempts
 
     def _disturbance(self, outcome: Outcome) -> str | None:
@@ -209,3 +212,8 @@ class Flight:
             payload=self.make_input(trial),
             timeout_s=self.spec.limits.trial_timeout_s,
         )
+
+
+def _is_over(failure: Failure) -> bool:
+    """Whether no trial can run any more in the allocation that is held."""
+    return failure.kind is FailureKind.ALLOCATION_ENDED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +45,10 @@ def run_search(book: Book, parts: Parts) -> None:
     flight = parts.flight
     try:
         flight.adopt(book)
-        reason = _search(book, parts)
+        deadline_s = find_deadline(parts)
+        reason = _search(book, parts, deadline_s)
         if reason is not None:
-            _confirm(book, parts)
+            _confirm(book, parts, deadline_s)
     except BaseException:
         flight.leave()
         raise
@@ -59,27 +61,38 @@ def run_search(book: Book, parts: Parts) -> None:
     book.record(SearchEnded(time_s=parts.now_s(), reason=reason, best_trial=best.number if best else None))
 
 
-def _search(book: Book, parts: Parts) -> str | None:
-    """The search proper; returns why it ended, None where it was stopped."""
+def find_deadline(parts: Parts) -> float:
+    """When this session's time is up, in seconds since the epoch; infinite without a limit."""
     hours = parts.spec.limits.max_hours
-    deadline_s = None if hours is None else parts.now_s() + hours * 3600
-    while not parts.stop.is_set():
-        if deadline_s is not None and parts.now_s() >= deadline_s:
-            parts.stop.request(f"the {hours:g} hours allowed are used up")
-        elif book.state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW:
-            lost = book.state.num_lost_in_a_row
-            parts.stop.request(f"the infrastructure failed {lost} trials in a row: see `status` for why, and mend it")
-        else:
-            ended = _fill(book, parts)
-            if not book.state.unfinished:
-                return ended
-            parts.flight.land(book, parts.stop)
+    return math.inf if hours is None else parts.now_s() + hours * 3600
+
+
+def _must_stop(book: Book, parts: Parts, deadline_s: float) -> bool:
+    """Whether the search is to be stopped; asks for it where time, allocation or infrastructure are at their end."""
+    state = book.state
+    if parts.now_s() >= deadline_s:
+        parts.stop.request(f"the {parts.spec.limits.max_hours:g} hours allowed are used up")
+    elif state.is_allocation_over:
+        parts.stop.request("the allocation has ended, or too little of it is left: resume in a new one")
+    elif state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW:
+        lost = state.num_lost_in_a_row
+        parts.stop.request(f"the infrastructure failed {lost} trials in a row: see `status` for why, and mend it")
+    return parts.stop.is_set()
+
+
+def _search(book: Book, parts: Parts, deadline_s: float) -> str | None:
+    """The search proper; returns why it ended, None where it was stopped."""
+    while not _must_stop(book, parts, deadline_s):
+        ended = _fill(book, parts)
+        if not book.state.unfinished:
+            return ended
+        parts.flight.land(book, parts.stop)
     return None
 
 
 def _fill(book: Book, parts: Parts) -> str | None:
     """Start as many trials as there is room for; returns why no more will come, None where more may."""
-    while not parts.stop.is_set():
+    while not parts.stop.is_set() and not book.state.is_allocation_over:
         parts.flight.start_waiting(book)
         left = find_budget(book, parts) - book.state.num_spent
         slots = parts.flight.free_slots(book)
@@ -156,7 +169,7 @@ def view_search(book: Book, parts: Parts, *, budget_left: int) -> SearchView:
     )
 
 
-def _confirm(book: Book, parts: Parts) -> None:
+def _confirm(book: Book, parts: Parts, deadline_s: float) -> None:
     """Run the finalists again, the best first; each run is new, and none of them costs budget."""
     wanted = max(parts.spec.limits.confirm, book.state.confirm_raised_to)
     if not wanted or parts.spec.provenance is not Provenance.MEASURED:
@@ -165,7 +178,7 @@ def _confirm(book: Book, parts: Parts) -> None:
         if not any(run.purpose is Purpose.CONFIRMATION for run in book.state.runs_of(trial.config)):
             text = f"runs the configuration of trial {trial.number} again"
             _enter(book, parts, Proposal(trial.config, "confirmation", text), Purpose.CONFIRMATION)
-    while book.state.unfinished and not parts.stop.is_set():
+    while book.state.unfinished and not _must_stop(book, parts, deadline_s):
         parts.flight.start_waiting(book)
         parts.flight.land(book, parts.stop)
 

@@ -43,7 +43,7 @@ class ScriptedLauncher:
     poll_interval_s = 0.0
 
     def __init__(self, decide: Callable[[Job], Ending]) -> None:
-        self._decide = decide
+        self.decide = decide
         self.submitted: list[str] = []
         self.cancelled: list[str] = []
         self._endings: dict[str, Ending] = {}
@@ -55,7 +55,7 @@ class ScriptedLauncher:
 
     def _submit(self, job: Job) -> Handle:
         self.submitted.append(job.name)
-        ending = self._decide(job)
+        ending = self.decide(job)
         if isinstance(ending, TrialResult):
             (job.trial_dir / RESULT_FILE).write_text(ending.model_dump_json())
         self._endings[job.name] = ending

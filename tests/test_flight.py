@@ -58,6 +58,62 @@ def test_a_search_stops_to_be_looked_at_where_the_infrastructure_fails_for_good(
     assert len(launcher.submitted) == 9
 
 
+def test_a_search_in_an_allocation_that_ends_waits_for_the_next_one(project: Path) -> None:
+    """The second trial finds too little time left; the search stops at once, and a resume runs that trial."""
+    launcher = ScriptedLauncher(lambda job: failed(FailureKind.ALLOCATION_ENDED) if job.trial == 2 else ran(job))
+    folder, parts = open_search(project, launcher)
+    with Book(folder) as book:
+        start_book(book, parts)
+        run_search(book, parts)
+        assert book.state.stopped is not None
+        assert "allocation has ended" in book.state.stopped.reason
+        assert len(launcher.submitted) == 2
+        launcher.decide = ran
+        start_book(book, parts)
+        run_search(book, replace(parts, stop=Stop()))
+        assert book.state.ended is not None
+        assert book.state.trials[2].loss is not None
+        assert len(book.state.trials) == 4
+
+
+def test_what_the_infrastructure_lost_for_good_is_tried_again_after_a_resume(project: Path) -> None:
+    launcher = ScriptedLauncher(lambda job: failed(FailureKind.NODE_FAILED))
+    folder, parts = open_search(project, launcher, budget=1000)
+    with Book(folder) as book:
+        start_book(book, parts)
+        run_search(book, parts)
+        lost = {trial.config for trial in book.state.trials.values()}
+        launcher.decide = ran
+        start_book(book, parts)
+        run_search(book, replace(parts, stop=Stop()))
+        ranked = {trial.config for trial in book.state.trials.values() if trial.loss is not None}
+    assert len(lost) == 3
+    assert lost <= ranked
+    assert len(ranked) == len(parts.space)
+
+
+class FirstIsLast(ScriptedLauncher):
+    """The job that was submitted first is polled as running as long as any other is."""
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
+        statuses = super().poll(handles)
+        if len(handles) > 1:
+            statuses[0] = JobStatus(state=JobState.RUNNING)
+        return statuses
+
+
+def test_the_baseline_is_the_first_that_finished_and_stays_it(project: Path) -> None:
+    launcher = FirstIsLast(lambda job: ran(job, (10.0, 2.0, 3.0)[job.trial - 1]))
+    folder, parts = open_search(project, launcher, budget=3, parallel=2)
+    with Book(folder) as book:
+        start_book(book, parts)
+        baselines = []
+        book.watch(lambda event, state: baselines.append(state.first_ranked and state.first_ranked.number))
+        run_search(book, parts)
+    assert book.state.finish_order[-1] == 1
+    assert set(baselines) == {None, 2}
+
+
 def test_a_failure_of_the_configuration_costs_budget_and_is_not_repeated(project: Path) -> None:
     state, launcher = search(project, lambda job: failed(FailureKind.OUT_OF_MEMORY))
     assert [

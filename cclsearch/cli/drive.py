@@ -60,6 +60,10 @@ def _search(book: Book, parts: Parts, args: argparse.Namespace) -> None:
             book.watch(stop_unread(shown, parts.stop))
         try:
             run_search(book, parts)
+        except UserError as error:
+            name = name_run(book.folder, args.runs)
+            ways = f"`ccl-search resume {name}` goes on, `ccl-search clean {name}` removes jobs that it left"
+            raise UserError(f"{error}; the search stopped and kept all it had: {ways}") from None
         except OSError as error:
             raise UserError(
                 f"cannot go on writing {str(book.folder)!r}: {error.strerror or error}; every finished trial is kept:"

@@ -70,6 +70,7 @@ class _Submitted(Line, tag="trial_submitted"):
 
 class _Repeated(Line, tag="trial_repeated"):
     trial: int
+    failure: _Failure | None = None
 
 
 class _Finished(Line, tag="trial_finished"):
@@ -167,6 +168,8 @@ class RunState:
     """Trials that count against the budget, running ones included."""
     num_lost_in_a_row: int = 0
     """Trials that the infrastructure failed, since one ended otherwise."""
+    is_allocation_over: bool = False
+    """Whether the allocation that trials run in has ended since the search began or was last resumed."""
     trials: Trials = field(init=False)
     finish_order: list[int] = field(default_factory=list)
     """Numbers of the finished trials, in the order in which they finished."""
@@ -188,14 +191,18 @@ class RunState:
             case _Finished():
                 self._add_spot(event.trial, spot)
                 self._finish(event)
-            case _Submitting() | _Submitted() | _Repeated():
+            case _Repeated():
+                self._add_spot(event.trial, spot)
+                over = event.failure is not None and event.failure.kind == FailureKind.ALLOCATION_ENDED
+                self.is_allocation_over = self.is_allocation_over or over
+            case _Submitting() | _Submitted():
                 self._add_spot(event.trial, spot)
             case _Started():
                 self.run_id, self.spec_sha256, self.started_s = event.run_id, event.spec_sha256, event.time_s
             case _Resumed():
                 self.stopped = self.ended = None
                 self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
-                self.num_lost_in_a_row = 0
+                self.num_lost_in_a_row, self.is_allocation_over = 0, False
                 self._resumed_at = max(self.trials.briefs, default=0)
             case _:
                 self._take_words(line)
