@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cclsearch.card.model import Card
@@ -16,10 +17,12 @@ from cclsearch.trace.score import TraceScore, score_traces
 
 def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence:
     """The metrics and the diagnosis of a trial's traces; says what could not be read, and raises nothing for it."""
-    return score_to_evidence(score_traces(read_traces(folder), card=card, config=payload.config))
+    traces = read_traces(folder)
+    devices = {device.name for table in traces.tables.values() for device in table.devices if device.name}
+    return score_to_evidence(score_traces(traces, card=card, config=payload.config), devices=sorted(devices))
 
 
-def score_to_evidence(score: TraceScore) -> TraceEvidence:
+def score_to_evidence(score: TraceScore, *, devices: Sequence[str] = ()) -> TraceEvidence:
     """What judging takes from the toolkit's result: whole metrics only, the rest with its reason."""
     whole = {name: result.value for name, result in score.metrics.items() if result.status is Status.OK}
     rest = {name: result for name, result in score.metrics.items() if result.status is not Status.OK}
@@ -31,6 +34,7 @@ def score_to_evidence(score: TraceScore) -> TraceEvidence:
         step_time_s=score.value("trace_step_time"),
         flops_per_step=_flops_per_step(score.metrics.get("gemm_tflops")),
         flops_coverage=_flops_coverage(score),
+        devices=tuple(redact(one_line(name, 100)) for name in devices),
         diagnosis=tuple(redact(one_line(text, 400)) for text in diagnosis.sentences) if diagnosis else (),
         seconds_by_cause={cause.value: s for cause, s in diagnosis.seconds_by_cause.items()}
         if diagnosis and diagnosis.is_step

@@ -71,7 +71,6 @@ TRACE = TraceEvidence(
     step_time_s=1.15,
     flops_per_step=1.2 * STEP_FLOPS,
     flops_coverage=0.8,
-    tokens_per_step=32 * 1024,
 )
 
 
@@ -104,13 +103,12 @@ TRICKS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
     ),
     "the same, declared as if nothing had happened": (
         {"step_times_s": (0.35,) * 5},
-        {"step_time_s": 0.36, "flops_per_step": 0.15 * STEP_FLOPS, "tokens_per_step": None},
+        {"step_time_s": 0.36, "flops_per_step": 0.15 * STEP_FLOPS},
         {"traced_work"},
     ),
-    "the same, seen in the shapes": ({}, {"tokens_per_step": 4 * 1024}, {"traced_work"}),
     "the same, on traces that tell nothing": (
         {"step_times_s": (0.125,) * 5},
-        {"step_time_s": 0.13, "flops_per_step": None, "tokens_per_step": None},
+        {"step_time_s": 0.13, "flops_per_step": None},
         {"possible"},
     ),
     "the batch is not declared": ({"global_batch_size": None}, {}, {"work"}),
@@ -160,7 +158,7 @@ def test_an_edited_result_is_told_by_its_hash() -> None:
 
 
 def test_kernels_that_hide_their_shapes_prove_nothing() -> None:
-    hidden = {"flops_per_step": 0.1 * STEP_FLOPS, "flops_coverage": 0.15, "tokens_per_step": None}
+    hidden = {"flops_per_step": 0.1 * STEP_FLOPS, "flops_coverage": 0.15}
     assert broken_rules(judge(trace=hidden)) == {}
     assert broken_rules(judge(trace=hidden | {"flops_per_step": 3 * STEP_FLOPS})).keys() == {"traced_work"}
 

@@ -113,7 +113,8 @@ def check_devices(evidence: Evidence) -> Verdict:
     """Whether it ran on the accelerator that the frozen inputs name."""
     from cclsearch.hardware import match_accelerator
 
-    names = Counter((*evidence.result.devices, *(evidence.trace.devices if evidence.trace else ())))
+    traced = evidence.trace.devices if evidence.trace else ()
+    names = Counter((*evidence.result.devices, *(name for name in traced if match_accelerator(name))))
     if not names:
         return Verdict(rule="devices", ok=None, detail="neither the run script nor the traces name the devices")
     hardware = evidence.card.hardware

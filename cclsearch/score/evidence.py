@@ -26,8 +26,6 @@ class TraceEvidence(Model):
     """FLOPs of the matrix multiplications of one step over all ranks, recomputation included, from shapes."""
     flops_coverage: float | None = None
     """Share of the compute time that those take: little where custom kernels hide their shapes."""
-    tokens_per_step: float | None = None
-    """Tokens of one step over all data parallel ranks, from shapes."""
     devices: tuple[str, ...] = ()
     """Device names that the traces tell."""
     diagnosis: tuple[str, ...] = ()

@@ -32,8 +32,6 @@ class Thresholds(Model):
     """How far they may exceed it: recomputation adds a third, padding and uncut causal attention some more."""
     min_flops_coverage: float = Field(default=0.5, ge=0, le=1)
     """Share of the compute time that must have shapes before too few FLOPs mean too little work."""
-    traced_tokens_off: float = Field(default=0.02, ge=0)
-    """How far the tokens of a step that the traces' shapes tell may be off the card's."""
     min_traced_time: float = Field(default=0.6, gt=0)
     """Step time in the traces (profiler on) over the unprofiled one, at least."""
     max_traced_time: float = Field(default=2.5, gt=1)
