@@ -9,24 +9,30 @@ from pathlib import Path
 
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
 from cclsearch.redact import public_environment
-from cclsearch.space.framework import load_framework
+from cclsearch.space.framework import Framework, load_framework
 from cclsearch.spec import RunSpec
 
 SHOW_FLAGS = "--show-flags"
 """Given this, a run script prints one option a line and exits."""
 
 
-def framework_flags(spec: RunSpec, payload: TrialInput) -> list[str]:
-    """Options of the framework for one trial; where it has no run script that tells, `--knob value` in our words."""
+def describe_flags(spec: RunSpec, payload: TrialInput) -> str:
+    """One line: the framework's options for a trial, or else its knobs and why the options cannot be told."""
     framework = load_framework(spec.framework)
-    if framework.script is not None:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            (folder / CONFIG_FILE).write_text(payload.model_dump_json(), encoding="utf-8")
-            told = _ask_script(framework.script_path, {**public_environment(), **trial_environment(folder, payload)})
-        if told:
-            return told
-    return [f"--{knob.replace('_', '-')} {value}" for knob, value in payload.config.items()]
+    told = _framework_flags(framework, payload)
+    if told:
+        return f"as flags of {framework.name}: {' '.join(told)}"
+    why = "there is no run script" if framework.script is None else f"the run script {framework.script} tells no flags"
+    return f"as knobs of the space: {payload.config} ({why} for {framework.name} here)"
+
+
+def _framework_flags(framework: Framework, payload: TrialInput) -> list[str]:
+    if framework.script is None:
+        return []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / CONFIG_FILE).write_text(payload.model_dump_json(), encoding="utf-8")
+        return _ask_script(framework.script_path, {**public_environment(), **trial_environment(folder, payload)})
 
 
 def _ask_script(script: Path, environment: dict[str, str]) -> list[str]:

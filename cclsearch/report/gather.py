@@ -50,7 +50,7 @@ def gather_run(run: Run) -> RunPage:
         framework=clean(spec.framework),
         provenance=spec.provenance.value,
         objective=clean(spec.objective.spec),
-        score_label=label_score(spec.objective),
+        score_label=spec.objective.figure,
         greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
         standing=_tell_standing(run),
         banner=tuple(clean(line) for line in spec.banner),
@@ -77,14 +77,6 @@ def describe_work(spec: RunSpec) -> str:
     card, arch = spec.card, spec.card.arch
     shape = f"{arch.num_layers} layers of {arch.hidden_size}"
     return clean(f"{card.family} ({shape}), {card.global_batch_size} x {card.seq_len} tokens a step, {card.precision}")
-
-
-def label_score(objective: Objective) -> str:
-    """What the objective's figure is called on an axis."""
-    if objective.is_weighted:
-        return f"{objective.name} score"
-    term = objective.terms[0]
-    return f"{term.metric} ({term.unit})" if term.unit else term.metric
 
 
 def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:
@@ -164,7 +156,7 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         facts.append(("best step time", f"{show_number(metrics['step_time_s'])} s"))
         if spec.objective.is_weighted or spec.objective.metrics[0] != "step_time_s":
             row = next(row for row in rows if row.number == best.number)
-            facts.append((label_score(spec.objective), show_number(row.score) if row.score is not None else "unknown"))
+            facts.append((spec.objective.figure, show_number(row.score) if row.score is not None else "unknown"))
         for label, name, unit in (
             ("tokens/s", "tokens_per_s", ""),
             ("tokens/s an accelerator", "tokens_per_s_per_accelerator", ""),
@@ -186,7 +178,7 @@ def _tell_confidence(run: Run) -> tuple[str, ...]:
     best = run.state.best
     if best is None:
         return ("no trial was admitted",)
-    return tuple(clean(line) for line in describe_confidence(run.state, best, run.spec.provenance))
+    return tuple(clean(line) for line in describe_confidence(run.spec, run.state, best))
 
 
 def _find_neighbours(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Neighbour, ...]:

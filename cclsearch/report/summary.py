@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import Certainty, judge_certainty
+from cclsearch.score.objective import Objective
 from cclsearch.spec import RunSpec
 from cclsearch.text import one_line
 from cclsearch.values import Provenance
@@ -87,7 +89,10 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     assert best.outcome is not None
     metrics = best.outcome.metrics
     mark = "" if spec.provenance is Provenance.MEASURED else f" ({spec.provenance.value})"
-    lines = [f"best: trial {best.number}  {best.config}", f"      step time {metrics['step_time_s']:.4g} s{mark}"]
+    lines = [f"best: trial {best.number}  {best.config}"]
+    if spec.objective.metrics != ("step_time_s",):
+        lines.append(f"      {describe_figure(spec.objective, best)}{mark}")
+    lines.append(f"      step time {metrics['step_time_s']:.4g} s{mark}")
     extras = [
         (f"{metrics['tokens_per_s']:,.0f} tokens/s", "tokens_per_s"),
         (
@@ -108,23 +113,34 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     return lines
 
 
+def describe_figure(objective: Objective, trial: Trial) -> str:
+    """A ranked trial's figure under the objective, with its name and unit; of several metrics each one's."""
+    if not objective.is_multi:
+        better = " (greater is better)" if objective.is_weighted else ""
+        return f"{objective.figure} {objective.read_loss(trial.loss or math.nan):.4g}{better}"
+    assert trial.outcome is not None
+    values = (trial.outcome.metrics[term.metric] * term.scale for term in objective.terms)
+    told = (f"{t.metric} {v:.4g} {t.unit or ''}".rstrip() for t, v in zip(objective.terms, values, strict=True))
+    return ", ".join(told)
+
+
 def _sure_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
     """How sure the result is: runs of it, noise, and the distance to the next."""
-    return [f"how sure: {text}" for text in describe_confidence(state, best, spec.provenance)]
+    return [f"how sure: {text}" for text in describe_confidence(spec, state, best)]
 
 
-def describe_confidence(state: RunState, best: Trial, provenance: Provenance) -> list[str]:
+def describe_confidence(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
     """How likely the best is truly the best of what was tried, what it cannot be told from, and what says so."""
-    certainty = judge_certainty(state, provenance)
+    certainty = judge_certainty(state, spec.provenance)
     if certainty is None:
-        return [
-            f"its figure is {provenance.value}, read once: no run can confirm it; the noise of its source is unknown"
-        ]
+        how = spec.provenance.value
+        return [f"its figure is {how}, read once: no run can confirm it; the noise of its source is unknown"]
     noise, interval = certainty.noise, certainty.interval
     basis = f"measured from {noise.num_repeats} repeats" if noise.is_measured else "assumed: nothing was repeated yet"
+    ends = sorted(spec.objective.read_loss(loss) for loss in (interval.low, interval.high))
     lines = [
         f"{certainty.chance:.0%} likely the best of what was tried; run {certainty.num_runs} x,"
-        f" {interval.confidence:.0%} interval {interval.low:.4g} to {interval.high:.4g};"
+        f" {interval.confidence:.0%} interval of {spec.objective.figure}: {ends[0]:.4g} to {ends[1]:.4g};"
         f" run-to-run noise {noise.relative:.1%} ({basis})"
     ]
     if certainty.tied:

@@ -64,7 +64,9 @@ CATALOG: dict[str, MetricInfo] = {
 }
 """Name -> what is known of it. `Mtoken` is a million tokens; a sequence counts `seq_len` tokens."""
 
-RECORDED_METRICS = frozenset(name for name, info in CATALOG.items() if info.missing != _NO_ENERGY)
+ENERGY_METRICS = frozenset(name for name, info in CATALOG.items() if info.missing == _NO_ENERGY)
+"""What needs the `energy_j` that only some run scripts leave."""
+RECORDED_METRICS = frozenset(CATALOG) - ENERGY_METRICS
 """What a recorded row can tell: the run's own figures but for energy, and nothing that only a trace knows."""
 MEMORY_METRICS = frozenset({"peak_memory_gib", "memory_headroom_frac"})
 """Of them, those that only rows with a peak memory tell."""
@@ -82,16 +84,19 @@ def find_metric(name: str, where: str, *, from_script: bool = False) -> MetricIn
         return MetricInfo(name=name, unit=None, direction=None, source="script", missing=missing)
     traced = _trace_metrics()
     if name in traced:
+        unit, better = traced[name]
+        direction = None if better is None else _LOW if better == "lower" else _HIGH
         missing = "the traces do not tell it"
-        return MetricInfo(name=name, unit=traced[name], direction=None, source="trace", missing=missing)
+        return MetricInfo(name=name, unit=unit, direction=direction, source="trace", missing=missing)
     known = [*CATALOG, *sorted(set(traced) - set(CATALOG))]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
     raise UserError(f"{where}: there is no metric {name!r}; {hint} (a run script's own figure needs `source: script`)")
 
 
-def _trace_metrics() -> dict[str, str | None]:
-    """Metrics that the trace toolkit registers -> unit."""
+def _trace_metrics() -> dict[str, tuple[str | None, str | None]]:
+    """Metrics that the trace toolkit registers -> unit, and whether `lower` or `higher` is better."""
     from cclsearch.plugins import METRICS
 
-    return {name: getattr(METRICS.get(name), "unit", None) for name in METRICS.names()}
+    found = {name: METRICS.get(name) for name in METRICS.names()}
+    return {name: (getattr(metric, "unit", None), getattr(metric, "better", None)) for name, metric in found.items()}

@@ -52,6 +52,12 @@ class Term(Model):
             return scaled
         return 1.0 / scaled if self.reciprocal else -scaled
 
+    def restored(self, loss: float) -> float:
+        """The scaled value that `minimised` made this loss of."""
+        if self.direction is Direction.MINIMIZE:
+            return loss
+        return 1.0 / loss if self.reciprocal else -loss
+
 
 class Constraint(Model):
     """Bounds that a trial must keep to be ranked."""
@@ -138,6 +144,18 @@ class Objective(Model):
                 _fail(f"{self.name}: the score must be above 0 to be ranked; it is {score:g}")
             return 1.0 / score
         return self.values(metrics)[0]
+
+    @property
+    def figure(self) -> str:
+        """What its figure is called, with its unit."""
+        if self.is_weighted:
+            return f"{self.name} score"
+        term = self.terms[0]
+        return f"{term.metric} ({term.unit})" if term.unit else term.metric
+
+    def read_loss(self, loss: float) -> float:
+        """The figure that people read, from the loss: the scaled first metric, or the weighted score."""
+        return 1.0 / loss if self.is_weighted else self.terms[0].restored(loss)
 
     def values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Each metric turned so that less is better; raises TrialError with the reason where one is missing."""
