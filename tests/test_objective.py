@@ -45,16 +45,6 @@ def write(folder: Path, data: object, name: str = "own") -> str:
         ("pareto", 0.5),
     ],
 )
-def test_a_loss_reads_back_as_the_figure_that_people_know() -> None:
-    metrics = {"step_time_s": 2.0, "num_accelerators": 8.0, "tokens_per_s_per_accelerator": 400.0}
-    for spec in ("step_time", "throughput_per_accelerator", "composite:weight=0.3"):
-        objective = load_objective(spec)
-        baseline = {"step_time_s": 3.0, "num_accelerators": 16.0}
-        loss = objective.loss(metrics, baseline if objective.needs_baseline else None)
-        score = objective.score(metrics, baseline if objective.needs_baseline else None)
-        assert objective.read_loss(loss) == pytest.approx(score)
-
-
 def test_a_shipped_objective_agrees_with_the_example_worked_by_hand(spec: str, loss: float) -> None:
     assert load_objective(spec).loss(METRICS) == pytest.approx(loss, rel=1e-12)
 
@@ -218,3 +208,13 @@ def test_more_than_three_metrics_need_weights(tmp_path: Path) -> None:
     metrics = [{"name": name, "direction": "minimize"} for name in names]
     with pytest.raises(UserError, match="at most 3 metrics; there are 4"):
         load_objective(write(tmp_path, {"version": 1, "metrics": metrics}))
+
+
+def test_a_loss_reads_back_as_the_figure_that_people_know() -> None:
+    metrics = {"step_time_s": 2.0, "num_accelerators": 8.0, "tokens_per_s_per_accelerator": 400.0}
+    for spec in ("step_time", "throughput_per_accelerator", "composite:weight=0.3"):
+        objective = load_objective(spec)
+        baseline = {"step_time_s": 3.0, "num_accelerators": 16.0}
+        loss = objective.loss(metrics, baseline if objective.needs_baseline else None)
+        score = objective.score(metrics, baseline if objective.needs_baseline else None)
+        assert objective.read_loss(loss) == pytest.approx(score)
