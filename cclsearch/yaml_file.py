@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ MAX_NODES = 400_000
 MAX_KEYS = 10_000
 
 M = TypeVar("M", bound=BaseModel)
+_NOT_DECIMAL = re.compile(r":|^[-+]?0\d")
+"""Of YAML 1.1's numbers: base 60 (`12:00:00` is 43200) and octal (`0123` is 83)."""
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -36,8 +39,26 @@ class _Loader(_Base):  # type: ignore[misc]
             )
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in that file; raises UserError that names the file and, where known, the line."""
+class _AsWritten(_Loader):
+    """Leaves what YAML 1.1 alone takes for a number (`12:00:00`, `0123`) as the text that stands there."""
+
+
+def _construct_number(loader: Any, node: Any) -> Any:
+    text = loader.construct_scalar(node)
+    if _NOT_DECIMAL.search(text):
+        return text
+    return loader.construct_yaml_int(node) if node.tag.endswith("int") else loader.construct_yaml_float(node)
+
+
+for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+    _AsWritten.add_constructor(_tag, _construct_number)
+
+
+def read_yaml(path: Path, *, as_written: bool = False) -> dict[str, Any]:
+    """The mapping in that file; raises UserError that names the file and, where known, the line.
+
+    With `as_written`, times and numbers with leading zeros that are not in quotes (`12:00:00`, `0123`) stay text.
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UserError(
@@ -50,24 +71,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: must be UTF-8 text; byte {error.start} is not") from None
-    return parse_yaml(text, str(path))
+    return parse_yaml(text, str(path), as_written=as_written)
 
 
-def parse_yaml(text: str, where: str) -> dict[str, Any]:
+def parse_yaml(text: str, where: str, *, as_written: bool = False) -> dict[str, Any]:
     """The mapping in that text, as plain dicts and lists (aliases copied); UserErrors start with `where`."""
-    data = parse_yaml_value(text, where)
+    data = parse_yaml_value(text, where, as_written=as_written)
     if not isinstance(data, dict):
         raise UserError(f"{where}: must hold a mapping of fields, not {_kind(data)}")
     return data
 
 
-def parse_yaml_value(text: str, where: str) -> Any:
+def parse_yaml_value(text: str, where: str, *, as_written: bool = False) -> Any:
     """The value in that text, of any kind; raises UserError that starts with `where`."""
     if len(text) > MAX_BYTES:
         raise UserError(f"{where}: a YAML text must be under {MAX_BYTES // 2**20} MiB")
     try:
         _check_depth(text, where)
-        data = yaml.load(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_AsWritten if as_written else _Loader)
         return _plain(data, where, [0], 0)
     except yaml.YAMLError as error:
         raise UserError(f"{where}: {_describe(error)}") from None

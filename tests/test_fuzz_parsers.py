@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cclsearch.card.load import card_from_mapping
 from cclsearch.card.model import Card
 from cclsearch.errors import UserError
-from cclsearch.launch.profile import Profile, profile_from_mapping
+from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 from cclsearch.nightly.config import NightlyConfig, parse_nightly
 from cclsearch.record.event import Note, SearchStarted
 from cclsearch.record.ledger import fold_ledger, read_events
@@ -76,6 +76,26 @@ def test_a_spoiled_profile_is_a_profile_or_one_line(path: int, value: Any) -> No
     data = spoil(yaml.safe_load((ROOT / "launchers" / "perlmutter.yaml").read_text()), path, value)
     try:
         assert isinstance(profile_from_mapping(data, name="fuzzed"), Profile)
+    except UserError as error:
+        check_one_line(error)
+
+
+LINES = st.sampled_from(
+    [
+        *("launcher: slurm", "launcher: local", "time_limit: 12:00:00", "time_limit: 2001-13-45", "account: 0123"),
+        *("mem: !!binary x", "options: {a: 1", "options: [[[[", "<<: *a", "description: &a [*a]", "? [x]", "- x", "\t"),
+        *("hardware: {memory_gib: .nan}", "environment: {A: 1e999, B: 0b1, C: 0x}", "knobs: [1:30]", "x: 2026-02-30"),
+    ]
+)
+
+
+@LIGHT
+@given(st.lists(LINES | st.text(max_size=20), max_size=6), st.binary(max_size=2))
+def test_any_file_is_a_profile_or_one_line(tmp_path: Path, lines: list[str], junk: bytes) -> None:
+    file = tmp_path / "fuzzed.yaml"
+    file.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass") + junk)
+    try:
+        assert isinstance(load_profile(str(file)), Profile)
     except UserError as error:
         check_one_line(error)
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cclsearch.cli import main
 from cclsearch.errors import UserError
 from cclsearch.launch.local import LocalLauncher
 from cclsearch.launch.profile import list_profiles, load_profile, make_launcher
+from cclsearch.launch.slurm.settings import SlurmSettings
 
 
 def write(project: Path, text: str, name: str = "site") -> None:
@@ -47,8 +49,11 @@ def test_framework_files_are_no_profiles(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("- a\n", "must be a mapping"),
-        ("launcher: [\n", "cannot be read as YAML"),
+        ("- a\n", "must hold a mapping"),
+        ("launcher: [\n", r"line \d"),
+        ("launcher: slurm\ntime_limit: 2001-13-45\n", "cannot be read"),
+        (f"launcher: slurm\noptions: {'[' * 3000}{']' * 3000}\n", "levels deep"),
+        ("launcher: slurm\npartition: a\npartition: b\n", "the key 'partition' is there twice"),
         ("description: x\n", "launcher: Field required"),
         ("launcher: cloud-nine\n", "launcher must be one of .*local.*, not 'cloud-nine'"),
         (
@@ -65,6 +70,32 @@ def test_a_malformed_profile_is_one_clear_line(project: Path, text: str, words: 
         load_profile("site")
     assert "\n" not in str(error.value)
     assert "site" in str(error.value)
+
+
+def test_a_broken_profile_is_listed_with_its_reason_and_keeps_no_other_from_view(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(project, "launcher: slurm\ntime_limit: 2001-13-45\n", "dates")
+    write(project, f"launcher: slurm\noptions: {'[' * 3000}{']' * 3000}\n", "deep")
+    assert main(["launcher", "list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "cannot be read" in lines["dates"]
+    assert "levels deep" in lines["deep"]
+    assert "this machine" in lines["local"]
+
+
+def test_times_and_leading_zeros_that_are_not_in_quotes_arrive_as_they_were_written(project: Path) -> None:
+    write(
+        project,
+        "launcher: slurm\ntime_limit: 12:00:00\nqueue_limit: 1:30:00\naccount: 0123\nmem: 0\nmax_jobs: 12\n"
+        "poll_s: 2.5\noptions: {deadline: 08:30, nice: 100}\nenvironment: {OFFSET: 010, AT: -1:30}\n",
+    )
+    profile = load_profile("site")
+    settings = profile.read_settings(SlurmSettings)
+    assert (settings.time_limit, settings.queue_limit, settings.account, settings.mem) == (720, 90, "0123", "0")
+    assert (settings.max_jobs, settings.poll_s) == (12, 2.5)
+    assert settings.options == {"deadline": "08:30", "nice": 100}
+    assert profile.environment == {"OFFSET": "010", "AT": "-1:30"}
 
 
 def test_a_field_that_the_launcher_does_not_know_is_named(project: Path) -> None:

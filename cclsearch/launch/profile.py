@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
 from pydantic import Field, ValidationError
 
 from cclsearch.card.model import KnobDeclaration
@@ -14,6 +13,7 @@ from cclsearch.content import FRAMEWORK_SUFFIX, find_content, list_content
 from cclsearch.errors import UserError
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.values import Model, Value
+from cclsearch.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from cclsearch.launch.base import Launcher
@@ -84,11 +84,7 @@ def load_profile(name: str) -> Profile:
         raise UserError(
             f"{path.name} describes a framework, not a place to run; profiles: {', '.join(list_profiles())}"
         )
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
-    return profile_from_mapping(data, name=path.stem, source=path)
+    return profile_from_mapping(read_yaml(path, as_written=True), name=path.stem, source=path)
 
 
 def profile_from_mapping(data: object, *, name: str, source: Path | None = None) -> Profile:
