@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from cclsearch.launch.base import Job
+from cclsearch.launch.collect import FAILURES_FOLDER
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.book import write_atomically
 from cclsearch.redact import redact
@@ -17,7 +18,9 @@ ATTEMPTS_FOLDER = "attempts"
 MAX_LINE = 1 << 20
 """Characters of a log that are held at once."""
 
-_OF_ONE_ATTEMPT = (RESULT_FILE, STDOUT_FILE, STDERR_FILE, TRACE_FOLDER, METRICS_FILE, ADMISSION_FILE)
+_OF_ONE_ATTEMPT = (
+    *(RESULT_FILE, STDOUT_FILE, STDERR_FILE, FAILURES_FOLDER, TRACE_FOLDER, METRICS_FILE, ADMISSION_FILE),
+)
 
 
 def prepare_folder(job: Job, script: str) -> None:
