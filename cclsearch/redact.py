@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 MASK = "[secret]"
 
-_SECRET_NAME = re.compile(r"(?i)(api[_-]?key|secret|token|passw(or)?d|credential|private[_-]?key|auth)")
-_NOT_SECRET = re.compile(r"(?i)(tokens?_per|max_tokens|num_tokens|tokenizers?|author|authority|auth_sock|tokens$)")
+SECRET_NAME = re.compile(
+    r"(?i)(api[_-]?key|secret|token|passw(or)?d|credential|private[_-]?key|auth|jwt|webhook|[_-](key|pat|pwd)$)"
+)
+NOT_SECRET_NAME = re.compile(r"(?i)(tokens?_per|max_tokens|num_tokens|tokenizers?|author(?!i[sz]a)|auth_sock|tokens$)")
 _SHAPES = re.compile(
     r"sk-(?:ant-|proj-)?[A-Za-z0-9_\-]{16,}"
     r"|AIza[0-9A-Za-z_\-]{30,}"
@@ -25,16 +27,24 @@ _BEARER = re.compile(
 _URL_PASSWORD = re.compile(r"(?i)(\b[a-z][a-z0-9+.\-]*://[^/\s:@]+:)[^/\s@]+@")
 
 
+_DECLARED: set[str] = set()
+
+
+def declare_secret(name: str) -> None:
+    """From now on the variable of that name holds a secret, whatever it is called."""
+    _DECLARED.add(name)
+
+
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of that name holds a secret (`OPENAI_API_KEY`, `HF_TOKEN`)."""
-    return bool(_SECRET_NAME.search(name)) and not _NOT_SECRET.search(name)
+    """Whether a variable of that name holds a secret (`OPENAI_API_KEY`, `HF_TOKEN`, `MYSQL_PWD`)."""
+    return name in _DECLARED or (bool(SECRET_NAME.search(name)) and not NOT_SECRET_NAME.search(name))
 
 
 def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
     """Values of the environment's secrets, longest first; short ones (under 6 characters) are no secrets."""
     source = os.environ if environment is None else environment
-    values = {value for name, value in source.items() if is_secret_name(name) and len(value) >= 6}
-    return sorted(values, key=len, reverse=True)
+    values = {value.strip() for name, value in source.items() if is_secret_name(name)}
+    return sorted((value for value in values if len(value) >= 6), key=len, reverse=True)
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:

@@ -284,7 +284,7 @@ def test_a_profile_is_checked_against_the_cluster(site: Site, slow: object) -> N
     launcher.ranks_per_node = 2
     checks = {check.name: check for check in launcher.check()}
     assert all(check.ok for check in checks.values()), checks
-    assert list(checks)[-4:] == ["job", "shared folder", "torch", "gloo"]
+    assert list(checks)[-4:] == ["shared folder", "run script", "torch", "gloo"]
     assert "over 2 ranks" in checks["gloo"].detail
     lacking = site.launcher("check", python="/nowhere/python").check()[-1]
     assert not lacking.ok

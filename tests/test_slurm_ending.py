@@ -100,9 +100,11 @@ POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/
 @pytest.mark.parametrize(
     ("message", "queued", "meaning"),
     [
-        (f"QOSMaxSubmitJobPerUserLimit {POLICY}", False, Refusal.WAIT),
-        (f"AssocMaxSubmitJobLimit {POLICY}", False, Refusal.WAIT),
-        (f"AssocGrpSubmitJobsLimit {POLICY}", False, Refusal.WAIT),
+        (f"QOSMaxSubmitJobPerUserLimit {POLICY}", True, Refusal.WAIT),
+        (f"AssocMaxSubmitJobLimit {POLICY}", True, Refusal.WAIT),
+        (f"AssocGrpSubmitJobsLimit {POLICY}", True, Refusal.WAIT),
+        (f"AssocGrpSubmitJobsLimit {POLICY}", False, Refusal.NEVER),
+        (f"AssocMaxSubmitJobLimit {POLICY}", False, Refusal.NEVER),
         (f"QOSMaxWallDurationPerJobLimit {POLICY}", True, Refusal.NEVER),
         (f"AssocMaxNodePerJobLimit {POLICY}", True, Refusal.NEVER),
         (POLICY, True, Refusal.WAIT),
@@ -145,6 +147,12 @@ def test_a_refusal_comes_with_what_to_do(message: str, word: str) -> None:
         ("JobHeldUser", True),
         ("launch failed requeued held", True),
         ("BadConstraints", True),
+        ("QOSMinGRES", True),
+        ("QOSMinCpuNotSatisfied", True),
+        ("QOSMaxCpuPerNode", True),
+        ("QOSMaxGRESPerUser", False),
+        ("QOSGrpCpuLimit", False),
+        ("ReservationDeleted", True),
     ],
 )
 def test_a_pending_job_that_can_never_start_is_known_by_its_reason(reason: str, never: bool) -> None:

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.launch.base import JobState
+from cclsearch import evidence, redact
+from cclsearch.errors import UserError
+from cclsearch.launch.base import Handle, JobState
 from cclsearch.launch.slurm import node
+from cclsearch.launch.slurm.allocation import AllocationLauncher, Launched
 from cclsearch.launch.slurm.commands import (
     ControllerAway,
     SlurmRefusal,
@@ -23,10 +26,13 @@ from cclsearch.launch.slurm.commands import (
     parse_duration,
     read_queue,
     run_slurm,
+    submit_script,
 )
 from cclsearch.launch.slurm.launcher import SlurmLauncher
-from cclsearch.launch.slurm.payloads import Program, classify_trial
+from cclsearch.launch.slurm.payload import prepare_folder, write_model
+from cclsearch.launch.slurm.payloads import Program, classify_trial, make_payload
 from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.values import FailureKind
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -76,6 +82,61 @@ def test_torchrun_starts_every_nodes_share() -> None:
     assert "--nproc-per-node=2" in shares[2]
     assert all({"--nnodes=3", "--master-addr=head", "--master-port=29500"} <= set(share) for share in shares)
     assert [share[4] for share in shares] == [f"--node-rank={index}" for index in range(3)]
+
+
+def test_one_process_a_node_is_told_which_it_is_and_where_the_first_one_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
+    payload = {"runner": "process", "name": "r-t0001-a1", "nodes": 3, "environment": {"CCL_TP": "2"}}
+    told = [node.task_environment(payload, index, "head", 29500) for index in range(3)]
+    assert [each["CCL_PROCESS_ID"] for each in told] == ["0", "1", "2"]
+    assert {each["CCL_NUM_PROCESSES"] for each in told} == {"3"}
+    assert {each["CCL_COORDINATOR"] for each in told} == {"head:29500"}
+    assert {(each["CCL_JOB_NAME"], each["CCL_TP"]) for each in told} == {("r-t0001-a1", "2")}
+    assert not [each for each in told if "SLURM_JWT" in each]
+    assert "SLURM_JWT" in node.srun_environment()
+    for alone in ({**payload, "nodes": 1}, {**payload, "runner": "torchrun"}):
+        assert not {"CCL_PROCESS_ID", "CCL_COORDINATOR"} & set(node.task_environment(alone, 0, "127.0.0.1", 29500))
+
+
+def test_the_node_program_takes_the_same_names_for_secrets_as_the_search() -> None:
+    assert node.SECRET == redact.SECRET_NAME
+    assert node.NOT_SECRET == redact.NOT_SECRET_NAME
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SLURM_JWT", "AUTHORIZATION", "OPENAI_KEY", "GITHUB_PAT", "MYSQL_PWD", "SLACK_WEBHOOK_URL", "HF_TOKEN"),
+        *("HTTP_PROXY_AUTHORISATION", "wandb_api_key"),
+    ],
+)
+def test_a_secrets_name_keeps_it_from_a_job(name: str) -> None:
+    assert redact.is_secret_name(name)
+    assert job_environment({name: "x"}) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "LD_LIBRARY_PATH", "PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "GIT_AUTHOR_NAME", "KEYBOARD"),
+        *("SLURM_JOB_ID", "SLURM_CONF", "SLURM_STEP_NODELIST", "NCCL_IB_PKEY", "NCCL_ALGO", "UCX_IB_PKEY"),
+        *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATTERN", "MONKEY"),
+    ],
+)
+def test_other_names_are_no_secrets(name: str) -> None:
+    assert not redact.is_secret_name(name)
+
+
+def test_sbatch_gets_what_slurm_asks_for_and_a_job_does_not(
+    tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
+    put_command(commands, "sbatch", f"env >{tmp_path}/env; echo Submitted batch job 5")
+    assert submit_script(tmp_path / "job.sbatch") == "5"
+    assert "SLURM_JWT=" in (tmp_path / "env").read_text()
+    assert "SLURM_JWT" not in job_environment()
 
 
 def test_the_other_nodes_read_the_head_nodes_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +223,66 @@ def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
     (handles[7].trial_dir / "result.json").write_text(json.dumps({"status": "ok"}))
     time.sleep(0.01)
     assert [status.state for status in launcher.poll(handles)].count(JobState.DONE) == 1
+
+
+def test_a_submit_limit_that_no_job_fills_is_final_and_one_that_jobs_fill_is_waited_for(
+    tmp_path: Path, commands: Path
+) -> None:
+    calls = tmp_path / "calls"
+    words = "AssocGrpSubmitJobsLimit Job violates accounting/QOS policy (job submit limit, user size)"
+    put_command(commands, "sbatch", f"echo sbatch >>{calls}; echo '{words}' >&2; exit 1")
+    put_command(commands, "scancel", "true")
+    put_command(commands, "squeue", 'case "$*" in *--account=shared*) echo 7;; esac')
+
+    def submit(run: str, **fields: object) -> Handle:
+        launcher = SlurmLauncher(
+            SlurmSettings.model_validate({"cpu_only": True, **fields}),
+            Program(Path(__file__), "process", {}),
+            classify=classify_trial,
+        )
+        return launcher.submit([make_job(tmp_path / run, 1, ranks=1)])[0]
+
+    assert submit("shared", account="shared").job_id == ""
+    assert calls.read_text().split() == ["sbatch"]
+    with pytest.raises(UserError, match=r"refuses.*frozen"):
+        submit("frozen", account="frozen")
+    assert calls.read_text().split() == ["sbatch"] * 3
+
+
+def test_a_step_of_another_shells_allocation_is_found_and_ended(
+    tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search was killed inside `salloc`; from a shell outside, its steps are those of the allocation it recorded."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    run, asked = tmp_path / "killed", tmp_path / "asked"
+    settings = SlurmSettings(cpu_only=True, in_allocation=True)
+    program = Program(Path(__file__), "process", {})
+    payload = make_payload(make_job(run, 1, ranks=1), program, settings)
+    prepare_folder(payload)
+    begun = Launched(allocation="77", nodes=("n1",), at=time.time(), pid=1, born="another start of another machine/1")
+    write_model(payload.folder / "launched.json", begun)
+    put_command(commands, "squeue", f'echo "$*" >>{asked}; echo "77.3 {payload.name}"; echo "77.4 other"')
+    put_command(commands, "scancel", f'echo "scancel $*" >>{asked}; echo "{{}}" >{payload.folder}/end.json')
+    launcher = AllocationLauncher(settings, program, classify=classify_trial, run_dir=run)
+    handles = launcher.find("killed")
+    assert [handle.job_id for handle in handles] == [f"77.{payload.name}"]
+    assert [status.state for status in launcher.poll(handles)] == [JobState.RUNNING]
+    launcher.cancel(handles)
+    assert "scancel 77.3" in asked.read_text().splitlines()
+    assert "--jobs=77 " in asked.read_text()
+
+
+def test_what_one_attempt_said_of_its_end_is_not_the_next_ones(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "again", 1, attempt=2)
+    said = {"rank": 3, "time_ns": 1, "kind": "crashed", "message": "RuntimeError: of the first attempt"}
+    (job.trial_dir / "failures").mkdir()
+    (job.trial_dir / "failures" / "rank-00003.json").write_text(json.dumps(said))
+    evidence.prepare_folder(job, "script")
+    (job.trial_dir / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    failure = classify_trial(job.trial_dir, 1)
+    assert failure is not None
+    assert failure.kind is FailureKind.OUT_OF_MEMORY
+    assert (job.trial_dir / "attempts" / "1" / "failures" / "rank-00003.json").is_file()
 
 
 def test_an_unclear_answer_is_not_followed_by_a_second_submission(tmp_path: Path, commands: Path) -> None:

@@ -12,7 +12,14 @@ from cclsearch.errors import UserError
 from cclsearch.launch.profile import list_profiles, load_profile, make_launcher, profile_from_mapping
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.launcher import SlurmLauncher, read_slurm_settings
-from cclsearch.launch.slurm.script import choose_shape, container_prefix, node_command, render_script, srun_arguments
+from cclsearch.launch.slurm.script import (
+    choose_shape,
+    container_prefix,
+    mounted_folders,
+    node_command,
+    render_script,
+    srun_arguments,
+)
 from cclsearch.launch.slurm.settings import SlurmSettings, read_minutes
 
 GOLDEN = """\
@@ -122,6 +129,8 @@ def test_slurms_ways_to_write_a_time(text: object, minutes: int) -> None:
         ("options", {"--licenses": "x"}),
         ("options", {"licenses": "x\ny"}),
         ("options", {"wait": True}),
+        ("options", {"clusters": "other"}),
+        ("options", {"M": "other"}),
         ("srun_options", ["rm -rf /"]),
         ("container", {"runtime": "docker", "image": "x"}),
         ("container", {"runtime": "apptainer", "image": "-x"}),
@@ -171,16 +180,28 @@ def test_a_held_allocation_has_a_launcher_of_its_own() -> None:
 def test_each_container_runtime_is_called_in_its_own_way(runtime: str, head: tuple[str, ...]) -> None:
     fields: dict[str, Any] = {"runtime": runtime, "image": "i.sif", "mounts": ["/d:/d"], "arguments": ["--nv"]}
     settings = SlurmSettings.model_validate({"container": fields, "cpus_per_task": 8})
-    assert container_prefix(settings, Path("/runs"), {"CCL_TP": "2"}) == head
-    words = srun_arguments(settings, Path("/runs"))
+    assert container_prefix(settings, [Path("/runs")], {"CCL_TP": "2"}) == head
+    words = srun_arguments(settings, [Path("/runs")])
     assert "--cpus-per-task=8" in words
     assert ("--container-image=i.sif" in words) is (runtime == "pyxis")
     assert (settings.default_python(), settings.default_host_python()) == ("python3", "python3")
 
 
+def test_a_container_sees_the_trials_the_run_script_and_the_scratch_once_each() -> None:
+    fields = {"container": {"runtime": "pyxis", "image": "i", "mounts": ["/other:/repo/launchers"]}, "scratch": "/s/me"}
+    settings = SlurmSettings.model_validate(fields)
+    folders = mounted_folders(settings, Path("/p/runs/r/trials"), Path("/site/scripts/mine.py"))
+    assert "--container-mounts=/p/runs/r/trials:/p/runs/r/trials,/site/scripts:/site/scripts,/s/me:/s/me" in (
+        srun_arguments(settings, folders)[-1].removesuffix(",/other:/repo/launchers")
+    )
+    assert mounted_folders(settings, Path("/s/me/runs/trials"), Path("/s/me/mine.py")) == [Path("/s/me")]
+    own_word = srun_arguments(settings, mounted_folders(settings, Path("/s/me/t"), Path("/repo/launchers/cpu.py")))
+    assert own_word[-1] == "--container-mounts=/s/me:/s/me,/other:/repo/launchers"
+
+
 def test_podman_is_given_each_variable_by_name() -> None:
     settings = SlurmSettings.model_validate({"container": {"runtime": "podman-hpc", "image": "i"}})
-    words = container_prefix(settings, Path("/runs"), {"CCL_TP": "2"})
+    words = container_prefix(settings, [Path("/runs")], {"CCL_TP": "2"})
     assert words[:2] == ("podman-hpc", "run")
     assert {"--env=CCL_TP", "--env=RANK", "--volume=/runs:/runs"} <= set(words)
     assert words[-1] == "i"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cclsearch.errors import UserError
@@ -18,8 +19,8 @@ from cclsearch.launch.slurm.commands import (
     QueueRow,
     SlurmRefusal,
     cancel_jobs,
-    job_environment,
     run_slurm,
+    step_environment,
 )
 from cclsearch.launch.slurm.ending import ENDED_STATES, explain_end, explain_infrastructure, find_exit_code, read_ending
 from cclsearch.launch.slurm.launcher import SlurmLauncher
@@ -137,13 +138,14 @@ class AllocationLauncher(SlurmLauncher):
         payloads = [payload for handle in handles if (payload := self._payload(handle)) is not None]
         for payload in payloads:
             mark_cancelled(payload)
-            _signal(payload, signal.SIGTERM)
+        elsewhere = [p for p in payloads if not _signal(p, signal.SIGTERM) and _was_begun(p) and _is_alive(p)]
+        self._cancel_steps(elsewhere)
         deadline = time.monotonic() + 60.0
         while (left := [payload for payload in payloads if _is_alive(payload)]) and time.monotonic() < deadline:
             time.sleep(0.2)
         for payload in left:
             _signal(payload, signal.SIGKILL)
-        self._cancel_steps({payload.name for payload in payloads})
+        self._cancel_steps(payloads)
 
     def find(self, run_id: str) -> list[Handle]:
         """Attempts of the run that were begun as steps."""
@@ -156,8 +158,7 @@ class AllocationLauncher(SlurmLauncher):
         return found
 
     def _handle(self, payload: Payload) -> Handle:
-        launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
-        allocation = launched.allocation if launched else self.allocation
+        allocation = self._allocation_of(payload)
         return super()._handle(payload).model_copy(update={"job_id": f"{allocation}.{payload.name}"})
 
     def _begin(self, payloads: Sequence[Payload]) -> None:
@@ -165,6 +166,8 @@ class AllocationLauncher(SlurmLauncher):
         waiting = [p for p in payloads if not _was_begun(p) and not (p.folder / CANCELLED_FILE).exists()]
         for payload in waiting:
             why_not = self._lacks_time(payload)
+            if why_not is not None and any(self._live_steps()):
+                return  # what runs may still end well: the search is told when nothing does
             if why_not is not None:
                 write_model(payload.folder / REFUSED_FILE, Refused(reason=why_not))
                 continue
@@ -187,14 +190,17 @@ class AllocationLauncher(SlurmLauncher):
             f" {payload.timeout_s:.0f} s and {SPARE_S:.0f} s to spare"
         )
 
-    def _free_nodes(self) -> list[str]:
-        taken: set[str] = set()
+    def _live_steps(self) -> Iterator[Launched]:
+        """The steps of this run that have not ended."""
         on_disk = (read_model(folder / PAYLOAD_FILE, Payload) for folder in self._folders_on_disk())
         known = {payload.folder: payload for payload in (*on_disk, *self._payloads.values()) if payload is not None}
         for payload in known.values():
             launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
             if launched is not None and not sees_file(payload.folder / END_FILE) and _is_alive(payload):
-                taken.update(launched.nodes)
+                yield launched
+
+    def _free_nodes(self) -> list[str]:
+        taken = {node for step in self._live_steps() for node in step.nodes}
         return [node for node in self._nodes if node not in taken]
 
     def _start(self, payload: Payload, nodes: list[str]) -> None:
@@ -216,7 +222,7 @@ class AllocationLauncher(SlurmLauncher):
         script.write_text(render_chunk([placed], payload.folder, self.settings), encoding="utf-8")
         launched = Launched(allocation=self.allocation, nodes=tuple(nodes), at=time.time())
         write_model(payload.folder / LAUNCHED_FILE, launched)
-        environment = {**job_environment(), "CCL_STEP_JOB": f"{self.allocation}.{payload.name}"}
+        environment = {**step_environment(), "CCL_STEP_JOB": f"{self.allocation}.{payload.name}"}
         with (payload.folder / f"slurm-{self.allocation}.{payload.name}.log").open("ab") as log:
             process = subprocess.Popen(
                 ["bash", str(script)],
@@ -244,7 +250,7 @@ class AllocationLauncher(SlurmLauncher):
                 return _done(FailureKind.CANCELLED, "cancelled by the search before it began")
             return JobStatus(state=JobState.QUEUED, note="waits for free nodes of the allocation")
         if not sees_file(payload.folder / END_FILE) and _is_alive(payload):
-            return JobStatus(state=JobState.RUNNING, note=f"step of allocation {self.allocation}")
+            return JobStatus(state=JobState.RUNNING, note=f"step of allocation {self._allocation_of(payload)}")
         return self._over(payload, failed_result=status == "failed")
 
     def _over(self, payload: Payload, *, failed_result: bool) -> JobStatus:
@@ -254,8 +260,7 @@ class AllocationLauncher(SlurmLauncher):
         end = read_model(payload.folder / END_FILE, End)
         if end is not None and queue.asked_at < end.ended_at and not queue.away:
             return JobStatus(state=JobState.RUNNING, note="ended; Slurm has still to say how the allocation is")
-        launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
-        allocation = launched.allocation if launched is not None else self.allocation
+        allocation = self._allocation_of(payload)
         row = queue.rows.get(allocation)
         ending = read_ending(payload, f"{allocation}.{payload.name}", state=None, submission_folder=payload.folder)
         gone = row is None or row.state.split()[0] in ENDED_STATES or row.state == "COMPLETING"
@@ -272,17 +277,26 @@ class AllocationLauncher(SlurmLauncher):
             failure = explain_end(ending, payload.timeout_s, limit, own)
         return JobStatus(state=JobState.DONE, failure=failure)
 
-    def _cancel_steps(self, names: set[str]) -> None:
-        """Cancel steps of these names that are still there."""
-        try:
-            listed = run_slurm(
-                ["squeue", "--steps", f"--jobs={self.allocation}", "--noheader", "--format=%i %j"], timeout_s=30.0
-            )
-            steps = [step for step, _, name in (line.partition(" ") for line in listed.splitlines()) if name in names]
-            if steps:
-                cancel_jobs(steps)
-        except (ControllerAway, SlurmRefusal):
-            return
+    def _allocation_of(self, payload: Payload) -> str:
+        """The allocation that its step was begun in: another shell, or a later search, is in none or in another."""
+        launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+        return launched.allocation if launched is not None else self.allocation
+
+    def _cancel_steps(self, payloads: Sequence[Payload]) -> None:
+        """Cancel those of their steps that are still there."""
+        names: dict[str, set[str]] = {}
+        for payload in payloads:
+            if _was_begun(payload):
+                names.setdefault(self._allocation_of(payload), set()).add(payload.name)
+        for allocation, wanted in names.items():
+            with contextlib.suppress(ControllerAway, SlurmRefusal):
+                listed = run_slurm(
+                    ["squeue", "--steps", f"--jobs={allocation}", "--noheader", "--format=%i %j"], timeout_s=30.0
+                )
+                rows = [line.partition(" ") for line in listed.splitlines()]
+                steps = [step for step, _, name in rows if name.strip() in wanted]
+                if steps:
+                    cancel_jobs(steps)
 
 
 def _was_begun(payload: Payload) -> bool:
@@ -300,6 +314,8 @@ def _is_alive(payload: Payload) -> bool:
         return False
     if launched.pid is not None and launched.born and launched.born.startswith(f"{_boot()}/"):
         return _birth(launched.pid) == launched.born
+    if sees_file(payload.folder / END_FILE):
+        return False
     started = read_model(payload.folder / STARTED_FILE, Started)
     since = started.at if started else launched.at
     return time.time() < since + (payload.timeout_s + DEADLINE_S if started or launched.pid else STARTING_S)
@@ -323,10 +339,13 @@ def _boot() -> str:
         return "unknown"
 
 
-def _signal(payload: Payload, number: int) -> None:
+def _signal(payload: Payload, number: int) -> bool:
+    """Signal the step's process; False where it is not on this machine, or gone."""
     launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
-    if launched is not None and launched.pid is not None and launched.born and _birth(launched.pid) == launched.born:
-        os.kill(launched.pid, number)
+    if launched is None or launched.pid is None or not launched.born or _birth(launched.pid) != launched.born:
+        return False
+    os.kill(launched.pid, number)
+    return True
 
 
 def _done(kind: FailureKind, message: str) -> JobStatus:

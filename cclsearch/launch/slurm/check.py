@@ -12,22 +12,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cclsearch.content import shipped_root
 from cclsearch.errors import UserError
 from cclsearch.launch.base import Check, JobState, JobStatus
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE
 from cclsearch.launch.slurm.commands import ControllerAway, SlurmRefusal, parse_duration, run_slurm, try_script
 from cclsearch.launch.slurm.ending import read_tail
 from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
-from cclsearch.launch.slurm.payload import Payload, attempt_folder, prepare_folder
+from cclsearch.launch.slurm.payload import Payload, attempt_folder, link_scratch, prepare_folder
 from cclsearch.launch.slurm.payloads import Program, classify_trial
 from cclsearch.launch.slurm.refusal import suggest_remedy
-from cclsearch.launch.slurm.script import choose_shape, container_prefix, srun_arguments
+from cclsearch.launch.slurm.script import choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import Submitter, overridden_defaults, render_chunk
 from cclsearch.launch.slurm.watch import Queue, Watcher, cancel_attempts
 from cclsearch.text import one_line
 
 PROBE = Path(__file__).with_name("probe.py")
+SCRIPT_VARIABLE = "CCL_CHECKED_SCRIPT"
+"""Tells the probe which file of the run script's folder it must see."""
 WAIT_S = 900.0
 """How long the check's own job may wait and run."""
 JOB_S = 300.0
@@ -51,8 +54,11 @@ def check_cluster(settings: SlurmSettings, program: Program, ranks: int, folder:
     checks.append(_check_script(payload, settings))
     may_run = checks[-1].ok
     if may_run:
-        checks.extend(_check_job(payload, settings))
+        (place / "needs.json").write_text(json.dumps([need.model_dump() for need in program.needs]), encoding="utf-8")
+        checks.extend(_check_job(payload, settings, program))
     if not may_run or all(check.ok for check in checks):
+        if settings.scratch is not None:
+            shutil.rmtree(Path(settings.scratch).expanduser() / payload.name, ignore_errors=True)
         shutil.rmtree(place, ignore_errors=True)
     return checks
 
@@ -110,7 +116,9 @@ def _make_probe(settings: SlurmSettings, program: Program, ranks: int, place: Pa
     """A one-node job that looks at torch, in the same way as a trial's job is made."""
     folder = attempt_folder(place, 1)
     shape = choose_shape(ranks, ranks, JOB_S, settings)
-    environment = {**program.environment, "CCL_TRIAL_DIR": str(place)}
+    script = (program.script or shipped_root() / "launchers" / "common.py").absolute()
+    folders = mounted_folders(settings, place.parent, script)
+    environment = {**program.environment, "CCL_TRIAL_DIR": str(place), SCRIPT_VARIABLE: str(script)}
     return Payload(
         run_id="launcher-check",
         trial=1,
@@ -127,8 +135,8 @@ def _make_probe(settings: SlurmSettings, program: Program, ranks: int, place: Pa
         host_python=settings.default_host_python(),
         program=folder / "node.py",
         script=place / PROBE.name,
-        prefix=container_prefix(settings, place.parent, environment),
-        srun_arguments=srun_arguments(settings, place.parent),
+        prefix=container_prefix(settings, folders, environment),
+        srun_arguments=srun_arguments(settings, folders),
         environment=environment,
         timeout_s=JOB_S,
     )
@@ -148,13 +156,18 @@ def _check_script(payload: Payload, settings: SlurmSettings) -> Check:
     return Check(name="sbatch --test-only", ok=True, detail="Slurm would take such a job")
 
 
-def _check_job(payload: Payload, settings: SlurmSettings) -> list[Check]:
+def _check_job(payload: Payload, settings: SlurmSettings, program: Program) -> list[Check]:
     """A real job on one node: it runs, sees this folder, has torch, and its ranks reach each other."""
     place = payload.trial_dir
     token = uuid.uuid4().hex
     (place / "token").write_text(token, encoding="utf-8")
     shutil.copyfile(PROBE, payload.script)
     prepare_folder(payload)
+    if settings.scratch is not None:
+        try:
+            link_scratch(payload, Path(settings.scratch).expanduser())
+        except UserError as error:
+            return [Check(name="scratch", ok=False, detail=str(error), remedy="correct `scratch` in the profile")]
     submitter = Submitter(settings)
     try:
         submitter.submit([payload])
@@ -167,7 +180,8 @@ def _check_job(payload: Payload, settings: SlurmSettings) -> list[Check]:
     result = _read_result(place)
     if result is None:
         return [_explain_job(status, job_id, place)]
-    shared = result.get("token") == token
+    shared, seen = result.get("token") == token, result.get("sees_script") is True
+    script = Path(payload.environment[SCRIPT_VARIABLE])
     return [
         Check(name="job", ok=True, detail=f"job {job_id} ran on {result.get('node')}, python {result.get('python')}"),
         Check(
@@ -176,7 +190,14 @@ def _check_job(payload: Payload, settings: SlurmSettings) -> list[Check]:
             detail=f"{place.parent} is {'the same' if shared else 'another folder'} on the compute node",
             remedy="" if shared else "put the runs folder on a file system that all nodes mount",
         ),
+        Check(
+            name="run script",
+            ok=seen,
+            detail=f"{script.parent} is {'seen' if seen else 'not seen'} where the ranks run",
+            remedy="" if seen else "install ccl-search, or put the script, on a file system that all nodes mount",
+        ),
         *_judge_torch(result, payload),
+        *judge_needs(result, program),
     ]
 
 
@@ -230,6 +251,19 @@ def _judge_torch(result: dict[str, Any], payload: Payload) -> Iterator[Check]:
         detail=f"all-reduce over {reached} ranks" if fine else one_line(str(result.get("reduce_error", reached)), 300),
         remedy="" if fine else "set NCCL_DEBUG: INFO in `environment` and look at the job's logs",
     )
+
+
+def judge_needs(result: dict[str, Any], program: Program) -> Iterator[Check]:
+    """What the node said of the variables that the framework needs.
+
+    Where no framework is named, one that is not set is no fault: only trials of its framework would miss it.
+    """
+    for need in program.needs:
+        said = result.get("needs", {}).get(need.env, {})
+        value, is_met = said.get("value"), bool(said.get("is_met"))
+        ok = is_met or (value is None and program.script is None)
+        detail = f"on the compute node: {need.describe(value, is_met=is_met)}"
+        yield Check(name=need.env, ok=ok, detail=detail, remedy="" if ok else need.remedy)
 
 
 def _read_result(place: Path) -> dict[str, Any] | None:

@@ -20,9 +20,11 @@ IDS_PER_CALL = 200
 
 _STEERING = re.compile(r"(SBATCH|SQUEUE|SACCT|SCANCEL|SCONTROL|SINFO|SALLOC|SRUN|SLURM)_")
 _SITE_DEFAULTS = ("ACCOUNT", "PARTITION", "QOS", "CONSTRAINT", "RESERVATION", "CLUSTERS")
+OWN_SECRET = "SLURM_JWT"
+"""Lets Slurm's commands in where a site has no other way; no rank of a trial ever gets it."""
 _KEPT = frozenset(
     [
-        *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"),
+        *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", OWN_SECRET),
         *(f"SBATCH_{name}" for name in _SITE_DEFAULTS),
     ]
 )
@@ -149,6 +151,13 @@ def read_queue(*, timeout_s: float = 60.0) -> list[QueueRow]:
     )
     rows = [row for line in text.splitlines() if (row := _parse_row(line)) is not None]
     return [replace(row, job_id=job_id) for row in rows for job_id in expand_ids(row.job_id)]
+
+
+def has_live_jobs(whose: str | None = None) -> bool:
+    """Whether this user, or those that an option of squeue names, have a job that has not ended."""
+    whose = whose or f"--user={os.getuid()}"
+    alive = "--states=pending,running,suspended,configuring,completing"
+    return bool(run_slurm(["squeue", whose, alive, "--noheader", "--format=%i"]).strip())
 
 
 def expand_ids(job_id: str) -> list[str]:
@@ -290,8 +299,17 @@ def try_script(script: Path, *, without: Iterable[str] = ()) -> None:
     run_slurm(["sbatch", "--test-only", str(script)], timeout_s=120.0, environment=_site_environment(without))
 
 
+def step_environment() -> dict[str, str]:
+    """The environment of a process that calls srun, or of sbatch: a job's, and what Slurm itself must see.
+
+    The node program takes that away again before anything of the trial runs.
+    """
+    own = {OWN_SECRET: os.environ[OWN_SECRET]} if OWN_SECRET in os.environ else {}
+    return {**job_environment(), **own}
+
+
 def _site_environment(without: Iterable[str]) -> dict[str, str]:
-    return {name: value for name, value in job_environment().items() if name not in set(without)}
+    return {name: value for name, value in step_environment().items() if name not in set(without)}
 
 
 def _chunks(ids: list[str]) -> Iterable[list[str]]:

@@ -23,8 +23,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-SECRET = re.compile(r"(?i)(api[_-]?key|secret|token|passw(or)?d|credential|private[_-]?key|auth)")
-NOT_SECRET = re.compile(r"(?i)(tokens?_per|max_tokens|num_tokens|tokenizers?|author|authority|auth_sock|tokens$)")
+SECRET = re.compile(
+    r"(?i)(api[_-]?key|secret|token|passw(or)?d|credential|private[_-]?key|auth|jwt|webhook|[_-](key|pat|pwd)$)"
+)
+NOT_SECRET = re.compile(r"(?i)(tokens?_per|max_tokens|num_tokens|tokenizers?|author(?!i[sz]a)|auth_sock|tokens$)")
+SLURMS_OWN_SECRET = "SLURM_JWT"
+"""Only Slurm's own commands get it."""
 FIRST_PORT, NUM_PORTS = 20000, 12000
 """Below the range from which outgoing connections take theirs."""
 LINGER_S = 60.0
@@ -102,7 +106,8 @@ def run_claimed(payload: dict[str, Any], payload_path: str, me: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _: received.append(signal.Signals(got).name))
     try:
-        process = subprocess.Popen(srun_command(payload, payload_path), stdin=subprocess.DEVNULL, env=job_environment())
+        command, environment = srun_command(payload, payload_path), srun_environment()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         end["exit_code"] = watch(process, payload, end, received)
     except OSError as error:
         print(f"cannot start srun: {error}", flush=True)
@@ -164,6 +169,12 @@ def job_environment() -> dict[str, str]:
     }
 
 
+def srun_environment() -> dict[str, str]:
+    """The job's, and what srun itself may need to be let in; the tasks take that away again."""
+    own = {name: os.environ[name] for name in (SLURMS_OWN_SECRET,) if name in os.environ}
+    return dict(job_environment(), **own)
+
+
 def watch(process: subprocess.Popen[bytes], payload: dict[str, Any], end: dict[str, Any], received: list[str]) -> int:
     """The exit code of srun; ends it when the time is up, when told to, or when the result has long been there."""
     deadline = time.monotonic() + payload["timeout_s"]
@@ -206,12 +217,8 @@ def run_task(path: str) -> int:
     payload = read_json(path)
     index = int(os.environ.get("SLURM_PROCID", "0"))
     before = count_oom_kills()
-    environment = job_environment()
-    environment.update(payload["environment"])
     address, port = meet(payload, index)
-    environment.update({"CCL_NODE_RANK": str(index), "CCL_NUM_NODES": str(payload["nodes"])})
-    if payload["runner"] != "torchrun":
-        environment.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+    environment = task_environment(payload, index, address, port)
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: told.append(got))  # before there is a child: none is left behind
@@ -231,6 +238,20 @@ def run_task(path: str) -> int:
     report["oom_kills"] = max(0, count_oom_kills() - before)
     write_json(place, report)
     return 128 - code if code < 0 else code
+
+
+def task_environment(payload: dict[str, Any], index: int, address: str, port: int) -> dict[str, str]:
+    """What this node's processes get: the job's, the trial's, and where they are among the nodes."""
+    environment = dict(job_environment(), **payload["environment"])
+    environment["CCL_JOB_NAME"] = payload["name"]
+    environment.update({"CCL_NODE_RANK": str(index), "CCL_NUM_NODES": str(payload["nodes"])})
+    if payload["runner"] == "torchrun":
+        return environment
+    environment.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+    if payload["nodes"] > 1:
+        environment.update({"CCL_PROCESS_ID": str(index), "CCL_NUM_PROCESSES": str(payload["nodes"])})
+        environment["CCL_COORDINATOR"] = address + ":" + str(port)
+    return environment
 
 
 def wait_for_child(process: subprocess.Popen[bytes], told: list[int]) -> int:

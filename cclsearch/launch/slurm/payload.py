@@ -154,8 +154,9 @@ def link_scratch(payload: Payload, scratch: Path) -> None:
     """Put the traces on another shared file system: `trace` becomes a link to a folder of this attempt's own there."""
     target = scratch / payload.name / TRACE_FOLDER
     link = payload.trial_dir / TRACE_FOLDER
-    if link.is_symlink() or link.exists():
+    if link.exists():
         return
+    link.unlink(missing_ok=True)  # to a folder that was since removed
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -6,15 +6,19 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cclsearch.errors import UserError
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import trial_environment
 from cclsearch.launch.slurm.payload import NODE_PROGRAM, Payload, attempt_folder
-from cclsearch.launch.slurm.script import choose_shape, container_prefix, srun_arguments
+from cclsearch.launch.slurm.script import choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.values import Failure, Value
+
+if TYPE_CHECKING:
+    from cclsearch.space.framework import Need
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Program:
     """The profile's own variables."""
     knob_environment: Callable[[Mapping[str, Value]], dict[str, str]] = lambda _: {}
     """Variables that follow from a configuration (`NCCL_ALGO`)."""
+    needs: tuple[Need, ...] = ()
+    """What the framework needs on the nodes; without a script, what any framework does."""
 
 
 def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload:
@@ -43,6 +49,8 @@ def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload
         **program.knob_environment(job.payload.config),
         **trial_environment(trial_dir, job.payload),
     }
+    script = program.script.absolute()
+    folders = mounted_folders(settings, trial_dir.parent, script)
     shape = choose_shape(ranks, per_node, job.timeout_s, settings)
     return Payload(
         run_id=job.run_id,
@@ -59,9 +67,9 @@ def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload
         python=settings.default_python(),
         host_python=settings.default_host_python(),
         program=folder / NODE_PROGRAM.name,
-        script=program.script.absolute(),
-        prefix=container_prefix(settings, trial_dir.parent, environment),
-        srun_arguments=srun_arguments(settings, trial_dir.parent),
+        script=script,
+        prefix=container_prefix(settings, folders, environment),
+        srun_arguments=srun_arguments(settings, folders),
         environment=environment,
         timeout_s=min(job.timeout_s, settings.time_limit * 60.0),
     )

@@ -1,4 +1,4 @@
-"""What `launcher check` runs on a compute node: torch, its devices, and one all-reduce over the node's ranks."""
+"""What `launcher check` runs on a compute node: torch, its devices, one all-reduce, and what frameworks need there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def main() -> int:
         "status": "ok",
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
         "python": platform.python_version(),
+        "sees_script": os.path.isfile(os.environ.get("CCL_CHECKED_SCRIPT", "")),
         "token": (folder / "token").read_text(encoding="utf-8"),
+        "needs": look_at_needs(json.loads((folder / "needs.json").read_text(encoding="utf-8"))),
     }
     try:
         import torch
@@ -33,6 +35,16 @@ def main() -> int:
         temporary.write_text(json.dumps(found), encoding="utf-8")
         temporary.replace(folder / "result.json")
     return 0
+
+
+def look_at_needs(needs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Variable -> its value here (None where it is not set), and whether the file is in the folder that it names."""
+    found = {}
+    for need in needs:
+        value = os.environ.get(need["env"])
+        is_met = value is not None and (need["file"] is None or (Path(value) / need["file"]).is_file())
+        found[need["env"]] = {"value": value, "is_met": is_met}
+    return found
 
 
 def _reduce(torch: Any) -> dict[str, str]:

@@ -6,9 +6,9 @@ import re
 from enum import StrEnum
 
 _POLICY = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
+_SUBMIT_LIMITS = ("maxsubmit", "grpsubmit")
+"""Limits on jobs in the queue of one user, or of all that share an account or QOS: 0 freezes them."""
 _WAIT = (
-    "maxsubmit",
-    "grpsubmit",
     "maximum number of jobs",
     "maxjobcount",
     "resource temporarily unavailable",
@@ -51,7 +51,7 @@ class Refusal(StrEnum):
 
 
 def judge_refusal(message: str, *, others_queued: bool) -> Refusal:
-    """What sbatch's words mean; `others_queued`: whether this user has jobs that count against a limit.
+    """What sbatch's words mean; `others_queued`: whether there are jobs that count against a limit and will end.
 
     Slurm's generic sentence names the submit limit along with size and time limits; only the policy's own name, where
     it is given, tells them apart.
@@ -60,15 +60,32 @@ def judge_refusal(message: str, *, others_queued: bool) -> Refusal:
     if "invalid job array" in text:
         return Refusal.SMALLER_ARRAY
     policies = [name.lower() for name in _POLICY.findall(message)]
-    if any(sign in text for sign in _WAIT):
+    if any(sign in text for sign in _WAIT) or (is_submit_limit(message) and others_queued):
         return Refusal.WAIT
     if _GENERIC_POLICY in text and not policies and others_queued:
         return Refusal.WAIT
     return Refusal.NEVER
 
 
+def is_submit_limit(message: str) -> bool:
+    """Whether a limit on the number of jobs in the queue is named."""
+    return any(sign in message.lower() for sign in _SUBMIT_LIMITS)
+
+
+def find_who_shares(message: str, *, account: str | None, qos: str | None) -> str | None:
+    """squeue's option for all jobs that count against a submit limit; None where only this user's do, or by no name."""
+    text = message.lower()
+    if "grpsubmit" not in text:
+        return None
+    if "qosgrpsubmit" in text:
+        return f"--qos={qos}" if qos else None
+    return f"--account={account}" if account else None
+
+
 def suggest_remedy(message: str) -> str:
     """What to do about a job that can never run."""
+    if is_submit_limit(message):
+        return "the account or QOS takes no job though none in the queue fills its limit: is it frozen? ask who runs it"
     text = message.lower()
     return next(
         (remedy for sign, remedy in _REMEDIES if sign in text),
@@ -80,8 +97,11 @@ NEVER_STARTS = (
     *("BadConstraints", "PartitionNodeLimit", "PartitionTimeLimit", "PartitionConfig", "AccountNotAllowed"),
     *("QOSNotAllowed", "InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin"),
     *("AssociationJobLimitInvalid", "InactiveLimit", "FrontEndDown", "JobArrayTaskLimitInvalid"),
+    *("ReservationDeleted", "MaxMemPerLimit"),
 )
-_PER_JOB = re.compile(r"^(?:QOS|Assoc)Max(?:\w*PerJob(?:Limit)?|WallDuration\w*)$|launch failed|held", re.IGNORECASE)
+_PER_JOB = re.compile(
+    r"^(?:QOS|Assoc)(?:Max(?:\w*Per(?:Job|Node)(?:Limit)?|WallDuration\w*)|Min\w*)$|launch failed|held", re.IGNORECASE
+)
 
 
 def never_starts(reason: str) -> bool:

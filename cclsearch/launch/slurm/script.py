@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cclsearch.launch.slurm.payload import Shape
-from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.launch.slurm.settings import Container, SlurmSettings
 
 MARGIN_S = 120
 """Asked of Slurm beyond the trial's own limit: start-up, traces, the end of the processes."""
+
+_SET_ON_THE_NODE = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CCL_JOB_NAME", "CCL_NODE_RANK"),
+    *("CCL_NUM_NODES", "CCL_PROCESS_ID", "CCL_NUM_PROCESSES", "CCL_COORDINATOR"),
+)
+"""Variables that no payload holds: the node program and torchrun set them."""
 
 
 def choose_shape(num_ranks: int, ranks_per_node: int, timeout_s: float, settings: SlurmSettings) -> Shape:
@@ -106,31 +112,51 @@ def _setup_lines(settings: SlurmSettings) -> list[str]:
     return [*lines, *settings.setup]
 
 
-def container_prefix(settings: SlurmSettings, run_root: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+def mounted_folders(settings: SlurmSettings, run_root: Path, script: Path) -> list[Path]:
+    """What a trial in a container needs at its own path: the run's trials, the run script's folder, the scratch."""
+    wanted = [run_root, script.parent]
+    if settings.scratch is not None:
+        wanted.append(Path(settings.scratch).expanduser().absolute())
+    return [
+        folder
+        for index, folder in enumerate(wanted)
+        if folder not in wanted[:index] and not any(o in folder.parents for o in wanted)
+    ]
+
+
+def container_prefix(
+    settings: SlurmSettings, folders: Sequence[Path], environment: Mapping[str, str]
+) -> tuple[str, ...]:
     """Words before the rank's command that put it into the container; empty without one, and for pyxis."""
     box = settings.container
     if box is None or box.runtime == "pyxis":
         return ()
-    mounts = [f"{run_root}:{run_root}", *box.mounts]
+    mounts = _mounts(box, folders)
     if box.runtime == "shifter":
         volumes = [f"--volume={mount}" for mount in mounts]
         return ("shifter", f"--image={box.image}", *volumes, *box.arguments)
     if box.runtime == "podman-hpc":
         volumes = [f"--volume={mount}" for mount in mounts]
-        names = sorted({*environment, "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+        names = sorted({*environment, *_SET_ON_THE_NODE})
         passed = [f"--env={name}" for name in names]
         return ("podman-hpc", "run", "--rm", "--net=host", "--ipc=host", *volumes, *passed, *box.arguments, box.image)
     binds = [f"--bind={mount}" for mount in mounts]
     return (box.runtime, "exec", *binds, *box.arguments, box.image)
 
 
-def srun_arguments(settings: SlurmSettings, run_root: Path) -> tuple[str, ...]:
+def _mounts(box: Container, folders: Sequence[Path]) -> list[str]:
+    """`SOURCE:TARGET` of each; the profile's own word for a target stands."""
+    targets = {mount.split(":")[1] for mount in box.mounts if ":" in mount}
+    return [*(f"{folder}:{folder}" for folder in folders if str(folder) not in targets), *box.mounts]
+
+
+def srun_arguments(settings: SlurmSettings, folders: Sequence[Path]) -> tuple[str, ...]:
     """Arguments of srun: the profile's, its cores (srun no longer takes them from sbatch), the container of pyxis."""
     words = list(settings.srun_options)
     if settings.cpus_per_task is not None:
         words.append(f"--cpus-per-task={settings.cpus_per_task}")
     box = settings.container
     if box is not None and box.runtime == "pyxis":
-        mounts = ",".join([f"{run_root}:{run_root}", *box.mounts])
+        mounts = ",".join(_mounts(box, folders))
         words += [f"--container-image={box.image}", f"--container-mounts={mounts}", *box.arguments]
     return tuple(words)

@@ -100,7 +100,7 @@ class Container(Model):
     runtime: Literal["apptainer", "singularity", "shifter", "podman-hpc", "pyxis"]
     image: Word
     mounts: tuple[Word, ...] = ()
-    """`SOURCE:TARGET`; the run folder is always mounted at its own path."""
+    """`SOURCE:TARGET`; trials, the run script's folder and `scratch` are always mounted at their own paths."""
     arguments: tuple[ShellLine, ...] = ()
     """Further words for the runtime, each one argument (`--nv`)."""
 
@@ -173,6 +173,8 @@ class SlurmSettings(Model):
         for name, value in options.items():
             if not _OPTION.fullmatch(name):
                 raise ValueError(f"an option is lower-case letters, digits and dashes without leading dashes: {name!r}")
+            if name == "clusters":
+                raise ValueError("clusters: jobs are followed on one cluster; run the search on that one's login node")
             if name in OWNED_OPTIONS:
                 raise ValueError(f"option {name!r} is set by the launcher itself")
             if value is False:

@@ -25,6 +25,7 @@ from cclsearch.launch.slurm.commands import (
     QueueRow,
     SlurmRefusal,
     cancel_jobs,
+    has_live_jobs,
     read_queue,
     submit_script,
 )
@@ -43,7 +44,7 @@ from cclsearch.launch.slurm.payload import (
     read_model,
     write_model,
 )
-from cclsearch.launch.slurm.refusal import Refusal, judge_refusal, suggest_remedy
+from cclsearch.launch.slurm.refusal import Refusal, find_who_shares, is_submit_limit, judge_refusal, suggest_remedy
 from cclsearch.launch.slurm.script import node_command, render_script
 from cclsearch.launch.slurm.settings import SlurmSettings
 
@@ -136,7 +137,7 @@ class Submitter:
     def _submit_chunk(self, chunk: list[Payload], done: list[Payload]) -> None:
         """One call of sbatch; where a limit refuses the chunk, its halves are tried, down to a single job."""
         try:
-            self._call_sbatch(chunk)
+            self._call_surely(chunk)
             done.extend(chunk)
             return
         except ControllerAway as away:
@@ -145,7 +146,8 @@ class Submitter:
         except SlurmRefusal as refusal:
             for payload in chunk:
                 (payload.folder / SUBMISSION_FILE).unlink(missing_ok=True)
-            meaning = judge_refusal(str(refusal), others_queued=_has_jobs())
+            others = len(chunk) > 1 or self._has_jobs(str(refusal))
+            meaning = judge_refusal(str(refusal), others_queued=others)
             if meaning is Refusal.NEVER or (meaning is Refusal.SMALLER_ARRAY and len(chunk) == 1):
                 raise UserError(f"Slurm refuses the job: {refusal}; {suggest_remedy(str(refusal))}") from None
             if len(chunk) == 1:
@@ -156,6 +158,26 @@ class Submitter:
         for half in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
             if not self.waiting_for:
                 self._submit_chunk(half, done)
+
+    def _call_surely(self, chunk: list[Payload]) -> None:
+        """Call sbatch, and again where a submit limit refuses a job though none is queued: one may just have ended."""
+        try:
+            self._call_sbatch(chunk)
+        except SlurmRefusal as refusal:
+            said = str(refusal)
+            if len(chunk) > 1 or not is_submit_limit(said) or self._has_jobs(said):
+                raise
+            self._call_sbatch(chunk)
+
+    def _has_jobs(self, refusal: str) -> bool:
+        """Whether jobs are queued that count against the limit; True where that cannot be told."""
+        account, qos = (
+            getattr(self.settings, name) or os.environ.get(_SITE_DEFAULTS[name]) for name in ("account", "qos")
+        )
+        try:
+            return has_live_jobs(find_who_shares(refusal, account=account, qos=qos))
+        except (ControllerAway, SlurmRefusal):
+            return True
 
     def _call_sbatch(self, chunk: list[Payload]) -> None:
         first = chunk[0]
@@ -213,13 +235,6 @@ def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> s
         return ids[0] if ids else None
     whole = next((f"{job_id}_{submission.index}" for job_id in ids if "_" not in job_id), None)
     return next((job_id for job_id in ids if job_id.endswith(f"_{submission.index}")), whole)
-
-
-def _has_jobs() -> bool:
-    try:
-        return any(row.state in {"PENDING", "RUNNING", "CONFIGURING", "COMPLETING"} for row in read_queue())
-    except (ControllerAway, SlurmRefusal):
-        return True
 
 
 @contextlib.contextmanager
