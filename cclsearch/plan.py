@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 import time
@@ -17,6 +18,7 @@ from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.destination import Destination, choose_destination
 from cclsearch.earlier import load_prior
 from cclsearch.errors import UserError
+from cclsearch.hardware import match_accelerator
 from cclsearch.launch.base import Launcher
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
@@ -24,6 +26,7 @@ from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.recording import Recording, load_recording
 from cclsearch.redact import redact
 from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
+from cclsearch.score.measurable import require_measurable
 from cclsearch.score.objective import Objective, load_objective
 from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
@@ -89,6 +92,7 @@ def plan_search(request: Request) -> Plan:
         banner = (*describe_recording(asked, recording.card, len(recording.rows)), *recording.notes)
     else:
         card, framework, space, reference, banner = *_live_space(request, asked, destination), None, ()
+        require_measurable(objective, load_framework(framework))
     launcher = _open_launcher(destination, framework, None)
     strategy = _choose_strategy(request, multi=objective.is_multi)
     spec = RunSpec(
@@ -135,6 +139,9 @@ def redact_spec(spec: RunSpec) -> RunSpec:
 def _live_space(request: Request, asked: Card, destination: Destination) -> tuple[Card, str, Space]:
     profile = destination.profile
     hardware = asked.hardware.model_copy(update=profile.hardware.overrides())
+    chip = match_accelerator(hardware.accelerator)
+    if profile.launcher == "local" and hardware.host_cores is None and chip is not None and chip.kind == "cpu":
+        hardware = hardware.model_copy(update={"host_cores": os.cpu_count()})
     card = asked.model_copy(update={"hardware": type(hardware).model_validate(hardware.model_dump())})
     name = request.framework or profile.framework or card.framework
     framework = load_framework(name)

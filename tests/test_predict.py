@@ -155,3 +155,16 @@ def test_the_command_prints_parts_and_draws_them(tmp_path, capsys):
     assert main(["predict", "--workload", "wl2", "--config", "tp=2,dp=8,pp=1", "--top", "2"]) == 0
     assert "tp=2 dp=8 pp=1" in capsys.readouterr().out
     assert main(["predict", "--workload", "wl2", "--top", "0"]) == 2
+    assert main(["predict", "--workload", "wl2", "--knob", "micro_batch_sise=1,2"]) == 2
+    assert "has no knob 'micro_batch_sise'" in capsys.readouterr().err
+
+
+def test_ranks_that_share_the_cores_of_a_cpu_take_turns():
+    card = load_card("tiny")
+    space = make_space([{"tp": 1, "pp": 1, "dp": dp, "micro_batch_size": 4} for dp in (1, 2, 4)])
+    shared = card.model_copy(update={"hardware": card.hardware.model_copy(update={"host_cores": 2})})
+    by_dp = {int(space.config(row)["dp"]): row for row in range(3)}
+    own, turns = predict_space(card, space).time_s_N, predict_space(shared, space).time_s_N
+    assert own[by_dp[4]] < own[by_dp[2]]
+    assert turns[by_dp[4]] > turns[by_dp[2]]
+    assert turns[by_dp[2]] == pytest.approx(own[by_dp[2]])

@@ -64,6 +64,8 @@ class Hardware(Model):
     """Gbit/s per accelerator between nodes."""
     torus: tuple[int, ...] | None = None
     """Chips along each ICI axis of a TPU slice; None elsewhere."""
+    host_cores: int | None = Field(default=None, ge=1)
+    """Where the accelerators are processes on a CPU: cores that those of one node share. None elsewhere, or unknown."""
 
     @property
     def num_nodes(self) -> int:

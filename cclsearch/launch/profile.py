@@ -33,6 +33,7 @@ class HardwareOverride(Model):
     scale_up_gbps: float | None = Field(default=None, gt=0)
     scale_out_gbps: float | None = Field(default=None, gt=0)
     torus: tuple[int, ...] | None = None
+    host_cores: int | None = Field(default=None, ge=1)
 
     def overrides(self) -> dict[str, Any]:
         """The fields that the profile sets, for `Hardware.model_copy(update=...)`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cclsearch.card.model import Card
@@ -39,6 +40,8 @@ class Machine:
     """Taken before the model is there."""
     launch_s: float
     """Host time to issue one kernel."""
+    host_cores: float
+    """Cores that the ranks of a node share where they run on its CPU; infinite where each has an accelerator."""
     is_known: bool
     """Whether `hardware.yaml` lists the accelerator."""
 
@@ -63,5 +66,6 @@ def read_machine(card: Card) -> Machine:
         memory_gib=hardware.memory_gib,
         fixed_gib={"cpu": CPU_PROCESS_GIB, "tpu": TPU_RESERVED_GIB}.get(kind, DEVICE_CONTEXT_GIB),
         launch_s=LAUNCH_S[kind],
+        host_cores=float(hardware.host_cores or math.inf) if kind == "cpu" else math.inf,
         is_known=found is not None,
     )

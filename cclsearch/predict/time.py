@@ -118,6 +118,8 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     launch = (layers * KERNELS_PER_LAYER + 20.0) * machine.launch_s * (1 + 0.3 * layout.recompute)
     tp_up, tp_out, tp_wait, tp_wait_staged = _tensor_parallel(card, layout, machine, tokens, layers)
     dp, floor = _data_parallel(card, layout, machine)
+    # ranks that share the cores of a host take turns
+    turns = np.maximum(np.minimum(layout.tp * layout.dp * layout.pp, machine.node) / machine.host_cores, 1.0)
     ranks_apart = layout.tp * layout.dp  # pipeline stages are outermost in [M] and its descendants
     crosses = (ranks_apart * layout.pp > machine.node) & (layout.pp > 1)
     link = np.where(crosses, machine.out_bytes_s, machine.up_bytes_s)
@@ -126,12 +128,12 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     local_params = _parameters_per_rank(counts, arch.num_layers, layout)
     sharded = np.where(layout.zero >= 1, layout.dp, 1.0)
     return TimeParts(
-        gemm=gemm,
-        attention=attention,
-        elementwise=elementwise,
+        gemm=gemm * turns,
+        attention=attention * turns,
+        elementwise=elementwise * turns,
         recompute_share=layout.recompute,
-        vocabulary=head + logits,
-        launch=launch,
+        vocabulary=(head + logits) * turns,
+        launch=launch * turns,
         tp_scale_up=tp_up,
         tp_scale_out=tp_out,
         tp_wait=tp_wait,
@@ -142,7 +144,7 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
         p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * nodes,
         dp=dp,
         dp_exposed_floor=floor,
-        optimizer=30.0 * local_params / sharded / machine.hbm_bytes_s + 2e-3,
+        optimizer=30.0 * local_params / sharded / machine.hbm_bytes_s * turns + 2e-3,
         micro_batches=layout.accumulation,
         virtual=layout.virtual,
         pipelined=1 - 1 / layout.pp,
