@@ -102,6 +102,7 @@ class Draft:
 
 
 Combine = Literal["mean", "max", "min", "sum", "median"]
+Better = Literal["lower", "higher"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ class Metric:
     over: Literal["rank", "trace"]
     combine: Combine
     function: Callable[[Any], Any]
+    better: Better | None = None
+    """Which way is better; None where that depends on what is wanted, or where it tells of the trace alone."""
 
     def __call__(self, trace: TraceView) -> MetricResult:
         """The result over a trace; a metric that raises gives `not_available`, never an exception."""
@@ -133,11 +136,12 @@ def metric(
     summary: str,
     over: Literal["rank", "trace"] = "rank",
     combine: Combine = "mean",
+    better: Better | None = None,
 ) -> Callable[[F], F]:
     """Decorator: register a function as the metric `name`; it stays callable as it is."""
 
     def enter(function: F) -> F:
-        METRICS.register(name)(Metric(name, unit, summary, over, combine, function))
+        METRICS.register(name)(Metric(name, unit, summary, over, combine, function, better))
         return function
 
     return enter

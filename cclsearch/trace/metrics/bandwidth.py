@@ -80,6 +80,7 @@ def _group_by(samples: Iterable[Sample], *fields: str) -> dict[tuple[str, ...], 
 @metric(
     "bus_bw",
     unit="GB/s",
+    better="higher",
     over="trace",
     summary="bus bandwidth of collectives from 1 MiB (nccl-tests' definition): duration-weighted median",
 )
@@ -107,6 +108,7 @@ def measure_bus_bw(trace: TraceView) -> Draft:
 @metric(
     "bw_util",
     unit="fraction",
+    better="higher",
     over="trace",
     summary="bus_bw over the bandwidth that the card states for the links of the group",
 )
@@ -146,6 +148,7 @@ def link_gbytes(card: Card, sample: Sample) -> float | None:
 @metric(
     "comm_volume",
     unit="B/step",
+    better="lower",
     over="trace",
     summary="bytes that a rank's links carry in a step: message times the collective's factor, mean over ranks",
 )

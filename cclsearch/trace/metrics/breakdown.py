@@ -43,7 +43,13 @@ def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Dra
     )
 
 
-@metric("compute_frac", unit="fraction", over="trace", summary="share of a step in which something computes")
+@metric(
+    "compute_frac",
+    unit="fraction",
+    better="higher",
+    over="trace",
+    summary="share of a step in which something computes",
+)
 def measure_compute_frac(trace: TraceView) -> Draft:
     """Share of the step that compute kernels cover."""
     return _measure_share(trace, lambda parts: parts.compute_ns_W)
@@ -52,6 +58,7 @@ def measure_compute_frac(trace: TraceView) -> Draft:
 @metric(
     "exposed_comm_frac",
     unit="fraction",
+    better="lower",
     over="trace",
     summary="share of a step in which communication hides behind neither compute nor copies",
 )
@@ -66,20 +73,30 @@ def measure_exposed_comm_frac(trace: TraceView) -> Draft:
 
 
 @metric(
-    "exposed_mem_frac", unit="fraction", over="trace", summary="share of a step in which copies hide behind no compute"
+    "exposed_mem_frac",
+    unit="fraction",
+    better="lower",
+    over="trace",
+    summary="share of a step in which copies hide behind no compute",
 )
 def measure_exposed_mem_frac(trace: TraceView) -> Draft:
     """Share of exposed memory copies."""
     return _measure_share(trace, lambda parts: parts.exposed_mem_ns_W)
 
 
-@metric("idle_frac", unit="fraction", over="trace", summary="share of a step in which the device does nothing")
+@metric(
+    "idle_frac",
+    unit="fraction",
+    better="lower",
+    over="trace",
+    summary="share of a step in which the device does nothing",
+)
 def measure_idle_frac(trace: TraceView) -> Draft:
     """Share of idle time."""
     return _measure_share(trace, lambda parts: parts.idle_ns_W)
 
 
-@metric("comm_time", unit="s", over="trace", summary="time of a step in which something communicates")
+@metric("comm_time", unit="s", better="lower", over="trace", summary="time of a step in which something communicates")
 def measure_comm_time(trace: TraceView) -> Draft:
     """Seconds of a step that communication covers: mean over ranks; by collective and by group in `inputs`."""
     seconds: dict[int, float | None] = {}
@@ -122,6 +139,7 @@ def _split_comm_time(trace: TraceView, label: Callable[..., str]) -> dict[str, J
 @metric(
     "overlap",
     unit="fraction",
+    better="higher",
     over="trace",
     summary="share of communication time during which something computes",
 )

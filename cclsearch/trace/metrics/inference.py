@@ -66,7 +66,13 @@ def _combine(trace: TraceView, values: dict[int, list[int]], mixed: int, what: s
     )
 
 
-@metric("ttft", unit="s", over="trace", summary="time of a step that only prefills, to the end of its device work")
+@metric(
+    "ttft",
+    unit="s",
+    better="lower",
+    over="trace",
+    summary="time of a step that only prefills, to the end of its device work",
+)
 def measure_ttft(trace: TraceView) -> Draft:
     """Median over prefill-only steps of host start to device end, slowest rank. Queueing before it is not seen."""
     batches = _require_batches(trace)
@@ -77,7 +83,13 @@ def measure_ttft(trace: TraceView) -> Draft:
     return _combine(trace, values, _count_mixed(batches), "prefills")
 
 
-@metric("tpot", unit="s", over="trace", summary="time of a step that only decodes: one token of every request in it")
+@metric(
+    "tpot",
+    unit="s",
+    better="lower",
+    over="trace",
+    summary="time of a step that only decodes: one token of every request in it",
+)
 def measure_tpot(trace: TraceView) -> Draft:
     """Median over decode-only steps, slowest rank: device end to device end where the step before decoded too."""
     batches = _require_batches(trace)

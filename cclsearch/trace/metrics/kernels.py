@@ -133,6 +133,7 @@ def _require_kernels(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64
 @metric(
     "small_kernel_frac",
     unit="fraction",
+    better="lower",
     summary=f"share of kernel time in compute kernels shorter than {SMALL_KERNEL_NS // 1000} us",
 )
 def measure_small_kernel_frac(rank: RankView) -> float:
