@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,6 +27,8 @@ from cclsearch.values import Failure, FailureKind, Stage
 
 MILESTONES = (1, 3, 5, 10, 15)
 DEFAULT_STRATEGIES = ("default", "random", "heuristic", "tpe")
+_Task = tuple[str, str, str, int, int]
+"""Folder of the landscape, what it is called, strategy, seed, budget."""
 _KINDS = {"oom": FailureKind.OUT_OF_MEMORY, "failed": FailureKind.CRASHED}
 _MESSAGES = {"oom": "recorded as out of memory", "failed": "recorded as crashed or out of memory"}
 
@@ -140,9 +143,15 @@ def run_bench(
     """
     paths = find_recordings(folder)
     recordings = _load_all(paths)
+    labels = label_landscapes(paths, Path(folder))
     for name in strategies:
         PROPOSERS.get(name)
-    tasks = [(str(path), name, seed, budget) for name in strategies for path in paths for seed in range(seeds)]
+    tasks = [
+        (str(path), label, name, seed, budget)
+        for name in strategies
+        for path, label in zip(paths, labels, strict=True)
+        for seed in range(seeds)
+    ]
     searches: list[ReplayedSearch] = []
     for search in _run_tasks(tasks, workers or min(2, os.cpu_count() or 1)):
         searches.append(search)
@@ -155,10 +164,20 @@ def run_bench(
         "seeds": seeds,
         "budget": budget,
         "num_landscapes": len(paths),
-        "landscapes": [recording.name for recording in recordings],
-        "notes": {recording.name: list(recording.notes) for recording in recordings if recording.notes},
-        "strategies": {name: _summary_of(name, searches, recordings) for name in strategies},
+        "landscapes": labels,
+        "notes": {label: list(r.notes) for label, r in zip(labels, recordings, strict=True) if r.notes},
+        "strategies": {name: _summary_of(name, searches, labels) for name in strategies},
     }
+
+
+def label_landscapes(paths: Sequence[Path], folder: Path) -> list[str]:
+    """What each landscape is called, all different: its folder's name, or its path from `folder` where names repeat."""
+    names = [path.resolve().name if path == folder else path.name for path in paths]
+    counts = Counter(names)
+    return [
+        name if counts[name] == 1 else path.relative_to(folder).as_posix()
+        for name, path in zip(names, paths, strict=True)
+    ]
 
 
 def _load_all(paths: Sequence[Path]) -> list[Recording]:
@@ -173,7 +192,7 @@ def _load_all(paths: Sequence[Path]) -> list[Recording]:
     return recordings
 
 
-def _run_tasks(tasks: Sequence[tuple[str, str, int, int]], workers: int) -> Iterator[ReplayedSearch]:
+def _run_tasks(tasks: Sequence[_Task], workers: int) -> Iterator[ReplayedSearch]:
     if workers == 1 or len(tasks) < 4:
         yield from map(_run_task, tasks)
         return
@@ -187,9 +206,10 @@ def _run_tasks(tasks: Sequence[tuple[str, str, int, int]], workers: int) -> Iter
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
-def _run_task(task: tuple[str, str, int, int]) -> ReplayedSearch:
-    path, strategy, seed, budget = task
-    return replay_search(_load_cached(path), PROPOSERS.get(strategy)(), seed=seed, budget=budget)
+def _run_task(task: _Task) -> ReplayedSearch:
+    path, label, strategy, seed, budget = task
+    played = replay_search(_load_cached(path), PROPOSERS.get(strategy)(), seed=seed, budget=budget)
+    return replace(played, landscape=label)
 
 
 @cache
@@ -197,10 +217,10 @@ def _load_cached(path: str) -> Recording:
     return load_recording(path)
 
 
-def _summary_of(name: str, searches: Sequence[ReplayedSearch], recordings: Sequence[Recording]) -> dict[str, Any]:
+def _summary_of(name: str, searches: Sequence[ReplayedSearch], labels: Sequence[str]) -> dict[str, Any]:
     # every strategy registers under the name it was asked for, which is how its searches are told apart
     own = [search for search in searches if search.strategy == name]
-    by_landscape = {r.name: summarise([s for s in own if s.landscape == r.name]) for r in recordings}
+    by_landscape = {label: summarise([s for s in own if s.landscape == label]) for label in labels}
     return summarise(own) | {"landscapes": by_landscape}
 
 

@@ -44,6 +44,23 @@ def test_the_json_holds_what_was_promised(two, tmp_path, capsys):
     assert "recorded measurements" in capsys.readouterr().out
 
 
+def test_landscapes_of_one_name_are_told_apart_by_their_paths(two, tmp_path, capsys):
+    for folder, source in (("a", "nanotron-8b-2n"), ("b", "vtrain-h1024-l12-g8-b8")):
+        shutil.copytree(two / source, tmp_path / "many" / folder / "same")
+    shutil.copytree(two / "nanotron-8b-2n", tmp_path / "many" / "c" / "alone")
+    figures = run_bench(tmp_path / "many", strategies=["random"], seeds=1, budget=2, workers=1)
+    assert figures["landscapes"] == ["a/same", "b/same", "alone"]
+    first, second, third = (figures["strategies"]["random"]["landscapes"][name] for name in figures["landscapes"])
+    assert first["num_searches"] == second["num_searches"] == 1
+    assert first["best_over_optimum"] == third["best_over_optimum"] != second["best_over_optimum"]
+    assert main(["bench", str(tmp_path / "many"), "--strategies", "random", "--seeds", "1", "--budget", "2"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line in figures["landscapes"]] == [
+        "a/same",
+        "b/same",
+        "alone",
+    ]
+
+
 class StubbornProposer:
     """Proposes the first row again and again, and something that is no row."""
 

@@ -58,14 +58,16 @@ def _write_json(path: Path, figures: dict[str, Any]) -> None:
 
 
 def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
+    from cclsearch.text import plain
+
     strategies = figures["strategies"]
     if not overall_only:
         for landscape in figures["landscapes"]:
-            print(f"\n{landscape}")
+            print(plain(f"\n{landscape}"))
             _print_table({name: summary["landscapes"][landscape] for name, summary in strategies.items()})
         for landscape, notes in figures["notes"].items():
             for note in notes:
-                print(f"{landscape}: {note}")
+                print(plain(f"{landscape}: {note}"))
     print(f"\nall {figures['num_landscapes']} landscapes x {figures['seeds']} seeds (recorded measurements)")
     _print_table(strategies)
     print("best/optimum: geometric mean (and worst) over searches; 1 is the fastest row of the table")
