@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from cclsearch.propose.base import Observation
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.observe import Observer
 from cclsearch.spec import RunSpec, read_spec
+from cclsearch.values import Provenance
+
+AUTO = "auto"
+"""In place of a run's name: every run there is that can teach this search."""
 
 
 def load_prior(spec: RunSpec) -> tuple[Observation, ...]:
@@ -20,25 +25,73 @@ def load_prior(spec: RunSpec) -> tuple[Observation, ...]:
     prior: list[Observation] = []
     for name in spec.learn_from:
         folder = Path(name)
-        earlier = read_spec(folder)
-        _check_comparable(spec, earlier, folder)
-        state = fold_ledger(folder / LEDGER_FILE)
-        prior.extend(replace(observation, row=None) for observation in Observer().observe(state))
+        _check_comparable(spec, read_spec(folder), folder)
+        prior.extend(_read_observations(folder))
     return tuple(prior)
 
 
+def learn_from_all(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:
+    """The search with those of the runs as a prior that were measured on its cluster, and a banner that names them.
+
+    A run is taken by its fingerprint: the same work, accelerator, memory, accelerators a node and framework, measured
+    and not recorded or simulated. What cannot be read, and what no trial has ended of, is passed over.
+    """
+    known = set(spec.learn_from)
+    taken = [folder.resolve() for folder in folders if str(folder.resolve()) not in known and _teaches(spec, folder)]
+    names = ", ".join(folder.name for folder in taken)
+    told = f"learns from {len(taken)} earlier run{'s' * (len(taken) > 1)}: {names}" if taken else _why_none(spec)
+    learn_from = (*spec.learn_from, *(str(folder) for folder in taken))
+    return spec.model_copy(update={"learn_from": learn_from, "banner": (*spec.banner, told)})
+
+
+def _teaches(spec: RunSpec, folder: Path) -> bool:
+    try:
+        earlier = read_spec(folder)
+        if earlier.provenance is not Provenance.MEASURED or _find_differences(spec, earlier):
+            return False
+        return _fingerprint(spec) == _fingerprint(earlier) and bool(_read_observations(folder))
+    except (UserError, OSError):
+        return False
+
+
+def _why_none(spec: RunSpec) -> str:
+    if spec.provenance is not Provenance.MEASURED:
+        return f"learns from no earlier run: `auto` takes measured runs, and this search is {spec.provenance.value}"
+    hardware = spec.card.hardware
+    return (
+        f"learns from no earlier run: none here was measured on {hardware.accelerator} ({hardware.memory_gib:g} GiB,"
+        f" {hardware.accelerators_per_node} a node) with {spec.framework} for the same work"
+    )
+
+
+def _fingerprint(spec: RunSpec) -> tuple[object, ...]:
+    """What makes two clusters the same, so far as a step time and a peak of memory can tell."""
+    hardware = spec.card.hardware
+    return hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib, spec.framework
+
+
+def _read_observations(folder: Path) -> list[Observation]:
+    state = fold_ledger(folder / LEDGER_FILE)
+    return [replace(observation, row=None) for observation in Observer().observe(state)]
+
+
 def _check_comparable(spec: RunSpec, earlier: RunSpec, folder: Path) -> None:
-    pairs = {
-        "model": (spec.card.arch, earlier.card.arch),
-        "global batch": (spec.card.global_batch_size, earlier.card.global_batch_size),
-        "sequence length": (spec.card.seq_len, earlier.card.seq_len),
-        "accelerator": (spec.card.hardware.accelerator, earlier.card.hardware.accelerator),
-        "framework": (spec.framework, earlier.framework),
-        "provenance": (spec.provenance, earlier.provenance),
-    }
-    differs = [name for name, (ours, theirs) in pairs.items() if ours != theirs]
+    differs = _find_differences(spec, earlier)
     if differs:
         raise UserError(
             f"--learn-from {str(folder)!r} cannot teach this search: its {', '.join(differs)} differ(s);"
             " name runs of the same model, batch, accelerator and framework"
         )
+
+
+def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
+    pairs = {
+        "model": (spec.card.arch, earlier.card.arch),
+        "global batch": (spec.card.global_batch_size, earlier.card.global_batch_size),
+        "sequence length": (spec.card.seq_len, earlier.card.seq_len),
+        "precision": (spec.card.precision, earlier.card.precision),
+        "accelerator": (spec.card.hardware.accelerator, earlier.card.hardware.accelerator),
+        "framework": (spec.framework, earlier.framework),
+        "provenance": (spec.provenance, earlier.provenance),
+    }
+    return [name for name, (ours, theirs) in pairs.items() if ours != theirs]

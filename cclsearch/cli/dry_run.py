@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
+from cclsearch.earlier import load_prior
 from cclsearch.launch.base import Job
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plan import Plan
@@ -48,10 +49,13 @@ def first_proposals(plan: Plan) -> list[Proposal]:
         card=spec.card,
         space=space,
         observations=(),
-        pending=hold_back(spec, space),
+        pending=frozenset(),
+        held_back=hold_back(spec, space),
         budget_left=spec.limits.budget,
         seed=spec.seed,
         objective=spec.objective.name,
+        prior=load_prior(spec),
+        next_trial=1,
     )
     return list(make_planning_proposer(spec).propose(view, min(NUM_PROPOSALS, spec.limits.budget)))
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_int, whole_number
+
+if TYPE_CHECKING:
+    from cclsearch.plan import Plan
 
 EXAMPLE = "ccl-search run --workload wl2 --budget 15\n  ccl-search run -w tiny --budget 8 --confirm 2"
 
@@ -47,7 +52,14 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout-min", type=positive_float, default=30.0, metavar="M", help="minutes a trial may take"
     )
     parser.add_argument("--max-hours", type=positive_float, metavar="H", help="hours the search may take")
-    parser.add_argument("--learn-from", action="append", default=[], metavar="RUN", help="earlier run used as a prior")
+    parser.add_argument(
+        "--learn-from",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="earlier runs used as a prior; `auto`: every one that was measured on the same cluster for the same work",
+    )
     parser.add_argument("--name", metavar="ID", help="name of the run (default: workload, date and time)")
 
 
@@ -64,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.plan import plan_search
     from cclsearch.session import create_run
 
-    request = make_request(args)
-    plan = plan_search(request)
+    plan = add_earlier(plan_search(make_request(args)), args)
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
 
@@ -77,8 +88,19 @@ def run(args: argparse.Namespace) -> int:
     return drive_search(folder, args)
 
 
+def add_earlier(plan: Plan, args: argparse.Namespace) -> Plan:
+    """The plan with the runs as a prior that `--learn-from auto` finds, where that was asked for."""
+    from cclsearch.earlier import AUTO, learn_from_all
+    from cclsearch.runs_folder import list_runs
+
+    if AUTO not in args.learn_from:
+        return plan
+    return replace(plan, spec=learn_from_all(plan.spec, list_runs(args.runs)))
+
+
 def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The request that the arguments make, with the project's settings for what was left out."""
+    from cclsearch.earlier import AUTO
     from cclsearch.plan import Request
     from cclsearch.runs_folder import find_run
     from cclsearch.settings import load_settings
@@ -113,7 +135,7 @@ def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         llm_options={name: value for name, value in options.items() if value is not None},
         seed=args.seed,
         use_fewer=args.use_fewer,
-        learn_from=tuple(str(find_run(name, args.runs)) for name in args.learn_from),
+        learn_from=tuple(str(find_run(name, args.runs)) for name in args.learn_from if name != AUTO),
         knobs=tuple(parse_knob(text) for text in args.knob),
         run_id=args.name,
     )

@@ -1,0 +1,95 @@
+"""What earlier runs teach a search: those that are named, those that are found, and what a dry run shows of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from recorded_runs import search, write_recording
+from scripted_launcher import ScriptedLauncher, ran
+from test_flight import open_search
+
+from cclsearch.cli import main
+from cclsearch.record.book import Book
+from cclsearch.run_folder import load_run
+from cclsearch.search import run_search
+from cclsearch.session import start_book
+from cclsearch.spec import SPEC_FILE
+from cclsearch.values import Provenance
+
+AUTO = ["run", "--workload", "tiny", "--learn-from", "auto"]
+
+
+@pytest.fixture
+def toy(project: Path) -> Path:
+    return write_recording(project / "recordings" / "toy")
+
+
+def replay(toy: Path, *more: str) -> list[str]:
+    return ["run", "--workload", str(toy / "card.yaml"), "--recording", str(toy), *more]
+
+
+def measure(project: Path, name: str, **hardware: object) -> Path:
+    """A run of `tiny` whose trials a script measured; `hardware` is written over that of its card."""
+    launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + job.trial, simulated=False))
+    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
+    folder, parts = open_search(project, launcher, budget=2)
+    with Book(folder) as book:
+        start_book(book, parts)
+        run_search(book, parts)
+    spec = yaml.safe_load((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    spec["card"]["hardware"] |= hardware
+    (folder / SPEC_FILE).write_text(yaml.safe_dump(spec), encoding="utf-8")
+    return folder.rename(folder.with_name(name))
+
+
+def test_several_runs_teach_one_search(toy: Path, project: Path) -> None:
+    for name in ("a", "b", "c"):
+        search(toy, name, budget=2)
+    assert main(replay(toy, "--learn-from", "a", "b", "--learn-from", "c", "--budget", "4", "--name", "d")) == 0
+    assert [Path(folder).name for folder in load_run(project / "runs" / "d").spec.learn_from] == ["a", "b", "c"]
+
+
+def test_a_dry_run_shows_what_the_search_will_propose(
+    toy: Path, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search(toy, "a", budget=9)
+    first = []
+    for more in ((), ("--learn-from", "a")):
+        capsys.readouterr()
+        assert main(replay(toy, "--dry-run", "--json", *more)) == 0
+        first.append(json.loads(capsys.readouterr().out)["proposals"][0]["config"])
+        name = f"s{len(more)}"
+        assert main(replay(toy, "--budget", "2", "--name", name, "--quiet", *more)) == 0
+        assert dict(load_run(project / "runs" / name).state.trials[1].config) == first[-1]
+    assert first[1] == {"tp": 1, "pp": 1, "dp": 8, "micro_batch_size": 2}, "the fastest of the rows that taught it"
+
+
+def test_auto_takes_the_runs_that_were_measured_on_the_same_cluster(
+    toy: Path, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search(toy, "recorded", budget=2)
+    measure(project, "larger-memory", memory_gib=4096.0)
+    measure(project, "other-nodes", accelerators_per_node=64)
+    measure(project, "other-chip", accelerator="h100")
+    damaged = measure(project, "damaged")
+    (damaged / "ledger.jsonl").write_text("{\n", encoding="utf-8")
+    for name in ("one", "two"):
+        measure(project, name)
+    assert main([*AUTO, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "note: learns from 2 earlier runs: one, two\n" in shown
+    assert main([*AUTO, "one", "--dry-run"]) == 0
+    assert "note: learns from 1 earlier run: two\n" in capsys.readouterr().out
+
+
+def test_auto_says_in_one_line_that_there_is_none(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*AUTO, "--dry-run"]) == 0
+    [note] = [line for line in capsys.readouterr().out.splitlines() if "earlier run" in line]
+    assert "none here was measured on cpu" in note
+    search(toy, "a", budget=2)
+    assert main(replay(toy, "--learn-from", "auto", "--budget", "2", "--name", "b")) == 0
+    assert "`auto` takes measured runs, and this search is recorded" in capsys.readouterr().out
+    assert load_run(Path("runs") / "b").spec.learn_from == ()
