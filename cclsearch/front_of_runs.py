@@ -44,13 +44,14 @@ def gather_front(
     runs: Sequence[Run],
     *,
     objective: str | None = None,
-    metrics: Sequence[str] = (),
-    weights: Sequence[float] = (),
+    metrics: Sequence[str] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> FrontPage:
     """The front of these runs together.
 
     Axes are `metrics`, or those of `objective`, or of what the first run was a sweep of, or else step time and the
-    number of accelerators. Raises UserError where the runs do not compare or nothing of them can be placed.
+    number of accelerators. Raises UserError where the runs do not compare, nothing of them can be placed, or what was
+    asked for excludes each other.
     """
     _check_comparable(runs)
     front_of, sweep = _choose_objective(runs[0], objective, metrics, weights)
@@ -68,7 +69,12 @@ def objective_over(metrics: Sequence[str]) -> Objective:
     terms = []
     for name in metrics:
         info = find_metric(name, "--metrics")
-        direction = info.direction or Direction.MINIMIZE
+        if info.direction is None:
+            raise UserError(
+                f"--metrics: neither more nor less {name} is better in itself; name an objective that says which"
+                " (`--objective FILE`, with `direction` beside the metric)"
+            )
+        direction = info.direction
         reciprocal = info.is_positive and direction is Direction.MAXIMIZE
         terms.append(
             Term(metric=name, direction=direction, unit=info.unit, missing=info.missing, reciprocal=reciprocal)
@@ -77,17 +83,25 @@ def objective_over(metrics: Sequence[str]) -> Objective:
 
 
 def _choose_objective(
-    run: Run, objective: str | None, metrics: Sequence[str], weights: Sequence[float]
+    run: Run, objective: str | None, metrics: Sequence[str] | None, weights: Sequence[float] | None
 ) -> tuple[Objective, Sweep | None]:
-    if metrics:
+    if metrics is not None:
+        if objective is not None or weights is not None:
+            other = "--objective" if objective is not None else "--weights"
+            raise UserError(f"--metrics and {other} exclude each other: metrics beside each other have no weights")
         return objective_over(metrics), None
     if objective is not None:
         sweep, front_of = describe_sweep(objective, weights)
         return front_of, sweep
     sweep_of_run = read_sweep(run.folder)
     if sweep_of_run is not None and sweep_of_run.at_0 is not None:
-        changed = sweep_of_run.model_copy(update={"weights": tuple(weights)}) if weights else sweep_of_run
+        changed = sweep_of_run if weights is None else sweep_of_run.model_copy(update={"weights": tuple(weights)})
         return open_front(sweep_of_run.at_0), changed
+    if weights is not None:
+        raise UserError(
+            f"--weights: run {run.spec.run_id!r} is no sweep over weights; name the objective that they weigh"
+            " (`--objective composite`)"
+        )
     if run.spec.objective.is_multi:
         return run.spec.objective, None
     return load_objective("pareto"), None

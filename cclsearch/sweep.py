@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from cclsearch.card.load import load_card
 from cclsearch.destination import choose_destination
 from cclsearch.errors import UserError
+from cclsearch.front import parse_weights
 from cclsearch.plan import Plan, Request, plan_search, require_recorded
 from cclsearch.record.book import write_atomically
 from cclsearch.recording import load_recording
@@ -22,6 +23,7 @@ from cclsearch.values import Model
 SWEEP_FILE = "sweep.json"
 WEIGHT = "weight"
 """The parameter of an objective that a sweep varies."""
+DEFAULT_WEIGHTS = parse_weights("0:1:0.1")
 STRATEGY = "pareto"
 JOINED_FOLDER = "recordings"
 
@@ -59,11 +61,14 @@ class SweepPlan:
     sweep: Sweep
 
 
-def describe_sweep(spec: str, weights: Sequence[float]) -> tuple[Sweep, Objective]:
-    """The sweep over that objective and the objective that its search runs under; raises UserError where it has neither
-    a weight nor several metrics."""
+def describe_sweep(spec: str, weights: Sequence[float] | None = None) -> tuple[Sweep, Objective]:
+    """The sweep over that objective and the objective that its search runs under; without `weights`, at
+    `DEFAULT_WEIGHTS`. Raises UserError where it has neither a weight nor several metrics, and where weights are given
+    for one without."""
     target = load_objective(spec)
     if target.is_multi:
+        if weights is not None:
+            raise UserError(f"--weights: objective {target.name!r} has several metrics and no parameter {WEIGHT!r}")
         return Sweep(objective=target.spec), target
     if not target.is_weighted or WEIGHT not in target.parameters:
         raise UserError(
@@ -72,7 +77,12 @@ def describe_sweep(spec: str, weights: Sequence[float]) -> tuple[Sweep, Objectiv
         )
     at = {w: load_objective(target.name, {**target.parameters, WEIGHT: w}) for w in (0.0, 0.5, 1.0)}
     _check_linear(at)
-    sweep = Sweep(objective=target.spec, weights=tuple(weights), at_0=at[0.0], at_1=at[1.0])
+    sweep = Sweep(
+        objective=target.spec,
+        weights=tuple(DEFAULT_WEIGHTS if weights is None else weights),
+        at_0=at[0.0],
+        at_1=at[1.0],
+    )
     return sweep, open_front(target)
 
 
@@ -84,16 +94,16 @@ def open_front(target: Objective) -> Objective:
     return target.model_copy(update={"terms": terms, "parameters": {}})
 
 
-def plan_sweep(request: Request, weights: Sequence[float], joined: Path) -> SweepPlan:
+def plan_sweep(request: Request, weights: Sequence[float] | None, joined: Path) -> SweepPlan:
     """Resolve and freeze a sweep. Where only a recording applies, the recordings of the same work on other numbers of
     accelerators join it, under the folder `joined`. Raises UserError for whatever cannot work."""
     sweep, objective = describe_sweep(request.objective, weights)
     request = replace(request, use_fewer=True, strategy=request.strategy or (None if request.llm else STRATEGY))
-    request = _join_family(request, joined)
+    request, hint = _join_family(request, joined)
     plan = plan_search(replace(request, objective="step_time"))
     if plan.spec.recording is not None:
         require_recorded(objective, load_recording(plan.spec.recording.folder))
-    spec = plan.spec.model_copy(update={"objective": objective})
+    spec = plan.spec.model_copy(update={"objective": objective, "banner": (*hint, *plan.spec.banner)})
     return SweepPlan(replace(plan, spec=spec), sweep)
 
 
@@ -115,15 +125,19 @@ def read_sweep(folder: Path) -> Sweep | None:
         raise UserError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def _join_family(request: Request, joined: Path) -> Request:
+def _join_family(request: Request, joined: Path) -> tuple[Request, tuple[str, ...]]:
+    """The request over the joined recordings where only a recording applies, and what must be said of that."""
     card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
-    destination = choose_destination(card, launcher=request.launcher, recording=request.recording)
+    destination = choose_destination(
+        card, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
+    )
     if destination.recording is None:
-        return request
+        return request, ()
     family = find_family(destination.recording)
-    if len({r.card.hardware.num_accelerators for r in family}) < 2:
-        return replace(request, recording=str(destination.recording), launcher=None)
-    return replace(request, recording=str(join_recordings(family, joined)), launcher=None)
+    sizes = {recording.card.hardware.num_accelerators for recording in family}
+    folder = destination.recording if len(sizes) < 2 else join_recordings(family, joined)
+    # the recording is named to the plan from here on, which then has no reason to say why it was chosen
+    return replace(request, recording=str(folder), launcher=None), destination.banner
 
 
 def _check_linear(at: Mapping[float, Objective]) -> None:

@@ -39,12 +39,11 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.text import plain
 
     folders = list(dict.fromkeys(find_run(name, args.runs) for name in args.run or ["last"]))
-    weights = parse_weights(args.weights) if args.weights else parse_weights("0:1:0.1") if args.objective else ()
     page = gather_front(
         [load_run(folder) for folder in folders],
         objective=args.objective,
-        metrics=[name.strip() for name in args.metrics.split(",")] if args.metrics else (),
-        weights=weights,
+        metrics=None if args.metrics is None else [name.strip() for name in args.metrics.split(",")],
+        weights=None if args.weights is None else parse_weights(args.weights),
     )
     if args.json:
         print(json.dumps(front_as_json(page)))

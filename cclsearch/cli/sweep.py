@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_runs_folder, positive_int
-from cclsearch.cli.run import add_output_arguments, add_search_arguments
+from cclsearch.cli.run import add_earlier, add_output_arguments, add_search_arguments, make_request
 
 EXAMPLE = "ccl-search sweep --workload wl2 --objective composite --weights 0:1:0.1 --budget 40"
 
@@ -15,9 +17,7 @@ EXAMPLE = "ccl-search sweep --workload wl2 --objective composite --weights 0:1:0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
     parser.add_argument("-b", "--budget", type=positive_int, default=40, metavar="N", help="trials (default: 40)")
-    parser.add_argument(
-        "--weights", default="0:1:0.1", metavar="A:B:STEP", help="weights to score at, or a list (default: 0:1:0.1)"
-    )
+    parser.add_argument("--weights", metavar="A:B:STEP", help="weights to score at, or a list (default: 0:1:0.1)")
     add_search_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="show space and first proposals; run nothing")
     add_output_arguments(parser)
@@ -26,27 +26,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.cli.drive import drive_search
-    from cclsearch.cli.run import make_request
     from cclsearch.front import parse_weights
-    from cclsearch.runs_folder import runs_folder
+    from cclsearch.runs_folder import name_run, runs_folder
     from cclsearch.sweep import JOINED_FOLDER, create_sweep, plan_sweep
 
-    weights = parse_weights(args.weights)
+    weights = parse_weights(args.weights) if args.weights is not None else None
     args.objective = args.objective or "composite"
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
 
         with tempfile.TemporaryDirectory() as joined:
-            return show_plan(plan_sweep(make_request(args), weights, Path(joined)).plan, as_json=args.json)
+            planned = plan_sweep(make_request(args), weights, Path(joined))
+            return show_plan(add_earlier(planned.plan, args), as_json=args.json)
     place = runs_folder(args.runs)
     planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
-    folder = create_sweep(planned, place)
+    folder = create_sweep(replace(planned, plan=add_earlier(planned.plan, args)), place)
     code = drive_search(folder, args)
-    if not (args.json or args.quiet):
+    if code == EXIT_OK and not (args.json or args.quiet):
         from cclsearch.cli.pareto import print_front
         from cclsearch.front_of_runs import gather_front
         from cclsearch.run_folder import load_run
 
         print_front(gather_front([load_run(folder)]))
-        print(f"draw it: ccl-search pareto {folder.name}")
+        print(f"draw it: ccl-search pareto {name_run(folder, args.runs)}")
     return code
