@@ -31,8 +31,13 @@ def choose_destination(
 ) -> Destination:
     """The profile named, else this machine where it is enough, else the card's recording.
 
-    Raises UserError that names the ways out where none applies.
+    Raises UserError that names the ways out where none applies; a recording and a place to run exclude each other.
     """
+    if recording is not None and (in_allocation or launcher not in (None, "replay")):
+        place = f"--launcher {launcher}" if launcher not in (None, "replay") else "--in-allocation"
+        raise UserError(
+            f"{place} and --recording {recording}: a recording is read and nothing runs, so name one of the two"
+        )
     if in_allocation:
         return Destination(_hold(load_profile(launcher or "slurm-generic")))
     if recording is not None:

@@ -96,6 +96,11 @@ def test_steps_of_an_allocation_need_one(project: Path, monkeypatch: pytest.Monk
 
 
 BAD = [
+    (
+        ["run", "--workload", "wl2", "--launcher", "slurm-generic", "--recording", str(RECORDING)],
+        "--launcher slurm-generic and --recording",
+    ),
+    (["sweep", "--workload", "wl2", "--in-allocation", "--recording", str(RECORDING)], "--in-allocation and --record"),
     ([*REPLAY, "--knob", "nonsense=1,2"], "no knob changes them"),
     ([*REPLAY, "--framework", "megatron"], "measured with 'nanotron'"),
     (["run", "--workload", "tiny", "--knob", "nonsense=1,2"], "has no knob 'nonsense'"),
@@ -262,6 +267,19 @@ def admit(outcome: Outcome) -> Outcome:
     """As if every rank had left its trace."""
     admission = Admission(admitted=True, verdicts=())
     return outcome.model_copy(update={"admission": admission, "loss": outcome.metrics["step_time_s"]})
+
+
+def test_the_best_of_a_framework_without_a_run_script_is_told_in_knobs(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["best", "r"]) == 0
+    told = capsys.readouterr().out
+    best = load_run(project / "runs" / "r").state.best
+    assert best is not None
+    assert f"as knobs of the space: {best.config} (there is no run script for nanotron here)\n" in told
+    assert "--zero-stage" not in told
 
 
 def test_earlier_runs_teach_only_the_same_work(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

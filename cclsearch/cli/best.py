@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.evidence import SCRIPT_FILE
-    from cclsearch.report.flags import framework_flags
+    from cclsearch.report.flags import describe_flags
     from cclsearch.report.summary import best_as_json, summarise_run
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run
@@ -36,8 +36,7 @@ def run(args: argparse.Namespace) -> int:
         print(plain(line))
     if best is None:
         return EXIT_FAILED
-    flags = framework_flags(loaded.spec, make_input(loaded.spec, best))
-    print(plain(f"as flags of {loaded.spec.framework}: {' '.join(flags)}"))
+    print(plain(describe_flags(loaded.spec, make_input(loaded.spec, best))))
     script = loaded.trial_folder(best.number) / SCRIPT_FILE
     if loaded.spec.recording is None and script.is_file():
         print(f"job script: {script}\n")

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.card.load import load_card
     from cclsearch.errors import UserError
     from cclsearch.predict.model import predict_space
-    from cclsearch.space.build import build_space
+    from cclsearch.space.build import build_space, require_known_knobs
     from cclsearch.space.framework import load_framework
     from cclsearch.space.parse import parse_knob
 
@@ -52,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     card = load_card(args.workload, args.overlay, args.set)
     topology = _find_topology(card, args.aot)
     framework = load_framework(args.framework or card.framework)
-    space = build_space(card, framework, tuple(parse_knob(text) for text in args.knob))
+    extra = tuple(parse_knob(text) for text in args.knob)
+    require_known_knobs(extra, card, framework)
+    space = build_space(card, framework, extra)
     prediction = predict_space(card, space)
     rows = _choose(space, prediction, args.config, args.top)
     described = [_describe(space, prediction, row) for row in rows]
