@@ -181,14 +181,13 @@ def test_a_decision_written_as_text_is_read() -> None:
     assert dict(think(Scripted(Answer(text=text, stop=Stop.DONE))).proposals[0].config) == GOOD
 
 
-def test_after_eight_lookups_only_decisions_are_offered() -> None:
+def test_after_eight_lookups_more_are_refused_and_the_tools_stay_the_same() -> None:
     provider = Scripted(call("candidates", {"limit": 20}))
     thought = think(provider)
     assert thought.stall is not None
     assert thought.stall.cause == "undecided"
-    offered = [{tool.name for tool in request.tools} for request in provider.requests]
-    assert all("candidates" in names for names in offered[:MAX_LOOKUPS])
-    assert offered[MAX_LOOKUPS] == {"submit", "finish"}
+    assert all(request.tools == provider.requests[0].tools for request in provider.requests)
+    assert provider.requests[-1].messages[-1].results[0].text.startswith("refused: 8 look-ups are used")
     assert len(provider.requests) <= MAX_LOOKUPS + 3
 
 
@@ -253,6 +252,74 @@ def test_every_request_of_a_turn_stays_within_its_bound() -> None:
     provider = Scripted(*[big] * MAX_LOOKUPS, submit(TRIED), submit(ILLEGAL), submit(GOOD))
     assert think(provider).proposals
     assert max(request.num_bytes for request in provider.requests) <= MAX_PROMPT_BYTES
+
+
+@pytest.mark.parametrize("mode", ["configs", "policy"])
+@pytest.mark.parametrize(
+    "many",
+    [
+        [("candidates", {"limit": 20})] * MAX_LOOKUPS,
+        [("compare", {"a": 1, "b": 2})] * MAX_LOOKUPS,
+        [("predict", {"configurations": [GOOD] * 9})] * 16,
+        [('"' * 80, {"x": '"' * 4000})] * 16,
+    ],
+)
+def test_many_calls_in_one_answer_stay_within_the_bound(mode: str, many: list[tuple[str, Any]]) -> None:
+    calls = tuple(ToolCall(id="i" * 100, name=name, arguments=arguments) for name, arguments in many)
+    answer = Answer(text="t" * 5000, calls=calls, stop=Stop.TOOL)
+    provider = Scripted(answer)
+    search = Search(observations=[run_trial(i + 1, SPACE.config(i), "x" * 5000) for i in range(40)])
+    evidence = Long()
+    agent = Agent(provider, AgentOptions(mode=mode), evidence=evidence, look=lambda v: plain_look(), clock=FakeClock())
+    agent.options = replace(agent.options, seed_program='# "quoted"\n' * 3000)
+    agent.think(search.view, 1, max_submitted=1, overrules_left=1)
+    assert len(provider.requests) > 1
+    assert max(request.num_bytes for request in provider.requests) <= MAX_PROMPT_BYTES
+    for result in provider.requests[1].messages[-1].results:
+        assert result.text.count("[data ") == result.text.count("[end ")
+
+
+class Long:
+    """Evidence that is longer than any room for it."""
+
+    def find(self, trial: int) -> TrialEvidence | None:
+        causes = {"compute": 6.0 + trial, "idle": 1.0}
+        log = "first line\n" + 'noise "quoted"\n' * 400 + f"the last words of {trial}"
+        return TrialEvidence(diagnosis=("compute is most of it",), seconds_by_cause=causes, log_tail=log)
+
+
+def ask_about_trials(*calls: tuple[str, dict[str, Any]], evidence: Any = None) -> list[str]:
+    """What these look-ups give where trials 1 to 3 are finished."""
+    answer = Answer(calls=tuple(ToolCall(id="c", name=n, arguments=a) for n, a in calls), stop=Stop.TOOL)
+    provider = Scripted(answer, submit(GOOD))
+    search = Search(observations=[run_trial(i + 1, SPACE.config(i), "x" * 500) for i in range(3)])
+    agent = Agent(provider, evidence=evidence or Long(), look=lambda view: plain_look(), clock=FakeClock())
+    agent.think(search.view, 1, max_submitted=1, overrules_left=1)
+    return [result.text for message in provider.requests[-1].messages for result in message.results]
+
+
+def test_a_look_at_a_trial_shows_the_end_of_its_log() -> None:
+    (text,) = ask_about_trials(("trial", {"trial": 3}))
+    assert "the last words of 3" in text
+    assert "first line" not in text
+    assert "compute is most of it" in text
+
+
+def test_a_key_across_the_cut_of_a_log_is_masked_whole() -> None:
+    class Cut:
+        def find(self, trial: int) -> TrialEvidence | None:
+            return TrialEvidence(log_tail="x\nsk-ant-" + "k" * 1510)
+
+    (text,) = ask_about_trials(("trial", {"trial": 3}), evidence=Cut())
+    assert "kkk" not in text
+
+
+def test_comparing_shows_both_trials_and_their_differences() -> None:
+    (text,) = ask_about_trials(("compare", {"a": 3, "b": 2}))
+    assert "compute: 9 s (+1 s against trial 2)" in text
+    assert "the last words of 3" in text
+    assert "trial 2: " in text
+    assert "the last words of 2" in text
 
 
 def test_call_ids_are_unique_whatever_the_model_sends() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cclsearch.propose.base import Expectation, Proposal, Proposer, SearchView
-from cclsearch.propose.llm.agent import Agent, seed_program
+from cclsearch.propose.llm.agent import Agent
 from cclsearch.propose.llm.look import Look, open_rows
 
 SAFE = 0.9
@@ -43,7 +43,7 @@ def _safe_default(view: SearchView, look: Look) -> list[Proposal]:
 
 def _from_policy(view: SearchView, agent: Agent) -> list[Proposal]:
     name = agent.options.seed_policy
-    choice = agent.policies.choose(seed_program(view, name), view, agent.look(view))
+    choice = agent.policies.choose(agent.seed_program(view), view, agent.look(view))
     row = view.space.row(choice.config) if choice.config else None
     if choice.config is None or row is None or not open_rows(view)[row]:
         return []

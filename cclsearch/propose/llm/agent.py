@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cclsearch.content import find_content
 from cclsearch.propose.base import Expectation, Proposal, Remark, SearchView
-from cclsearch.propose.llm.account import Limits, Prices, load_prices
+from cclsearch.propose.llm.account import Cost, Limits, Prices, load_prices
 from cclsearch.propose.llm.clock import Clock, WallClock
 from cclsearch.propose.llm.desk import Decision, Desk, Explain
 from cclsearch.propose.llm.evidence import Evidence, NoEvidence, TrialEvidence
@@ -20,6 +20,7 @@ from cclsearch.propose.llm.history import (
     PastTurn,
     Submitted,
     past_turns,
+    read_limits,
     total_cost,
     turn_remark,
 )
@@ -68,6 +69,8 @@ class AgentOptions:
     anonymous: bool = False
     seed_policy: str | None = None
     """Name or path of the first policy program; None for the shipped one that fits the card."""
+    seed_program: str | None = None
+    """Its source, as it was when the search began."""
     patience: Patience = field(default_factory=Patience)
     max_output_tokens: int = 4096
     max_turn_s: float = 600.0
@@ -98,6 +101,7 @@ class Agent:
     policies: PolicyRunner = field(default_factory=SandboxRunner)
     clock: Clock = field(default_factory=WallClock)
     prices: Prices = field(default_factory=lambda: load_prices(prices_path()))
+    _under_way: tuple[int, Turn] | None = field(default=None, init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -105,7 +109,20 @@ class Agent:
 
     def limit_reached(self, view: SearchView) -> str | None:
         """Which limit earlier turns have reached, in words."""
-        return self.options.limits.reached(total_cost(past_turns(view.remarks)))
+        return self._limits(view).reached(total_cost(past_turns(view.remarks)))
+
+    def _limits(self, view: SearchView) -> Limits:
+        """The limits of the search's start, or those that `resume` set since."""
+        return read_limits(view.remarks, self.options.limits)
+
+    def describe_under_way(self) -> Remark | None:
+        """What a turn that is under way in another thread cost so far; None where there is none."""
+        under_way = self._under_way
+        if under_way is None:
+            return None
+        number, turn = under_way
+        past = PastTurn(number, "none", (), "", turn.cost_so_far())
+        return turn_remark(past, f"turn {number} ({describe_cost(past.cost)} so far): the search ended before it did")
 
     def think(self, view: SearchView, slots: int, *, max_submitted: int, overrules_left: int) -> Thought:
         """One whole turn; raises nothing for what a provider or a model does."""
@@ -120,11 +137,15 @@ class Agent:
             max_submitted=max_submitted,
             overrules_left=overrules_left,
             mode=self.options.mode,
+            anonymous=self.options.anonymous,
             explain=self._remembering(explained),
             policies=self.policies,
         )
         known = self._gather(desk, slots, library)
-        prompt, result = self._run(known, desk, number)
+        try:
+            prompt, result = self._run(known, desk, number)
+        finally:
+            self._under_way = None
         version = library.add(result.decision.program) if result.decision and result.decision.program else None
         self._write(known, desk, prompt, result, number=number, explained=explained)
         return _to_thought(view, number, result, version, self.options.mode)
@@ -136,13 +157,15 @@ class Agent:
             clock=self.clock,
             jitter=random.Random(f"{known.view.seed}/{number}"),
             price=self.prices.find(self.provider.name),
-            limits=self.options.limits,
+            limits=self._limits(known.view),
             spent=total_cost(past_turns(known.view.remarks)),
             patience=self.options.patience,
             max_output_tokens=self.options.max_output_tokens,
             max_seconds=self.options.max_turn_s,
         )
-        return prompt, Turn(self.provider, desk, prompt, tools, settings).run()
+        turn = Turn(self.provider, desk, prompt, tools, settings)
+        self._under_way = (number, turn)
+        return prompt, turn.run()
 
     def _gather(self, desk: Desk, slots: int, library: PolicyLibrary) -> PromptInput:
         shown: dict[int, TrialEvidence] = {}
@@ -153,11 +176,12 @@ class Agent:
         known = PromptInput(desk.view, desk.look, slots, shown)
         if self.options.mode != "policy":
             return known
-        program, note = library.best(desk.view, self._seed_program(desk.view))
+        program, note = library.best(desk.view, self.seed_program(desk.view))
         return replace(known, program=program, program_note=note)
 
-    def _seed_program(self, view: SearchView) -> str:
-        return seed_program(view, self.options.seed_policy)
+    def seed_program(self, view: SearchView) -> str:
+        """The policy program to begin with: the one that was frozen with the search, or the shipped one that fits."""
+        return self.options.seed_program or seed_program(view, self.options.seed_policy)
 
     def _remembering(self, explained: dict[str, tuple[str, ...]]) -> Explain | None:
         explain = self.explain
@@ -189,7 +213,7 @@ class Agent:
     ) -> None:
         if self.folder is None:
             return
-        options = self.options
+        options, limits = self.options, self._limits(known.view)
         context = self.folder / TURNS_FOLDER / CONTEXT_FILE
         if not context.exists():
             record = record_context(
@@ -198,16 +222,31 @@ class Agent:
             write_record(context, record)
         write_record(
             turn_path(self.folder, number),
-            make_record(known, desk, prompt, result, number=number, explained=explained, limits=options.limits),
+            make_record(known, desk, prompt, result, number=number, explained=explained, limits=limits),
         )
 
 
 def write_turn_prompt(known: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
     """The prompt with room left for its tools and for the turn's look-ups."""
-    probe = Request(system="", messages=(Message(role=Role.USER),), tools=tuple(tools))
-    room = MAX_PROMPT_BYTES - RESERVED_BYTES[options.mode] - probe.num_bytes
+    room = MAX_PROMPT_BYTES - RESERVED_BYTES[options.mode]
     # JSON escapes newlines and quotes, so the text's own bytes are not quite what is sent.
-    return write_prompt(known, options, int(room * 0.95))
+    limit = int((room - _measure(Prompt("", ""), tools)) * 0.95)
+    prompt = write_prompt(known, options, limit)
+    for _ in range(_MOST_FITTINGS):
+        excess = _measure(prompt, tools) - room
+        if excess <= 0:
+            break
+        limit -= excess
+        prompt = write_prompt(known, options, limit)
+    return prompt
+
+
+_MOST_FITTINGS = 3
+
+
+def _measure(prompt: Prompt, tools: Sequence[ToolSpec]) -> int:
+    message = Message(role=Role.USER, text=prompt.user)
+    return Request(system=prompt.system, messages=(message,), tools=tuple(tools)).num_bytes
 
 
 def make_record(
@@ -276,7 +315,7 @@ def make_agent(
 ) -> Agent:
     """The agent of `--llm SPEC`, its key taken from the environment; raises UserError where spec or key will not do."""
     options = options or AgentOptions()
-    if options.seed_policy is not None:
+    if options.seed_policy is not None and options.seed_program is None:
         find_content("policies", options.seed_policy, ".py")
     return Agent(
         provider=make_provider(parse_spec(spec)),
@@ -326,8 +365,7 @@ def to_proposal(item: Submitted, turn: int, mode: str) -> Proposal:
 
 def describe_turn(turn: PastTurn, result: TurnResult) -> str:
     """A turn in one line, for the ledger."""
-    usd = "price unknown" if turn.cost.usd is None else f"${turn.cost.usd:.4f}"
-    cost = f"{turn.cost.usage.total:,} tokens, {usd}, {turn.cost.seconds:.1f} s"
+    cost = describe_cost(turn.cost)
     if turn.decision == "submit":
         what = "submitted " + "; ".join(str(item.config) for item in turn.submitted)
     elif turn.decision == "finish":
@@ -335,6 +373,12 @@ def describe_turn(turn: PastTurn, result: TurnResult) -> str:
     else:
         what = f"no decision: {result.stall.text if result.stall else ''}"
     return one_line(f"turn {turn.number} ({cost}): {what}", 500)
+
+
+def describe_cost(cost: Cost) -> str:
+    """`12,300 tokens, $0.0410, 12.3 s`."""
+    usd = "price unknown" if cost.usd is None else f"${cost.usd:.4f}"
+    return f"{cost.usage.total:,} tokens, {usd}, {cost.seconds:.1f} s"
 
 
 def _decision_word(decision: Decision | None) -> str:

@@ -12,10 +12,10 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.beliefs import check_beliefs
 from cclsearch.propose.llm.configs import nearest_rows, read_config, read_value, spelled
 from cclsearch.propose.llm.evidence import Evidence, TrialEvidence
-from cclsearch.propose.llm.fence import fence
+from cclsearch.propose.llm.fence import clip_bytes, fence, fence_end
 from cclsearch.propose.llm.history import Submitted
 from cclsearch.propose.llm.look import Look, best_observation, open_rows
-from cclsearch.propose.llm.policy import PolicyChoice, PolicyRunner
+from cclsearch.propose.llm.policy import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.llm.prompt import describe_evidence
 from cclsearch.propose.llm.tables import candidate_lines, trial_summary
 from cclsearch.propose.llm.toolset import LOOKUPS, MAX_LISTED, MAX_PREDICTED, SORTS
@@ -29,6 +29,8 @@ Explain = Callable[[Config], Sequence[str]]
 
 FIRST_CHOICES = 3
 """Of the surrogate's candidates, how many count as what it would run itself."""
+MAX_REPLY_BYTES = 2400
+"""Of one look-up's result."""
 MIN_FITS = 0.05
 MAX_SLOWER = 1.5
 """A proposal overrules the surrogate where it gives it less than `MIN_FITS`, or where even its optimistic time does not
@@ -68,12 +70,17 @@ class Desk:
     max_submitted: int = 1
     overrules_left: int = 1
     mode: str = "configs"
+    anonymous: bool = False
+    """Nothing that names the workload's origin reaches a program, whose errors the model reads."""
     explain: Explain | None = None
     policies: PolicyRunner | None = None
     looked_up: dict[int, TrialEvidence] = field(default_factory=dict)
+    room_bytes: int = MAX_REPLY_BYTES
+    """For the reply that is being written."""
 
-    def answer(self, call: ToolCall) -> Reply:
-        """The reply to one call."""
+    def answer(self, call: ToolCall, room_bytes: int = MAX_REPLY_BYTES) -> Reply:
+        """The reply to one call; what it tells of trials is fitted into the room."""
+        self.room_bytes = room_bytes
         if call.arguments is None:
             return Reply(f"{call.fault}; call {one_line(call.name, 40)} again with valid arguments", "malformed")
         handlers: dict[str, Callable[[dict[str, Any]], Reply]] = {
@@ -143,26 +150,31 @@ class Desk:
         return Reply(self._why_illegal(config) if row is None else f"legal. {self._describe_row(row)}")
 
     def _trial(self, arguments: dict[str, Any]) -> Reply:
-        return self._tell_trial(arguments.get("trial"))
+        best = best_observation(self.view)
+        number = arguments.get("trial")
+        reference = best.trial if best and best.trial != number else None
+        return self._tell_trial(number, self.room_bytes, reference=reference, against="the best")
 
-    def _tell_trial(self, number: object) -> Reply:
+    def _compare(self, arguments: dict[str, Any]) -> Reply:
+        a, b = arguments.get("a"), arguments.get("b")
+        half = self.room_bytes // 2 - 1
+        reference = next((o.trial for o in self.view.observations if o.trial == b and b != a), None)
+        first = self._tell_trial(a, half, reference=reference, against=f"trial {reference}")
+        second = self._tell_trial(b, half)
+        return Reply(f"{first.text}\n\n{second.text}", first.fault or second.fault)
+
+    def _tell_trial(self, number: object, room_bytes: int, *, reference: int | None = None, against: str = "") -> Reply:
         found = [o for o in self.view.observations if o.trial == number]
         if not found or isinstance(number, bool):
             trials = ", ".join(str(o.trial) for o in self.view.observations[-30:]) or "none yet"
             return Reply(f"there is no finished trial {one_line(repr(number), 30)}; finished: {trials}", "malformed")
-        lines = [trial_summary(self.view, found[0])]
+        summary = clip_bytes(trial_summary(self.view, found[0]), max(room_bytes // 2, 200))
         evidence = self.find_evidence(found[0].trial)
-        if evidence:
-            best = best_observation(self.view)
-            reference = self.find_evidence(best.trial) if best and best.trial != found[0].trial else None
-            told = describe_evidence(evidence, reference)
-            lines += [fence(told, 1500)] if told else []
-            lines += ["log tail:", fence(evidence.log_tail[-3000:], 1500)] if evidence.log_tail else []
-        return Reply("\n".join(lines))
-
-    def _compare(self, arguments: dict[str, Any]) -> Reply:
-        first, second = self._tell_trial(arguments.get("a")), self._tell_trial(arguments.get("b"))
-        return Reply(f"{first.text}\n\n{second.text}", first.fault or second.fault)
+        if evidence is None:
+            return Reply(summary)
+        theirs = self.find_evidence(reference) if reference is not None else None
+        told = describe_evidence(evidence, theirs, against=against)
+        return Reply("\n".join([summary, *_fit_evidence(told, evidence.log_tail, room_bytes - len(summary.encode()))]))
 
     def _candidates(self, arguments: dict[str, Any]) -> Reply:
         rows = open_rows(self.view)
@@ -219,7 +231,8 @@ class Desk:
         program = arguments.get("program")
         if not isinstance(program, str) or self.policies is None:
             return Reply("program must be the source text of a Python program", "malformed")
-        choice: PolicyChoice = self.policies.choose(program, self.view, self.look)
+        view = hide_origin(self.view) if self.anonymous else self.view
+        choice: PolicyChoice = self.policies.choose(program, view, self.look)
         if choice.config is None:
             return Reply(choice.problem, "policy failed")
         verdict = self._judge(choice.config, arguments, [])
@@ -283,6 +296,25 @@ class Desk:
         if not self.look.nothing_left:
             return Reply(f"refused: {self.look.why}. Submit one of the open candidates", "finish refused")
         return Reply("granted", decision=Decision(finish=reason, **_learnt(arguments)))
+
+
+_MARKS_BYTES = 80
+"""Of a fence's marks, and of what stands before it."""
+_LEAST_BYTES = 100
+_MOST_BYTES = 1500
+
+
+def _fit_evidence(told: str, log: str, room_bytes: int) -> list[str]:
+    """Diagnosis and the log's end, fenced, within the room; the log has what the diagnosis leaves, at least half."""
+    told, log = told.strip(), log.strip()
+    room = room_bytes // (2 if told and log else 1) - _MARKS_BYTES
+    if not (told or log):
+        return []
+    if room < _LEAST_BYTES:
+        return ["(no room here for diagnosis and log: ask for this trial alone)"]
+    lines = [fence(told, min(room, _MOST_BYTES))] if told else []
+    left = room_bytes - sum(len(line.encode()) for line in lines) - _MARKS_BYTES
+    return lines + (["log tail:", fence_end(log, min(left, _MOST_BYTES))] if log else [])
 
 
 def _learnt(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,16 @@ FENCE_RULE = (
 def fence(text: str, limit_bytes: int = 1200) -> str:
     """The text as fenced data; what was cut is said. The mark is a digest of the text, so the text cannot hold it."""
     safe = plain(redact(text)).strip()
-    clipped = clip_bytes(safe, limit_bytes)
+    return _mark(safe, clip_bytes(safe, limit_bytes))
+
+
+def fence_end(text: str, limit_bytes: int = 1200) -> str:
+    """The same for a log, whose end tells most: the beginning is cut."""
+    safe = plain(redact(text)).strip()
+    return _mark(safe, safe.encode()[-limit_bytes:].decode(errors="ignore"))
+
+
+def _mark(safe: str, clipped: str) -> str:
     mark = hashlib.sha256(clipped.encode()).hexdigest()[:8]
     cut = f" ({len(safe.encode()) - len(clipped.encode())} bytes left out)" if clipped != safe else ""
     return f"[data {mark}{cut}]\n{clipped}\n[end {mark}]"

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from cclsearch.propose.base import Remark, SearchView
 from cclsearch.propose.beliefs import KEY, Beliefs, write_beliefs
-from cclsearch.propose.llm.account import Cost
+from cclsearch.propose.llm.account import Cost, Limits
 from cclsearch.propose.llm.wire import Usage
 from cclsearch.text import one_line
 from cclsearch.values import Config
 
 TURN_TOPIC = "llm_turn"
 MOVE_TOPIC = "arbiter"
+LIMITS_TOPIC = "llm_limits"
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,29 @@ def past_turns(remarks: Iterable[Remark]) -> list[PastTurn]:
 def total_cost(turns: Iterable[PastTurn]) -> Cost:
     """What all these turns took."""
     return sum((turn.cost for turn in turns), Cost())
+
+
+def drop_decision(remark: Remark, why: str) -> Remark:
+    """A turn's remark without what it decided: its cost and what it learnt stay."""
+    data = {**remark.data, "decision": "none", "submitted": "[]", "policy": None}
+    return Remark(remark.topic, one_line(f"{why}: {remark.text}", 500), data)
+
+
+def limits_remark(limits: Limits) -> Remark:
+    """What `resume --max-tokens --max-usd` leaves in the ledger."""
+    words = [f"{limits.max_tokens:,} tokens"] if limits.max_tokens is not None else []
+    words += [f"${limits.max_usd:g}"] if limits.max_usd is not None else []
+    text = f"the LLM may use {' and '.join(words)} in all from here on"
+    return Remark(LIMITS_TOPIC, text, {"max_tokens": limits.max_tokens, "max_usd": limits.max_usd})
+
+
+def read_limits(remarks: Iterable[Remark], limits: Limits) -> Limits:
+    """The limits of the search's start, with what was set since in their place."""
+    for remark in remarks:
+        if remark.topic == LIMITS_TOPIC:
+            told = {name: value for name, value in remark.data.items() if value is not None}
+            limits = Limits.model_validate({**limits.model_dump(), **told})
+    return limits
 
 
 def last_insights(view: SearchView, count: int = 6) -> list[str]:

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from cclsearch.propose.llm.reading import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
+from cclsearch.propose.llm.spec import name_model
 from cclsearch.propose.llm.transport import make_http_client, to_provider_error
 from cclsearch.propose.llm.wire import Answer, Message, ProviderError, Request, Stop, ToolCall, Trouble, Usage
 
@@ -29,7 +30,7 @@ class OpenAIProvider:
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None, timeout_s: float = 120.0) -> None:
         import openai
 
-        self.name = f"openai:{model}" if base_url is None else f"compatible:{model}"
+        self.name = name_model("openai" if base_url is None else "compatible", model, base_url)
         self._model = model
         self._is_openai = base_url is None and not os.environ.get("OPENAI_BASE_URL")
         self._in_json = False

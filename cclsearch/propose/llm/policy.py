@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,6 +61,12 @@ class SandboxRunner:
         except SandboxError as error:
             return PolicyChoice(None, str(error))
         return read_choice(view.space, raw, [int(row) for row in look.order])
+
+
+def hide_origin(view: SearchView) -> SearchView:
+    """The view with nothing in its card that names where the workload comes from."""
+    blank = dict.fromkeys(("name", "title", "family", "framework", "source", "licence"), "")
+    return replace(view, card=view.card.model_copy(update=blank))
 
 
 def policy_inputs(view: SearchView) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:

@@ -189,12 +189,14 @@ def _evidence_lines(known: PromptInput) -> list[str]:
     return lines
 
 
-def describe_evidence(evidence: TrialEvidence, reference: TrialEvidence | None = None) -> str:
-    """Where the step goes, with differences against the best where there is something to compare."""
+def describe_evidence(
+    evidence: TrialEvidence, reference: TrialEvidence | None = None, *, against: str = "the best"
+) -> str:
+    """Where the step goes, with differences against a reference, called `against`, where there is one."""
     lines = list(evidence.diagnosis[:12])
-    against = reference.seconds_by_cause if reference else {}
+    theirs = reference.seconds_by_cause if reference else {}
     for cause, seconds in sorted(evidence.seconds_by_cause.items(), key=lambda item: -item[1])[:12]:
-        difference = f" ({seconds - against[cause]:+.4g} s against the best)" if cause in against else ""
+        difference = f" ({seconds - theirs[cause]:+.4g} s against {against})" if cause in theirs else ""
         lines.append(f"{cause}: {seconds:.4g} s{difference}")
     lines += evidence.notes[:4]
     return "\n".join(lines)
@@ -202,7 +204,7 @@ def describe_evidence(evidence: TrialEvidence, reference: TrialEvidence | None =
 
 def _move_lines(view: SearchView) -> list[str]:
     moves = [remark.text for remark in view.remarks if remark.topic == "arbiter"]
-    return [one_line(text, 240) for text in moves[-3:][::-1]]
+    return [fence_line(text, 240) for text in moves[-3:][::-1]]
 
 
 def _program_lines(known: PromptInput) -> list[str]:

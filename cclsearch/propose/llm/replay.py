@@ -91,6 +91,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Look
         max_submitted=record.max_submitted,
         overrules_left=record.overrules_left,
         mode=context.mode,
+        anonymous=context.anonymous,
         explain=explain if record.explanations else None,
         policies=SandboxRunner(),
     )

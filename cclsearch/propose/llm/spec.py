@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from cclsearch.errors import UserError
@@ -32,6 +33,11 @@ class LlmSpec(Model):
     def key_name(self) -> str:
         return KEYS[self.protocol]
 
+    @property
+    def name(self) -> str:
+        """As prices and records call the model."""
+        return name_model(self.protocol, self.model, self.base_url)
+
 
 def parse_spec(text: str) -> LlmSpec:
     """The spec; raises UserError that names the forms there are."""
@@ -40,6 +46,8 @@ def parse_spec(text: str) -> LlmSpec:
         parts = urlsplit(url)
         if parts.username or parts.password:
             raise UserError(f"--llm must not hold a password; put the key into {KEYS['compatible']}")
+        if parts.query:
+            raise UserError(f"--llm must hold no query (`?...`); put the key into {KEYS['compatible']}")
         if not parts.hostname or not _MODEL.fullmatch(fragment):
             raise UserError(f"--llm {text!r} names no model; write {FORMS}")
         return LlmSpec(protocol="compatible", model=fragment, base_url=url.rstrip("/"))
@@ -47,6 +55,19 @@ def parse_spec(text: str) -> LlmSpec:
     if protocol not in {"anthropic", "openai"} or not _MODEL.fullmatch(model):
         raise UserError(f"--llm must be {FORMS}; got {text!r}")
     return LlmSpec(protocol=protocol, model=model)
+
+
+def name_model(protocol: str, model: str, base_url: str | None) -> str:
+    """`protocol:model`, for people and for prices; `local:model` for a compatible server on this machine."""
+    host = urlsplit(base_url).hostname if base_url else None
+    return f"local:{model}" if protocol == "compatible" and host and _is_loopback(host) else f"{protocol}:{model}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def missing_key(spec: LlmSpec, environment: Mapping[str, str] | None = None) -> str | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cclsearch.propose.llm.account import Cost, Limits, Price, price_usage
 from cclsearch.propose.llm.clock import Clock
-from cclsearch.propose.llm.desk import Decision, Desk, Reply
-from cclsearch.propose.llm.fence import clip_bytes, redact_strings
+from cclsearch.propose.llm.desk import MAX_REPLY_BYTES, Decision, Desk, Reply
+from cclsearch.propose.llm.fence import clip_bytes, fence_line, redact_strings
 from cclsearch.propose.llm.prompt import MAX_CORRECTIONS, MAX_LOOKUPS, MAX_PROMPT_BYTES, Prompt
 from cclsearch.propose.llm.reading import MAX_CALLS, call_in_text
 from cclsearch.propose.llm.retry import Patience, ask_patiently
-from cclsearch.propose.llm.toolset import LOOKUPS
 from cclsearch.propose.llm.wire import (
     Answer,
     Message,
@@ -31,9 +31,13 @@ from cclsearch.redact import redact
 from cclsearch.text import one_line
 
 MAX_ECHO_BYTES = 1500
-"""Of one of the model's own earlier texts or arguments, when sent back to it."""
-MAX_REPLY_BYTES = 2400
-"""Of one look-up's result."""
+"""Of one of the model's own earlier texts, when sent back to it."""
+MAX_CALLS_BYTES = 4500
+"""Of the arguments of all calls of one answer, when sent back."""
+MIN_REPLY_BYTES = 300
+MAX_ID = 48
+"""Characters of a call's identifier that are kept."""
+LEFT_OUT = "(left out: no room)"
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,10 @@ class Turn:
         result.cost = result.cost + Cost(seconds=self._elapsed_s())
         return result
 
+    def cost_so_far(self) -> Cost:
+        """What the requests that were answered so far took."""
+        return self._result.cost + Cost(seconds=self._elapsed_s())
+
     def _elapsed_s(self) -> float:
         return self._settings.clock.now_s() - self._started_s
 
@@ -167,14 +175,11 @@ class Turn:
             )
         except ProviderError as error:
             result.cost = result.cost + Cost(requests=1)
-            words = one_line(redact(error.message), 300)
+            kind, words = error.trouble.value.replace("_", " "), one_line(redact(error.message), 300)
             result.exchanges.append(Exchange(None, error.trouble, words, request.num_bytes, self._elapsed_s()))
             if error.trouble in {Trouble.MALFORMED, Trouble.TOO_LARGE}:
-                self._correct(
-                    error.trouble.value.replace("_", " "), f"your answer could not be read: {words}. Be brief"
-                )
+                self._correct(kind, f"your answer could not be read: {fence_line(words)}. Be brief")
             else:
-                kind = error.trouble.value.replace("_", " ")
                 result.stall = Stall("provider", f"the provider failed ({kind}: {words})", error.trouble.can_pass)
             return None
         result.exchanges.append(Exchange(answer, request_bytes=request.num_bytes, at_s=self._elapsed_s()))
@@ -182,18 +187,21 @@ class Turn:
         return answer
 
     def _take_calls(self, text: str, calls: Sequence[ToolCall]) -> None:
+        echoed = tuple(_echo_call(call, MAX_CALLS_BYTES // len(calls)) for call in calls)
+        said = Message(role=Role.ASSISTANT, text=_echo(text), calls=echoed)
+        room_bytes = self._reply_room(said)
         replies: list[tuple[ToolCall, Reply]] = []
         for call in calls:
-            reply = self._reply(call)
+            reply = self._reply(call, room_bytes)
             replies.append((call, reply))
             if reply.decision:
                 self._result.decision = reply.decision
                 return
         results = tuple(
-            ToolResult(id=call.id, text=clip_reply(reply.text), is_error=bool(reply.fault)) for call, reply in replies
+            ToolResult(id=call.id, text=clip_reply(reply.text, room_bytes), is_error=bool(reply.fault))
+            for call, reply in replies
         )
-        echoed = tuple(_echo_call(call) for call in calls)
-        self._messages.append(Message(role=Role.ASSISTANT, text=_echo(text), calls=echoed))
+        self._messages.append(said)
         self._messages.append(Message(role=Role.USER, text=self._urge(), results=results))
         faults = [reply for call, reply in replies if reply.fault and not self._desk.is_lookup(call)]
         if faults:
@@ -201,16 +209,30 @@ class Turn:
         elif self._lookups > MAX_LOOKUPS:
             self._count_fault("undecided", f"it made more than {MAX_LOOKUPS} look-ups without deciding")
 
-    def _reply(self, call: ToolCall) -> Reply:
+    def _reply_room(self, said: Message) -> int:
+        """Bytes for each of these calls' results: an equal share of what a request has left without older results."""
+        older = [self._messages[0], *map(_shrunk, self._messages[1:])]
+        bare = tuple(ToolResult(id=call.id, text="") for call in said.calls)
+        messages = (*older, said, Message(role=Role.USER, text=self._urge(), results=bare))
+        left = MAX_PROMPT_BYTES - self._request_of(messages).num_bytes
+        # JSON escapes newlines and quotes, so a result's own bytes are not quite what is sent.
+        share = int(left * 0.9) // max(len(said.calls), 1)
+        return min(max(share, MIN_REPLY_BYTES), MAX_REPLY_BYTES)
+
+    def _reply(self, call: ToolCall, room_bytes: int) -> Reply:
         if self._desk.is_lookup(call):
             self._lookups += 1
             if self._lookups > MAX_LOOKUPS:
                 return Reply(f"refused: {MAX_LOOKUPS} look-ups are used; decide now", "undecided")
-        return self._desk.answer(call)
+        return self._desk.answer(call, room_bytes)
 
     def _urge(self) -> str:
         left = MAX_LOOKUPS - self._lookups
-        return f"{left} look-ups left" if left > 0 else "no look-ups left: decide now"
+        return (
+            f"{left} look-ups left"
+            if left > 0
+            else "no look-ups left: submit or finish now, further look-ups are refused"
+        )
 
     def _correct(self, fault: str, words: str) -> None:
         if not self._count_fault(fault, words):
@@ -232,36 +254,44 @@ class Turn:
             self._messages.append(Message(role=role, text=text))
 
     def _request(self) -> Request:
-        tools = self._tools
-        if self._lookups >= MAX_LOOKUPS:
-            tools = tuple(tool for tool in tools if tool.name not in LOOKUPS)
-        self._shrink(tools)
+        self._shrink()
+        return self._request_of(self._messages)
+
+    def _request_of(self, messages: Sequence[Message]) -> Request:
+        """The request with these messages; system and tools stay the same, so that a provider's cache holds."""
         return Request(
             system=self._system,
-            messages=tuple(self._messages),
-            tools=tools,
+            messages=tuple(messages),
+            tools=self._tools,
             max_output_tokens=self._settings.max_output_tokens,
         )
 
-    def _shrink(self, tools: tuple[ToolSpec, ...]) -> None:
-        """Empty the oldest look-ups' results until the whole request is within its bound."""
-        request = Request(system=self._system, messages=tuple(self._messages), tools=tools)
-        excess = request.num_bytes - MAX_PROMPT_BYTES
-        for i, message in enumerate(self._messages[1:-1], start=1):
-            if excess <= 0:
+    def _shrink(self) -> None:
+        """Bring the request within its bound: older look-ups are emptied, then left out, then the last are clipped."""
+        messages = self._messages
+        for i in range(1, len(messages) - 1):
+            if not self._excess():
                 return
-            small = _shrunk(message)
-            excess -= len(message.model_dump_json().encode()) - len(small.model_dump_json().encode())
-            self._messages[i] = small
+            messages[i] = _shrunk(messages[i])
+        while len(messages) > 3 and self._excess():
+            del messages[1:3]
+        for limit in (1200, 600, 300, 100, 0):
+            if not self._excess() or len(messages) == 1:
+                return
+            messages[-1] = _clipped(messages[-1], limit)
+
+    def _excess(self) -> int:
+        return max(self._request_of(self._messages).num_bytes - MAX_PROMPT_BYTES, 0)
 
     def _unique(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
         """The calls with identifiers that no other call of this turn has."""
         unique: list[ToolCall] = []
         for call in calls:
-            name, number = call.id, 1
+            given = call.id[:MAX_ID]
+            name, number = given, 1
             while name in self._ids:
                 number += 1
-                name = f"{call.id}_{number}"
+                name = f"{given}_{number}"
             self._ids.add(name)
             unique.append(call.model_copy(update={"id": name}))
         return unique
@@ -290,10 +320,10 @@ def describe_faults(faults: Sequence[str], words: str) -> str:
     return f"the turn ended without a legal new configuration ({', '.join(faults)}; last: {one_line(words, 160)})"
 
 
-def clip_reply(text: str) -> str:
+def clip_reply(text: str, limit_bytes: int) -> str:
     """A result within its bound; what was cut is said."""
     safe = redact(text)
-    clipped = clip_bytes(safe, MAX_REPLY_BYTES)
+    clipped = clip_bytes(safe, limit_bytes)
     return safe if clipped == safe else f"{clipped}\n({len(safe) - len(clipped)} characters left out)"
 
 
@@ -303,16 +333,29 @@ def _echo(text: str) -> str:
     return safe if clipped == safe else f"{clipped} (cut)"
 
 
-def _echo_call(call: ToolCall) -> ToolCall:
+def _echo_call(call: ToolCall, limit_bytes: int) -> ToolCall:
     """The call as it is sent back: long arguments are elided, the bound holds whatever came."""
-    import json
-
-    if len(json.dumps(call.arguments)) <= 3 * MAX_ECHO_BYTES:
-        return call.model_copy(update={"arguments": redact_strings(call.arguments), "name": redact(call.name)})
-    return call.model_copy(update={"arguments": {"elided": "the arguments were too long to be sent back"}})
+    name = redact(call.name)
+    if len(json.dumps(call.arguments)) <= limit_bytes:
+        return call.model_copy(update={"arguments": redact_strings(call.arguments), "name": name})
+    elided = {"elided": "the arguments were too long to be sent back"}
+    return call.model_copy(update={"arguments": elided, "name": name})
 
 
 def _shrunk(message: Message) -> Message:
-    results = tuple(result.model_copy(update={"text": "(left out: no room)"}) for result in message.results)
     calls = tuple(call.model_copy(update={"arguments": {}}) for call in message.calls)
+    results = tuple(result.model_copy(update={"text": LEFT_OUT}) for result in message.results)
     return message.model_copy(update={"results": results, "calls": calls, "text": clip_bytes(message.text, 400)})
+
+
+def _clipped(message: Message, limit_bytes: int) -> Message:
+    results = tuple(
+        result if len(result.text.encode()) <= limit_bytes + len(LEFT_OUT) else _cut(result, limit_bytes)
+        for result in message.results
+    )
+    return message.model_copy(update={"results": results})
+
+
+def _cut(result: ToolResult, limit_bytes: int) -> ToolResult:
+    kept = clip_bytes(result.text, limit_bytes)
+    return result.model_copy(update={"text": f"{kept}\n{LEFT_OUT}" if kept else LEFT_OUT})

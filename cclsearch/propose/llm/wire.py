@@ -51,7 +51,7 @@ class Message(Model):
 
 
 class Request(Model):
-    """One question to a provider. `system` and `tools` do not change during a search, so a provider may cache them."""
+    """One question to a provider. `system` and `tools` do not change during a turn, so a provider may cache them."""
 
     system: str
     messages: tuple[Message, ...]
