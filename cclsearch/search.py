@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cclsearch.flight import Flight, Stop
-from cclsearch.propose.base import Narrator, Observation, Proposal, Proposer, Remark, SearchView
+from cclsearch.propose.base import Closer, Narrator, Observation, Proposal, Proposer, Remark, SearchView
 from cclsearch.record.book import Book
 from cclsearch.record.event import Note, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.observe import Observer
 from cclsearch.record.state import collect_losses
 from cclsearch.record.trial import Trial
+from cclsearch.score.objective import Objective
 from cclsearch.space.table import Space
 from cclsearch.spec import RunSpec
 from cclsearch.values import Provenance
@@ -52,6 +53,9 @@ def run_search(book: Book, parts: Parts) -> None:
     except BaseException:
         flight.leave()
         raise
+    if isinstance(parts.proposer, Closer):
+        parts.proposer.close()
+        take_remarks(book, parts)
     if reason is None or parts.stop.is_set():
         flight.put_down(book, parts.stop)
         book.record(SearchStopped(time_s=parts.now_s(), reason=parts.stop.describe()))
@@ -174,7 +178,7 @@ def _confirm(book: Book, parts: Parts, deadline_s: float) -> None:
     wanted = max(parts.spec.limits.confirm, book.state.confirm_raised_to)
     if not wanted or parts.spec.provenance is not Provenance.MEASURED:
         return
-    for trial in finalists(book, wanted):
+    for trial in finalists(book, wanted, parts.spec.objective):
         if not any(run.purpose is Purpose.CONFIRMATION for run in book.state.runs_of(trial.config)):
             text = f"runs the configuration of trial {trial.number} again"
             _enter(book, parts, Proposal(trial.config, "confirmation", text), Purpose.CONFIRMATION)
@@ -183,13 +187,32 @@ def _confirm(book: Book, parts: Parts, deadline_s: float) -> None:
         parts.flight.land(book, parts.stop)
 
 
-def finalists(book: Book, count: int) -> list[Trial]:
-    """First runs of the configurations worth another run: the best, and those that cannot be told from it."""
+def finalists(book: Book, count: int, objective: Objective) -> list[Trial]:
+    """First runs of the configurations worth another run: the best, and those that cannot be told from it; over several
+    metrics those of the front, spread along it."""
+    if objective.is_multi:
+        return _front(book, count, objective)
     from cclsearch.noise import estimate_noise, pick_finalists
 
     runs = collect_losses(book.state)
     noise = estimate_noise(list(runs.values()))
     return [book.state.runs_of(config)[0] for config in pick_finalists(runs, noise, count)]
+
+
+def _front(book: Book, count: int, objective: Objective) -> list[Trial]:
+    """First ranked runs of configurations that no other beats in every metric, its ends first."""
+    import numpy as np
+
+    from cclsearch.front import find_front
+
+    trials = [book.state.trials[number] for number in book.state.losses_by_trial()]
+    values_NM = np.array([objective.values(trial.outcome.metrics) for trial in trials if trial.outcome])
+    if not len(values_NM):
+        return []
+    on_front = np.flatnonzero(find_front(values_NM))
+    ordered = on_front[np.argsort(values_NM[on_front, 0], kind="stable")]
+    chosen = ordered[np.unique(np.linspace(0, len(ordered) - 1, min(count, len(ordered))).round().astype(int))]
+    return [trials[n] for n in chosen]
 
 
 def find_budget(book: Book, parts: Parts) -> int:

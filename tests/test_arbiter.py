@@ -267,7 +267,7 @@ def test_a_late_answer_that_was_overtaken_is_not_launched_twice() -> None:
 
 def test_only_moves_of_the_machine_are_written() -> None:
     with pytest.raises(ValueError, match="cannot move"):
-        write_move(State(Phase.OFF, 1), State(Phase.LLM, 2))
+        write_move(State(Phase.OFF, 1), State(Phase.FALLBACK, 2))
     for phase in Phase:
         for after in ALLOWED[phase]:
             remark = write_move(State(phase, 1), State(after, 7, "cause", "reason", 2, 1))

@@ -115,3 +115,12 @@ class Narrator(Protocol):
     def ending(self) -> str | None:
         """Why the search should end with budget left; None to go on. Asked after a `propose` that gave nothing."""
         ...
+
+
+@runtime_checkable
+class Closer(Protocol):
+    """A proposer that has work under way in the background (the arbiter may)."""
+
+    def close(self) -> None:
+        """The search's session ends: leave the last remarks to `take_remarks`, and wait a few seconds at most."""
+        ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cclsearch.propose.base import Narrator, Proposal, Proposer, Remark, SearchView
+from cclsearch.propose.base import Closer, Narrator, Proposal, Proposer, Remark, SearchView
 from cclsearch.values import Config
 
 EARLIER = "earlier"
@@ -34,6 +34,11 @@ class FirstProposer:
     def take_remarks(self) -> Sequence[Remark]:
         """The other strategy's remarks."""
         return self._then.take_remarks() if isinstance(self._then, Narrator) else ()
+
+    def close(self) -> None:
+        """The other strategy's end."""
+        if isinstance(self._then, Closer):
+            self._then.close()
 
     def ending(self) -> str | None:
         """The other strategy's wish to end."""

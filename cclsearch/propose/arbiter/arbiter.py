@@ -12,6 +12,7 @@ from cclsearch.propose.arbiter.rules import Rules, find_stall, has_improved_sinc
 from cclsearch.propose.arbiter.seeds import propose_seed
 from cclsearch.propose.base import Proposal, Proposer, Remark, SearchView
 from cclsearch.propose.llm.agent import Agent, Thought, to_proposal
+from cclsearch.propose.llm.history import drop_decision
 from cclsearch.propose.llm.look import best_observation
 
 STRATEGIES = ("hybrid", "llm", "optuna")
@@ -43,10 +44,13 @@ class Arbiter:
         self._remarks: list[Remark] = []
         self._ending: str | None = None
         self._background: _Background | None = None
+        self._is_fresh = True
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Up to `count` new members of the space; empty only where nothing is left, or the search is finished."""
         self._ending = None
+        view = self._collect_overtaken(view)
+        view = self._try_again(view)
         taken: list[Proposal] = []
         for _ in range(_MOST_MOVES):
             state = read_state(view)
@@ -62,6 +66,18 @@ class Arbiter:
         """See `Narrator`."""
         remarks, self._remarks = self._remarks, []
         return remarks
+
+    def close(self) -> None:
+        """See `Closer`: what a turn in the background cost is told, its decision is not waited for."""
+        background, self._background = self._background, None
+        if background is None:
+            return
+        for _ in range(2):
+            thought = background.result(_CLOSE_S)
+            told = drop_decision(thought.remark, "too late") if thought else self._agent.describe_under_way()
+            if told:
+                self._remarks.append(told)
+                return
 
     def ending(self) -> str | None:
         """See `Narrator`."""
@@ -136,10 +152,34 @@ class Arbiter:
             return self._think_now(view, count)
         if self._background is None:
             self._background = _Background(lambda: self._think_now(view, count))
+        if self._background.is_overtaken:
+            return None
         thought = self._background.result(self._grace_s)
         if thought is not None:
             self._background = None
         return thought
+
+    def _collect_overtaken(self, view: SearchView) -> SearchView:
+        """The view with the cost of a turn that began before the LLM was put aside, once it has ended."""
+        background = self._background
+        thought = background.result(0.0) if background and background.is_overtaken else None
+        if thought is None:
+            return view
+        self._background = None
+        return self._tell(view, drop_decision(thought.remark, "overtaken by a move, not used"))
+
+    def _try_again(self, view: SearchView) -> SearchView:
+        """The view with the LLM back in, where an earlier session had put it off and this one may do better."""
+        fresh, self._is_fresh = self._is_fresh, False
+        state = read_state(view)
+        if not fresh or state.phase is not Phase.OFF or self._agent.limit_reached(view):
+            return view
+        after = State(Phase.LLM, next_trial(view), "resume", "the search was resumed", 0, state.stalls)
+        return self._tell(view, write_move(state, after))
+
+    def _tell(self, view: SearchView, remark: Remark) -> SearchView:
+        self._remarks.append(remark)
+        return replace(view, remarks=(*view.remarks, remark))
 
     def _think_now(self, view: SearchView, count: int) -> Thought:
         most = max(count, self._rules.max_queue if self._parallel <= 1 else count)
@@ -186,6 +226,8 @@ class Arbiter:
     ) -> None:
         count = before.stalls if stalls is None else stalls
         after = State(phase, next_trial(view), cause, reason, explore, count)
+        if self._background and phase is not Phase.LLM:
+            self._background.is_overtaken = True
         self._remarks.append(write_move(before, after))
 
     def _propose_fallback(self, view: SearchView, count: int) -> list[Proposal]:
@@ -194,6 +236,8 @@ class Arbiter:
 
 _MOST_MOVES = 6
 """Moves within one call: seeds, llm, fallback and back at most."""
+_CLOSE_S = 2.0
+"""How long the end of a search waits for a turn in the background."""
 
 
 class _Background:
@@ -201,6 +245,8 @@ class _Background:
 
     def __init__(self, call: object) -> None:
         self._call = call
+        self.is_overtaken = False
+        """Whether the LLM was put aside since: what it decides was thought out on older evidence."""
         self._thought: Thought | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="llm-turn", daemon=True)

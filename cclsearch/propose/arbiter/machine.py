@@ -1,11 +1,11 @@
 """The arbiter's states and moves, read from and written to the ledger's remarks.
 
-    seeds ----> llm <----> fallback        llm, fallback ----> off (for good)        llm ----> finished
+    seeds ----> llm <----> fallback        llm, fallback ----> off (until a resume)        llm ----> finished
 
 seeds     the first trials: the prediction's best, a safe default
 llm       the LLM decides, with the surrogate's view before it
 fallback  the surrogate explores for `explore` trials, then the LLM returns with the new evidence
-off       the LLM cannot come back (wrong key, a limit reached): the surrogate goes on alone
+off       the LLM cannot come back in this session (wrong key, a limit reached): the surrogate goes on alone
 finished  the LLM wished to end and the arbiter found nothing plausible left
 """
 
@@ -32,14 +32,14 @@ ALLOWED = {
     Phase.SEEDS: {Phase.LLM, Phase.OFF, Phase.FALLBACK},
     Phase.LLM: {Phase.FALLBACK, Phase.OFF, Phase.FINISHED},
     Phase.FALLBACK: {Phase.LLM, Phase.OFF},
-    Phase.OFF: set(),
+    Phase.OFF: {Phase.LLM},
     Phase.FINISHED: {Phase.LLM, Phase.FALLBACK, Phase.OFF},
 }
 """Phase -> phases that may follow."""
 
 
 NO_KEY = "no key"
-"""The one cause of `off` that a later session can mend."""
+"""The cause of `off` where no LLM took part: a later session with the key begins as if anew."""
 
 
 @dataclass(frozen=True)
