@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,6 +60,18 @@ def test_the_configuration_of_the_paper_is_legal_for_wl7() -> None:
     space = build_space(card, load_framework(card.framework))
     layout = {"tp": 4, "dp": 8, "pp": 8, "ep": 32, "micro_batch_size": 1}
     assert space.row({**layout, "activation_checkpointing": "full", "zero_stage": 3}) is not None
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if load_card(name).framework == "torchtitan"])
+def test_the_mesh_of_experts_that_torchtitan_makes_of_a_legal_configuration_is_whole(name: str) -> None:
+    card = load_card(name)
+    space = build_space(card, load_framework("torchtitan"))
+    tp, dp = space.column("tp").astype(int), space.column("dp").astype(int)
+    ep = space.column("ep").astype(int) if space.has("ep") else 1
+    shard = np.where(space.column("zero_stage").astype(int) == 0, 1, dp)
+    efsdp = shard * tp // ep  # torchtitan 0.3.0, distributed/parallel_dims.py
+    assert (efsdp >= 1).all()
+    assert (efsdp * ep * (dp // shard) == dp * tp).all()
 
 
 @st.composite
@@ -162,6 +175,11 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("micro_batches_cover_stages", "wl2", "torchtitan", {}, {**TITAN, "micro_batch_size": 4},
          {"micro_batch_size": 8}, ()),
         ("zero_needs_dp", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3}, {"dp": 1, "pp": 8}, ()),
+        ("tp_divides_sequence", "wl2", "torchtitan", {"seq_len": 1022}, TITAN, {"tp": 4, "dp": 2}, ()),
+        ("tied_embeddings_need_one_stage", "wl1", "torchtitan", {}, {**TITAN, "dp": 8, "pp": 1},
+         {"dp": 4, "pp": 2}, ()),
+        ("replicas_hold_every_expert", "wl6", "torchtitan", {}, {**TITAN, "ep": 4, "zero_stage": 2},
+         {"zero_stage": 0}, ()),
         ("sequence_parallel_needs_tp", "wl2", "megatron", {}, {**MEGATRON, "sequence_parallel": True},
          {"tp": 1, "dp": 8}, ()),
         ("sequence_parallel_divides_sequence", "wl2", "megatron", {"seq_len": 1023}, MEGATRON,

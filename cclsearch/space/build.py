@@ -45,10 +45,12 @@ def build_space(
 
     `extra_knobs` (of a profile or the user) add a knob, or replace the choices of one. `use_fewer` lets configurations
     leave accelerators idle; a framework may say so by itself. Raises UserError where no configuration is legal (with
-    the rules that left nothing), and where there are too many combinations to hold.
+    the rules that left nothing, or what of the model the framework cannot build), and where there are too many
+    combinations to hold.
     """
     if card.phase is not Phase.TRAINING:
         raise UserError(f"{card.name} is an {card.phase.value} workload: only training can be searched")
+    framework.require_buildable(card)
     knobs = resolve_knobs(card, framework, extra_knobs)
     rules = resolve_rules(card, framework, knobs, use_fewer=use_fewer)
     codes_NK = _enumerate(knobs, rules)

@@ -13,6 +13,7 @@ from cclsearch.card.model import Card
 from cclsearch.content import content_roots, list_content
 from cclsearch.errors import UserError
 from cclsearch.space import rules_of_degrees, rules_of_knobs, torus  # noqa: F401  importing enters their rules
+from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.rule import ALWAYS, PARAMETERS, RULES, Rule
 from cclsearch.space.table import Knob
 from cclsearch.text import one_line
@@ -59,6 +60,32 @@ class FrameworkKnob(Model):
         return Knob(self.name, choices, self.description)
 
 
+class Need(Model):
+    """An environment variable on the compute nodes without which no trial of the framework can run."""
+
+    env: str = Field(pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
+    file: str | None = None
+    """A file that the folder which it names must hold."""
+    what: str
+    """What it names, for messages."""
+
+    def is_met(self, value: str | None) -> bool:
+        """Whether that value will do on this machine."""
+        return value is not None and (self.file is None or (Path(value) / self.file).is_file())
+
+    def describe(self, value: str | None, *, is_met: bool) -> str:
+        """One line on a value that a node has, or lacks."""
+        wanted = self.what + (f" with {self.file}" if self.file else "")
+        if value is None:
+            return f"not set; it names {wanted}"
+        return one_line(f"{value!r} is {'' if is_met else 'not '}{wanted}", 300)
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it is not met."""
+        return f"set {self.env} in the profile's `environment` to {self.what} that every node sees"
+
+
 class Framework(Model):
     """One framework, as its file declares it."""
 
@@ -79,12 +106,29 @@ class Framework(Model):
     knobs: tuple[FrameworkKnob, ...] = Field(min_length=1)
     optional_knobs: tuple[FrameworkKnob, ...] = ()
     """Knobs that join a space only where a card, a profile or the user names them."""
+    cannot: dict[str, str] = {}
+    """What its run script cannot build of a model (names of `LIMITS`) -> what to do, one line each."""
+    precisions: tuple[str, ...] = ()
+    """Precisions of cards that its run script trains in; any where none is named."""
+    records: tuple[Literal["energy_j"], ...] = ()
+    """Figures of `result.json` that not every run script leaves, and its does."""
+    needs: tuple[Need, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
     """Names of rules, or `{rule: NAME, ...parameters}`, beyond those that always hold."""
     source: str = ""
     """Where the rules come from: documentation and version."""
     path: Path | None = None
     """The file it was read from."""
+
+    @field_validator("cannot")
+    @classmethod
+    def _check_cannot(cls, cannot: dict[str, str]) -> dict[str, str]:
+        unknown = sorted(set(cannot) - set(LIMITS))
+        if unknown:
+            raise ValueError(f"there is no limit {', '.join(map(repr, unknown))}; there are: {', '.join(LIMITS)}")
+        if not all(way.strip() for way in cannot.values()):
+            raise ValueError("each limit needs one line that says what to do")
+        return cannot
 
     @field_validator("rules")
     @classmethod
@@ -101,6 +145,21 @@ class Framework(Model):
             what = f"its run script {self.script!r} is not there" if self.script else "it has no run script"
             raise UserError(f"framework {self.name!r} cannot run here: {what}; recordings of it can be searched")
         return folder / self.script
+
+    def require_buildable(self, card: Card) -> None:
+        """Raises UserError that names the card's field, where the run script cannot build the card's model."""
+        for name, way in self.cannot.items():
+            said = LIMITS[name].read(card.arch)
+            if said is not None:
+                raise UserError(
+                    f"{card.name} cannot run under {self.name}: its run script cannot build {LIMITS[name].field} {said}"
+                    f" ({name}): {one_line(way, 200)}"
+                )
+        if self.precisions and card.precision not in self.precisions:
+            raise UserError(
+                f"{card.name} cannot run under {self.name}: workload.model.precision must be one of"
+                f" {', '.join(self.precisions)}, not {card.precision!r}: choose another with --framework or --set"
+            )
 
     def find_optional(self, name: str) -> FrameworkKnob | None:
         """The optional knob of that name."""

@@ -52,6 +52,12 @@ def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Rule:
     return _tp_divides("tp_divides_kv_heads", card.arch.num_kv_heads, "KV heads")
 
 
+@make_rule("tp_divides_sequence")
+def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Rule:
+    """For frameworks whose tensor parallelism always cuts the sequence too."""
+    return _tp_divides("tp_divides_sequence", card.seq_len, "tokens of a sequence")
+
+
 @make_rule("tp_divides_widths", "experts")
 def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Rule:
     """`experts: true` where tensor parallelism cuts the routed experts too."""
@@ -119,6 +125,19 @@ def _pp_divides_layers(card: Card, options: Mapping[str, Any]) -> Rule:
         f"pp divides the {layers} layers",
         lambda at: layers % at["pp"] == 0,
         lambda c: f"{layers} layers over pp {count_of(c, 'pp')} are {layers / count_of(c, 'pp'):g} a stage",
+    )
+
+
+@make_rule("tied_embeddings_need_one_stage")
+def _tied_embeddings_need_one_stage(card: Card, options: Mapping[str, Any]) -> Rule | None:
+    if not card.arch.tied_embeddings:
+        return None
+    return Rule(
+        "tied_embeddings_need_one_stage",
+        ("pp",),
+        "with tied embeddings pp is 1: the framework does not tie weights across pipeline stages",
+        lambda at: at["pp"] == 1,
+        lambda c: f"tied embeddings with pp {count_of(c, 'pp')}",
     )
 
 

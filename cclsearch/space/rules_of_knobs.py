@@ -36,6 +36,19 @@ def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
+@make_rule("replicas_hold_every_expert")
+def _replicas_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Rule:
+    """torchtitan's sparse mesh is dp_shard x tp ranks, `efsdp = dp_shard * tp // ep` (parallel_dims.py)."""
+    return Rule(
+        "replicas_hold_every_expert",
+        ("ep", "zero_stage", "tp"),
+        "at zero_stage 0 ep divides tp: experts are never spread over the dp ranks that replicate the model",
+        lambda at: (at["zero_stage"] > 0) | (at["tp"] % at["ep"] == 0),
+        lambda c: f"zero_stage {count_of(c, 'zero_stage')} with ep {count_of(c, 'ep')} and tp {count_of(c, 'tp')}",
+        needs_all=True,
+    )
+
+
 @make_rule("sequence_parallel_needs_tp")
 def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Rule:
     return Rule(
