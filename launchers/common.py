@@ -57,6 +57,10 @@ class IllegalConfig(Exception):
     """This configuration can never run; the message says why."""
 
 
+class PlaceError(Exception):
+    """What this place lacks, whatever the configuration; the message says what to do. It costs no budget."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """`config.json`, read."""
@@ -127,9 +131,8 @@ def kind_of(text: str) -> str:
 def report_failure(trial: Trial, rank: int, error: BaseException) -> None:
     """Leave this rank's root exception in `failures/`; the first by time is the trial's."""
     text = f"{type(error).__name__}: {error}".strip()
-    kind = "illegal_config" if isinstance(error, IllegalConfig) else kind_of(text)
-    if isinstance(error, MemoryError):
-        kind = "out_of_memory"
+    told = ((IllegalConfig, "illegal_config"), (PlaceError, "launcher"), (MemoryError, "out_of_memory"))
+    kind = next((kind for family, kind in told if isinstance(error, family)), None) or kind_of(text)
     traceback.print_exception(error)
     record = {"rank": rank, "time_ns": time.time_ns(), "kind": kind, "message": text[:4000]}
     with contextlib.suppress(OSError):

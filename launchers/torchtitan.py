@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, Trial, read_trial, reporting_failures
+from common import IllegalConfig, PlaceError, Trial, read_trial, reporting_failures
 from options import check_options
 from step_window import StepWindow, count_steps
 
@@ -73,9 +73,15 @@ def train(trial: Trial) -> None:
     words = render_options(trial.data)
     # this file bears the package's name: its folder must not come first, but `torchtitan_model` must be found
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE] + [str(HERE)]
-    from torchtitan.config import ConfigManager
-    from torchtitan.tools.logging import init_logger
-    from torchtitan.trainer import Trainer
+    try:
+        from torchtitan.config import ConfigManager
+        from torchtitan.tools.logging import init_logger
+        from torchtitan.trainer import Trainer
+    except ModuleNotFoundError as error:
+        raise PlaceError(
+            f"torchtitan 0.3 must be importable by {sys.executable}, but it has no module {error.name!r}: install it"
+            " there, or set the profile's `python`, `modules` or `container`"
+        ) from None
 
     init_logger()
     losses: list[float] = []

@@ -1,6 +1,7 @@
 """What torchtitan's `--module torchtitan_model --config make_config` builds: the trial's model and synthetic data.
 
-Layers come from torchtitan 0.3's own builders: its Llama 3 for dense models, its Qwen3 mixture of experts otherwise.
+Layers come from torchtitan 0.3's own builders: its Llama 3 for dense models whose heads fill the hidden size, its
+Qwen3 for the other dense ones and for mixtures of experts, with torchtitan's own shared experts where the card has any.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.models import llama3, qwen3
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
-from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import decoder_vocab_size, make_ffn_config
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
@@ -93,18 +94,30 @@ def make_config() -> Trainer.Config:
 
 
 def make_spec(arch: Mapping[str, Any], seq_len: int) -> ModelSpec:
-    """torchtitan's specification of the card's model."""
-    library = qwen3 if arch.get("moe") else llama3
-    hidden, vocab = arch["hidden_size"], arch["vocab_size"]
-    build = _make_expert_model if arch.get("moe") else _make_dense_model
-    model = build(
-        arch,
+    """torchtitan's specification of the card's model: Llama 3 where heads fill the hidden size, Qwen3 otherwise."""
+    if not arch["gated_mlp"]:
+        raise IllegalConfig("torchtitan's Llama 3 and Qwen3 are gated (SwiGLU), and the card's model is not")
+    is_llama = not arch.get("moe") and arch["head_dim"] * arch["num_heads"] == arch["hidden_size"]
+    library = llama3 if is_llama else qwen3
+    hidden, vocab, tied = arch["hidden_size"], arch["vocab_size"], arch["tied_embeddings"]
+    make_model, make_layers = (llama3.Llama3Model, _llama_layers) if is_llama else (qwen3.Qwen3Model, _qwen_layers)
+    model = make_model.Config(
+        layers=make_layers(arch, seq_len),
         dim=hidden,
         vocab_size=vocab,
-        enable_weight_tying=arch["tied_embeddings"],
-        tok_embeddings=Embedding.Config(num_embeddings=vocab, embedding_dim=hidden, param_init=library._EMBEDDING_INIT),
+        enable_weight_tying=tied,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=vocab,
+            embedding_dim=hidden,
+            # a tied embedding is the head's weight, which the head initialises
+            param_init=library._EMBEDDING_SKIP_INIT if tied else library._EMBEDDING_INIT,
+        ),
         norm=RMSNorm.Config(normalized_shape=hidden, param_init=library._NORM_INIT),
-        lm_head=Linear.Config(in_features=hidden, out_features=vocab, param_init=library._output_linear_init(hidden)),
+        lm_head=Linear.Config(
+            in_features=hidden,
+            out_features=vocab,
+            param_init=llama3._output_linear_init(hidden) if is_llama else qwen3._LINEAR_INIT,
+        ),
     )
     template = library.model_registry("debugmodel")
     return ModelSpec(
@@ -118,37 +131,37 @@ def make_spec(arch: Mapping[str, Any], seq_len: int) -> ModelSpec:
     )
 
 
-def _make_dense_model(arch: Mapping[str, Any], **common: Any) -> Any:
-    if arch["head_dim"] * arch["num_heads"] != arch["hidden_size"]:
-        raise IllegalConfig("torchtitan's Llama 3 needs head_dim x heads to be the hidden size")
-    layers = llama3._build_llama3_layers(
-        n_layers=arch["num_layers"],
-        dim=arch["hidden_size"],
-        n_heads=arch["num_heads"],
-        n_kv_heads=arch["num_kv_heads"],
-        hidden_dim=arch["intermediate_size"],
-        rope=ComplexRoPE.Config(dim=arch["head_dim"], max_seq_len=131072, theta=500000, scaling="llama"),
-        attn_backend="flex",
+def _llama_layers(arch: Mapping[str, Any], seq_len: int) -> list[Any]:
+    rope = ComplexRoPE.Config(dim=arch["head_dim"], max_seq_len=max(seq_len, 131072), theta=500000, scaling="llama")
+    return list(
+        llama3._build_llama3_layers(
+            n_layers=arch["num_layers"],
+            dim=arch["hidden_size"],
+            n_heads=arch["num_heads"],
+            n_kv_heads=arch["num_kv_heads"],
+            hidden_dim=arch["intermediate_size"],
+            rope=rope,
+            attn_backend="flex",
+        )
     )
-    return llama3.Llama3Model.Config(layers=layers, **common)
 
 
-def _make_expert_model(arch: Mapping[str, Any], **common: Any) -> Any:
-    moe = arch["moe"]
-    if moe["num_shared_experts"]:
-        raise IllegalConfig("torchtitan's Qwen3 has no shared experts, and the card's model does")
-    template = qwen3.model_registry("debugmodel").model
+def _qwen_layers(arch: Mapping[str, Any], seq_len: int) -> list[Any]:
+    """Dense layers, then layers of experts; shared experts are one feed-forward part of their joint width."""
+    moe, num = arch.get("moe"), arch["num_layers"]
     shape = {
         "dim": arch["hidden_size"],
         "n_heads": arch["num_heads"],
         "n_kv_heads": arch["num_kv_heads"],
         "head_dim": arch["head_dim"],
         "attn_backend": "flex",
-        "rope": type(template.layers[0].attention.rope)(dim=arch["head_dim"], max_seq_len=40960, theta=1000000.0),
+        "rope": CosSinRoPE.Config(dim=arch["head_dim"], max_seq_len=max(seq_len, 40960), theta=1000000.0),
     }
-    dense, num = moe["num_dense_layers"], arch["num_layers"]
-    layers = qwen3._build_qwen3_layers(n_layers=dense, hidden_dim=arch["intermediate_size"], **shape) if dense else []
-    layers += qwen3._build_qwen3_moe_layers(
+    dense = moe["num_dense_layers"] if moe else num
+    layers = qwen3._build_qwen3_layers(n_layers=dense, hidden_dim=arch["intermediate_size"], **shape)
+    if moe is None:
+        return list(layers)
+    sparse = qwen3._build_qwen3_moe_layers(
         n_layers=num - dense,
         moe_hidden_dim=moe["expert_intermediate_size"],
         num_experts=moe["num_experts"],
@@ -156,4 +169,12 @@ def _make_expert_model(arch: Mapping[str, Any], **common: Any) -> Any:
         moe_comm_backend="standard",
         **shape,
     )
-    return qwen3.Qwen3Model.Config(layers=layers, **common)
+    if moe["num_shared_experts"]:
+        for layer in sparse:
+            layer.moe.shared_experts = make_ffn_config(
+                dim=arch["hidden_size"],
+                hidden_dim=moe["num_shared_experts"] * moe["expert_intermediate_size"],
+                w1_param_init=qwen3._LINEAR_INIT,
+                w2w3_param_init=qwen3._LINEAR_INIT,
+            )
+    return [*layers, *sparse]
