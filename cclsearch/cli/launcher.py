@@ -6,12 +6,13 @@ import argparse
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 
-EXAMPLE = "ccl-search launcher list\n  ccl-search launcher check slurm-generic"
+EXAMPLE = "ccl-search launcher list\n  ccl-search launcher check slurm-generic --framework megatron"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "check"), help="list profiles, or check one against its cluster")
     parser.add_argument("profile", nargs="?", metavar="PROFILE", help="a profile's name, or its file")
+    parser.add_argument("--framework", help="with check: the framework whose trials shall run there")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -19,10 +20,12 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.errors import UserError
 
     if args.action == "list":
+        if args.framework is not None:
+            raise UserError("`launcher list` takes no --framework: it belongs to `launcher check`")
         return _list(as_json=args.json)
     if args.profile is None:
         raise UserError("`launcher check` needs the name of a profile (`ccl-search launcher list` shows them)")
-    return _check(args.profile, as_json=args.json)
+    return _check(args.profile, args.framework, as_json=args.json)
 
 
 def _list(*, as_json: bool) -> int:
@@ -49,14 +52,15 @@ def _list(*, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _check(name: str, *, as_json: bool) -> int:
+def _check(name: str, framework: str | None, *, as_json: bool) -> int:
     """Run the launcher's own checks; exit code 1 where one fails."""
     import json
 
     from cclsearch.launch.profile import load_profile, make_launcher
     from cclsearch.text import plain
 
-    launcher = make_launcher(load_profile(name))
+    profile = load_profile(name)
+    launcher = make_launcher(profile.model_copy(update={"framework": framework or profile.framework}))
     checks = launcher.check()
     launcher.close()
     if as_json:

@@ -127,7 +127,7 @@ class LocalLauncher:
         return render_script(self._added(job), self._command(job), comment=comment)
 
     def check(self) -> list[Check]:
-        """Whether interpreter, script and the framework's package are there."""
+        """Whether interpreter, script and what the framework needs are there; without a framework, the interpreter."""
         found = shutil.which(self.python)
         checks = [
             Check(
@@ -137,9 +137,11 @@ class LocalLauncher:
                 remedy="" if found else "set `python` in the profile to an interpreter",
             )
         ]
+        if self.profile.framework is None:
+            return checks
         script = self.framework.script_path
         checks.append(Check(name="run script", ok=True, detail=str(script)))
-        return [*checks, *self._check_package(found)]
+        return [*checks, *self._check_package(found), *self._check_needs()]
 
     def close(self) -> None:
         """Jobs go on; nothing is held."""
@@ -265,6 +267,14 @@ class LocalLauncher:
         ok = answer.returncode == 0
         detail = f"{package} {answer.stdout.strip()}" if ok else f"{package} is not installed for {python}"
         return [Check(name=package, ok=ok, detail=detail, remedy="" if ok else f"{python} -m pip install {package}")]
+
+    def _check_needs(self) -> Iterator[Check]:
+        variables = {**inherited_environment(), **self.profile.environment}
+        for need in self.framework.needs:
+            value = variables.get(need.env)
+            ok = need.is_met(value)
+            detail = need.describe(value, is_met=ok)
+            yield Check(name=need.env, ok=ok, detail=detail, remedy="" if ok else need.remedy)
 
     def _reap(self) -> None:
         self._children = {name: child for name, child in self._children.items() if child.poll() is None}

@@ -260,16 +260,18 @@ def read_slurm_settings(profile: Profile) -> SlurmSettings:
 
 def read_program(profile: Profile) -> Program:
     """The run script of the profile's framework; none where none is named, which is enough for `check`."""
-    from cclsearch.space.framework import load_framework
+    from cclsearch.space.framework import list_frameworks, load_framework
 
     if profile.framework is None:
-        return Program(script=None, runner="torchrun", environment=dict(profile.environment))
+        needs = tuple(need for name in list_frameworks() for need in load_framework(name).needs)
+        return Program(script=None, runner="torchrun", environment=dict(profile.environment), needs=needs)
     framework = load_framework(profile.require_framework())
     return Program(
         script=framework.script_path,
         runner=framework.runner,
         environment=dict(profile.environment),
         knob_environment=framework.knob_environment,
+        needs=framework.needs,
     )
 
 
