@@ -23,6 +23,7 @@ def compute_seconds(trace: TraceView) -> dict[int, float]:
 @metric(
     "compute_imbalance",
     unit="fraction",
+    better="lower",
     over="trace",
     summary="compute time of the busiest rank over the mean, less 1; collectives excluded, ranks of a stage compared",
 )
@@ -53,6 +54,7 @@ def measure_compute_imbalance(trace: TraceView) -> Draft:
 @metric(
     "pipeline_bubble",
     unit="fraction",
+    better="lower",
     over="trace",
     summary="share of a step in which a stage neither computes nor reduces: idle, or waiting for a neighbour stage",
 )
@@ -107,6 +109,7 @@ def count_micro_batches(trace: TraceView) -> int | None:
 @metric(
     "moe_balance",
     unit="ratio",
+    better="lower",
     over="trace",
     summary="tokens of the busiest expert-parallel rank over the mean, from the splits of the all-to-alls",
 )

@@ -35,6 +35,7 @@ def _gridded(
 @metric(
     "allocation_ratio",
     unit="fraction",
+    better="higher",
     over="trace",
     summary="share of the multiprocessors that compute kernels occupy, times compute_frac",
 )
@@ -72,6 +73,7 @@ def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
 @metric(
     "wave_balance",
     unit="fraction",
+    better="higher",
     over="trace",
     summary="how full the last wave of blocks is: waves over waves rounded up, weighted by duration",
 )
@@ -110,6 +112,7 @@ def _resident_by_row(view: RankView, rows: Int64s) -> tuple[Floats, bool]:
 @metric(
     "resource_efficiency",
     unit="fraction",
+    better="higher",
     over="trace",
     summary="achieved FLOP/s of matrix products over what the chip's roofline allows",
 )

@@ -41,6 +41,7 @@ def find_reservation(trace: TraceView) -> tuple[Reason | None, str]:
 @metric(
     "comm_wait_frac",
     unit="fraction",
+    better="lower",
     over="trace",
     summary="share of the time in collectives that is spent waiting for the other ranks",
 )
@@ -86,6 +87,7 @@ def _aligned_starts(trace: TraceView) -> list[tuple[tuple[int, ...], Int64s]]:
 @metric(
     "start_skew",
     unit="s",
+    better="lower",
     over="trace",
     summary="how far apart the ranks enter a collective: median over collectives of latest less earliest start",
 )

@@ -104,6 +104,7 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
 @metric(
     "mfu",
     unit="fraction",
+    better="higher",
     over="trace",
     summary="model FLOP of the tokens over peak: 6 (N_active - N_embedding) + 12 L hidden S a token (PaLM, appendix B)",
 )
@@ -112,7 +113,13 @@ def measure_mfu(trace: TraceView) -> Draft:
     return _measure_mfu(trace, attention=12.0)
 
 
-@metric("mfu_causal", unit="fraction", over="trace", summary="mfu with half the attention: what a causal mask needs")
+@metric(
+    "mfu_causal",
+    unit="fraction",
+    better="higher",
+    over="trace",
+    summary="mfu with half the attention: what a causal mask needs",
+)
 def measure_mfu_causal(trace: TraceView) -> Draft:
     """MFU with 6 L hidden S for attention."""
     return _measure_mfu(trace, attention=6.0)
@@ -138,6 +145,7 @@ def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
 @metric(
     "gemm_tflops",
     unit="TFLOP/s",
+    better="higher",
     over="trace",
     summary="FLOP of the matrix products whose shapes are recorded over the time that their kernels cover",
 )

@@ -39,6 +39,7 @@ def _copies_by_direction(view: RankView) -> dict[str, tuple[int, int]]:
 @metric(
     "mem_copy_bw",
     unit="GB/s",
+    better="higher",
     over="trace",
     summary="bytes over duration of the device's memory copies (1 GB = 1e9); by direction in inputs",
 )
@@ -68,6 +69,7 @@ def measure_mem_copy_bw(trace: TraceView) -> Draft:
 @metric(
     "peak_memory",
     unit="B",
+    better="lower",
     over="trace",
     summary="most memory that the allocator reported, largest rank; counts from the start of the profiled window",
 )

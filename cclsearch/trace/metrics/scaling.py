@@ -22,6 +22,7 @@ Rule = Literal["strong", "weak"]
 @metric(
     "scaling_efficiency",
     unit="fraction",
+    better="higher",
     over="trace",
     summary="throughput at N over N/N0 times the throughput at N0 (a second trace is the base), split by cause",
 )

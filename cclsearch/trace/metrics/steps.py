@@ -16,6 +16,7 @@ from cclsearch.trace.view import RankView, TraceView
 @metric(
     "trace_step_time",
     unit="s",
+    better="lower",
     over="trace",
     summary="period of a step on the device, profiler on: median over steps, slowest rank",
 )
@@ -101,6 +102,7 @@ def require_step_time(trace: TraceView) -> Draft:
 @metric(
     "tokens_per_s",
     unit="tokens/s",
+    better="higher",
     over="trace",
     summary="tokens of the card's global batch over trace_step_time",
 )
@@ -126,6 +128,7 @@ def measure_tokens_per_s(trace: TraceView) -> Draft:
 @metric(
     "tokens_per_s_per_device",
     unit="tokens/s",
+    better="higher",
     over="trace",
     summary="tokens_per_s over the number of accelerators",
 )
