@@ -291,6 +291,30 @@ def test_traces_of_two_runs_are_not_mixed(tmp_path: Path, mix: Any) -> None:
     assert (found.status, found.reason, found.tables) == ("not_available", Reason.MIXED_RUNS, {})
 
 
+def write_apart(folder: Path, gap_us: float, *, same_host: bool = True, reduce: bool = True) -> None:
+    """Two ranks of three steps (3 ms), the second of which begins so long after the first ends."""
+    for rank in range(2):
+        events = write.gpu_events(start_us=1000.0 + rank * (3000.0 + gap_us))
+        if not reduce:
+            events = [event for event in events if "nccl" not in event["name"]]
+        document = write.kineto_document(events, rank=rank, world=2)
+        document["host_name"] = "node0" if same_host else f"node{rank}"
+        write.write_kineto(folder / f"rank{rank}.json", document)
+
+
+def test_ranks_that_reduce_together_on_one_clock_are_there_at_the_same_time(tmp_path: Path) -> None:
+    write_apart(tmp_path / "apart", 64e6)
+    found = read_traces(tmp_path / "apart", use_cache=False)
+    assert (found.status, found.reason, found.tables) == ("not_available", Reason.MIXED_RUNS, {})
+    assert "64 s after" in found.message
+
+
+@pytest.mark.parametrize("case", [{"gap_us": -1000.0}, {"same_host": False}, {"reduce": False}])
+def test_ranks_may_be_apart_where_nothing_says_that_they_met(tmp_path: Path, case: dict[str, Any]) -> None:
+    write_apart(tmp_path, **{"gap_us": 64e6, **case})
+    assert read_traces(tmp_path, use_cache=False).status == "ok"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [

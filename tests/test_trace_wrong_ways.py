@@ -344,3 +344,35 @@ def test_clocks_that_do_not_align_are_a_reason() -> None:
         tables.append(tape.table(host=f"node{rank}"))
     result = measure(tables, "last_arriver")
     assert (result.value, result.reason) == (None, Reason.NO_CLOCK_ALIGNMENT)
+
+
+def same_host_ranks(shift_us: float, *, dur_us: float = 80, accelerator: str = "gpu") -> list[EventTable]:
+    """Four ranks of one host whose last one's collectives are shifted."""
+    tables = []
+    for rank in range(4):
+        tape = Tape(rank=rank, world_size=4)
+        for i in range(8):
+            tape.collective(i * 10_000 + (shift_us if rank == 3 else 0), dur_us)
+        tables.append(tape.table(accelerator=accelerator))
+    return tables
+
+
+@pytest.mark.parametrize("shift_us", [10_000, 1000])
+def test_one_clock_does_not_make_collectives_of_two_runs_the_same(shift_us: float) -> None:
+    """One rank of four is another run's: the median over all ranks would not see it."""
+    for name in ("start_skew", "last_arriver"):
+        result = measure(same_host_ranks(shift_us), name)
+        assert (result.value, result.reason) == (None, Reason.NO_CLOCK_ALIGNMENT)
+        assert "before another begins" in result.detail
+    assert measure(same_host_ranks(shift_us), "comm_wait_frac").status is Status.PARTIAL
+
+
+def test_the_bound_on_clocks_holds_on_one_host_too() -> None:
+    assert measure(same_host_ranks(700, dur_us=800), "start_skew").reason is Reason.NO_CLOCK_ALIGNMENT
+    assert measure(same_host_ranks(100, dur_us=800), "start_skew").status is Status.OK
+
+
+def test_ranks_that_share_a_cpus_cores_may_leave_a_collective_at_odds() -> None:
+    """Threads leave when a core is free for them: up to what the collective takes, that tells nothing of clocks."""
+    assert measure(same_host_ranks(700, dur_us=800, accelerator="cpu"), "start_skew").status is Status.OK
+    assert measure(same_host_ranks(900, dur_us=800, accelerator="cpu"), "start_skew").value is None

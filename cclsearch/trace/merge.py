@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cclsearch.trace.align import blocking_groups, share_clock
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
 from cclsearch.trace.find import TraceFile
 
@@ -110,7 +111,7 @@ def find_mixture(tables: Sequence[EventTable]) -> str:
     keys = {table.run_key for table in tables if table.run_key}
     if len(keys) > 1:
         return "traces that name different runs"
-    return _groups_differ(tables) or _far_apart(tables)
+    return _groups_differ(tables) or _far_apart(tables) or _never_met(tables)
 
 
 def _groups_differ(tables: Sequence[EventTable]) -> str:
@@ -135,6 +136,24 @@ def _far_apart(tables: Sequence[EventTable]) -> str:
         if start - end > max(MAX_GAP_NS, stop - start):
             return f"{source} begins {(start - end) / 1e9:.0f} s after the others end"
         end = max(end, stop)
+    return ""
+
+
+def _never_met(tables: Sequence[EventTable]) -> str:
+    """On one clock, ranks that reduce and gather in the same group are in it at the same time."""
+    if len({table.source for table in tables}) < 2 or not share_clock(tables):
+        return ""
+    world = next((table.world_size for table in tables if table.world_size is not None), len(tables))
+    timed = [
+        (t.base_ns + int(t.ts_ns.min()), t.base_ns + int(t.end_ns.max()), blocking_groups(t, t.rank, world), t.source)
+        for t in tables
+        if t.clock == "unix" and len(t)
+    ]
+    for start, _, groups, source in timed:
+        for _, end, others, earlier in timed:
+            if start > end and groups & others:
+                gap = f"{source} begins {(start - end) / 1e9:.3g} s after {earlier} ends"
+                return f"{gap}, on the same clock and with the same collectives"
     return ""
 
 

@@ -53,8 +53,6 @@ class RankGraph:
     """Transfer part of a collective; its whole duration where no peer tells; 0 elsewhere."""
     is_matched: Bools
     window_ns: int
-    tail_ns: int
-    """From the last event's end to the window's end."""
 
 
 def build_graph(trace: TraceView, view: RankView, window: tuple[int, int], offset_ns: int) -> RankGraph:
@@ -79,7 +77,6 @@ def build_graph(trace: TraceView, view: RankView, window: tuple[int, int], offse
     queued = (launch_ns >= 0) & (launch_ns <= free_ns)
     released = (before >= 0) & (waited < 0)
     transfer, matched = _transfers(trace, view, rows)
-    last = int(end.max()) if len(rows) else window[0] + move
     return RankGraph(
         rank=view.rank,
         rows=rows,
@@ -97,7 +94,6 @@ def build_graph(trace: TraceView, view: RankView, window: tuple[int, int], offse
         transfer_ns=transfer,
         is_matched=matched,
         window_ns=window[1] - window[0],
-        tail_ns=window[1] + move - last,
     )
 
 

@@ -33,6 +33,8 @@ def find_reservation(trace: TraceView) -> tuple[Reason | None, str]:
     """Why a figure over matched collectives is only partial; (None, "") where it is not."""
     if trace.matching.mismatched:
         return Reason.SEQUENCE_MISMATCH, f"left out: {'; '.join(trace.matching.mismatched)}"
+    if trace.matching.apart:
+        return Reason.NO_CLOCK_ALIGNMENT, trace.matching.apart
     if trace.matching.ranks_missing:
         return Reason.RANKS_MISSING, "some groups have ranks without a trace: the waiting for them is not seen"
     return None, ""
@@ -76,7 +78,9 @@ def _aligned_starts(trace: TraceView) -> list[tuple[tuple[int, ...], Int64s]]:
     """Starts of the matched collectives of each group on one clock, shape (R, K), with the group's ranks."""
     matching = require_matching(trace)
     if matching.offset_ns is None:
-        raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, "the clocks of the ranks cannot be brought together")
+        raise NotAvailable(
+            Reason.NO_CLOCK_ALIGNMENT, matching.apart or "the clocks of the ranks cannot be brought together"
+        )
     offsets = matching.offset_ns
     return [
         (group.ranks, group.start_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64))
