@@ -11,10 +11,12 @@ from recorded_runs import search, write_recording
 
 from cclsearch.cli import main
 from cclsearch.errors import UserError
-from cclsearch.front_of_runs import gather_front
+from cclsearch.front_of_runs import gather_front, objective_over
+from cclsearch.plugins import METRICS
 from cclsearch.recording import load_recording
 from cclsearch.recording_family import find_family, join_recordings
 from cclsearch.run_folder import load_run
+from cclsearch.score.catalog import CATALOG
 from cclsearch.sweep import describe_sweep, read_sweep
 
 
@@ -133,6 +135,12 @@ def test_three_metrics_make_a_front_too(family: Path, capsys: pytest.CaptureFixt
         (["--metrics", "step_time_s,nonsense"], "there is no metric 'nonsense'"),
         (["--objective", "step_time"], "needs an objective with a parameter 'weight' or with several metrics"),
         (["--objective", "composite", "--weights", "0:2:1"], "weights read from:to:step"),
+        (["--weights", "0:1:0.5"], "run 'a' is no sweep over weights"),
+        (["--objective", "pareto", "--weights", "0:1:0.5"], "'pareto' has several metrics and no parameter 'weight'"),
+        (["--metrics", "step_time_s,overlap", "--weights", "0,1"], "--metrics and --weights exclude each other"),
+        (["--metrics", "step_time_s,overlap", "--objective", "pareto"], "--metrics and --objective exclude each other"),
+        (["--metrics", "step_time_s,hfu"], "neither more nor less hfu is better in itself"),
+        (["--metrics", ""], "two or three different metrics"),
     ],
 )
 def test_a_front_that_cannot_be_is_refused(
@@ -141,6 +149,38 @@ def test_a_front_that_cannot_be_is_refused(
     search(family / "toy-8", "a", budget=2)
     assert main(["pareto", "a", *args]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_metrics_of_traces_are_laid_in_the_direction_that_they_have() -> None:
+    terms = objective_over(["step_time_s", "overlap", "exposed_comm_frac"]).terms
+    assert [term.direction.value for term in terms] == ["minimize", "maximize", "minimize"]
+    # a metric of traces whose name the run's own figures have keeps one meaning
+    for name in METRICS.names():
+        better = METRICS.get(name).better
+        if name in CATALOG:
+            assert CATALOG[name].direction == {"lower": "minimize", "higher": "maximize"}[better]
+
+
+def test_a_sweep_in_a_held_allocation_needs_no_recording(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert main(["sweep", "--workload", "wl5", "--in-allocation", "--dry-run", "--runs", "elsewhere"]) == 0
+    assert "job script of the first (slurm-generic)" in capsys.readouterr().out
+
+
+def test_a_sweep_over_a_recording_says_how_to_leave_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "--workload", "wl2", "--dry-run"]) == 0
+    swept = [line for line in capsys.readouterr().out.splitlines() if "--launcher" in line]
+    assert main(["run", "--workload", "wl2", "--dry-run"]) == 0
+    assert swept == [line for line in capsys.readouterr().out.splitlines() if "--launcher" in line] != []
+
+
+def test_weights_for_an_objective_without_are_refused(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy = family / "toy-8"
+    sweep = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--dry-run"]
+    assert main([*sweep, "--objective", "pareto", "--weights", "0:1:0.5"]) == 2
+    assert "has several metrics and no parameter 'weight'" in capsys.readouterr().err
 
 
 def test_runs_of_different_work_have_no_common_front(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
