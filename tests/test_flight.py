@@ -14,8 +14,9 @@ from cclsearch.judging import TrialJudge
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.plan import Request, plan_search
 from cclsearch.record.book import Book
-from cclsearch.record.event import TrialProposed, TrialSubmitting
+from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
+from cclsearch.score.objective import load_objective
 from cclsearch.search import Parts, run_search
 from cclsearch.session import create_run, make_input, open_parts, start_book
 from cclsearch.spec import Limits
@@ -238,6 +239,21 @@ def test_confirmations_are_new_runs_apart_from_the_budget(project: Path) -> None
     assert purposes == ["search"] * 4 + ["confirmation"] * 2
     assert state.num_spent == 4
     assert len({trial.config for trial in state.trials.values()}) == 4
+
+
+def test_a_search_over_several_metrics_runs_its_front_again(project: Path) -> None:
+    """Fewer ranks are slower: the fastest of each size is on the front, whatever it takes."""
+    launcher = ScriptedLauncher(lambda job: ran(job, 8.0 / job.payload.num_ranks + 0.01 * job.trial, simulated=False))
+    launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
+    folder, parts = open_search(project, launcher, budget=40, confirm=2)
+    spec = parts.spec.model_copy(update={"objective": load_objective("pareto")})
+    flight = replace(parts.flight, spec=spec, judge=lambda t, p, b, f: _admit(TrialJudge(spec)(t, p, b, f)))
+    with Book(folder) as book:
+        start_book(book, parts)
+        run_search(book, replace(parts, spec=spec, flight=flight))
+        again = [trial for trial in book.state.trials.values() if trial.purpose is Purpose.CONFIRMATION]
+    sizes = [int(t.config["tp"]) * int(t.config["dp"]) * int(t.config["pp"]) for t in again]  # type: ignore[arg-type]
+    assert sorted(sizes) == [1, 4]
 
 
 def _admit(outcome):  # type: ignore[no-untyped-def]
