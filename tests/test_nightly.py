@@ -77,7 +77,7 @@ def night(code: int | None = None, **changes: Any) -> NightSummary:
 @pytest.fixture(autouse=True)
 def _nights_are_days_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each night is named a day after the one before, without waiting for it."""
-    from cclsearch.nightly import night as module
+    from cclsearch.nightly import place as module
 
     find = module.find_place
 
@@ -192,7 +192,7 @@ def test_a_night_that_was_stopped_goes_on_with_the_same_search(place: Path) -> N
 
 
 def test_a_night_that_was_killed_is_the_same_night_with_its_spending(place: Path) -> None:
-    from cclsearch.nightly import night as module
+    from cclsearch.nightly import place as module
     from cclsearch.nightly.config import load_nightly
 
     first = night(budget={"trials": 8})
@@ -211,6 +211,90 @@ def test_a_night_that_was_killed_is_the_same_night_with_its_spending(place: Path
     other = load_nightly(write(budget={"trials": 9}))
     (home / first.night / "summary.json").unlink()
     assert module.find_place(other, Path("runs").absolute(), time.time()).stamp != first.night
+
+
+def stop_after(stop: Stop, count: int) -> Callable[[Job], Ending]:
+    """Trials end well until that many were begun; the next one runs on, and the night is asked to stop."""
+    begun = iter(range(100))
+
+    def decide(job: Job) -> Ending:
+        if next(begun) < count:
+            return ran(job, time_of(job))
+        stop.request("stopped by SIGTERM")
+        return None
+
+    return decide
+
+
+def run_stopped(after: int, **changes: Any) -> NightSummary:
+    """A night that SIGTERM stops once that many trials have ended; later trials end well again."""
+    from cclsearch.nightly.config import load_nightly
+
+    stop = Stop()
+    DECIDE.append(stop_after(stop, after))
+    summary = run_night(load_nightly(write(**changes)), Path("runs").absolute(), stop=stop)
+    DECIDE.append(lambda job: ran(job, time_of(job)))
+    return summary
+
+
+def test_a_night_that_a_signal_stopped_is_gone_on_with_and_its_budget_counts(place: Path) -> None:
+    jobs = [{**BASE["jobs"][0], "name": "a"}, {**BASE["jobs"][0], "name": "b"}]
+    more: dict[str, Any] = {"jobs": jobs, "budget": {"trials": 7}}
+    cut = run_stopped(2, **more)
+    assert cut.stopped
+    assert "stopped before its end" in cut.text
+    assert cut.spent.trials == 2
+    again = night(**more)
+    assert again.night == cut.night
+    assert not again.stopped
+    assert again.spent.trials == 7
+    assert [job.trials for job in again.jobs] == [4, 3]
+    assert night(**more).night != cut.night
+
+
+def test_a_stop_after_the_last_trial_is_the_end_of_the_night(place: Path) -> None:
+    cut = run_stopped(4, budget={"trials": 4})
+    assert cut.spent.trials == 4
+    assert not cut.stopped
+    assert night(budget={"trials": 4}).night != cut.night
+
+
+def test_pruning_leaves_alone_a_run_that_tonight_went_on_with(place: Path) -> None:
+    cut = run_stopped(1, start="22:00 UTC")
+    summary = night(keep={"nights": 1})
+    assert summary.jobs[0].resumed
+    assert summary.pruned.trials == 0
+    trials = Path("runs") / str(summary.jobs[0].run) / "trials"
+    assert len(list(trials.glob("*/result.json"))) == 6
+    night(keep={"nights": 2})
+    assert len(list(trials.glob("*/result.json"))) == 6
+    assert night(keep={"nights": 2}).pruned.nights == (summary.night,)
+    winners = {one.jobs[0].best.trial for one in (cut, summary) if one.jobs[0].best}
+    assert {int(path.parent.name) for path in trials.glob("*/result.json")} == winners
+
+
+def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_beside_them(place: Path) -> None:
+    scratch = place / "scratch"
+    Path("launchers/sim.yaml").write_text(f"launcher: scripted-night\nscratch: {scratch}\n")
+    first = night().jobs[0]
+    assert first.best is not None
+    trials = Path("runs") / str(first.run) / "trials"
+    winner, loser, liar = first.best.trial, *[n for n in range(1, 7) if n != first.best.trial][:2]
+    for number in (winner, loser):
+        held = scratch / f"{first.run}-t{number:04d}-a1" / "trace"
+        held.mkdir(parents=True)
+        (held / "rank0.json").write_bytes(b"x" * 5000)
+        (trials / f"{number:04d}" / "trace").symlink_to(held)
+    others = scratch / "others-t0001-a1" / "trace"
+    others.mkdir(parents=True)
+    (scratch / f"{first.run}-t{loser:04d}-a1" / "out").symlink_to(others)
+    (trials / f"{liar:04d}" / "trace").symlink_to(others)
+    summary = night(keep={"nights": None, "gib": 4000 / 2**30})
+    assert summary.pruned.trials == 5
+    assert summary.pruned.gib > 5000 / 2**30
+    kept = sorted(path.name for path in scratch.iterdir())
+    assert kept == sorted([f"{first.run}-t{winner:04d}-a1", "others-t0001-a1"])
+    assert others.is_dir()
 
 
 def test_two_nights_never_overlap(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cclsearch.cli import main
 from cclsearch.errors import UserError
 from cclsearch.nightly.clock import parse_moment
 from cclsearch.nightly.config import Budget, load_nightly, parse_nightly
+from cclsearch.nightly.place import find_place
 from cclsearch.nightly.share import Spent, find_left, lower_of, split_left
 
 JOB = {"workload": "wl2", "launcher": "replay"}
@@ -37,6 +39,29 @@ def utc(text: str) -> float:
 )
 def test_a_moment_is_the_next_one_by_the_zones_own_clock(now: str, moment: str, expected: str) -> None:
     assert parse_moment(moment).next_after(utc(now)) == utc(expected)
+
+
+@pytest.mark.parametrize(
+    ("started", "now", "is_same"),
+    [
+        ("2026-01-10T21:00:03", "2026-01-11T09:00:00", True),
+        ("2026-01-10T21:00:03", "2026-01-11T20:59:59", False),  # a second early
+        ("2026-01-10T20:59:59", "2026-01-11T09:00:00", True),  # began a second early
+        ("2026-03-28T21:00:03", "2026-03-29T20:00:00", False),  # 23 hours later
+        ("2026-10-24T20:00:03", "2026-10-25T20:30:00", True),  # the day has 25 hours
+    ],
+)
+def test_a_night_without_a_deadline_ends_before_the_next_start(
+    tmp_path: Path, started: str, now: str, is_same: bool
+) -> None:
+    config = parse_nightly({"jobs": [JOB], "start": "22:00 Europe/Paris"}, "nightly.yaml")
+    night = tmp_path / "nights" / "nightly" / "20260101-000000"
+    night.mkdir(parents=True)
+    kept = {"config": config.digest, "started_s": utc(started), "deadline_s": None, "jobs": {}, "hours": 0.5}
+    (night / "night.json").write_text(json.dumps(kept))
+    place = find_place(config, tmp_path, utc(now))
+    assert (place.stamp == night.name) is is_same
+    assert place.hours == (0.5 if is_same else 0)
 
 
 BAD = [

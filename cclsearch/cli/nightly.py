@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cclsearch.cli import EXIT_OK
+from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.cli.arguments import add_runs_folder
 from cclsearch.errors import UserError
 
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.nightly.config import load_nightly
+    from cclsearch.redact import declare_secret
 
     is_install = args.words[0] == "install"
     files = args.words[1:] if is_install else args.words
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--systemd, --cron and --scrontab go with `ccl-search nightly install FILE`")
     path = Path(files[0])
     config = load_nightly(path)
+    if config.webhook_env is not None:
+        declare_secret(config.webhook_env)
     if is_install:
         return install(args, config, path)
     return show_plan(args, config) if args.dry_run else run_nights(args, config)
@@ -56,12 +59,38 @@ def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
     with listen_for_stop(stop):
         if args.once or config.start_moment is None:
             return one_night(args, config, stop)
+        import time
+
         from cclsearch.nightly.night import plan_jobs
+        from cclsearch.nightly.place import find_cut
+        from cclsearch.runs_folder import runs_folder
 
         plan_jobs(config)
+        if find_cut(config, runs_folder(args.runs).absolute(), time.time()) is not None:
+            code = try_night(args, config, stop)
         while wait_for_start(config, stop, quiet=args.quiet or args.json):
-            code = one_night(args, config, stop)
+            code = try_night(args, config, stop)
     return code
+
+
+def try_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> int:
+    """One night of a process that stays: where it cannot be, that is told, and the next night has its turn."""
+    import sys
+
+    from cclsearch.nightly.webhook import send_webhook
+    from cclsearch.redact import redact
+
+    try:
+        return one_night(args, config, stop)
+    except BrokenPipeError:
+        raise
+    except (UserError, OSError) as error:
+        text = redact(f"{config.name}: this night failed: {error}")
+        print(f"ccl-search: {text}", file=sys.stderr, flush=True)
+        problem = send_webhook(config.webhook_env, f"ccl-search {text}") if config.webhook_env else None
+        if problem is not None:
+            print(f"note: {problem}", file=sys.stderr, flush=True)
+        return EXIT_USAGE
 
 
 def wait_for_start(config: NightlyConfig, stop: object, *, quiet: bool) -> bool:
@@ -86,7 +115,7 @@ def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> 
     import sys
 
     from cclsearch.flight import Stop
-    from cclsearch.nightly.night import nights_folder
+    from cclsearch.nightly.place import nights_folder
     from cclsearch.nightly.run import NightBusyError, run_night
     from cclsearch.nightly.summary import render_message
     from cclsearch.runs_folder import runs_folder
@@ -116,7 +145,8 @@ def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
     """What a night would do: its jobs, their parts, the deadline, what would be pruned."""
     import time
 
-    from cclsearch.nightly.night import find_place, plan_jobs, show_time
+    from cclsearch.nightly.night import plan_jobs, show_time
+    from cclsearch.nightly.place import find_place
     from cclsearch.nightly.preview import preview_night
     from cclsearch.runs_folder import runs_folder
     from cclsearch.text import plain
@@ -125,7 +155,8 @@ def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
     plans = plan_jobs(config)
     place = find_place(config, runs, time.time())
     until = f"until {show_time(place.deadline_s)}" if place.deadline_s is not None else "with no deadline"
-    print(f"{config.name}: a night from now {until}; {len(plans)} jobs")
+    which = f"goes on with night {place.stamp}, which was cut off," if place.folder.exists() else "a night from now"
+    print(f"{config.name}: {which} {until}; {len(plans)} jobs")
     for line in preview_night(config, runs, plans, place):
         print(plain(line))
     return EXIT_OK

@@ -28,6 +28,8 @@ from cclsearch.run_folder import load_run
 from cclsearch.text import one_line
 from cclsearch.values import Provenance
 
+STOPPED = "the night was stopped before its end: the next start before that end goes on with it, its budget counted"
+
 
 @dataclass(frozen=True)
 class JobNights:
@@ -120,9 +122,10 @@ def _summarise_best(tonight: Night, compared: Comparison) -> BestSummary | None:
 
 
 def assemble_summary(
-    night: NightRun, jobs: Sequence[JobNights], pruned: Pruned, notes: Sequence[str] = ()
+    night: NightRun, jobs: Sequence[JobNights], pruned: Pruned, *, is_stopped: bool = False
 ) -> NightSummary:
     """The night as a whole."""
+    notes = (STOPPED,) if is_stopped else ()
     verdicts = [job.summary.verdict for job in jobs]
     spent, place = night.find_spent(), night.place
     return NightSummary(
@@ -132,7 +135,8 @@ def assemble_summary(
         ended=show_time(time.time()),
         deadline=show_time(place.deadline_s) if place.deadline_s is not None else None,
         exit_code=choose_exit_code(verdicts),
-        text=count_verdicts(verdicts),
+        stopped=is_stopped,
+        text=count_verdicts(verdicts) + ("; stopped before its end" if is_stopped else ""),
         jobs=tuple(job.summary for job in jobs),
         spent=SpentSummary.model_validate(_plain(vars(spent))),
         pruned=PrunedSummary(trials=pruned.num_trials, gib=pruned.num_bytes / 2**30, nights=pruned.nights),

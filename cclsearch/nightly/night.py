@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from cclsearch.nightly.history import (
     read_earlier,
 )
 from cclsearch.nightly.meter import Allowance, Meter, count_spent
+from cclsearch.nightly.place import NIGHT_FILE, NightPlace
 from cclsearch.nightly.share import Spent, find_exhausted, find_left, lower_of, split_left
 from cclsearch.plan import Plan, Request, plan_search
 from cclsearch.record.book import Book, write_atomically
@@ -34,12 +35,10 @@ from cclsearch.space.parse import parse_knob
 from cclsearch.spec import Limits
 from cclsearch.values import Config, Provenance
 
-NIGHTS_FOLDER = "nights"
-NIGHT_FILE = "night.json"
-SUMMARY_FILE = "summary.json"
 CONFIRM = 2
 LEARN_NIGHTS = 3
-A_DAY_S = 86400.0
+SAVE_S = 30.0
+"""Seconds between two times that a night's hours are kept, for whoever goes on with it."""
 BUDGET_USED = "the budget is used up"
 
 
@@ -59,32 +58,20 @@ class JobState:
     """Whether only its part of the night's budget kept it from going on."""
 
 
-@dataclass(frozen=True)
-class NightPlace:
-    """Which night it is."""
-
-    stamp: str
-    started_s: float
-    deadline_s: float | None
-    folder: Path
-    jobs: dict[str, str] = field(default_factory=dict)
-    """Job -> name of its run folder, from before this night was cut off."""
-
-
-def nights_folder(runs: Path, name: str) -> Path:
-    """Where the summaries of a series of nights are."""
-    return runs / NIGHTS_FOLDER / name
-
-
 def plan_jobs(config: NightlyConfig) -> dict[str, Plan]:
     """Each job resolved as it would start; raises UserError that names the job which cannot work."""
     plans = {}
     for job in config.all_jobs:
         try:
-            plans[job.key] = plan_search(make_request(job, budget=job.budget.trials or DEFAULT_TRIALS))
+            plans[job.key] = plan_search(make_request(job, budget=count_wish(job)))
         except UserError as error:
             raise UserError(f"job {job.key!r}: {error}") from None
     return plans
+
+
+def count_wish(job: Job) -> int:
+    """Trials that a job would have of a night."""
+    return job.budget.trials or DEFAULT_TRIALS
 
 
 def make_request(job: Job, *, budget: int, run_id: str | None = None, **more: object) -> Request:
@@ -110,23 +97,6 @@ def make_request(job: Job, *, budget: int, run_id: str | None = None, **more: ob
     return replace(request, **more)  # type: ignore[arg-type]
 
 
-def find_place(config: NightlyConfig, runs: Path, now_s: float) -> NightPlace:
-    """The night that was cut off, where it was asked for the same and may still go on; else a new one."""
-    home = nights_folder(runs, config.name)
-    latest = max((p for p in home.glob("*/") if (p / NIGHT_FILE).is_file()), default=None, key=lambda p: p.name)
-    if latest is not None and not (latest / SUMMARY_FILE).exists():
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            data = json.loads((latest / NIGHT_FILE).read_text(encoding="utf-8"))
-            end_s = data["deadline_s"] if data["deadline_s"] is not None else data["started_s"] + A_DAY_S
-            if data["config"] == config.digest and data["started_s"] <= now_s < end_s:
-                return NightPlace(latest.name, data["started_s"], data["deadline_s"], latest, dict(data["jobs"]))
-    moment = config.deadline_moment
-    second = now_s
-    while (home / (stamp := time.strftime("%Y%m%d-%H%M%S", time.gmtime(second)))).exists():
-        second += 1
-    return NightPlace(stamp, now_s, moment.next_after(now_s) if moment else None, home / stamp)
-
-
 class NightRun:
     """Runs the jobs of one night; the caller holds the lock."""
 
@@ -145,8 +115,8 @@ class NightRun:
         self.plans = plans
         self._lock, self._say = lock, say
         self._begun_monotonic_s = time.monotonic()
-        self._hours_before = max(time.time() - place.started_s, 0.0) / 3600
-        self.states = {job.key: JobState(job) for job in config.all_jobs}
+        self._saved_monotonic_s = self._begun_monotonic_s
+        self.states = {job.key: JobState(job, hours=place.job_hours.get(job.key, 0.0)) for job in config.all_jobs}
         for key, name in place.jobs.items():
             folder = runs / name
             if key in self.states and folder in find_runs(runs, config.name, key):
@@ -180,19 +150,44 @@ class NightRun:
 
     def find_spent(self) -> Spent:
         """What the night used so far, told from the ledgers and the clock."""
-        total = Spent(hours=self._hours_before + (time.monotonic() - self._begun_monotonic_s) / 3600)
+        total = Spent(hours=self._hours)
         for state in self.states.values():
             if state.folder is not None:
                 total += self._spent_by(state)
         return total
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal stopped it before its end: something could still be done for what is left."""
+        if not self.stop.is_set() or self.find_end():
+            return False
+        return any(not state.error and not self._is_done(state) for state in self.states.values())
+
+    @property
+    def _hours(self) -> float:
+        """That this night ran, before it was cut off too; while nothing ran it used none."""
+        return self.place.hours + (time.monotonic() - self._begun_monotonic_s) / 3600
+
     def _spent_by(self, state: JobState) -> Spent:
+        """What a job's search used tonight; a trial that was cut off counts once it goes again."""
         assert state.folder is not None
         run = load_run(state.folder)
-        return count_spent(run.spec, run.state, self.place.started_s, time.time())
+        spent = count_spent(run.spec, run.state, self.place.started_s, time.time())
+        return replace(spent, trials=spent.trials - self._count_cut_off(run))
+
+    def _count_cut_off(self, run: Run) -> int:
+        """Trials that began tonight, have no end, and go again when the search does; asked while no search runs."""
+        tonight = [trial for trial in run.state.unfinished if trial.proposed_s >= self.place.started_s]
+        return sum(trial.costs_budget for trial in tonight)
 
     def _is_done(self, state: JobState) -> bool:
-        return state.folder is not None and load_run(state.folder).standing == "ended"
+        """Whether its search ended, and not merely because its part of the trials was used up."""
+        if state.folder is None:
+            return False
+        run = load_run(state.folder)
+        ended = run.state.ended
+        had_more = ended is not None and ended.reason == BUDGET_USED and run.state.num_spent < count_wish(state.job)
+        return run.standing == "ended" and not had_more
 
     def _run_guarded(self, state: JobState, part: dict[str, float | None]) -> None:
         """One job; whatever goes wrong with it is kept, and the night goes on."""
@@ -213,7 +208,7 @@ class NightRun:
 
     def _run_job(self, state: JobState, part: dict[str, float | None]) -> None:
         job = state.job
-        wish = job.budget.trials or DEFAULT_TRIALS
+        wish = count_wish(job)
         own = job.budget.model_copy(update={"trials": None})
         used = replace(self._spent_by(state), hours=state.hours) if state.folder else Spent()
         limits = lower_of(part, own, used)
@@ -227,7 +222,7 @@ class NightRun:
         state.folder = run.folder
         state.resumed = state.resumed or (resumed and run.folder.name != self._own_name(job))
         self._save()
-        most = min(wish, run.state.num_spent + trials)
+        most = min(wish, run.state.num_spent - self._count_cut_off(run) + trials)
         self._say(f"{job.key}: {'goes on with' if resumed else 'starts'} {run.folder.name}, up to {most} trials")
         ending = self._search(state, run, most, limits) if most > run.state.num_spent or run.state.unfinished else ""
         state.was_cut = (most < wish and ending == BUDGET_USED) or ending.startswith("its part of the night's")
@@ -277,7 +272,12 @@ class NightRun:
 
     def _search(self, state: JobState, run: Run, most: int, limits: dict[str, float | None]) -> str:
         """Run, or go on with, the job's search; returns why it ended."""
-        stop = Stop()
+        stop, before_hours, begun_s = Stop(), state.hours, time.monotonic()
+
+        def see_alive() -> None:
+            state.hours = before_hours + (time.monotonic() - begun_s) / 3600
+            self._see_alive(stop)
+
         parts = replace(open_parts(run.folder, stop=stop), most_trials=most)
         allowance = Allowance(
             deadline_s=self.place.deadline_s,
@@ -288,23 +288,24 @@ class NightRun:
         )
         with Book(run.folder) as book:
             start_book(book, parts, budget=most)
-            with Meter(run.spec, allowance, stop, self._pass_on(stop)) as meter:
+            with Meter(run.spec, allowance, stop, see_alive) as meter:
                 book.watch(meter.watch)
                 try:
                     run_search(book, parts)
                 finally:
-                    state.hours += meter.hours
+                    state.hours = before_hours + meter.hours
             state.is_trouble = book.state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW
             end = book.state.ended or book.state.stopped
         return end.reason if end else ""
 
-    def _pass_on(self, stop: Stop) -> Callable[[], None]:
-        def alive() -> None:
-            self._lock.refresh()
-            if self.stop.is_set():
-                stop.request("the night was stopped")
-
-        return alive
+    def _see_alive(self, stop: Stop) -> None:
+        """Called now and then while a search runs: passes a stop on, holds the lock, keeps the hours."""
+        self._lock.refresh()
+        if self.stop.is_set():
+            stop.request("the night was stopped")
+        if time.monotonic() - self._saved_monotonic_s >= SAVE_S:
+            with suppress(OSError):
+                self._save()
 
     def _save(self) -> None:
         """Keep what a later process needs to go on with this night."""
@@ -315,7 +316,10 @@ class NightRun:
             "started_s": place.started_s,
             "deadline_s": place.deadline_s,
             "jobs": jobs,
+            "hours": self._hours,
+            "job_hours": {key: state.hours for key, state in self.states.items() if state.hours},
         }
+        self._saved_monotonic_s = time.monotonic()
         place.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(place.folder / NIGHT_FILE, json.dumps(data, indent=1) + "\n")
 

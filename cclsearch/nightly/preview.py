@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig
 from cclsearch.nightly.history import find_runs, is_same_work, pick_bests, read_earlier
-from cclsearch.nightly.night import NightPlace
+from cclsearch.nightly.place import NightPlace
 from cclsearch.nightly.prune import prune_evidence
 from cclsearch.nightly.share import Spent, find_left, split_left
 from cclsearch.plan import Plan
@@ -17,6 +17,7 @@ from cclsearch.run_folder import load_run
 def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], place: NightPlace) -> list[str]:
     """One line a job, in their order, and what would be pruned."""
     lines = []
+    ours = set(place.jobs.values())
     jobs = config.all_jobs
     for n, job in enumerate(jobs):
         plan = plans[job.key]
@@ -31,10 +32,11 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
             latest = load_run(folders[-1])
             if latest.standing in ("stopped", "killed") and is_same_work(latest.spec, plan.spec):
                 lines.append(f"  goes on with {latest.folder.name}, which was cut off")
+                ours.add(latest.folder.name)
                 continue
         bests = pick_bests(earlier, job.start_from)[: max(1, trials // 2)]
         lines += [f"  measures again: {config_}" for config_ in bests]
-    pruned = prune_evidence(runs, config.name, config.keep, tonight=place.stamp, dry_run=True)
+    pruned = prune_evidence(runs, config.name, config.keep, tonight=place.stamp, ours=ours, dry_run=True)
     if pruned.num_trials:
         lines.append(f"prunes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")
     return lines

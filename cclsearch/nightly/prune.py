@@ -1,22 +1,29 @@
 """Removes old evidence by the stated policy. Ledgers, frozen inputs and winners' evidence always stay.
 
-Only folders `trials/NNNN` that really lie in a run of the series are ever removed: no link is followed.
+Only folders `trials/NNNN` that really lie in a run of the series are ever removed, and with them what their traces
+hold on the profile's scratch, in the folders of exactly those trials: no link is followed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import stat
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cclsearch.errors import UserError
+from cclsearch.evidence import ATTEMPTS_FOLDER
+from cclsearch.launch.contract import TRACE_FOLDER
 from cclsearch.nightly.config import Keep
-from cclsearch.nightly.history import find_series
+from cclsearch.nightly.history import find_series, read_night
+from cclsearch.nightly.place import NIGHT_FILE, SUMMARY_FILE, nights_folder
 from cclsearch.record.lock import is_locked
-from cclsearch.run_folder import load_run
+from cclsearch.run_folder import Run, load_run
 
 _TRIAL = re.compile(r"^\d{4,}$")
 
@@ -37,20 +44,33 @@ class Pruned:
 class _Evidence:
     stamp: str
     folder: Path
-    num_bytes: int
+    scratch: tuple[Path, ...]
+    """Folders on the profile's scratch with this trial's traces."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(measure_folder(folder) for folder in (self.folder, *self.scratch))
 
 
-def prune_evidence(runs: Path, name: str, keep: Keep, *, tonight: str, dry_run: bool = False) -> Pruned:
-    """Remove what the policy does not keep, the oldest first; tonight's and what is being written is never touched."""
-    series = find_series(runs, name)
+def prune_evidence(
+    runs: Path, name: str, keep: Keep, *, tonight: str, ours: Collection[str] = (), dry_run: bool = False
+) -> Pruned:
+    """Remove what the policy does not keep, the oldest first.
+
+    Never touched: what is being written, winners, and the run folders of the night at hand, which are those of its
+    stamp and those named in `ours`: a night may go on with a run that an earlier one began.
+    """
+    home = nights_folder(runs, name)
+    series = _find_nights(find_series(runs, name), home, tonight=tonight, ours=ours)
+    winners = _find_winners(home)
     old = [stamp for stamp in series if stamp < tonight]
-    removable = {stamp: [e for folder in series[stamp] for e in _removable(stamp, folder)] for stamp in old}
+    removable = {stamp: [e for folder in series[stamp] for e in _removable(stamp, folder, winners)] for stamp in old}
     chosen: list[_Evidence] = []
     others = keep.nights - 1 if keep.nights is not None else len(old)
     for stamp in old[: max(len(old) - others, 0)]:
         chosen += removable.pop(stamp)
     if keep.gib is not None:
-        total = sum(measure_folder(folder) for folders in series.values() for folder in folders)
+        total = sum(_measure_run(folder) for folders in series.values() for folder in folders)
         total -= sum(evidence.num_bytes for evidence in chosen)
         for evidence in (e for stamp in list(removable) for e in removable[stamp]):
             if total <= keep.gib * 2**30:
@@ -73,32 +93,121 @@ def measure_folder(folder: Path) -> int:
     return total
 
 
-def _removable(stamp: str, folder: Path) -> list[_Evidence]:
-    """A run's trial folders that no winner owns; none where the run is in use or cannot be read."""
-    trials = folder / "trials"
-    if trials.is_symlink() or not trials.is_dir() or is_locked(folder):
-        return []
+def find_scratch(run: Run, trial: Path) -> tuple[Path, ...]:
+    """Folders of the profile's scratch that hold the traces of a trial's attempts, as the links in its evidence say.
+
+    Only `SCRATCH/RUN-tNNNN-aN` of that very trial, and only where it is a real folder: a link that leads anywhere else
+    is none of ours, whoever laid it.
+    """
+    said = run.spec.profile.settings.get("scratch")
+    scratch = Path(said).expanduser() if isinstance(said, str) else Path()
+    if not scratch.is_absolute():
+        return ()
+    own = re.compile(rf"{re.escape(run.spec.run_id)}-t{re.escape(trial.name)}-a\d+")
+    found = []
+    for link in (trial / TRACE_FOLDER, *sorted(trial.glob(f"{ATTEMPTS_FOLDER}/*/{TRACE_FOLDER}"))):
+        if not link.is_symlink():
+            continue
+        target = Path(os.readlink(link))
+        folder = target.parent
+        is_own = target.name == TRACE_FOLDER and folder.parent == scratch and own.fullmatch(folder.name)
+        if is_own and not folder.is_symlink() and folder.is_dir():
+            found.append(folder)
+    return tuple(found)
+
+
+def _find_nights(
+    series: Mapping[str, list[Path]], home: Path, *, tonight: str, ours: Collection[str]
+) -> dict[str, list[Path]]:
+    """Night -> run folders, each under the last night that worked on it, the oldest night first."""
+    last: dict[str, str] = {}
+    for folder, data in _read_nights(home, NIGHT_FILE):
+        jobs = data.get("jobs")
+        for run in jobs.values() if isinstance(jobs, dict) else ():
+            last[str(run)] = folder.name
+    found: dict[str, list[Path]] = {}
+    for stamp, folders in series.items():
+        for folder in folders:
+            night = tonight if folder.name in ours else max(stamp, last.get(folder.name, stamp))
+            found.setdefault(night, []).append(folder)
+    return dict(sorted(found.items()))
+
+
+def _find_winners(home: Path) -> set[tuple[str, int]]:
+    """Run and trial of every best that a night's summary names: a later night may find another one in the same run."""
+    found = set()
+    for _, data in _read_nights(home, SUMMARY_FILE):
+        for job in data.get("jobs") or ():
+            best = job.get("best") if isinstance(job, dict) else None
+            if isinstance(best, dict) and isinstance(best.get("trial"), int):
+                found.add((str(job.get("run")), best["trial"]))
+    return found
+
+
+def _read_nights(home: Path, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folder of each night and what its file of that name holds, the oldest first; the unreadable is left out."""
+    for path in sorted(home.glob(f"*/{name}")):
+        try:
+            data = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(data, dict):
+            yield path.parent, data
+
+
+def _measure_run(folder: Path) -> int:
+    """Bytes of a run and of its traces on scratch."""
+    total = measure_folder(folder)
     try:
         run = load_run(folder)
     except UserError:
+        return total
+    return total + sum(measure_folder(path) for trial in _list_trials(folder) for path in find_scratch(run, trial))
+
+
+def _list_trials(folder: Path) -> list[Path]:
+    """Trial folders that really lie in the run."""
+    trials = folder / "trials"
+    if trials.is_symlink() or not trials.is_dir():
         return []
-    if run.state.unfinished:
+    return [p for p in sorted(trials.iterdir()) if _TRIAL.match(p.name) and not p.is_symlink() and p.is_dir()]
+
+
+def _removable(stamp: str, folder: Path, winners: Collection[tuple[str, int]]) -> list[_Evidence]:
+    """A run's trial folders that no winner owns; none where the run is in use or cannot be read."""
+    if is_locked(folder):
         return []
-    best = run.state.best
-    kept = {trial.number for trial in run.state.runs_of(best.config)} if best else set()
-    found = [p for p in sorted(trials.iterdir()) if _TRIAL.match(p.name) and not p.is_symlink() and p.is_dir()]
-    return [_Evidence(stamp, path, measure_folder(path)) for path in found if int(path.name) not in kept]
+    try:
+        run = load_run(folder)
+        if run.state.unfinished:
+            return []
+        kept = _winning_trials(run, winners)
+    except UserError:
+        return []
+    others = [path for path in _list_trials(folder) if int(path.name) not in kept]
+    return [_Evidence(stamp, path, find_scratch(run, path)) for path in others]
+
+
+def _winning_trials(run: Run, winners: Collection[tuple[str, int]]) -> set[int]:
+    """Every run of the configurations that won: by the search, by what nights compare, by any night's summary."""
+    named = {number for name, number in winners if name == run.folder.name and number in run.state.trials}
+    configs = {run.state.trials[number].config for number in named}
+    configs |= {best.config for best in [run.state.best] if best is not None}
+    configs |= {config for config in [read_night(run).best] if config is not None}
+    return named | {trial.number for config in configs for trial in run.state.runs_of(config)}
 
 
 def _remove(chosen: list[_Evidence], dry_run: bool) -> Pruned:
-    removed: list[_Evidence] = []
+    """Scratch first: where that fails the trial's folder stays, and with it the way to find it again."""
+    removed: list[tuple[_Evidence, int]] = []
     notes = []
     for evidence in chosen:
+        num_bytes = evidence.num_bytes
         try:
-            if not dry_run:
-                shutil.rmtree(evidence.folder)
-            removed.append(evidence)
+            for folder in () if dry_run else (*evidence.scratch, evidence.folder):
+                shutil.rmtree(folder)
+            removed.append((evidence, num_bytes))
         except OSError as error:
             notes.append(f"cannot remove {str(evidence.folder)!r}: {error.strerror or error}")
-    nights = tuple(dict.fromkeys(evidence.stamp for evidence in removed))
-    return Pruned(len(removed), sum(evidence.num_bytes for evidence in removed), nights, tuple(notes))
+    nights = tuple(dict.fromkeys(evidence.stamp for evidence, _ in removed))
+    return Pruned(len(removed), sum(num_bytes for _, num_bytes in removed), nights, tuple(notes))

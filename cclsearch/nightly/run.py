@@ -10,14 +10,15 @@ from cclsearch.errors import UserError
 from cclsearch.flight import Stop
 from cclsearch.nightly.assemble import assemble_jobs, assemble_summary
 from cclsearch.nightly.config import NightlyConfig
-from cclsearch.nightly.night import NIGHTS_FOLDER, SUMMARY_FILE, NightRun, find_place, nights_folder, plan_jobs
+from cclsearch.nightly.night import NightRun, plan_jobs
 from cclsearch.nightly.page import render_night
-from cclsearch.nightly.prune import prune_evidence
+from cclsearch.nightly.place import NIGHTS_FOLDER, SUMMARY_FILE, find_place, nights_folder
+from cclsearch.nightly.prune import Pruned, prune_evidence
 from cclsearch.nightly.summary import NightSummary, render_markdown, render_message
 from cclsearch.nightly.webhook import send_webhook
 from cclsearch.record.book import write_atomically
 from cclsearch.record.lock import FolderLock, is_locked
-from cclsearch.redact import redact
+from cclsearch.redact import declare_secret, redact
 
 MOST_HISTORY = 60
 """Earlier nights that the page lists."""
@@ -31,6 +32,8 @@ def run_night(
     config: NightlyConfig, runs: Path, *, stop: Stop, say: Callable[[str], None] = lambda line: None
 ) -> NightSummary:
     """Run one night and leave its summary; raises NightBusyError while another runs, UserError for bad input."""
+    if config.webhook_env is not None:
+        declare_secret(config.webhook_env)
     plans = plan_jobs(config)
     place_of_lock = runs / NIGHTS_FOLDER
     try:
@@ -65,11 +68,18 @@ class lock_held:
 
 
 def finish_night(night: NightRun) -> NightSummary:
-    """Compare, prune, write summary and page, tell the chat; returns the summary."""
+    """Compare, prune, write summary and page, tell the chat; returns the summary.
+
+    A night that a signal stopped before its end is summed up as it stands, and prunes nothing: a stop must be quick.
+    """
     config, place = night.config, night.place
-    jobs = assemble_jobs(night)
-    pruned = prune_evidence(night.runs, config.name, config.keep, tonight=place.stamp)
-    summary = assemble_summary(night, jobs, pruned)
+    jobs, is_stopped = assemble_jobs(night), night.is_stopped
+    ours = {state.folder.name for state in night.states.values() if state.folder is not None}
+    if is_stopped:
+        pruned = Pruned()
+    else:
+        pruned = prune_evidence(night.runs, config.name, config.keep, tonight=place.stamp, ours=ours)
+    summary = assemble_summary(night, jobs, pruned, is_stopped=is_stopped)
     summary = NightSummary.model_validate_json(redact(summary.model_dump_json()))
     home = nights_folder(night.runs, config.name)
     page = redact(render_night(summary, jobs, read_summaries(home, before=place.stamp)))

@@ -102,6 +102,8 @@ class NightSummary(Model):
     ended: str
     deadline: str | None = None
     exit_code: int
+    stopped: bool = False
+    """Whether a signal stopped it before its end; the next start before that end goes on with it."""
     text: str
     jobs: tuple[JobSummary, ...]
     spent: SpentSummary
