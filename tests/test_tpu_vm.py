@@ -115,14 +115,154 @@ def test_what_no_slice_can_be_reached_by_is_refused(fields: dict[str, Any], says
 
 
 @pytest.mark.parametrize("run_id", ["r", "WL.2_x-20260101-120000-ab12", "9" * 80, "a" * 80, "_."])
-def test_resource_names_are_what_the_cloud_takes_and_differ_between_runs(run_id: str) -> None:
+def test_resource_names_are_what_the_cloud_takes_and_differ_between_runs(tmp_path: Path, run_id: str) -> None:
     import re
 
-    from cclsearch.launch.tpu_vm.cloud_place import label_of, name_resource
+    from cclsearch.launch.tpu_vm.identity import is_named_by, label_of, make_token, name_resource
 
-    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name_resource(run_id, 17))
-    assert re.fullmatch(r"[a-z][-_a-z0-9]{0,62}", label_of(run_id))
-    assert name_resource(run_id, 1) != name_resource(f"{run_id}x", 1)
+    tokens = [make_token(tmp_path / name) for name in ("one", "two")]
+    assert make_token(tmp_path / "one") == tokens[0]
+    names = [name_resource(run_id, token, 17) for token in tokens]
+    label = label_of(run_id, tokens[0])
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", names[0])
+    assert re.fullmatch(r"[a-z][-_a-z0-9]{0,62}", label)
+    assert [is_named_by(label, name) for name in (*names, f"{label}-two-g1")] == [True, False, False]
+
+
+def make_place(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
+    """The place of a search's workers, as a process that begins now would make it."""
+    import yaml
+
+    from cclsearch.launch.tpu_vm.cloud_place import QueuedPlace
+    from cclsearch.launch.tpu_vm.settings import TpuSettings
+
+    data = {**yaml.safe_load(cloud.profile.read_text()), **changes}
+    settings = TpuSettings.model_validate({key: value for key, value in data.items() if key != "launcher"})
+    assert settings.queued_resource is not None
+    return QueuedPlace(settings, settings.queued_resource, run_dir)
+
+
+def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing_is_tried_again(
+    sshd: None, tmp_path: Path
+) -> None:
+    from cclsearch.errors import UserError
+
+    away = "UNAVAILABLE: The service is currently unavailable"
+    with slices.open_cloud(tmp_path / "cloud") as cloud:
+        place = make_place(cloud, tmp_path / "run")
+        place.request("r1")
+        cloud.set_faults(list=[away])
+        place.release("r1")
+        assert cloud.resources() == {}
+        assert place.remembered_run() is None
+        place.request("r1")
+        cloud.set_faults(list=[away] * 99)
+        impatient = make_place(cloud, tmp_path / "run", delete_patience_s=0.1)
+        with pytest.raises(UserError, match=r"ccl-search clean r1"):
+            impatient.release("r1")
+        assert cloud.resources() == {}
+        assert impatient.remembered_run() == "r1"
+
+
+def test_resource_is_found_in_its_own_project_after_gclouds_default_has_changed(sshd: None, tmp_path: Path) -> None:
+    from cclsearch.launch.tpu_vm.place import Waiting
+
+    with slices.open_cloud(tmp_path / "cloud") as cloud:
+        make_place(cloud, tmp_path / "run", project=None).request("r1")
+        cloud.set_default_project("other")
+        later = make_place(cloud, tmp_path / "run", project=None)
+        assert isinstance(later.look("r1"), Waiting)
+        assert [item.name for item in later.leftovers("r1")] == list(cloud.resources())
+        later.release("r1", thorough=True)
+        assert cloud.resources() == {}
+        asked = [words for words in cloud.calls() if words[0] == "compute"]
+        assert all({"--project=test", "--zone=us-central1-a"} <= set(words) for words in asked)
+
+
+def test_two_runs_of_one_name_neither_adopt_nor_delete_each_others_resource(sshd: None, tmp_path: Path) -> None:
+    with slices.open_cloud(tmp_path / "cloud") as cloud:
+        places = [make_place(cloud, tmp_path / name) for name in ("mine", "yours")]
+        for place in places:
+            place.request("foo")
+        assert cloud.num_created() == 2
+        assert [len(place.leftovers("foo")) for place in places] == [1, 1]
+        assert make_place(cloud, tmp_path / "third").leftovers("foo") == []
+        places[0].release("foo", thorough=True)
+        assert list(cloud.resources()) == [item.name for item in places[1].leftovers("foo")]
+
+
+LOGIN_IS_OVER = (
+    "There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt during"
+    " non-interactive execution."
+)
+
+
+def test_search_ends_at_once_when_the_login_is_over_and_what_runs_is_adopted_after_it(
+    sshd: None, tmp_path: Path
+) -> None:
+    from cclsearch.errors import UserError
+    from cclsearch.launch.tpu_vm.place import Waiting
+
+    with slices.open_cloud(tmp_path / "cloud") as cloud:
+        place = make_place(cloud, tmp_path / "run")
+        place.request("r1")
+        cloud.set_faults(login=LOGIN_IS_OVER)
+        for ask in (place.look, place.request, place.release):
+            with pytest.raises(UserError, match="Reauthentication failed"):
+                ask("r1")
+        assert place.remembered_run() == "r1"
+        cloud.set_faults(describe=["There was a problem refreshing your current auth tokens: connection timed out"])
+        look = place.look("r1")
+        assert isinstance(look, Waiting)
+        assert look.unanswered
+
+
+@pytest.mark.parametrize(("begun_s_ago", "ends"), [(0.0, False), (500.0, True)])
+def test_trial_is_given_up_when_its_time_is_over_and_the_cloud_does_not_say_how_it_is(
+    sshd: None, tmp_path: Path, begun_s_ago: float, ends: bool
+) -> None:
+    from cclsearch.launch.base import Handle, JobState
+    from cclsearch.launch.profile import load_profile, make_launcher
+    from cclsearch.launch.tpu_vm.job import Begun, JobRecord, attempt_folder, write_model
+
+    run, trial = tmp_path / "run", tmp_path / "run" / "trials" / "0001"
+    began_s = time.time() - begun_s_ago
+    with slices.open_cloud(tmp_path / "cloud") as cloud:
+        make_place(cloud, run).request("r1")
+        cloud.set_faults(describe=["UNAVAILABLE: The service is currently unavailable"] * 2)
+        common = {"run_id": "r1", "trial": 1, "attempt": 1, "name": "r1-t0001-a1", "trial_dir": trial}
+        record = JobRecord(**common, num_processes=2, timeout_s=10, submitted_s=began_s)
+        write_model(attempt_folder(trial, 1) / "job.json", record)
+        write_model(attempt_folder(trial, 1) / "begun.json", Begun(place="x", started_s=began_s))
+        launcher = make_launcher(load_profile(str(cloud.profile)), framework="jax-cpu", run_dir=run)
+        handle = Handle(launcher="tpu-vm", job_name=record.name, job_id=record.name, trial_dir=trial)
+        status = launcher.poll([handle])[0]
+        launcher.close()
+        assert (status.state is JobState.DONE) == ends
+        assert (status.failure is not None and "UNAVAILABLE" in status.failure.message) == ends
+        assert bool(cloud.resources()) != ends
+
+
+def test_only_the_runs_own_earlier_attempts_are_ended_on_a_worker(tmp_path: Path) -> None:
+    from cclsearch.launch.tpu_vm import worker
+
+    job = {"run_id": "r1", "token": "ab12"}
+    own, new = tmp_path / "r1-t0001-a1-ab12", tmp_path / "r1-t0001-a2-ab12"
+    others = [tmp_path / name for name in ("r1-two-t0001-a1-ab12", "r1-t0001-a1", "r1-t0001-a1-cd34")]
+    running = {
+        folder: subprocess.Popen(["sleep", "600"], env={"CCL_TRIAL_DIR": f"{folder}/w0/trial", "PATH": os.defpath})
+        for folder in (own, new, *others)
+    }
+    try:
+        pattern = worker.attempts_pattern(str(new), job)
+        wait_for(lambda: worker.find_marked(pattern, f"{new}/") == [running[own].pid])
+        worker.end_marked(pattern, f"{new}/")
+        assert running.pop(own).wait(timeout=60)
+        assert all(process.poll() is None for process in running.values())
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "trace/../../x", "other/file"])
@@ -149,6 +289,8 @@ def test_archive_that_a_worker_cannot_have_packed_is_not_unpacked(tmp_path: Path
         ("ERROR: (gcloud) PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", True),
         ("ERROR: (gcloud) RESOURCE_EXHAUSTED: There is no more capacity in the zone", False),
         ("ERROR: (gcloud) UNAVAILABLE: The service is currently unavailable", False),
+        ("ERROR: (gcloud) There was a problem refreshing your current auth tokens: invalid_grant: Bad Request", True),
+        ("ERROR: (gcloud) There was a problem refreshing your current auth tokens: Connection timed out", False),
     ],
 )
 def test_refusals_that_last_are_told_from_those_that_pass(said: str, for_ever: bool) -> None:
@@ -192,6 +334,17 @@ def test_own_failure_of_a_rank_is_told_and_a_slice_that_was_there_stays(
     failure = events(project, "trial_finished")[0]["outcome"]["failure"]
     assert failure["kind"] == "out_of_memory"
     assert "RESOURCE_EXHAUSTED" in failure["message"]
+
+
+@serial
+def test_slice_with_too_few_workers_ends_the_search_in_one_line_and_is_not_left_behind(
+    sshd: None, project: Path, quick: dict[str, Any]
+) -> None:
+    with slices.open_cloud(project / "cloud", accelerator_type="v5litepod-4", **quick) as cloud:
+        done = search(project, cloud.profile)
+        assert done.returncode == 2
+        assert "wants 2 workers, but there are 1" in done.stderr.strip().splitlines()[-1]
+        assert (cloud.resources(), cloud.num_created()) == ({}, 1)
 
 
 @serial

@@ -34,13 +34,20 @@ class Cloud:
 
     def __init__(self, folder: Path, data: dict[str, Any], faults: dict[str, Any]) -> None:
         self.folder, self.data, self.faults = folder, data, faults
+        self.project: str | None = None
+        """The project that the command is about; None sees all."""
+
+    @property
+    def default_project(self) -> str:
+        """What `gcloud config set project` would have set."""
+        return str(self.data.get("default_project", "test"))
 
     @property
     def resources(self) -> dict[str, Any]:
         return self.data.setdefault("resources", {})
 
     def find(self, name: str) -> dict[str, Any]:
-        if name not in self.resources:
+        if name not in self.resources or self.project not in (None, self.resources[name]["project"]):
             raise Refusal(f"NOT_FOUND: Resource 'projects/test/locations/z/queuedResources/{name}' was not found")
         return self.resources[name]
 
@@ -79,6 +86,7 @@ def create(cloud: Cloud, args: argparse.Namespace) -> object:
         "hosts": hosts,
         "labels": labels,
         "spot": args.spot,
+        "project": cloud.project,
         "looks": cloud.faults.get("waiting_looks", 1),
     }
     return None
@@ -104,13 +112,21 @@ def advance(cloud: Cloud, name: str) -> None:
 
 
 def describe_queued(cloud: Cloud, args: argparse.Namespace) -> object:
+    if cloud.faults.get("describe"):
+        raise Refusal(cloud.faults["describe"].pop(0))
     cloud.find(args.name)
     advance(cloud, args.name)
     return _show(args.name, cloud.find(args.name))
 
 
 def list_queued(cloud: Cloud, args: argparse.Namespace) -> object:
-    return [_show(name, found) for name, found in cloud.resources.items()]
+    if cloud.faults.get("list"):
+        raise Refusal(cloud.faults["list"].pop(0))
+    return [_show(name, found) for name, found in cloud.resources.items() if found["project"] == cloud.project]
+
+
+def get_project(cloud: Cloud, args: argparse.Namespace) -> object:
+    return cloud.default_project
 
 
 def delete(cloud: Cloud, args: argparse.Namespace) -> object:
@@ -230,6 +246,8 @@ def parse(words: list[str]) -> argparse.Namespace:
         made.add_argument("--internal-ip", action="store_true")
         if name == "ssh":
             made.add_argument("--command", required=True)
+    if words[:3] == ["config", "get-value", "project"]:
+        return argparse.Namespace(function=get_project, project=None, format=None)
     if words[:2] != ["compute", "tpus"]:
         raise SystemExit(f"ERROR: (gcloud) Invalid choice: {words[:1]}")
     return parser.parse_args([" ".join(words[2:4]), *words[4:]])
@@ -242,6 +260,9 @@ def main() -> int:
     args = parse(words)
     try:
         with open_cloud(folder) as cloud:
+            cloud.project = args.project or cloud.default_project
+            if cloud.faults.get("login"):
+                raise Refusal(cloud.faults["login"])
             if args.function not in (ssh, scp):
                 answer = args.function(cloud, args)
                 if answer is not None:

@@ -61,6 +61,11 @@ class Cloud:
     def set_faults(self, **faults: Any) -> None:
         (self.folder / "faults.json").write_text(json.dumps(faults))
 
+    def set_default_project(self, project: str) -> None:
+        """As `gcloud config set project` does."""
+        with gcloud.open_cloud(self.folder) as cloud:
+            cloud.data["default_project"] = project
+
     def resources(self) -> dict[str, Any]:
         with gcloud.open_cloud(self.folder) as cloud:
             return dict(cloud.resources)

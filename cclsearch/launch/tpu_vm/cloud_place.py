@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -12,22 +10,41 @@ from typing import Any
 
 from cclsearch.errors import TrialError, UserError
 from cclsearch.launch.base import Check, Leftover
-from cclsearch.launch.tpu_vm.gcloud import GONE_NODE, Gcloud, GcloudError, GcloudFleet, require_gcloud
+from cclsearch.launch.tpu_vm.gcloud import (
+    GONE_NODE,
+    Gcloud,
+    GcloudError,
+    GcloudFleet,
+    refuse_if_denied,
+    require_gcloud,
+)
+from cclsearch.launch.tpu_vm.identity import (
+    Site,
+    at_site,
+    is_named_by,
+    label_of,
+    make_token,
+    name_resource,
+    read_token,
+    settle_project,
+)
 from cclsearch.launch.tpu_vm.job import read_model, write_model
 from cclsearch.launch.tpu_vm.place import Broken, Look, Ready, Waiting
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
 from cclsearch.text import one_line
-from cclsearch.values import Failure, FailureKind, Model, Stage
+from cclsearch.values import Failure, FailureKind, Stage
 
 RUN_LABEL = "ccl-run"
 REQUEST_FILE = "queued-resource.json"
+SITE_FILE = "tpu-site.json"
 FRESH_S = 60.0
 """How long a slice that was ready is taken to be ready without asking; a worker that is silent makes ask at once."""
+_PAUSE_S = 1.0
 _WAITING = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"})
 _OVER = frozenset({"SUSPENDING", "SUSPENDED", "DELETING", "NOT_FOUND"})
 
 
-class Request(Model):
+class Request(Site):
     """`queued-resource.json` of a run: written before the request is made, so that a kill in between is seen."""
 
     run_id: str
@@ -41,12 +58,16 @@ class Request(Model):
 class TpuPlace:
     """A TPU VM that exists: used, never deleted."""
 
-    def __init__(self, settings: TpuSettings) -> None:
-        self.settings, self.gcloud = settings, Gcloud(settings)
+    def __init__(self, settings: TpuSettings, run_dir: Path | None) -> None:
+        self.run_dir = run_dir
+        site = read_model(run_dir / SITE_FILE, Site) if run_dir is not None else None
+        self.settings = at_site(settings, site)
+        self.gcloud = Gcloud(self.settings)
         self._ready: tuple[float, Ready] | None = None
 
     def request(self, run_id: str) -> None:
         require_gcloud(self.settings)
+        self._settle()
         try:
             state = str(self.gcloud.describe_node(self._name())["state"])
         except GcloudError as error:
@@ -59,9 +80,20 @@ class TpuPlace:
     def look(self, run_id: str) -> Look:
         if self._ready is not None and time.monotonic() - self._ready[0] < FRESH_S:
             return self._ready[1]
-        look = look_at_node(self.gcloud, self._name())
+        try:
+            look = look_at_node(self.gcloud, self._name())
+        except GcloudError as error:
+            return _unanswered(error, f"the TPU VM {self._name()!r}")
         self._ready = (time.monotonic(), look) if isinstance(look, Ready) else None
         return look
+
+    def _settle(self) -> None:
+        """Note the project, once: gcloud's own default may be another when the search is resumed."""
+        if self.settings.project is None:
+            self.settings = settle_project(self.settings)
+            self.gcloud = Gcloud(self.settings)
+            if self.run_dir is not None:
+                write_model(self.run_dir / SITE_FILE, Site(project=self.settings.project, zone=self.settings.zone))
 
     def remembered_run(self) -> str | None:
         return None
@@ -87,8 +119,10 @@ class QueuedPlace:
     """One queued resource a search; named after the run, labelled with it, deleted when nothing of the run lives."""
 
     def __init__(self, settings: TpuSettings, asked: QueuedResource, run_dir: Path | None) -> None:
-        self.settings, self.asked, self.run_dir = settings, asked, run_dir
-        self.gcloud = Gcloud(settings)
+        self.asked, self.run_dir = asked, run_dir
+        self._request: Request | None = None
+        self.settings = at_site(settings, self._known())
+        self.gcloud = Gcloud(self.settings)
         self._ready: tuple[float, Ready] | None = None
 
     def request(self, run_id: str) -> None:
@@ -101,12 +135,16 @@ class QueuedPlace:
                 self._delete_until_gone([known.name])
             except GcloudError as error:
                 raise _refused(f"queued resource {known.name!r}", error) from None
-        generation = known.generation + 1 if known else 1
-        name = name_resource(run_id, generation)
+        self.settings = settle_project(self.settings)
+        self.gcloud = Gcloud(self.settings)
+        generation, token = known.generation + 1 if known else 1, make_token(self.run_dir)
+        name = name_resource(run_id, token, generation)
         self._ready = None
-        self._write(Request(run_id=run_id, generation=generation, name=name, asked_s=time.time()))
+        request = Request(run_id=run_id, generation=generation, name=name, asked_s=time.time())
+        site = {"project": self.settings.project, "zone": self.settings.zone}
+        self._write(request.model_copy(update=site))
         try:
-            self.gcloud.create_queued(name, self.asked, {**self.asked.labels, RUN_LABEL: label_of(run_id)})
+            self.gcloud.create_queued(name, self.asked, {**self.asked.labels, RUN_LABEL: label_of(run_id, token)})
         except GcloudError as error:
             raise _refused(f"queued resource {name!r} ({self.asked.accelerator_type})", error) from None
 
@@ -117,10 +155,9 @@ class QueuedPlace:
         if self._ready is not None and time.monotonic() - self._ready[0] < FRESH_S:
             return self._ready[1]
         try:
-            found = self.gcloud.describe_queued(known.name)
+            look = self._judge(known, self.gcloud.describe_queued(known.name))
         except GcloudError as error:
-            return Waiting(f"gcloud does not answer: {one_line(str(error), 120)}", unsure=True)
-        look = self._judge(known, found)
+            return _unanswered(error, f"the queued resource {known.name!r}")
         self._ready = (time.monotonic(), look) if isinstance(look, Ready) else None
         return look
 
@@ -129,23 +166,29 @@ class QueuedPlace:
         return known.run_id if known is not None and not known.deleted else None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
+        """First what is known by name, whatever else fails; then what a list of the zone shows to be the run's."""
         known = self._known()
-        if not thorough and (known is None or known.deleted):
-            return
         own = [known.name] if known is not None and not known.deleted else []
-        try:
-            self._delete_until_gone([*own, *(item.name for item in self._find_ours(run_id))])
-        except GcloudError as error:
+        if not own and not thorough:
+            return
+        deadline = time.monotonic() + self.settings.delete_patience_s
+        problems: list[GcloudError] = []
+        for is_listed in (False, True):
+            try:
+                self._delete_until_gone(self._list_ours(run_id, deadline) if is_listed else own, deadline)
+            except GcloudError as error:
+                problems.append(error)
+        if problems:
             raise UserError(
-                f"a queued resource of {run_id} may still be there and cost money: {error};"
+                f"a queued resource of {run_id} may still be there and cost money: {problems[0]};"
                 f" `ccl-search clean {run_id}` tries again, and `gcloud compute tpus queued-resources list` shows it"
-            ) from None
+            )
         self._ready = None
         if known is not None:
             self._write(known.model_copy(update={"deleted": True}))
 
     def leftovers(self, run_id: str) -> list[Leftover]:
-        """Queued resources of the zone that carry the run's label or name, in whatever state."""
+        """Queued resources of the zone that carry this run's label or name, in whatever state."""
         require_gcloud(self.settings)
         try:
             return self._find_ours(run_id)
@@ -153,12 +196,28 @@ class QueuedPlace:
             raise UserError(f"the queued resources cannot be listed: {error}") from None
 
     def _find_ours(self, run_id: str) -> list[Leftover]:
+        """Nothing where the run never asked for anything: a name alone may be another's."""
+        known, token = self._known(), read_token(self.run_dir)
+        if known is None and token is None:
+            return []
+        label = label_of(run_id, token) if token is not None else None
         found = []
         for item in self.gcloud.list_queued():
             name = str(item.get("name", "")).rpartition("/")[2]
-            if label_of(run_id) in _labels(item) or name.startswith(name_resource(run_id, 0).removesuffix("0")):
+            is_labelled = label is not None and (label in _labels(item) or is_named_by(label, name))
+            if is_labelled or (known is not None and name == known.name):
                 found.append(Leftover(kind="queued resource", name=name, state=_state(item)))
         return found
+
+    def _list_ours(self, run_id: str, deadline: float) -> list[str]:
+        """Names of what the zone has of the run, asked for until the deadline; raises GcloudError after it."""
+        while True:
+            try:
+                return [item.name for item in self._find_ours(run_id)]
+            except GcloudError as error:
+                if error.is_denied or time.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSE_S)
 
     def check(self) -> list[Check]:
         checks = [_check_program(self.settings)]
@@ -185,13 +244,18 @@ class QueuedPlace:
         limit = self.settings.queue_limit_min
         if state in _WAITING and limit is not None and waited_min > limit:
             message = f"{named} was {state} for {waited_min:.0f} min, the profile's queue_limit_min is {limit:g}"
-            self.release(known.run_id)
+            try:
+                self.release(known.run_id)
+            except UserError as error:  # told with the attempt, which ends; `close` tries again
+                message = f"{message}; {error}"
             return Broken(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, message))
         return Waiting(f"{named}: {state}", unsure=state not in _WAITING)
 
-    def _delete_until_gone(self, names: list[str]) -> None:
-        """Ask for deletion, again and again, until none is there; raises GcloudError when patience is over."""
-        deadline, pause_s = time.monotonic() + self.settings.delete_patience_s, 1.0
+    def _delete_until_gone(self, names: list[str], deadline: float | None = None) -> None:
+        """Ask for deletion until none is there; raises GcloudError when patience is over, or nobody is logged in."""
+        if deadline is None:
+            deadline = time.monotonic() + self.settings.delete_patience_s
+        pause_s = _PAUSE_S
         left = sorted(set(names))
         while left:
             problem: GcloudError | None = None
@@ -203,7 +267,7 @@ class QueuedPlace:
             left = [name for name in left if not self._is_gone(name)]
             if not left:
                 return
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (problem is not None and problem.is_denied):
                 raise problem or GcloudError(f"{', '.join(left)} did not go away", "")
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 15.0)
@@ -215,20 +279,21 @@ class QueuedPlace:
             return False
 
     def _known(self) -> Request | None:
-        return read_model(self.run_dir / REQUEST_FILE, Request) if self.run_dir else None
+        """The request as it is on disk; as it was last seen where the folder is away for a while."""
+        found = read_model(self.run_dir / REQUEST_FILE, Request) if self.run_dir else None
+        self._request = found or self._request
+        return self._request
 
     def _write(self, request: Request) -> None:
         if self.run_dir is None:
             raise ValueError("a queued resource needs a run's folder to be remembered in")
+        self._request = request
         write_model(self.run_dir / REQUEST_FILE, request)
 
 
 def look_at_node(gcloud: Gcloud, name: str) -> Look:
-    """How a TPU VM stands."""
-    try:
-        node = gcloud.describe_node(name)
-    except GcloudError as error:
-        return Waiting(f"gcloud does not answer: {one_line(str(error), 120)}", unsure=True)
+    """How a TPU VM stands; raises GcloudError."""
+    node = gcloud.describe_node(name)
     state = str(node["state"])
     if state in GONE_NODE:
         return Broken(_failure(FailureKind.PREEMPTED, Stage.RUN, f"the TPU VM {name!r} is {state}"))
@@ -238,15 +303,10 @@ def look_at_node(gcloud: Gcloud, name: str) -> Look:
     return Waiting(f"the TPU VM {name!r} is {state}", unsure=state in {"UNKNOWN", "READY"})
 
 
-def name_resource(run_id: str, generation: int) -> str:
-    """The name of a run's queued resource and of its TPU VM: what the cloud allows, and no other run's."""
-    stem = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:40]
-    return f"ccl-{stem}-{hashlib.sha256(run_id.encode()).hexdigest()[:6]}-g{generation}"
-
-
-def label_of(run_id: str) -> str:
-    """The run's label: lower-case letters, digits, `-` and `_`."""
-    return name_resource(run_id, 0).removesuffix("-g0")
+def _unanswered(error: GcloudError, what: str) -> Waiting:
+    """gcloud fails now and may answer later; UserError where it will not before the user logs in."""
+    refuse_if_denied(error, what)
+    return Waiting(f"gcloud does not answer: {one_line(str(error), 120)}", unsure=True, unanswered=True)
 
 
 def _state(item: Mapping[str, Any]) -> str:

@@ -27,9 +27,16 @@ _STOCK_OUT = re.compile(
 )
 _FOREVER = re.compile(
     r"quota|PERMISSION_DENIED|permission|INVALID_ARGUMENT|invalid choice|unrecognized arguments|UNAUTHENTICATED"
-    r"|not currently have an active account|FAILED_PRECONDITION|argument --|has not been used in project",
+    r"|FAILED_PRECONDITION|argument --|has not been used in project",
     re.IGNORECASE,
 )
+_DENIED = re.compile(
+    r"UNAUTHENTICATED|invalid authentication credentials|not currently have an active account"
+    r"|does not have any valid credentials|invalid_grant|reauthentication (?:failed|required|is required)"
+    r"|PERMISSION_DENIED|has not been used in project",
+    re.IGNORECASE,
+)
+"""No login, or no rights. Where the sign-in service is away for a while gcloud speaks of "auth tokens" too."""
 
 
 class GcloudError(Exception):
@@ -40,7 +47,9 @@ class GcloudError(Exception):
         self.is_not_found = bool(_NOT_FOUND.search(whole))
         self.exists = bool(_EXISTS.search(whole))
         self.is_stock_out = bool(_STOCK_OUT.search(whole))
-        self.is_for_ever = bool(_FOREVER.search(whole)) and not self.is_stock_out
+        self.is_denied = bool(_DENIED.search(whole))
+        """Whether nobody is logged in, or has no right to ask: so it stays until the user mends it."""
+        self.is_for_ever = self.is_denied or (bool(_FOREVER.search(whole)) and not self.is_stock_out)
         """Whether asking again would be refused again: quota, rights, a wrong name."""
 
 
@@ -60,6 +69,17 @@ class Gcloud:
         if done.returncode:
             raise GcloudError(explain_refusal(done.stderr, done.returncode), done.stderr)
         return done.stdout
+
+    def find_default_project(self) -> str:
+        """The project that gcloud takes where none is named; UserError where there is none."""
+        done = run_program([self.settings.gcloud, "config", "get-value", "project", "--quiet"], timeout_s=CALL_S)
+        lines = done.stdout.split()
+        if done.returncode or len(lines) != 1 or lines[0] == "(unset)":
+            why = f": {explain_refusal(done.stderr, done.returncode)}" if done.returncode else ""
+            raise UserError(
+                f"gcloud knows no project{why}; give `project:` in the profile, or `gcloud config set project ID`"
+            )
+        return lines[0]
 
     def ask_json(self, *words: str) -> Any:
         """The command's answer as JSON; raises GcloudError where it is refused or is none."""
@@ -161,7 +181,8 @@ class GcloudFleet:
     def explain_loss(self) -> str | None:
         try:
             state = str(self.gcloud.describe_node(self.name)["state"])
-        except GcloudError:
+        except GcloudError as error:
+            refuse_if_denied(error, f"the TPU VM {self.name!r}")
             return None
         if state not in GONE_NODE:
             return None
@@ -188,6 +209,16 @@ def explain_refusal(text: str, code: int) -> str:
     """gcloud's own `ERROR:` line where there is one, else the last line."""
     lines = [line for line in text.splitlines() if line.startswith("ERROR:")]
     return one_line(lines[0].removeprefix("ERROR:").strip(), 400) if lines else shorten_error(text, code)
+
+
+def refuse_if_denied(error: GcloudError, what: str) -> None:
+    """UserError where the error stays until the user logs in or is given rights; what runs there goes on meanwhile."""
+    if error.is_denied:
+        raise UserError(
+            f"{what} cannot be asked about: {one_line(str(error), 300)}; log in (`gcloud auth login`) or mend the"
+            " rights, then `ccl-search resume RUN` goes on with what runs; until then it is there and may cost money"
+            " (`ccl-search clean RUN` deletes what the search made)"
+        )
 
 
 def require_gcloud(settings: TpuSettings) -> None:

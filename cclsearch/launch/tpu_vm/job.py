@@ -50,6 +50,13 @@ class JobRecord(Model):
     num_processes: int
     timeout_s: float
     submitted_s: float
+    token: str = ""
+    """The run's own token: two runs of one name may use the same workers."""
+
+    @property
+    def remote_name(self) -> str:
+        """Name of the attempt's folder on the workers."""
+        return f"{self.name}-{self.token}" if self.token else self.name
 
 
 class Begun(Model):

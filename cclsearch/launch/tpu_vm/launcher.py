@@ -19,6 +19,7 @@ from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.tpu_vm.cloud_place import QueuedPlace, TpuPlace
 from cclsearch.launch.tpu_vm.fleet import Answers, Fleet, Unreachable, WorkerAnswer, is_hopeless
+from cclsearch.launch.tpu_vm.identity import make_token
 from cclsearch.launch.tpu_vm.job import (
     BEGUN_FILE,
     CANCELLED_FILE,
@@ -114,6 +115,7 @@ class TpuVmLauncher:
                 num_processes=count_processes(job),
                 timeout_s=job.timeout_s,
                 submitted_s=time.time(),
+                token=make_token(self.profile.run_dir),
             )
             self.place.request(job.run_id)
             if not (folder / RECORD_FILE).is_file():
@@ -188,8 +190,9 @@ class TpuVmLauncher:
         look = self.place.look(record.run_id)
         if isinstance(look, Broken):
             return self._lose(record, look.failure)
-        if begun is not None and isinstance(look, Waiting) and look.unsure:
-            return JobStatus(state=JobState.RUNNING, note=look.note)
+        if isinstance(look, Waiting) and look.unsure and (begun is not None or look.unanswered):
+            return self._wait_unsure(record, begun, look)
+        self._since.pop((record.name, -1, "cloud"), None)
         if begun is not None and (isinstance(look, Waiting) or look.name != begun.place):
             gone = f"the slice {begun.place!r} that ran the trial is gone"
             return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message=gone))
@@ -197,15 +200,29 @@ class TpuVmLauncher:
             return JobStatus(state=JobState.QUEUED, note=look.note)
         return self._begin(record, look) if begun is None else self._follow(record, look.fleet, begun)
 
+    def _wait_unsure(self, record: JobRecord, begun: Begun | None, look: Waiting) -> JobStatus:
+        """The cloud does not say how the slice is: the attempt is given up when its own time and patience are over."""
+        patience_s = record.timeout_s + DEADLINE_S + self.settings.lost_after_s * CLOUD_PATIENCE
+        if begun is None:
+            over = self._waited(record, -1, "cloud", patience_s)
+        else:
+            over = time.time() > begun.started_s + patience_s
+        if not over:
+            return JobStatus(state=JobState.QUEUED if begun is None else JobState.RUNNING, note=look.note)
+        message = f"{look.note}; and the time that the trial may take is over"
+        stage = Stage.SUBMIT if begun is None else Stage.RUN
+        return self._lose(record, Failure(stage=stage, kind=FailureKind.LAUNCHER, message=message))
+
     def _begin(self, record: JobRecord, ready: Ready) -> JobStatus:
         """Copy the files out and start the processes, the coordinator's first."""
         fleet, folder = ready.fleet, _folder(record)
         if record.num_processes > len(fleet.addresses):
+            message = f"the trial wants {record.num_processes} workers, but there are {len(fleet.addresses)}"
+            self._finish(record, _fail(FailureKind.LAUNCHER, message, Stage.SUBMIT))  # or nothing would be released
             raise UserError(
-                f"the trial wants {record.num_processes} workers, but there are {len(fleet.addresses)}: correct the"
-                " profile's `hardware` (num_accelerators, accelerators_per_node), or add hosts"
+                f"{message}: correct the profile's `hardware` (num_accelerators, accelerators_per_node), or add hosts"
             )
-        processes, name = range(record.num_processes), f"{record.name}.tar.gz"
+        processes, name = range(record.num_processes), f"{record.remote_name}.tar.gz"
         errors = fleet.push(folder / BUNDLE_FILE, name, processes)
         if errors:
             return self._cannot_begin(record, errors)
@@ -235,6 +252,7 @@ class TpuVmLauncher:
         process, error = sorted(errors.items())[0]
         told = f"worker {process} cannot be reached: {one_line(error, 300)}"
         if self.settings.hosts and is_hopeless(error):  # a new TPU VM may take a while to know the key
+            self._lose(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=told))
             raise UserError(f"{told}; `ccl-search launcher check {self.profile.name}` tries each worker")
         patience_s = self.settings.lost_after_s * (1 if self.settings.hosts else CLOUD_PATIENCE)
         if not self._waited(record, -1, "begin", patience_s):
@@ -351,13 +369,13 @@ class TpuVmLauncher:
     def _stop(self, record: JobRecord, fleet: Fleet) -> Answers:
         remote = self._remote(record)
         guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
-        return fleet.call(guard, ["stop", remote], range(record.num_processes))
+        return fleet.call(guard, ["stop", remote], _own_processes(record, fleet))
 
     def _sweep(self, record: JobRecord, fleet: Fleet) -> None:
         if not self.settings.keep_remote:
             remote = self._remote(record)
             guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
-            fleet.call(guard, ["sweep", remote], range(record.num_processes))
+            fleet.call(guard, ["sweep", remote], _own_processes(record, fleet))
 
     def _fleet_of(self, record: JobRecord) -> Fleet | None:
         """The workers that may run the job; None where there are none any more."""
@@ -365,7 +383,7 @@ class TpuVmLauncher:
         return look.fleet if isinstance(look, Ready) else None
 
     def _remote(self, record: JobRecord) -> str:
-        return f"{self.settings.remote_dir}/{record.name}"
+        return f"{self.settings.remote_dir}/{record.remote_name}"
 
     def _program(self, record: JobRecord) -> str:
         return f"exec python3 {self._remote(record)}/worker.py"
@@ -390,7 +408,7 @@ class TpuVmLauncher:
 def make_place(profile: Profile, settings: TpuSettings) -> Place:
     """Where the workers of this profile come from."""
     if settings.tpu is not None:
-        return TpuPlace(settings)
+        return TpuPlace(settings, profile.run_dir)
     if settings.queued_resource is not None:
         return QueuedPlace(settings, settings.queued_resource, profile.run_dir)
     return HostsPlace(settings)
@@ -412,8 +430,13 @@ def _judge_end(record: JobRecord, by: Mapping[int, WorkerAnswer]) -> Failure | N
     return found if isinstance(found, Failure) else None
 
 
-def _fail(kind: FailureKind, message: str) -> JobStatus:
-    return JobStatus(state=JobState.DONE, failure=Failure(stage=Stage.RUN, kind=kind, message=message))
+def _own_processes(record: JobRecord, fleet: Fleet) -> range:
+    """Processes of the job that have a worker."""
+    return range(min(record.num_processes, len(fleet.addresses)))
+
+
+def _fail(kind: FailureKind, message: str, stage: Stage = Stage.RUN) -> JobStatus:
+    return JobStatus(state=JobState.DONE, failure=Failure(stage=stage, kind=kind, message=message))
 
 
 def _folder(record: JobRecord) -> Path:

@@ -26,7 +26,9 @@ class Waiting:
 
     note: str
     unsure: bool = False
-    """Whether it could not be told: a job that runs there is not given up for it."""
+    """Whether it could not be told: a job that runs there is not given up for it before its time is over."""
+    unanswered: bool = False
+    """Whether that is because nobody answered."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Place(Protocol):
         ...
 
     def look(self, run_id: str) -> Look:
-        """How it stands."""
+        """How it stands; UserError where the user must log in first."""
         ...
 
     def remembered_run(self) -> str | None:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -65,7 +66,7 @@ def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]
     """Start this process of the job, once however often it is asked; what other attempts of the run left is ended."""
     job = read_json(os.path.join(folder, "job.json"))
     own = os.path.join(folder, f"w{process}")
-    end_marked(os.path.join(os.path.dirname(folder), job["run_id"] + "-t"), but=folder + os.sep)
+    end_marked(attempts_pattern(folder, job), but=folder + os.sep)
     os.makedirs(os.path.join(own, "trial"), exist_ok=True)
     claim = {"port": choose_port() if process == 0 else 0, "boot": boot_id(), "at": time.time()}
     if not claim_file(os.path.join(own, "claim.json"), claim):
@@ -103,7 +104,7 @@ def stop(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
         claim_file(os.path.join(own, "claim.json"), {"port": 0, "boot": boot_id(), "at": time.time(), "void": True})
         with open(os.path.join(own, "stop"), "w"):
             pass
-        end_marked(os.path.join(own, "trial"), exact=True)
+        end_marked(re.compile(re.escape(os.path.join(own, "trial"))))
         deadline = time.time() + 15
         while tell(own)["state"] == "running" and time.time() < deadline:
             time.sleep(0.05)
@@ -165,7 +166,7 @@ def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordina
             start_new_session=True,
         )
         reason = watch(script, own, trial, job["timeout_s"])
-        end_marked(trial, exact=True)
+        end_marked(re.compile(re.escape(trial)))
         code = script.wait()
     oom = code in (-9, 137) and count_oom_kills() > oom_before
     pack(trial, os.path.join(own, "out.tar.gz"))
@@ -198,12 +199,19 @@ def pack(trial: str, target: str) -> None:
     os.replace(target + ".part", target)
 
 
-def end_marked(trial: str, but: str = "", exact: bool = False) -> None:
-    """End every process whose trial folder is this one, or begins so (and not with `but`)."""
+def attempts_pattern(folder: str, job: dict[str, Any]) -> re.Pattern[str]:
+    """Trial folders of all attempts of the run, and of no run whose name begins with this one's."""
+    suffix = "-" + job["token"] if job.get("token") else ""
+    start = os.path.join(os.path.dirname(folder), job["run_id"])
+    return re.compile(re.escape(start) + r"-t\d+-a\d+" + re.escape(suffix) + r"/w\d+/trial")
+
+
+def end_marked(pattern: re.Pattern[str], but: str = "") -> None:
+    """End every process whose trial folder is of that form, and does not begin with `but`."""
     deadline = time.time() + 12
     hard = time.time() + 2
     while time.time() < deadline:
-        found = find_marked(trial, but, exact)
+        found = find_marked(pattern, but)
         if not found:
             return
         for pid in found:
@@ -212,8 +220,8 @@ def end_marked(trial: str, but: str = "", exact: bool = False) -> None:
         time.sleep(0.1)
 
 
-def find_marked(trial: str, but: str, exact: bool) -> list[int]:
-    """Living processes whose trial folder is this one, or begins so."""
+def find_marked(pattern: re.Pattern[str], but: str = "") -> list[int]:
+    """Living processes whose trial folder is of that form."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -225,8 +233,8 @@ def find_marked(trial: str, but: str, exact: bool) -> list[int]:
             continue
         for entry in entries:
             value = entry[14:].decode(errors="replace") if entry.startswith(b"CCL_TRIAL_DIR=") else ""
-            hit = value == trial if exact else value.startswith(trial) and not (but and value.startswith(but))
-            if value and hit and start_ticks(int(name)) is not None:
+            hit = pattern.fullmatch(value) is not None and not (but and value.startswith(but))
+            if hit and start_ticks(int(name)) is not None:
                 found.append(int(name))
     return found
 
