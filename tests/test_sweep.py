@@ -166,7 +166,9 @@ def test_a_sweep_in_a_held_allocation_needs_no_recording(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     assert main(["sweep", "--workload", "wl5", "--in-allocation", "--dry-run", "--runs", "elsewhere"]) == 0
-    assert "job script of the first (slurm-generic)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "job script of the first (slurm-generic)" in shown
+    assert f"--chdir={project / 'elsewhere'}/wl5-" in shown
 
 
 def test_a_sweep_over_a_recording_says_how_to_leave_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,11 +20,11 @@ from cclsearch.text import one_line, plain
 NUM_PROPOSALS = 3
 
 
-def show_plan(plan: Plan, *, as_json: bool) -> int:
-    """Print the plan; returns the exit code."""
+def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
+    """Print the plan of a search that would be kept in `runs_folder`; returns the exit code."""
     spec, space = plan.spec, plan.space
     proposals = first_proposals(plan)
-    script = render_first(plan, proposals[0]) if proposals else ""
+    script = render_first(plan, proposals[0], runs_folder) if proposals else ""
     if as_json:
         shown = [{"config": dict(p.config), "proposer": p.proposer, "rationale": p.rationale} for p in proposals]
         print(json.dumps({"space": len(space), "raw": space.num_raw, "proposals": shown, "job_script": script}))
@@ -60,7 +60,7 @@ def first_proposals(plan: Plan) -> list[Proposal]:
     return list(make_planning_proposer(spec).propose(view, min(NUM_PROPOSALS, spec.limits.budget)))
 
 
-def render_first(plan: Plan, proposal: Proposal) -> str:
+def render_first(plan: Plan, proposal: Proposal, runs_folder: Path) -> str:
     """The job script of the first proposal, as it would be submitted."""
     spec = plan.spec
     trial = Trial(
@@ -79,7 +79,7 @@ def render_first(plan: Plan, proposal: Proposal) -> str:
             run_id=spec.run_id,
             trial=1,
             attempt=1,
-            trial_dir=Path("runs") / spec.run_id / "trials" / "0001",
+            trial_dir=runs_folder.absolute() / spec.run_id / "trials" / "0001",
             payload=make_input(spec, trial),
             timeout_s=spec.limits.trial_timeout_s,
         )

@@ -74,17 +74,18 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.plan import plan_search
+    from cclsearch.runs_folder import runs_folder
     from cclsearch.session import create_run
 
     plan = add_earlier(plan_search(make_request(args)), args)
+    place = runs_folder(args.runs)
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
 
-        return show_plan(plan, as_json=args.json)
+        return show_plan(plan, place, as_json=args.json)
     from cclsearch.cli.drive import drive_search
-    from cclsearch.runs_folder import runs_folder
 
-    folder = create_run(plan, runs_folder(args.runs))
+    folder = create_run(plan, place)
     return drive_search(folder, args)
 
 

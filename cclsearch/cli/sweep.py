@@ -32,13 +32,13 @@ def run(args: argparse.Namespace) -> int:
 
     weights = parse_weights(args.weights) if args.weights is not None else None
     args.objective = args.objective or "composite"
+    place = runs_folder(args.runs)
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
 
         with tempfile.TemporaryDirectory() as joined:
             planned = plan_sweep(make_request(args), weights, Path(joined))
-            return show_plan(add_earlier(planned.plan, args), as_json=args.json)
-    place = runs_folder(args.runs)
+            return show_plan(add_earlier(planned.plan, args), place, as_json=args.json)
     planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
     folder = create_sweep(replace(planned, plan=add_earlier(planned.plan, args)), place)
     code = drive_search(folder, args)
