@@ -174,10 +174,10 @@ def plane(
     return field(1, body)
 
 
-def tpu_space(chips: int = 2, steps: int = 3) -> bytes:
+def tpu_space(chips: int = 2, steps: int = 3, groups: str = "") -> bytes:
     """A TPU host: each step 1 ms with a fusion, an all-reduce begun and ended apart, and a copy."""
     ms = 10**9
-    groups = "{{" + ",".join(str(chip) for chip in range(chips)) + "}}"
+    groups = groups or "{{" + ",".join(str(chip) for chip in range(chips)) + "}}"
     start_text = (
         f"%all-reduce-start.1 = f32[1024,256]{{1,0}} all-reduce-start(f32[1024,256] %p), replica_groups={groups}"
     )

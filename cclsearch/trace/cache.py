@@ -38,7 +38,7 @@ from cclsearch.trace.events import (
     Step,
 )
 
-READER_VERSION = 2
+READER_VERSION = 3
 """Raise it whenever a reader puts something else into the columns."""
 
 _MAGIC = b"CCLCOLS1"

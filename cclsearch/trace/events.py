@@ -142,6 +142,8 @@ class Collective:
     """The other rank of a point-to-point call."""
     has_args: bool = False
     """False: only the kernel's name told what it is."""
+    world_size: int | None = None
+    """Devices of all groups of the call together, where it names them all: as many as the run has at least."""
 
     @property
     def message_bytes(self) -> int | None:

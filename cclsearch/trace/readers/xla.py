@@ -38,8 +38,9 @@ def build_tables(space: Space, *, source: str) -> tuple[EventTable, ...]:
     if not devices:
         raise TraceError(Reason.NO_GPU_EVENTS, "no operation of any device in it")
     tables = []
+    ordinals = frozenset(ordinal for _, ordinal in devices)
     for (_, ordinal), (plane, rows, lines) in sorted(devices.items(), key=lambda item: item[0]):
-        table = build_xla_table(rows, lines, host, plane, ordinal)
+        table = build_xla_table(rows, lines, host, plane, ordinal, ordinals)
         reasons = () if space.is_complete else (Reason.TRACE_TRUNCATED,)
         tables.append(
             replace(

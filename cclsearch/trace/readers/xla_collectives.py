@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cclsearch.trace.events import Collective, CollectiveKind, Kind
 from cclsearch.trace.kinds import classify_collective, classify_xla
-from cclsearch.trace.readers.collectives import bytes_per_element, product
+from cclsearch.trace.readers.collectives import product
 from cclsearch.trace.readers.planes import Stats
+from cclsearch.trace.readers.xla_shapes import measure_result
 
 if TYPE_CHECKING:
     from cclsearch.trace.readers.xla_table import Row
 
-_SHAPE = re.compile(r"(?P<dtype>pred|bf16|[fsuc]\d+\w*)\[(?P<dims>(?:\d{1,15}(?:,|(?=\])))*)\]")
-_GROUP_LIST = re.compile(r"replica_groups=\{\{(?P<first>\d{1,9}(?:,\d{1,9})*)\}")
-_GROUP_IOTA = re.compile(r"replica_groups=\[(?P<groups>\d{1,9}),(?P<size>\d{1,9})\]")
+_GROUP_LIST = re.compile(r"replica_groups=\{(?P<groups>\{[\d,{} ]*\})\}")
+_GROUP = re.compile(r"\{(\d{1,9}(?:,\d{1,9})*)\}")
+_GROUP_IOTA = re.compile(
+    r"replica_groups=\[(?P<shape>\d{1,9},\d{1,9})\]"
+    r"(?:<=\[(?P<dims>\d{1,9}(?:,\d{1,9})*)\](?:T\((?P<order>\d{1,3}(?:,\d{1,3})*)\))?)?"
+)
+_MAX_DEVICES = 1 << 20
+"""More than that in a group is damage."""
 _START = re.compile(r"-start(\.\d+)?$")
 _DONE = re.compile(r"-done(\.\d+)?$")
 _STARTED_BY = re.compile(r"-done\([^%)]*%?(?P<start>[\w.-]+-start(?:\.\d+)?)")
@@ -49,51 +58,87 @@ def _start_name(done: str, stats: Stats, waiting: dict[str, Row]) -> str:
     return next((name for name in waiting if name.split("-start")[0] == base), "")
 
 
-def describe_collective(name: str, stats: Stats) -> Collective:
-    """Kind, group and sizes, as far as the operation's text and shape say."""
-    _, kind, _ = classify_xla(str(stats.get("hlo_category") or ""), name)
+def describe_collective(name: str, stats: Stats, device: int = -1, devices: frozenset[int] = frozenset()) -> Collective:
+    """Kind, group and sizes, as far as the operation's text and shape say.
+
+    `device`: the ordinal of the device that ran it; `devices`: the ordinals of all devices of its file.
+    """
+    category = str(stats.get("hlo_category") or "")
+    _, kind, _ = classify_xla(category, name)
     kind = kind or classify_collective(name)
     text = str(stats.get("long_name") or stats.get("tf_op") or "")
-    ranks, size = _group(text)
-    found = _largest_shape(str(stats.get("shape_with_layout") or text.split(" = ", 1)[-1].split("(%", 1)[0]))
+    groups, size = read_groups(text)
+    world = sum(map(len, groups)) or None
+    ranks = _own_group(groups, device, devices)
+    is_start = bool(_START.search(name)) or category.endswith("-start")
+    found = measure_result(str(stats.get("shape_with_layout") or ""), text, kind, is_start)
     if found is None:
-        return Collective(kind, group_ranks=ranks, group_size=size)
-    dtype, count = found
-    width = bytes_per_element(dtype)
-    out_count: int | None = count
-    in_count: int | None = count
+        return Collective(kind, group_ranks=ranks, group_size=size, world_size=world)
+    in_count: int | None = found.nelems
+    in_bytes = found.nbytes
     if kind == CollectiveKind.ALL_GATHER:
-        in_count = count // size if size else None
+        in_count = found.nelems // size if size else None
+        in_bytes = in_bytes // size if in_bytes is not None and size else None
     elif kind == CollectiveKind.REDUCE_SCATTER:
-        in_count = count * size if size else None
+        in_count = found.nelems * size if size else None
+        in_bytes = in_bytes * size if in_bytes is not None and size else None
     return Collective(
         kind,
         group_ranks=ranks,
         group_size=size,
-        dtype=dtype,
+        dtype=found.dtype,
         in_nelems=in_count,
-        out_nelems=out_count,
-        in_bytes=None if width is None or in_count is None else in_count * width,
-        out_bytes=None if width is None else count * width,
+        out_nelems=found.nelems,
+        in_bytes=in_bytes,
+        out_bytes=found.nbytes,
         has_args=True,
+        world_size=world,
     )
 
 
-def _largest_shape(text: str) -> tuple[str, int] | None:
-    """Data type and elements of the largest array in a shape; of a tuple of equal operands, their sum."""
-    shapes = [
-        (found["dtype"], product([int(dim) for dim in found["dims"].split(",") if dim]))
-        for found in _SHAPE.finditer(text[:10_000])
-    ]
-    if not shapes:
-        return None
-    return max(shapes, key=lambda shape: shape[1] * (bytes_per_element(shape[0]) or 1))
+Groups = tuple[tuple[int, ...], ...]
 
 
-def _group(text: str) -> tuple[tuple[int, ...] | None, int | None]:
+def read_groups(text: str) -> tuple[Groups, int | None]:
+    """The replica groups in an operation's text and the size of one; no groups where the text does not name them all.
+
+    Both of HLO's forms: `{{0,1},{2,3}}`, and `[groups,size]<=[dims]T(permutation)`, which counts all devices in the
+    shape of `dims`, transposes them and cuts the row of them into groups. Groups of several sizes have no one size.
+    """
     listed = _GROUP_LIST.search(text)
     if listed:
-        ranks = tuple(int(rank) for rank in listed["first"].split(",") if rank)
-        return ranks, len(ranks)
+        return _parse_list(listed["groups"])
     iota = _GROUP_IOTA.search(text)
-    return (None, int(iota["size"])) if iota else (None, None)
+    return _parse_iota(iota["shape"], iota["dims"] or "", iota["order"] or "") if iota else ((), None)
+
+
+@lru_cache(maxsize=256)
+def _parse_list(text: str) -> tuple[Groups, int | None]:
+    groups = tuple(tuple(int(n) for n in found.split(",")) for found in _GROUP.findall(text))
+    sizes = {len(group) for group in groups}
+    return groups, sizes.pop() if len(sizes) == 1 else None
+
+
+@lru_cache(maxsize=256)
+def _parse_iota(shape: str, dims: str, order: str) -> tuple[Groups, int | None]:
+    """The iota form; the size alone where the numbers do not fit together or would be too many."""
+    (count, size), extents = (tuple(int(n) for n in text.split(",") if n) for text in (shape, dims))
+    axes = tuple(int(n) for n in order.split(",") if n) or tuple(range(len(extents)))
+    fits = product(extents) == count * size and sorted(axes) == list(range(len(extents)))
+    if not extents or not fits or not 0 < count * size <= _MAX_DEVICES:
+        return (), size or None
+    rows = np.arange(count * size).reshape(extents).transpose(axes).reshape(count, size)
+    return tuple(tuple(row) for row in rows.tolist()), size
+
+
+def _own_group(groups: Groups, device: int, devices: frozenset[int]) -> tuple[int, ...] | None:
+    """The group that holds this device; None where that is not known.
+
+    Groups name devices of the whole run, a trace counts those of its host: the two are the same where the groups name
+    just the devices of the file. Where there is one group only, it is that of every device.
+    """
+    if len(groups) == 1:
+        return groups[0]
+    if devices != {member for group in groups for member in group}:
+        return None
+    return next((group for group in groups if device in group), None)

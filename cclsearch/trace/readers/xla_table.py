@@ -38,9 +38,17 @@ class Row:
 
 
 def build_xla_table(
-    rows: list[Row], lines: list[str], host: HostEvents, plane: Plane | None, ordinal: int
+    rows: list[Row],
+    lines: list[str],
+    host: HostEvents,
+    plane: Plane | None,
+    ordinal: int,
+    ordinals: frozenset[int],
 ) -> EventTable:
-    """The table of one device (its rows first, then the host's); rank, clock and source are the caller's to set."""
+    """The table of one device (its rows first, then the host's); rank, clock and source are the caller's to set.
+
+    `ordinals`: those of all devices of the file.
+    """
     base_ns = min([row.start_ps for row in rows] + [event.start_ps for event in host.all_events]) // 1000
     names = Interner()
     columns = _read_columns(rows, host, names, ordinal=ordinal, host_line=len(lines), base_ns=base_ns)
@@ -54,7 +62,7 @@ def build_xla_table(
     if source == "step_num":  # marked on the host: the launch decides, where there is a record of it
         step_id[device_rows] = np.where(launch >= 0, step_id[launch], step_id[device_rows])
     distinct = Interner()
-    sparse = {"launch": (device_rows.astype(np.int32), launch), **_sparse_columns(rows, distinct)}
+    sparse = {"launch": (device_rows.astype(np.int32), launch), **_sparse_columns(rows, distinct, ordinal, ordinals)}
     classes, costs = _describe_names(rows, names)
     return EventTable(
         **columns,
@@ -120,9 +128,11 @@ def _to_ns(time_ps: NDArray[np.int64]) -> NDArray[np.int64]:
     return (time_ps + 500) // 1000
 
 
-def _sparse_columns(rows: Sequence[Row], distinct: Interner) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+def _sparse_columns(
+    rows: Sequence[Row], distinct: Interner, ordinal: int, ordinals: frozenset[int]
+) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
     calls = [n for n, row in enumerate(rows) if row.kind == Kind.COMM]
-    described = [describe_collective(rows[n].name, rows[n].stats or {}) for n in calls]
+    described = [describe_collective(rows[n].name, rows[n].stats or {}, ordinal, ordinals) for n in calls]
     copies = [(n, size) for n, row in enumerate(rows) if (size := _copy_bytes(row)) is not None]
     return {
         "coll_id": (np.array(calls, np.int32), distinct.numbers_of(described, len(calls))),
