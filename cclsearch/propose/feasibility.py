@@ -30,10 +30,10 @@ _OTHER_DOUBT = 0.8
 _UNDECLARED = {
     "unsharded": ((0.0, 0.3), (-5.0, 0.7)),
     "replicated": ((0.0, 0.4), (-5.0, 0.6)),
-    "gradients": ((0.0, 0.5), (float(np.log(0.5)), 0.5)),
+    "gradients": ((0.0, None), (float(np.log(0.5)), None)),
 }
-"""Part of the memory -> its log multiplier and how probable that is, for each way in which frameworks do it: states
-whole or shared out, sequences whole or shared out, gradients of four bytes or of two."""
+"""Part of the memory -> its log multiplier and how probable that is (None: as its fitted prior says), for each way in
+which frameworks do it: states whole or shared out, sequences whole or shared out, gradients of four bytes or of two."""
 _WIDTH = 0.15
 """How far such a log multiplier may be off."""
 _LEAST_WEIGHT = 0.02
@@ -123,14 +123,17 @@ def _calibrate_first(model: CardModel, evidence: Evidence, prior: Prior, count: 
 
 
 def _rival_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, float]]:
-    """Each combination of the ways, with its log probability."""
+    """Each combination of the ways, with its log probability but for a constant."""
     names = [name for name in _UNDECLARED if np.any(getattr(model.memory_parts, name) > 0)]
     for ways in product(*(_UNDECLARED[name] for name in names)):
         mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
         for name, (log_multiplier, probability) in zip(names, ways, strict=True):
             at = MULTIPLIERS.index(name)
             mean_P[at], sd_P[at] = log_multiplier, _WIDTH
-            log_prior += float(np.log(probability))
+            if probability is None:
+                log_prior -= 0.5 * float((log_multiplier - prior.mean_P[at]) / prior.sd_P[at]) ** 2
+            else:
+                log_prior += float(np.log(probability))
         yield replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
 
 
