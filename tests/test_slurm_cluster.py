@@ -104,8 +104,11 @@ def test_each_end_is_told_apart(site: Site, slow: object) -> None:
     os.environ["A_SECRET_TOKEN"] = "do-not-pass-on"
     try:
         handles = launcher.submit(
-            [site.job("kinds", n, behaviour=word, timeout_s=8) for n, word in enumerate(wanted, start=1)]
-            + [site.job("kinds", 6, ranks=7, per_node=2, behaviour="ok", seconds=0.5, timeout_s=8)]
+            [
+                site.job("kinds", n, behaviour=word, timeout_s=8 if word == "hang" else 60)
+                for n, word in enumerate(wanted, start=1)
+            ]
+            + [site.job("kinds", 6, ranks=7, per_node=2, behaviour="ok", seconds=0.5, timeout_s=60)]
         )
     finally:
         del os.environ["A_SECRET_TOKEN"]
@@ -120,6 +123,8 @@ def test_each_end_is_told_apart(site: Site, slow: object) -> None:
     seen = json.loads((handles[5].trial_dir / "seen-3.json").read_text())
     assert "A_SECRET_TOKEN" not in seen
     assert (seen["PUBLIC"], seen["CCL_BEHAVIOUR"], seen["CCL_NUM_NODES"]) == ("1", "ok", "4")
+    assert (seen["CCL_PROCESS_ID"], seen["CCL_NUM_PROCESSES"], seen["CCL_JOB_NAME"]) == ("3", "4", handles[5].job_name)
+    assert seen["CCL_COORDINATOR"] == f"{seen['MASTER_ADDR']}:{seen['MASTER_PORT']}"
 
 
 def test_someone_elses_cancel_is_not_the_trials_fault(site: Site, slow: object) -> None:
