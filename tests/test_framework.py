@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cclsearch.card.load import load_card
+from cclsearch.card.model import ModelArch
+from cclsearch.cli import main
 from cclsearch.errors import UserError
+from cclsearch.launch.profile import load_profile, make_launcher
+from cclsearch.launch.slurm.check import judge_needs
+from cclsearch.launch.slurm.launcher import SlurmLauncher
+from cclsearch.launch.slurm.payloads import Program
+from cclsearch.launch.slurm.probe import look_at_needs
 from cclsearch.settings import Settings, load_settings
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import list_frameworks, load_framework
+from cclsearch.space.model_limits import LIMITS
 
 OWN = """title: mine
 aliases: [my-trainer]
@@ -73,6 +83,10 @@ def test_a_project_describes_its_own(project: Path) -> None:
         ("knobs:", "buttons:", "buttons: is no field here"),
         ("env: MY_SPEED", "env: 'x; rm'", "env"),
         ("title: mine", "runner: mpi", "runner"),
+        ("title: mine", "cannot: {big_models: buy more}", "there is no limit 'big_models'; there are: experts, "),
+        ("title: mine", "cannot: {experts: ' '}", "each limit needs one line"),
+        ("title: mine", "records: [joy]", "records"),
+        ("title: mine", "needs: [{env: 'a b', what: x}]", "needs"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_file(project: Path, old: str, new: str, words: str) -> None:
@@ -81,6 +95,152 @@ def test_a_wrong_field_is_named_with_its_file(project: Path, old: str, new: str,
         load_framework("mine")
     assert "mine.framework.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+LIMITED = """title: mine
+script: mine.py
+cannot:
+  free_head_dim: use --framework megatron
+  shared_experts: use --framework torchtitan
+precisions: [bf16]
+knobs:
+  - {name: tp, choices: [1, 2, 4]}
+  - {name: dp, choices: {divisors_of: accelerators}}
+  - {name: micro_batch_size, choices: [1]}
+"""
+DRY_RUN = ("--launcher", "slurm-generic", "--dry-run")
+
+
+def write_runnable(project: Path, text: str = LIMITED) -> None:
+    write_framework(project, text)
+    (project / "launchers" / "mine.py").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        (
+            "wl1",
+            "model_arch.head_dim 128, and 32 heads of it are 4096, not the hidden size of 2560 (free_head_dim): use",
+        ),
+        ("wl6", "model_arch.num_shared_experts 2 (shared_experts): use --framework torchtitan"),
+    ],
+)
+def test_what_a_run_script_cannot_build_is_refused_before_anything_is_submitted(
+    project: Path, capsys: pytest.CaptureFixture[str], card: str, words: str
+) -> None:
+    write_runnable(project)
+    for command in (["run", *DRY_RUN], ["predict"], ["space"]):
+        assert main([*command, "--workload", card, "--framework", "mine"]) == 2
+        told = capsys.readouterr().err.strip()
+        assert words in told
+        assert f"{card} cannot run under mine" in told
+        assert "\n" not in told
+    assert main(["run", "--workload", "wl2", "--framework", "mine", *DRY_RUN]) == 0
+
+
+def test_a_precision_that_a_run_script_does_not_train_in_is_refused(project: Path) -> None:
+    write_runnable(project)
+    card = load_card("wl2", sets=("workload.model.precision=fp16",))
+    with pytest.raises(UserError, match=r"workload\.model\.precision must be one of bf16, not 'fp16'"):
+        build_space(card, load_framework("mine"))
+
+
+DENSE, MOE = load_card("wl2").arch, load_card("wl5").arch
+
+
+@pytest.mark.parametrize(
+    ("limit", "base", "changes"),
+    [
+        ("free_head_dim", DENSE, {"head_dim": 64}),
+        ("grouped_query", DENSE.model_copy(update={"num_kv_heads": 32}), {"num_kv_heads": 8}),
+        ("ungated_mlp", DENSE, {"gated_mlp": False}),
+        ("tied_embeddings", DENSE, {"tied_embeddings": True}),
+        ("experts", DENSE, {"moe": MOE.moe}),
+        ("shared_experts", DENSE, {"moe": MOE.moe}),
+        ("dense_layers", DENSE, {"moe": MOE.moe}),
+    ],
+)
+def test_a_limit_is_found_in_the_model_that_asks_for_it(limit: str, base: ModelArch, changes: dict[str, Any]) -> None:
+    assert LIMITS[limit].read(base) is None
+    assert LIMITS[limit].read(base.model_copy(update=changes))
+    assert LIMITS[limit].field.startswith("workload.model.")
+
+
+@pytest.mark.parametrize("name", [f"wl{n}" for n in range(1, 8)])
+def test_every_shipped_card_names_a_framework_that_can_run_it(name: str) -> None:
+    card = load_card(name)
+    for framework in {card.framework, "megatron"}:
+        load_framework(framework).require_buildable(card)
+    assert load_framework(card.framework).script_path.is_file()
+
+
+def test_energy_is_searched_for_only_where_the_run_script_records_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "objectives").mkdir()
+    limited = "metrics: [{name: step_time_s, direction: minimize}]\nconstraints: [{metric: power_w, at_most: 5000}]\n"
+    (project / "objectives" / "cool.yaml").write_text(f"version: 1\n{limited}")
+    write_runnable(project)
+    search = ["run", "--workload", "wl2", *DRY_RUN]
+    for objective, metric in (("energy", "energy_j_per_mtoken"), ("cool", "power_w")):
+        for framework in ("megatron", "mine"):
+            assert main([*search, "--framework", framework, "--objective", objective]) == 2
+            told = capsys.readouterr().err
+            assert f"needs {metric}, and the run script of framework '{framework}' records no energy_j" in told
+    write_runnable(project, LIMITED.replace("script:", "records: [energy_j]\nscript:"))
+    for objective in ("energy", "cool"):
+        assert main([*search, "--framework", "mine", "--objective", objective]) == 0
+
+
+def test_no_shipped_framework_claims_energy() -> None:
+    assert [name for name in list_frameworks() if load_framework(name).records] == []
+
+
+def test_what_a_framework_needs_is_looked_for_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = load_framework("megatron").needs
+    assert [need.env for need in needs] == ["MEGATRON_PATH"]
+    named = Program(script=tmp_path / "megatron.py", runner="torchrun", environment={}, needs=needs)
+    unnamed = Program(script=None, runner="torchrun", environment={}, needs=needs)
+
+    def check(program: Program) -> tuple[bool, str, str]:
+        seen = look_at_needs([need.model_dump() for need in program.needs])
+        [found] = judge_needs(json.loads(json.dumps({"needs": seen})), program)
+        return found.ok, found.detail, found.remedy
+
+    monkeypatch.delenv("MEGATRON_PATH", raising=False)
+    ok, detail, remedy = check(named)
+    assert (ok, "not set" in detail) == (False, True)
+    assert "set MEGATRON_PATH in the profile's `environment`" in remedy
+    assert check(unnamed)[0], "only trials of that framework would miss it"
+    monkeypatch.setenv("MEGATRON_PATH", str(tmp_path))
+    assert [check(program)[0] for program in (named, unnamed)] == [False, False]
+    (tmp_path / "pretrain_gpt.py").write_text("")
+    assert check(named)[::2] == (True, "")
+
+
+def test_a_slurm_launcher_knows_what_its_framework_needs() -> None:
+    for framework in ("megatron", None):
+        launcher = make_launcher(load_profile("slurm-generic"), framework=framework)
+        assert isinstance(launcher, SlurmLauncher)
+        assert [need.env for need in launcher.program.needs] == ["MEGATRON_PATH"]
+    launcher = make_launcher(load_profile("slurm-generic"), framework="torchtitan")
+    assert isinstance(launcher, SlurmLauncher)
+    assert launcher.program.needs == ()
+
+
+def test_the_local_launcher_is_checked_with_a_framework_and_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MEGATRON_PATH", raising=False)
+    assert main(["launcher", "check", "local"]) == 0
+    assert main(["launcher", "check", "local", "--framework", "megatron"]) == 1
+    assert "FAIL  MEGATRON_PATH: not set" in capsys.readouterr().out
+    monkeypatch.setenv("MEGATRON_PATH", str(tmp_path))
+    (tmp_path / "pretrain_gpt.py").write_text("")
+    main(["launcher", "check", "local", "--framework", "megatron"])
+    assert "ok    MEGATRON_PATH" in capsys.readouterr().out
+    assert main(["launcher", "list", "--framework", "megatron"]) == 2
 
 
 def test_settings_are_defaults_without_a_file_or_with_an_empty_one(project: Path) -> None:

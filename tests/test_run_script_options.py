@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
 import re
@@ -14,9 +15,12 @@ from types import ModuleType
 import pytest
 from trials import LAUNCHERS, MOE, make_input
 
-from cclsearch.launch.contract import TrialInput
+from cclsearch.card.load import load_card
+from cclsearch.launch.collect import collect_result
+from cclsearch.launch.contract import TrialInput, trial_environment
+from cclsearch.predict.arch import count_parameters
 from cclsearch.space.framework import load_framework
-from cclsearch.values import Value
+from cclsearch.values import Failure, FailureKind, Value
 
 GOLDEN = Path(__file__).parent / "golden" / "options"
 
@@ -139,6 +143,30 @@ def test_every_choice_of_every_knob_is_rendered(name: str, monkeypatch: pytest.M
         assert len(seen) == len(knob.choices), f"{knob.name} of {name}"
 
 
+@pytest.mark.parametrize("checkout", [None, "empty"])
+def test_a_place_without_megatron_is_told_apart_from_an_illegal_configuration(
+    tmp_path: Path, checkout: str | None
+) -> None:
+    """Infrastructure: it costs no budget, and the search stops after a few such trials instead of going through all."""
+    from trials import make_job
+
+    payload = make_input({"tp": 1, "dp": 1, "micro_batch_size": 2})
+    job = make_job(tmp_path / "trial", payload)
+    environment = {**os.environ, **trial_environment(job.trial_dir, payload)}
+    environment.pop("MEGATRON_PATH", None)
+    if checkout is not None:
+        (tmp_path / checkout).mkdir()
+        environment["MEGATRON_PATH"] = str(tmp_path / checkout)
+    command = [sys.executable, str(LAUNCHERS / "megatron.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    failure = collect_result(job.trial_dir, exit_code=done.returncode)
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.LAUNCHER
+    assert failure.kind.is_infrastructure
+    assert "MEGATRON_PATH must name a checkout of Megatron-LM" in failure.message
+    assert "set it in the profile's `environment`" in failure.message
+
+
 MAXTEXT_LOG = """\
 number parameters: 8.030 billion
 Memstats: After params initialized: Using (GB) 5.1 / 15.75 (32.4%) on TPU_0(process=0,(0,0,0,0))
@@ -172,42 +200,68 @@ def test_maxtext_is_run_its_log_read_and_its_traces_collected(tmp_path: Path) ->
     assert (tmp_path / "trial/trace/plugins/profile/1/host.xplane.pb").is_file()
 
 
+READ_OPTIONS = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torchtitan as script
+sys.modules.pop("torchtitan")
+sys.path.append(sys.path.pop(0))  # the package of that name comes first from here on
+import torch
+from torchtitan.config import ConfigManager
+for path in sys.argv[2:]:
+    os.environ.update(CCL_CONFIG=path, CCL_TRIAL_DIR=str(Path(path).parent))
+    config = ConfigManager().parse_args(script.render_options(json.loads(Path(path).read_text())))
+    config.model_spec.model.update_from_config(config=config)
+    with torch.device("meta"):
+        model = config.model_spec.model.build()
+    told = {
+        "tp": config.parallelism.tensor_parallel_degree,
+        "pp": config.parallelism.pipeline_parallel_degree,
+        "batch": config.training.global_batch_size,
+        "layers": len(config.model_spec.model.layers),
+        "family": config.model_spec.name,
+        "params": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    print("TOLD", json.dumps(told))
+"""
+
+
 @pytest.mark.serial
-def test_torchtitan_takes_what_is_rendered(tmp_path: Path) -> None:
-    """torchtitan's own parser, in a process of its own, where it is installed (it needs triton too)."""
+def test_torchtitan_takes_what_is_rendered_and_builds_the_model_of_the_card(tmp_path: Path) -> None:
+    """torchtitan's own parser and models, in a process of their own, where it is installed (it needs triton too)."""
     pytest.importorskip("torchtitan", reason="torchtitan is not installed")
     pytest.importorskip("triton", reason="torchtitan imports triton, which is not installed")
     from trials import DENSE, make_job
 
-    from cclsearch.launch.contract import trial_environment
-
     config: dict[str, Value] = {"tp": 2, "dp": 2, "pp": 2, "micro_batch_size": 2, "zero_stage": 3}
-    payload = make_input({**config, "activation_checkpointing": "selective"}, arch=DENSE)
-    make_job(tmp_path, payload)
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from common import read_trial; import torchtitan as script\n"
-        "words = script.render_options(read_trial().data); sys.modules.pop('torchtitan')\n"
-        "sys.path.append(sys.path.pop(0))\n"
-        "from torchtitan.config import ConfigManager\n"
-        "config = ConfigManager().parse_args(words)\n"
-        "print('DEGREES', config.parallelism.tensor_parallel_degree, config.parallelism.pipeline_parallel_degree,"
-        " config.training.global_batch_size, len(config.model_spec.model.layers))\n"
-    )
+    config["activation_checkpointing"] = "selective"
+    wl1, wl5 = load_card("wl1").arch, load_card("wl5").arch
+    cases = [
+        (DENSE, config, "llama3", 0),
+        (DENSE.model_copy(update={"tied_embeddings": True}), {**config, "pp": 1}, "llama3", 0),
+        # Qwen3 also has norms of queries and keys, one head wide each
+        (wl1, {**config, "pp": 1}, "qwen3", 2 * wl1.head_dim * wl1.num_layers),
+        (wl5, {**config, "ep": 4}, "qwen3", 2 * wl5.head_dim * wl5.num_layers),
+    ]
+    paths = []
+    for number, (arch, chosen, _, _) in enumerate(cases):
+        make_job(tmp_path / str(number), make_input(chosen, arch=arch))
+        paths.append(str(tmp_path / str(number) / "config.json"))
     done = subprocess.run(
-        [sys.executable, "-c", code, str(LAUNCHERS)],
-        env={**os.environ, **trial_environment(tmp_path, payload)},
-        capture_output=True,
-        text=True,
-        timeout=400,
+        [sys.executable, "-c", READ_OPTIONS, str(LAUNCHERS), *paths], capture_output=True, text=True, timeout=400
     )
-    assert "DEGREES 2 2 8 4" in done.stdout, done.stderr[-3000:]
+    told = [json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("TOLD ")]
+    assert len(told) == len(cases), done.stderr[-3000:]
+    for said, (arch, chosen, family, extra) in zip(told, cases, strict=True):
+        assert (said["tp"], said["pp"], said["batch"]) == (chosen["tp"], chosen["pp"], 8)
+        assert (said["layers"], said["family"]) == (arch.num_layers, family)
+        assert said["params"] == count_parameters(arch) + extra
 
 
 @pytest.mark.parametrize("name", ["megatron", "torchtitan", "maxtext"])
 def test_a_run_script_shows_its_flags_without_its_framework(name: str, tmp_path: Path) -> None:
     from trials import DENSE, make_job
-
-    from cclsearch.launch.contract import trial_environment
 
     payload = make_input({"tp": 2, "dp": 2, "pp": 1, "micro_batch_size": 2}, arch=DENSE)
     make_job(tmp_path, payload)
