@@ -34,17 +34,17 @@ def project_root() -> Path:
     return here
 
 
-def content_roots() -> Iterator[Path]:
-    """Every folder that may hold content folders, first come first served, each once."""
+def content_roots(project: Path | None = None) -> Iterator[Path]:
+    """Every folder that may hold content folders, first come first served, each once; `project`: as seen from there."""
     seen: set[Path] = set()
     extra = [Path(part) for part in os.environ.get("CCL_SEARCH_PATH", "").split(os.pathsep) if part]
-    for root in (project_root(), *extra, shipped_root()):
+    for root in (project or project_root(), *extra, shipped_root()):
         if root.resolve() not in seen:
             seen.add(root.resolve())
             yield root
 
 
-def find_content(folder: str, name: str, *suffixes: str) -> Path:
+def find_content(folder: str, name: str, *suffixes: str, project: Path | None = None) -> Path:
     """Path of the content called `name` (a bare name, or a path with a separator or a suffix).
 
     Raises UserError that lists the names there are, and says where was looked.
@@ -54,20 +54,21 @@ def find_content(folder: str, name: str, *suffixes: str) -> Path:
         if path.is_file():
             return path
         raise UserError(f"there is no {KINDS[folder]} file {name!r}")
-    for root in content_roots():
+    for root in content_roots(project):
         for suffix in suffixes:
             path = root / folder / f"{name}{suffix}"
             if path.is_file():
                 return path
-    names = [known for known in list_content(folder, *suffixes) if not known.endswith(FRAMEWORK_SUFFIX)]
+    known = list_content(folder, *suffixes, project=project)
+    names = [each for each in known if not each.endswith(FRAMEWORK_SUFFIX)]
     raise UserError(f"there is no {KINDS[folder]} {name!r}; there are: {', '.join(names) or 'none'}")
 
 
-def list_content(folder: str, *suffixes: str) -> list[str]:
+def list_content(folder: str, *suffixes: str, project: Path | None = None) -> list[str]:
     """Bare names of the content of one folder over all roots, sorted."""
     found = {
         path.name.removesuffix(suffix)
-        for root in content_roots()
+        for root in content_roots(project)
         for suffix in suffixes
         for path in (root / folder).glob(f"*{suffix}")
         if not path.name.startswith(".")

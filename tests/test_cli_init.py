@@ -18,7 +18,9 @@ def test_init_writes_a_project_that_runs_at_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", "mine", "--yes"]) == 0
-    assert "cd mine && ccl-search run --workload mine" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cd mine && ccl-search run --workload mine" in said
+    assert "it trains on this machine" in said
     folder = tmp_path / "mine"
     assert {"workloads", "launchers", "objectives", "policies", "runs"} <= {path.name for path in folder.iterdir()}
     monkeypatch.chdir(folder)
@@ -27,12 +29,54 @@ def test_init_writes_a_project_that_runs_at_once(
     assert json.loads(capsys.readouterr().out)["legal"] > 20
 
 
-def test_init_takes_three_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(["my-cluster", "anthropic:some-model", ""])
+def test_init_takes_three_answers_and_says_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter(["slurm-generic", "anthropic:some-model", ""])
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     assert main(["init", str(tmp_path / "p")]) == 0
+    said = capsys.readouterr().out
+    assert "on this machine" not in said.replace("not on this machine", "")
+    assert "launcher check slurm-generic" in said
     monkeypatch.chdir(tmp_path / "p")
-    assert load_settings() == Settings(launcher="my-cluster", llm="anthropic:some-model")
+    assert load_settings() == Settings(launcher="slurm-generic", llm="anthropic:some-model")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["my-cluster", "", ""], "there is no launcher profile 'my-cluster'; there are: "),
+        (["elsewhere", "", ""], "there is no launcher profile 'elsewhere'"),
+        (["cpu.framework", "", ""], "describes a framework"),
+        (["launchers/elsewhere.yaml", "", ""], "bare name"),
+        (["", "some-model", ""], "--llm must be"),
+        (["", "", "fastest"], "there is no objective 'fastest'"),
+    ],
+)
+def test_init_refuses_names_that_the_new_project_would_not_know(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+    words: str,
+) -> None:
+    (project / "launchers").mkdir()
+    (project / "launchers" / "elsewhere.yaml").write_text("launcher: local\n")
+    answers = iter(given)
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
+    assert main(["init", "p"]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not (project / "p").exists()
+
+
+def test_init_knows_the_profiles_of_a_folder_that_has_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p" / "launchers").mkdir(parents=True)
+    (tmp_path / "p" / "launchers" / "own.yaml").write_text("launcher: local\n")
+    answers = iter(["own", "", ""])
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
+    assert main(["init", str(tmp_path / "p")]) == 0
 
 
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

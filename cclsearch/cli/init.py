@@ -10,6 +10,7 @@ from cclsearch.errors import UserError
 
 EXAMPLE = "ccl-search init my-tuning --yes"
 
+SUFFIXES = (".yaml", ".yml")
 FOLDERS = ("workloads", "launchers", "objectives", "policies", "runs")
 _SETTINGS = """\
 # Defaults of this project; the command line goes before them. Keys are read from the environment, never from here.
@@ -69,11 +70,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the project and say what to type next."""
     folder = Path(args.directory).expanduser()
-    files = plan_project(folder, _defaults() if args.yes else _ask())
+    answers = _defaults() if args.yes else _ask(folder)
+    files = plan_project(folder, answers)
     write_project(folder, files)
     print(f"wrote {len(files)} files in {folder}: " + ", ".join(str(name) for name in files))
     where = "" if folder.resolve() == Path.cwd().resolve() else f"cd {folder} && "
-    print(f"next: {where}ccl-search run --workload mine --budget 5   (it trains on this machine)")
+    profile = answers["launcher"]
+    runs_here = not profile or find_launcher(folder, profile) == "local"
+    if not runs_here:
+        print(f"next: {where}ccl-search launcher check {profile}   (say in workloads/mine.yaml what hardware it has)")
+    place = "on this machine" if runs_here else f"where the profile {profile!r} runs jobs, not on this machine"
+    print(f"{'next' if runs_here else 'then'}: {where}ccl-search run --workload mine --budget 5   (it trains {place})")
     return 0
 
 
@@ -111,7 +118,7 @@ def _defaults() -> dict[str, str]:
     return {"launcher": "", "llm": "", "objective": ""}
 
 
-def _ask() -> dict[str, str]:
+def _ask(folder: Path) -> dict[str, str]:
     """Three answers from the terminal, each checked; UserError where nobody is there to answer."""
     questions = {
         "launcher": "cluster profile (a name of launchers/; empty: this machine or a recording): ",
@@ -121,7 +128,7 @@ def _ask() -> dict[str, str]:
     answers = {}
     for name, question in questions.items():
         try:
-            answers[name] = check_answer(name, input(question))
+            answers[name] = check_name(name, check_answer(name, input(question)), folder)
         except (EOFError, OSError, RuntimeError):  # no standard input at all raises RuntimeError
             print(file=sys.stderr)
             raise UserError("nobody is there to answer: use `ccl-search init --yes` for the defaults") from None
@@ -136,3 +143,35 @@ def check_answer(question: str, answer: str) -> str:
     if word and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@+\-]{0,200}", word):
         raise UserError(f"{question} must be one word of letters, digits and . _ : / @ + -, not {word[:80]!r}")
     return word
+
+
+def check_name(question: str, word: str, folder: Path) -> str:
+    """The same answer; raises UserError with the names there are where the new project would not know it."""
+    from cclsearch.content import find_content
+    from cclsearch.propose.llm.spec import parse_spec
+    from cclsearch.score.objective import load_objective, split_spec
+
+    if word and question == "launcher":
+        find_launcher(folder, word)
+    elif word and question == "llm":
+        parse_spec(word)
+    elif word:
+        path = find_content("objectives", _require_bare(question, split_spec(word)[0]), *SUFFIXES, project=folder)
+        load_objective(str(path))
+    return word
+
+
+def find_launcher(folder: Path, name: str) -> str:
+    """Which launcher (`local`, `slurm`, ...) a profile uses, as the project in `folder` finds it; else UserError."""
+    from cclsearch.content import find_content
+    from cclsearch.launch.profile import load_profile
+
+    path = find_content("launchers", _require_bare("launcher", name), *SUFFIXES, project=folder)
+    return load_profile(str(path)).launcher
+
+
+def _require_bare(question: str, name: str) -> str:
+    """A bare name: a path from here would lead elsewhere from inside the project."""
+    if "/" in name or name.endswith(SUFFIXES):
+        raise UserError(f"{question} must be a bare name, not a file: {name!r} is looked up in the project's folders")
+    return name
