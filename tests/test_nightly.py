@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -200,8 +201,6 @@ def test_a_night_that_was_killed_is_the_same_night_with_its_spending(place: Path
     for name in ("summary.json", "summary.md", "report.html"):
         (home / first.night / name).unlink()
     config = load_nightly(Path("nightly.yaml"))
-    import time
-
     found = module.find_place(config, Path("runs").absolute(), time.time())
     assert found.stamp == first.night
     assert found.jobs == {"a": first.jobs[0].run}
@@ -370,6 +369,49 @@ def test_a_chat_that_is_away_is_a_note_and_no_failure(place: Path, monkeypatch: 
     assert "no http" in night(code=0, webhook_env="NIGHT_HOOK").notes[-1]
 
 
+def test_a_webhooks_url_is_a_secret_in_messages_and_jobs(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cclsearch.launch.environment import inherited_environment
+
+    url = "https://chat.example/hook/very-hidden-part"
+    monkeypatch.setenv("WHERE_TO_SAY_IT", url + "\n")
+    DECIDE.append(lambda job: failed(FailureKind.CRASHED).model_copy(update={"message": f"no answer from {url}"}))
+    write(webhook_env="WHERE_TO_SAY_IT", jobs=[{**BASE["jobs"][0], "objective": f"no {url}"}])
+    assert main(["nightly", "nightly.yaml"]) == 2
+    said = capsys.readouterr()
+    assert "very-hidden-part" not in said.out + said.err
+    assert "WHERE_TO_SAY_IT" not in inherited_environment()
+    monkeypatch.setattr("cclsearch.nightly.run.send_webhook", lambda variable, text: None)
+    summary = night(code=1, webhook_env="WHERE_TO_SAY_IT", jobs=BASE["jobs"])
+    assert "very-hidden-part" not in summary.model_dump_json()
+    held = b"".join(p.read_bytes() for p in Path("runs").rglob("*") if p.is_file())
+    assert b"very-hidden-part" not in held
+
+
+def test_a_process_that_stays_outlives_a_night_that_cannot_be(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cclsearch.cli import nightly
+
+    starts = iter([True, True, False])
+    profile = Path("launchers/sim.yaml")
+    sound = profile.read_text()
+
+    def next_start(config: object, stop: object, *, quiet: bool) -> bool:
+        """The profile is broken at the first start, and mended at the second."""
+        broken = not profile.read_text().endswith("nonsense: [\n")
+        profile.write_text(sound + "nonsense: [\n" if broken else sound)
+        return next(starts)
+
+    monkeypatch.setattr(nightly, "wait_for_start", next_start)
+    write(start="22:00 UTC")
+    assert main(["nightly", "nightly.yaml", "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("this night failed: ") == 1
+    assert "1 first" in said.out
+
+
 def test_dry_run_shows_jobs_and_what_is_measured_again_and_writes_nothing(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -383,19 +425,25 @@ def test_dry_run_shows_jobs_and_what_is_measured_again_and_writes_nothing(
     assert sorted(Path("runs").rglob("*")) == before
 
 
-def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def put_tables_tool(place: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `crontab` or `scrontab` that keeps its table in a file; returns that file."""
     table = place / "table"
-    table.write_text("# mine\n5 5 * * * echo hello\n")
     tools = place / "tools"
     tools.mkdir()
     script = (
         f'#!/bin/sh\nif [ "$1" = -l ]; then cat "{table}"; else cat > "{table}.new" && mv "{table}.new" "{table}"; fi\n'
     )
-    (tools / "crontab").write_text(script)
-    (tools / "crontab").chmod(stat.S_IRWXU)
+    (tools / name).write_text(script)
+    (tools / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    return table
+
+
+def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = put_tables_tool(place, "crontab", monkeypatch)
+    table.write_text("# mine\n5 5 * * * echo hello\n")
     write(start="22:00 Europe/Paris")
     for _ in range(2):
         assert main(["nightly", "install", "nightly.yaml", "--cron"]) == 0
@@ -403,6 +451,47 @@ def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(
     assert text.startswith("# mine\n5 5 * * * echo hello\n")
     assert text.count("0 22 * * *") == 1
     assert text.count("CRON_TZ=Europe/Paris") == 1
+
+
+def test_reinstalling_into_a_scrontab_leaves_the_lines_around_it_where_they_are(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = put_tables_tool(place, "scrontab", monkeypatch)
+    above = "#SCRON --qos=mine\n5 5 * * * echo hello\n#SCRON --mem=4G\n"
+    below = "#SCRON --time=00:10:00\n7 7 * * * echo more\n"
+    table.write_text(above)
+    write(start="22:00 Europe/Paris", deadline="06:00 Europe/Paris", scrontab={"partition": "cron", "account": 123})
+    assert main(["nightly", "install", "nightly.yaml", "--scrontab"]) == 0
+    table.write_text(table.read_text() + below)
+    assert main(["nightly", "install", "nightly.yaml", "--scrontab", "--account", "m12", "--qos", "cron"]) == 0
+    text = table.read_text()
+    assert text.startswith(above + "# begin ccl-search-nightly-nightly\n")
+    assert text.endswith("# end ccl-search-nightly-nightly\n" + below)
+    for line in ("--time=09:20:00", "--partition=cron", "--account=m12", "--qos=cron"):
+        assert text.count(f"#SCRON {line}\n") == 1
+    assert text.count("0 22 * * *") == 1
+    table.write_text(text.replace("# end ccl-search-nightly-nightly\n", ""))
+    assert main(["nightly", "install", "nightly.yaml", "--scrontab"]) == 2
+
+
+def test_scrontab_warns_of_another_zone_and_of_no_limit(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(start="22:00 Europe/Paris", budget={"hours": 7})
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        assert main(["nightly", "install", "nightly.yaml", "--scrontab", "--dry-run"]) == 0
+        first = capsys.readouterr()
+        write(start="22:00 Etc/UTC")
+        assert main(["nightly", "install", "nightly.yaml", "--scrontab", "--dry-run"]) == 0
+        second = capsys.readouterr()
+    time.tzset()
+    assert "#SCRON --time=07:20:00\n" in first.out
+    assert "the cluster's time zone" in first.err
+    assert "--time" not in second.out
+    assert second.err.count("warning: ") == 1
+    assert "no time limit" in second.err
 
 
 def test_installed_commands_survive_a_shell_with_hostile_paths(tmp_path: Path) -> None:
@@ -431,5 +520,9 @@ def test_systemd_units_are_written_where_the_user_keeps_them(
     assert main(["nightly", "install", "nightly.yaml", "--systemd", "--dry-run"]) == 0
     assert not (place / "etc").exists()
     assert main(["nightly", "install", "nightly.yaml", "--systemd"]) == 0
+    said = capsys.readouterr().out
+    assert "loginctl enable-linger" in said
+    assert "Persistent" not in said
+    assert "TimeoutStopSec=1200" in said
     names = sorted(p.name for p in (place / "etc" / "systemd" / "user").iterdir())
     assert names == ["ccl-search-nightly-nightly.service", "ccl-search-nightly-nightly.timer"]

@@ -79,6 +79,8 @@ BAD = [
     ({"jobs": [JOB], "name": "a/b"}, "name"),
     ({"jobs": [JOB], "webhook_env": "https://hooks.example/secret"}, "name of an environment variable"),
     ({"matrix": {"workloads": []}}, "matrix.workloads"),
+    ({"jobs": [JOB], "scrontab": {"partition": "a\n#SCRON --mail-user=x"}}, "scrontab.partition"),
+    ({"jobs": [JOB], "scrontab": {"options": {"time": "1"}}}, "set elsewhere"),
     ({"jobs": [JOB], "version": 2}, "version"),
     ({"jobs": [{**JOB, "knobs": ["nonsense"]}]}, "nonsense"),
 ]

@@ -11,10 +11,11 @@ from cclsearch.cli.arguments import add_runs_folder
 from cclsearch.errors import UserError
 
 if TYPE_CHECKING:
-    from cclsearch.nightly.config import NightlyConfig
+    from cclsearch.nightly.config import NightlyConfig, Scrontab
 
 EXAMPLE = "ccl-search nightly nightly.yaml --once\n  ccl-search nightly install nightly.yaml --systemd --dry-run"
 EXIT_BUSY = 5
+SCRONTAB_FLAGS = ("partition", "account", "qos")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--systemd", action="store_true", help="install: a service and a timer of the user")
     how.add_argument("--cron", action="store_true", help="install: an entry of the user's crontab")
     how.add_argument("--scrontab", action="store_true", help="install: an entry of Slurm's scrontab")
+    for name in SCRONTAB_FLAGS:
+        parser.add_argument(f"--{name}", metavar="NAME", help=f"install --scrontab: Slurm's {name} for the night's job")
     add_runs_folder(parser)
 
 
@@ -38,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     files = args.words[1:] if is_install else args.words
     if len(files) != 1:
         raise UserError("give one nightly.yaml: `ccl-search nightly nightly.yaml` or `ccl-search nightly install FILE`")
-    if not is_install and (args.systemd or args.cron or args.scrontab):
-        raise UserError("--systemd, --cron and --scrontab go with `ccl-search nightly install FILE`")
+    if not is_install and (args.systemd or args.cron or args.scrontab or any(getattr(args, n) for n in SCRONTAB_FLAGS)):
+        raise UserError("--systemd, --cron, --scrontab and what they take go with `ccl-search nightly install FILE`")
     path = Path(files[0])
     config = load_nightly(path)
     if config.webhook_env is not None:
@@ -164,12 +167,14 @@ def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
 
 def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
     """Write what starts the nights, or show it."""
+    import sys
+
     from cclsearch.content import project_root
     from cclsearch.nightly import install as installing
     from cclsearch.nightly.night import plan_jobs
 
     plan_jobs(config)
-    setting = installing.describe_setting(config, path, project_root(), args.runs)
+    setting = installing.describe_setting(config, path, project_root(), args.runs, choose_scrontab(args, config))
     if not (args.systemd or args.cron or args.scrontab):
         raise UserError("say how nights are to be started: --systemd, --cron or --scrontab")
     if args.systemd:
@@ -179,10 +184,24 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
             for written in installing.install_systemd(setting):
                 print(f"wrote {written}")
             print(f"next: systemctl --user daemon-reload && systemctl --user enable --now {setting.unit}.timer")
+            print("and:  loginctl enable-linger   (without it a user's timers end with the user's last login)")
         return EXIT_OK
     program = "crontab" if args.cron else "scrontab"
     print(installing.render_cron(setting, slurm=args.scrontab), end="")
+    for line in installing.find_warnings(setting) if args.scrontab else ():
+        print(f"warning: {line}", file=sys.stderr)
     if not args.dry_run:
         installing.install_table(setting, program)
         print(f"entered with `{program}`; `{program} -l` shows it")
     return EXIT_OK
+
+
+def choose_scrontab(args: argparse.Namespace, config: NightlyConfig) -> Scrontab:
+    """What Slurm is asked for: what the file says, and what the command line says over it."""
+    from cclsearch.nightly.config import Scrontab
+    from cclsearch.yaml_file import validate_mapping
+
+    given = {name: value for name in SCRONTAB_FLAGS if (value := getattr(args, name)) is not None}
+    if given and not args.scrontab:
+        raise UserError(f"--{next(iter(given))} goes with `ccl-search nightly install FILE --scrontab`")
+    return validate_mapping(Scrontab, {**config.scrontab.model_dump(), **given}, "--scrontab")

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from cclsearch.errors import UserError
 from cclsearch.nightly.clock import Moment, parse_moment
@@ -16,6 +16,8 @@ from cclsearch.values import Model
 from cclsearch.yaml_file import read_yaml, validate_mapping
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,19}$")
+SLURM_WORD = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.,:@/+=-]*$")
+SCRON_OWN = frozenset({"job-name", "time", "partition", "account", "qos"})
 VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 DEFAULT_TRIALS = 15
 
@@ -25,6 +27,15 @@ def _check_moment(text: str) -> str:
     return text
 
 
+def check_slurm_word(value: object) -> object:
+    """One word that may stand in a `#SCRON` line; a bare number of a YAML file as text."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(text, str) and not SLURM_WORD.match(text):
+        raise ValueError("must be one word of letters, digits and _ . , : @ / + = -")
+    return text
+
+
+SlurmWord = Annotated[str, BeforeValidator(check_slurm_word)]
 MomentText = Annotated[str, AfterValidator(_check_moment)]
 
 
@@ -119,6 +130,28 @@ class Keep(Model):
     """Evidence of all nights, at most: the oldest goes first; None: no limit."""
 
 
+class Scrontab(Model):
+    """What Slurm is asked for where it starts the nights; of the job that runs the search, not of its trials."""
+
+    partition: SlurmWord | None = None
+    account: SlurmWord | None = None
+    qos: SlurmWord | None = None
+    hours: float | None = Field(default=None, gt=0, le=24 * 365)
+    """Time limit; None: from `start` to `deadline`, and some more to stop in."""
+    options: dict[str, SlurmWord] = {}
+    """Further options of sbatch: name without dashes -> value."""
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, str]) -> dict[str, str]:
+        for name in options:
+            if not re.match(r"^[a-z][a-z0-9-]*$", name):
+                raise ValueError(f"{name!r} is no long option of sbatch: write it without dashes, like `constraint`")
+            if name in SCRON_OWN:
+                raise ValueError(f"{name!r} is set elsewhere: by the fields beside `options`, or by the install")
+        return options
+
+
 class NightlyConfig(Model):
     """A whole `nightly.yaml`."""
 
@@ -133,6 +166,8 @@ class NightlyConfig(Model):
     jobs: tuple[Job, ...] = ()
     matrix: Matrix | None = None
     keep: Keep = Keep()
+    scrontab: Scrontab = Scrontab()
+    """For `install --scrontab`."""
     tolerance: float = Field(default=0.02, ge=0, lt=1)
     """A change below this share is none, however sure it is."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from cclsearch.errors import UserError
 from cclsearch.nightly.clock import Moment
-from cclsearch.nightly.config import NightlyConfig
+from cclsearch.nightly.config import NightlyConfig, Scrontab
+
+STOPPING_S = 1200
+"""How long a night may take after its deadline, or a signal: giving cloud resources back alone may take 900 s."""
+DAYS = 366
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,10 @@ class Setting:
     """Working directory, absolute."""
     start: Moment
     runs: Path | None = None
+    deadline: Moment | None = None
+    hours: float | None = None
+    """The night's budget of them."""
+    scrontab: Scrontab = field(default_factory=Scrontab)
 
     @property
     def unit(self) -> str:
@@ -39,31 +51,47 @@ class Setting:
         return [sys.executable, "-m", "cclsearch", "nightly", str(self.config), "--once", *runs]
 
 
-def describe_setting(config: NightlyConfig, path: Path, project: Path, runs: Path | None) -> Setting:
+def describe_setting(
+    config: NightlyConfig, path: Path, project: Path, runs: Path | None, scrontab: Scrontab | None = None
+) -> Setting:
     """What is to be installed; raises UserError where no start time is given, or a path cannot be written in a unit."""
     if config.start_moment is None:
         raise UserError(f"{str(path)!r} needs `start`, like `start: 22:00 Europe/Paris`, to be installed")
     setting = Setting(
-        config.name, path.absolute(), project.absolute(), config.start_moment, runs.absolute() if runs else None
+        config.name,
+        path.absolute(),
+        project.absolute(),
+        config.start_moment,
+        runs.absolute() if runs else None,
+        deadline=config.deadline_moment,
+        hours=config.budget.hours,
+        scrontab=scrontab or config.scrontab,
     )
     if re.search(r"[\n\r\0]", " ".join([*setting.command, str(setting.project)])):
         raise UserError("a path with a line break cannot be installed")
     return setting
 
 
+LINGER = "needs `loginctl enable-linger`: without it a user's timers end with the user's last login"
+
+
 def render_systemd(setting: Setting) -> dict[str, str]:
-    """File name -> text of the service and its timer."""
+    """File name -> text of the service and its timer.
+
+    A start that was missed is not made up for (no `Persistent=`): a night does not belong into the next day.
+    """
     command = " ".join(quote_systemd(word) for word in setting.command)
     service = (
         f"[Unit]\nDescription=ccl-search nightly {setting.name}\n\n"
         f"[Service]\nType=oneshot\nWorkingDirectory={_escape_path(str(setting.project))}\n"
         f"EnvironmentFile=-%h/.config/ccl-search/nightly.env\nExecStart={command}\n"
-        "KillSignal=SIGTERM\nTimeoutStopSec=300\n"
+        # The search alone is told to stop: its tools must live on, to cancel jobs and give resources back.
+        f"KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={STOPPING_S}\n"
     )
     timer = (
-        f"[Unit]\nDescription=Starts ccl-search nightly {setting.name}\n\n"
+        f"# {LINGER}\n[Unit]\nDescription=Starts ccl-search nightly {setting.name}\n\n"
         f"[Timer]\nOnCalendar=*-*-* {setting.start.hour:02d}:{setting.start.minute:02d}:00 {setting.start.zone}\n"
-        "Persistent=true\n\n[Install]\nWantedBy=timers.target\n"
+        "\n[Install]\nWantedBy=timers.target\n"
     )
     return {f"{setting.unit}.service": service, f"{setting.unit}.timer": timer}
 
@@ -87,15 +115,91 @@ def render_cron(setting: Setting, *, slurm: bool = False) -> str:
     line = f"cd {project} && exec {shlex.join(setting.command)}"
     if not slurm:
         line = line.replace("%", "\\%")
-    head = [f"CRON_TZ={setting.start.zone}"] if not slurm else [f"#SCRON --job-name={setting.unit}"]
+    head = _scron_lines(setting) if slurm else [f"CRON_TZ={setting.start.zone}"]
     entry = f"{setting.start.minute} {setting.start.hour} * * * {line}"
     return "\n".join([_mark(setting, "begin"), *head, entry, _mark(setting, "end")]) + "\n"
 
 
-def replace_block(table: str, setting: Setting, block: str) -> str:
-    """The table with the setting's earlier block taken out and the new one at its end."""
+def _scron_lines(setting: Setting) -> list[str]:
+    asked, time_s = setting.scrontab, find_time_s(setting)
+    options = {
+        "job-name": setting.unit,
+        "time": None if time_s is None else _show_duration(time_s),
+        "partition": asked.partition,
+        "account": asked.account,
+        "qos": asked.qos,
+        **asked.options,
+    }
+    return [f"#SCRON --{name}={value}" for name, value in options.items() if value is not None]
+
+
+def find_time_s(setting: Setting) -> float | None:
+    """Seconds that Slurm is to give a night: up to its deadline, and then to stop in; None where nothing says.
+
+    From `start` to the deadline the longest of a year's nights counts: one of them has an hour more.
+    """
+    if setting.scrontab.hours is not None:
+        return setting.scrontab.hours * 3600
+    windows_s = [] if setting.hours is None else [setting.hours * 3600]
+    if setting.deadline is not None:
+        starts_s = _next_starts(setting.start)
+        windows_s.append(max(setting.deadline.next_after(start_s) - start_s for start_s in starts_s))
+    return min(windows_s) + STOPPING_S if windows_s else None
+
+
+def _next_starts(start: Moment) -> list[float]:
+    """The starts of the year that comes, seconds since the epoch."""
+    starts_s = [start.next_after(time.time())]
+    while len(starts_s) < DAYS:
+        starts_s.append(start.next_after(starts_s[-1]))
+    return starts_s
+
+
+def _show_duration(seconds: float) -> str:
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def find_warnings(setting: Setting) -> list[str]:
+    """What may not be as meant where scrontab starts the nights."""
+    lines = []
+    if not _is_zone_of_here(setting.start):
+        at = f"{setting.start.hour:02d}:{setting.start.minute:02d}"
+        lines.append(
+            f"scrontab starts jobs in the cluster's time zone, and `start` is {setting.start}, while this machine has"
+            f" another zone: the night starts at {at} by the cluster's clock"
+        )
+    if find_time_s(setting) is None:
+        lines.append(
+            "no time limit is asked for, so the cluster's default holds: give `deadline`, `budget.hours`, or"
+            " `scrontab: {hours: 9}`"
+        )
+    return lines
+
+
+def _is_zone_of_here(start: Moment) -> bool:
+    """Whether this machine's clock reads the same as the moment's zone, the whole year."""
+    zone = ZoneInfo(start.zone)
+    starts_s = _next_starts(start)
+    return all(
+        datetime.fromtimestamp(at_s, zone).utcoffset() == timedelta(seconds=time.localtime(at_s).tm_gmtoff)
+        for at_s in starts_s
+    )
+
+
+def replace_block(table: str, setting: Setting, block: str, *, in_place: bool = False) -> str:
+    """The table with the setting's earlier block taken out and the new one at its end, or in the old one's place.
+
+    What is outside the marks stays as it is; raises UserError where a begin has no end.
+    """
     begin, end = re.escape(_mark(setting, "begin")), re.escape(_mark(setting, "end"))
-    rest = re.sub(rf"{begin}\n.*?{end}\n?", "", table, flags=re.DOTALL)
+    whole = re.compile(rf"^{begin}\n(?:(?!{begin}$).*\n)*?{end}(?:\n|\Z)", re.MULTILINE)
+    found = whole.search(table)
+    rest = whole.sub("", table)
+    if re.search(rf"^(?:{begin}|{end})$", rest, re.MULTILINE):
+        raise UserError(f"the table has `{_mark(setting, 'begin')}` without its end, or the other way round: mend that")
+    if in_place and found is not None:
+        return rest[: found.start()] + block + rest[found.start() :]
     return (rest if not rest or rest.endswith("\n") else rest + "\n") + block
 
 
@@ -126,7 +230,9 @@ def install_table(setting: Setting, program: str) -> None:
     table = listed.stdout if listed.returncode == 0 else ""
     if listed.returncode != 0 and "no crontab" not in listed.stderr.lower():
         raise UserError(f"`{program} -l` failed, so nothing was changed: {' '.join(listed.stderr.split())[:200]}")
-    text = replace_block(table, setting, render_cron(setting, slurm=program == "scrontab"))
+    # In scrontab the lines above an entry are its options, so ours stays where it is; CRON_TZ holds for all below it.
+    slurm = program == "scrontab"
+    text = replace_block(table, setting, render_cron(setting, slurm=slurm), in_place=slurm)
     done = subprocess.run([program, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
         raise UserError(f"`{program}` refused the entry: {' '.join(done.stderr.split())[:200]}")
