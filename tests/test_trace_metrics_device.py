@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from trace_measures import make_card, measure, step_tape
-from trace_tables import Tape
+from trace_tables import Tape, make_set
 
-from cclsearch.card.model import Phase
+from cclsearch.card.model import MoEArch, Phase
+from cclsearch.trace.alias import measure_name
 from cclsearch.trace.events import (
     ComputeClass,
     DeviceInfo,
@@ -17,10 +18,14 @@ from cclsearch.trace.events import (
     Kind,
     LaunchShape,
     MemoryPoints,
+    OpCost,
     OpShape,
     Reason,
 )
 from cclsearch.trace.flops import count_op_flops
+from cclsearch.trace.metric import Status
+from cclsearch.trace.view import TraceView
+from cclsearch.values import Config
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -126,6 +131,18 @@ def test_copies_by_direction_in_decimal_gigabytes() -> None:
     tape.kernel(60, 10, "CatArrayBatchedCopy_kernel")
     result = measure([tape.table()], "mem_copy_bw")
     assert result.inputs["by_direction_gbps"] == {"h2d": 10.0, "d2h": 5.0, "d2d": 100.0}
+    assert (result.value, result.inputs["direction"]) == (10.0, "h2d")  # never a mixture
+
+
+def test_a_rank_without_copies_in_that_direction_has_no_figure_of_it() -> None:
+    up, down = Tape(rank=0), Tape(rank=1)
+    up.copy(0, 10, "Memcpy HtoD (Pinned -> Device)", bytes=100_000)
+    down.copy(0, 10, "Memcpy DtoH (Device -> Pageable)", bytes=50_000)
+    result = measure([up.table(), down.table()], "mem_copy_bw")
+    assert result.per_rank == {0: 10.0, 1: None}
+    assert (result.value, result.n_ranks) == (10.0, 1)
+    alone = measure([down.table()], "mem_copy_bw")
+    assert (alone.value, alone.inputs["direction"]) == (5.0, "d2h")
 
 
 def test_peak_memory_is_the_largest_report_of_the_allocator() -> None:
@@ -187,3 +204,87 @@ def test_small_kernels_rate_and_queue() -> None:
     rate = measure([table], "launch_rate")
     assert rate.value == pytest.approx(10 / 94e-6)
     assert rate.inputs["queue_depth_p50"] == pytest.approx(4.5)
+
+
+def roofed(runs_of_dense: int) -> EventTable:
+    """An XLA device with a dense operation (900 FLOP a byte) that runs so often and a thin one (1 FLOP a byte)."""
+    tape = Tape()
+    for i in range(6):
+        tape.step(i * 100, i * 100 + 100)
+        tape.kernel(i * 100 + 90, 10, "thin")
+        for k in range(runs_of_dense):
+            tape.kernel(i * 100 + 20 * k, 10, "dense")
+    costs = {0: OpCost(flops=1e6, bytes_accessed=1e6), 1: OpCost(flops=9e8, bytes_accessed=1e6)}
+    return tape.table(op_costs=costs, format="xla")
+
+
+@pytest.mark.parametrize("runs", [1, 4])
+def test_the_roofline_weighs_each_operation_by_its_runs(runs: int) -> None:
+    result = measure([roofed(runs)], "resource_efficiency", card=make_card(num_accelerators=1))
+    assert result.status is Status.OK
+    assert result.inputs["flop_per_byte"] == pytest.approx((1e6 + runs * 9e8) / (1e6 * (1 + runs)))
+
+
+def test_a_count_of_traces_is_no_count_of_devices_where_something_contradicts_it() -> None:
+    tables = [step_tape(rank, None, period_us=1e6).table() for rank in range(2)]
+    names = ("mfu", "mfu_causal", "tokens_per_s_per_device")
+    for name in names:
+        assert measure(tables, name, card=make_card()).status is Status.OK
+        short = measure(tables, name, card=make_card(num_accelerators=16))
+        assert (short.status, short.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
+        assert "traces of 2 devices" in short.detail
+        fewer = measure(tables, name, card=make_card(num_accelerators=16), config=Config(dp=2, tp=1))
+        assert fewer.status is Status.OK  # the configuration takes two of the sixteen
+        assert measure(tables, name, card=make_card(), config=Config(dp=2, tp=2)).reason is Reason.RANKS_MISSING
+
+
+def test_the_groups_of_collectives_count_devices_without_a_trace() -> None:
+    tape = Tape(world_size=None)
+    for i in range(6):
+        number = tape.step(i * 1e6, i * 1e6 + 100)
+        tape.kernel(i * 1e6, 40, step_id=number)
+        tape.collective(i * 1e6 + 40, 20, group=None, group_size=2, world_size=8, step_id=number)
+    result = measure([tape.table()], "mfu", card=make_card(num_accelerators=8))
+    assert (result.status, result.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
+    assert result.inputs["num_devices"] == 8
+    score = measure_name(TraceView(make_set([tape.table()])), "gpu_step_score")["gpu_step_score"]
+    assert (score.status, score.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
+
+
+WINDOWED = (
+    "launch_rate",
+    "gemm_tflops",
+    "hfu",
+    "resource_efficiency",
+    "pipeline_bubble",
+    "compute_frac",
+    "small_kernel_frac",
+    "top_kernels",
+    "wave_balance",
+    "critical_path",
+    "moe_frac",
+)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_figure_over_windows_that_are_no_steps_says_so(name: str, steps: int) -> None:
+    tape = Tape(world_size=2)
+    for i in range(3):
+        number = tape.step(i * 100, i * 100 + 90) if i < steps else 0 if steps else -1
+        tape.kernel(i * 100 + 10, 20, launched_us=i * 100 + 1, step_id=number, op=0, blocks_per_sm=1.0, grid_id=0)
+        op = tape.add(Kind.CPU_OP, i * 100, 5, "aten::mm", device=-1, shape_id=0)
+        tape.rows[-2]["op"] = op
+    shapes, grids = (OpShape(((8, 8), (8, 8))),), (LaunchShape(blocks=1, threads_per_block=1024),)
+    tables = [tape.table(rank=rank, shapes=shapes, grids=grids) for rank in range(2)]
+    card = make_card(moe=MoEArch(num_experts=8, top_k=2, expert_intermediate_size=64))
+    result = measure(tables, name, card=card, config=Config(pp=2, dp=1))
+    reason = {0: Reason.NO_STEP_MARKERS, 1: Reason.TOO_FEW_STEPS, 3: None}[steps]
+    assert result.value is not None, result.detail
+    assert result.reason is reason
+
+
+def test_a_figure_of_the_whole_file_needs_no_steps() -> None:
+    tape = Tape()
+    tape.copy(0, 10, bytes=1000)
+    assert measure([tape.table()], "mem_copy_bw").status is Status.OK

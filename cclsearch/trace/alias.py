@@ -100,7 +100,7 @@ ALIASES: Mapping[str, Alias] = {
     "average_memory_bandwidth": Alias(
         "mem_copy_bw",
         "theirs takes every event with memcpy in its name (host calls and kernels too) and mixes directions; here copy "
-        "events of the device, each direction apart in inputs",
+        "events of the device in one direction, which inputs name, each of the others apart there",
     ),
     "memory_transfer_overhead": Alias(
         "exposed_mem_frac",
@@ -264,4 +264,7 @@ def _step_score(trace: TraceView, reference: StepScoreReference) -> MetricResult
         "reference_step_time_s": reference.step_time_s,
         "weight": reference.weight,
     }
+    if step.status is Status.OK and trace.device_doubt:
+        doubt = {"status": Status.PARTIAL, "reason": Reason.RANKS_MISSING, "detail": trace.device_doubt}
+        step = step.model_copy(update=doubt)
     return _with_value(step, STEP_SCORE, "score", value, notes)

@@ -30,6 +30,8 @@ MAX_APART_SHARE = 0.5
 GroupKey = tuple[str, ...]
 PAIR = "pair"
 """First word of the key of two ranks that send to each other."""
+WORLD = "world"
+"""First word of the key of a group that no trace names: taken to be all ranks."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def _sequences_of(rank: int, table: EventTable, world_size: int) -> list[tuple[G
 def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -> tuple[GroupKey, int] | None:
     """Name and size of the group of a call, equal on all its ranks; None where it cannot be told."""
     if call.kind is CollectiveKind.SEND_RECV and not call.has_args:
-        return ("world", "send_recv"), world_size  # before NCCL 2.17 an all-to-all was a kernel of that name
+        return (WORLD, "send_recv"), world_size  # before NCCL 2.17 an all-to-all was a kernel of that name
     if call.kind in _POINT_TO_POINT:
         return _pair_of(rank, call)
     ranks = call.group_ranks or _ranks_by_description(call, table)
@@ -150,7 +152,7 @@ def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -
         return None
     if len({group.ranks for group in table.distributed.groups if group.ranks}) > 1:
         return None
-    return ("world",), world_size
+    return (WORLD,), world_size
 
 
 def _pair_of(rank: int, call: Collective) -> tuple[GroupKey, int] | None:

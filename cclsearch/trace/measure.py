@@ -26,9 +26,11 @@ def measure_metric(metric: Metric, trace: TraceView) -> MetricResult:
     """The metric's result over the trace; whatever it raises becomes `not_available` with a reason."""
     if not trace.ranks:
         return _refuse(metric, trace, trace.trace_set.reason or Reason.NO_TRACE_FILES, trace.trace_set.message)
+    uses = {rank: view.window_uses for rank, view in trace.ranks.items()}
     try:
         draft = metric.function(trace) if metric.over == "trace" else _measure_ranks(metric, trace)
-        return _finish(metric, trace, draft)
+        windowed = [view.windows.reason for rank, view in trace.ranks.items() if view.window_uses > uses[rank]]
+        return _finish(metric, trace, draft, next(filter(None, windowed), None))
     except NotAvailable as answer:
         return _refuse(metric, trace, answer.reason, answer.detail)
     except Exception as error:  # a metric may be foreign code, and every trace is foreign data
@@ -50,23 +52,31 @@ def _measure_ranks(metric: Metric, trace: TraceView) -> Draft:
     if not found:
         raise refusals[0]
     steps = [trace.ranks[rank].windows for rank, value in values.items() if value is not None]
-    lone = next((w.reason for w in steps if w.reason), None)
     return Draft(
         value=_COMBINE[metric.combine](found),
         per_rank=values,
         n_steps=min((w.num_steps for w in steps), default=0),
-        reason=refusals[0].reason if refusals else lone,
+        reason=refusals[0].reason if refusals else None,
         detail=refusals[0].detail if refusals else "",
     )
 
 
-def _finish(metric: Metric, trace: TraceView, draft: Draft) -> MetricResult:
+_WINDOW_DETAILS = {
+    Reason.NO_STEP_MARKERS: "no step markers: over the whole file",
+    Reason.TOO_FEW_STEPS: "one step only",
+}
+
+
+def _finish(metric: Metric, trace: TraceView, draft: Draft, windows: Reason | None) -> MetricResult:
+    """The result; `windows` is what is wrong with the windows that the metric looked at."""
     if not isinstance(draft, Draft):
         raise TypeError(f"the metric {metric.name!r} over a trace must return a Draft, not {type(draft).__name__}")
     value = float(draft.value)
     if not math.isfinite(value):
         raise NotAvailable(Reason.FORMAT_UNSUPPORTED, f"the metric came out as {value}")
     reason, detail = draft.reason, draft.detail
+    if reason is None and windows is not None:
+        reason, detail = windows, "; ".join(filter(None, (detail, _WINDOW_DETAILS.get(windows, ""))))
     if reason is None and (fault := find_trace_fault(trace.trace_set)):
         reason, detail = fault, detail or trace.trace_set.message
     if reason is None and trace.silent_ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,8 @@ class RankView:
     def __init__(self, table: EventTable) -> None:
         self.table = table
         self.rank = table.rank
+        self.window_uses = 0
+        """How often somebody asked for the windows: a figure made from them carries their reservation."""
 
     def rows(self, *kinds: Kind) -> Int64s:
         """Row numbers of these kinds, in the order of the file."""
@@ -112,15 +115,25 @@ class RankView:
         """When the device does anything."""
         return unite_spans(self.work_M2, self.comm_M2) if len(self.comm_rows) else self.work_M2
 
-    @cached_property
+    @property
     def windows(self) -> Windows:
         """The step windows that every per-step figure uses."""
-        return find_windows(self.table, self.busy_M2, self.device_rows)
+        self.window_uses += 1
+        return self._windows
 
     @cached_property
+    def _windows(self) -> Windows:
+        return find_windows(self.table, self.busy_M2, self.device_rows)
+
+    @property
     def parts(self) -> StepParts:
         """Where the time of each window goes."""
-        windows_W2 = self.windows.spans_W2
+        self.window_uses += 1
+        return self._parts
+
+    @cached_property
+    def _parts(self) -> StepParts:
+        windows_W2 = self._windows.spans_W2
         window_ns = windows_W2[:, 1] - windows_W2[:, 0]
         compute = covered_ns(self.compute_M2, windows_W2)
         work = covered_ns(self.work_M2, windows_W2)
@@ -167,8 +180,40 @@ class TraceView:
 
     @property
     def num_devices(self) -> int:
-        """Accelerators of the run: the world size, or as many as there are tables."""
-        return max(self.world_size or 0, len(self.ranks))
+        """Accelerators of the run: the world size, else those of the collectives' groups, at least one a table."""
+        return max(self.world_size or self._grouped_devices, len(self.ranks))
+
+    @cached_property
+    def _grouped_devices(self) -> int:
+        """Devices that the groups of a collective name; 0 where none names them all."""
+        calls = (call for view in self.ranks.values() for call in view.table.collectives)
+        return max((call.world_size or 0 for call in calls), default=0)
+
+    @cached_property
+    def device_doubt(self) -> str:
+        """One line where the number of devices was counted from the traces and something says that there are others.
+
+        Empty where the trace states its world size, and where nothing contradicts the count.
+        """
+        seen = len(self.ranks)
+        if self.world_size is not None or not seen:
+            return ""
+        if self._grouped_devices > seen:
+            return f"traces of {seen} devices, and the collectives' groups name {self._grouped_devices}"
+        asked = self._configured_devices
+        if asked is not None and asked != seen:
+            return f"traces of {seen} devices that do not say of how many, and the configuration has {asked}"
+        if asked is None and self.card is not None and self.card.hardware.num_accelerators != seen:
+            stated = self.card.hardware.num_accelerators
+            return f"traces of {seen} devices that do not say of how many, and the card has {stated}"
+        return ""
+
+    @property
+    def _configured_devices(self) -> int | None:
+        """Devices that the configuration's degrees take; None where it does not give the data-parallel one."""
+        if self.config is None or "dp" not in self.config:
+            return None
+        return math.prod(self.degree(knob) for knob in ("dp", "tp", "pp", "cp"))
 
     def degree(self, knob: str) -> int:
         """A parallel degree (`pp`, `tp`, ...) of the configuration; 1 where it is not known."""
@@ -186,8 +231,10 @@ class TraceView:
     @property
     def lonely_reason(self) -> Reason:
         """Why waiting cannot be told from moving data: no second rank, or none whose collectives match."""
+        if len(self.ranks) > 1 and self.matching.mismatched:
+            return Reason.SEQUENCE_MISMATCH
         if len(self.ranks) > 1:
-            return Reason.SEQUENCE_MISMATCH if self.matching.mismatched else Reason.NO_COLLECTIVE_ARGS
+            return Reason.RANKS_MISSING if self.num_devices > len(self.ranks) else Reason.NO_COLLECTIVE_ARGS
         return Reason.RANKS_MISSING if (self.world_size or 1) > 1 else Reason.SINGLE_RANK
 
 

@@ -48,7 +48,9 @@ def measure_compute_imbalance(trace: TraceView) -> Draft:
         "busiest_rank": max(seconds, key=lambda rank: seconds[rank]),
         "max_over_min": max(seconds.values()) / low if low > 0 else None,
     }
-    return Draft(max(excess.values()), dict(seconds), inputs=inputs)
+    doubt = trace.device_doubt if trace.degree("pp") > 1 else ""
+    reason = Reason.RANKS_MISSING if doubt else None
+    return Draft(max(excess.values()), dict(seconds), reason=reason, detail=doubt, inputs=inputs)
 
 
 @metric(
@@ -81,11 +83,10 @@ def measure_pipeline_bubble(trace: TraceView) -> Draft:
         inputs["ideal"] = (stages - 1) / (micro_batches + stages - 1)
         inputs["num_micro_batches"] = micro_batches
     value = float(np.mean([np.mean(values) for values in by_stage.values()]))
-    reason = Reason.RANKS_MISSING if len(by_stage) < stages else None
+    missing = "a stage has no trace" if len(by_stage) < stages else trace.device_doubt
+    reason = Reason.RANKS_MISSING if missing else None
     steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(
-        value, shares, n_steps=steps, reason=reason, detail="a stage has no trace" if reason else "", inputs=inputs
-    )
+    return Draft(value, shares, n_steps=steps, reason=reason, detail=missing, inputs=inputs)
 
 
 def collective_spans(view: RankView) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

@@ -164,7 +164,7 @@ def measure_comm_volume(trace: TraceView) -> Draft:
         rows = _rows_of_steps(view)
         per_step = max(view.windows.num_steps, 1)
         kinds = [str(call.kind) for call in view.table.collectives]
-        bytes_ = wire_bytes_of(view, rows, trace.world_size or len(trace.ranks))
+        bytes_ = wire_bytes_of(view, rows, trace.num_devices)
         known = np.isfinite(bytes_)
         volumes[rank] = float(bytes_[known].sum()) / per_step if known.any() or not len(rows) else None
         shares.append(sized_share(view))
@@ -203,7 +203,14 @@ def _volume_reservation(trace: TraceView, share: float) -> tuple[Reason | None, 
     if share < SIZED_ENOUGH:
         return Reason.NO_COLLECTIVE_ARGS, f"only {share:.0%} of communication time says what it moved: a lower bound"
     reason = next((view.windows.reason for view in trace.ranks.values() if view.windows.reason), None)
+    if reason is None and trace.device_doubt and any(map(_in_group_unnamed, trace.ranks.values())):
+        return Reason.RANKS_MISSING, trace.device_doubt
     return reason, "of the whole file" if reason is Reason.NO_STEP_MARKERS else ""
+
+
+def _in_group_unnamed(view: RankView) -> bool:
+    """Whether the rank makes collectives of which no trace says how many take part."""
+    return any(call.message_bytes and not call.group_size and not call.group_ranks for call in view.table.collectives)
 
 
 @dataclass(frozen=True)

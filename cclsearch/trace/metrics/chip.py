@@ -140,11 +140,13 @@ def measure_resource_efficiency(trace: TraceView) -> Draft:
 
 
 def _intensity(trace: TraceView) -> float | None:
-    """FLOP per byte of device memory of the operations that state both (XLA); None elsewhere."""
+    """FLOP per byte of device memory over all runs of the operations that state both (XLA); None elsewhere."""
     flops = bytes_ = 0.0
     for view in trace.ranks.values():
-        for cost in view.table.op_costs.values():
+        rows = view.in_windows(view.compute_kernels)
+        runs = np.bincount(view.table.name_id[rows], minlength=len(view.table.names)).tolist()
+        for name_id, cost in view.table.op_costs.items():
             if cost.flops and cost.bytes_accessed and math.isfinite(cost.flops + cost.bytes_accessed):
-                flops += cost.flops
-                bytes_ += cost.bytes_accessed
+                flops += cost.flops * runs[name_id]
+                bytes_ += cost.bytes_accessed * runs[name_id]
     return flops / bytes_ if bytes_ else None

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from cclsearch.trace.align import Matching
+from cclsearch.trace.align import WORLD, Matching
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -37,6 +37,8 @@ def find_reservation(trace: TraceView) -> tuple[Reason | None, str]:
         return Reason.NO_CLOCK_ALIGNMENT, trace.matching.apart
     if trace.matching.ranks_missing:
         return Reason.RANKS_MISSING, "some groups have ranks without a trace: the waiting for them is not seen"
+    if trace.device_doubt and any(group.key[0] == WORLD for group in trace.matching.groups):
+        return Reason.RANKS_MISSING, trace.device_doubt
     return None, ""
 
 

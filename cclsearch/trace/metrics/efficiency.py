@@ -87,8 +87,8 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
         value=achieved / peak.flops,
         n_ranks=len(trace.ranks),
         n_steps=step.n_steps,
-        reason=step.reason,
-        detail="; ".join(filter(None, (step.detail, _cross_check(card, peak.device)))),
+        reason=step.reason or (Reason.RANKS_MISSING if trace.device_doubt else None),
+        detail="; ".join(filter(None, (step.detail, trace.device_doubt, _cross_check(card, peak.device)))),
         inputs={
             "device": peak.device,
             "peak_flops": peak.flops,

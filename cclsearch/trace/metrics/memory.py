@@ -17,6 +17,8 @@ _DIRECTIONS = (
     ("p2p", re.compile(r"PtoP|Peer", re.IGNORECASE)),
     ("d2d", re.compile(r"DtoD|Device-to-Device|Device -> Device", re.IGNORECASE)),
 )
+_HEADLINE = ("h2d", "d2h", "d2d", "p2p", "other")
+"""The direction that a trace's figure is of: the first of these that it has."""
 
 
 def copy_direction(name: str) -> str:
@@ -41,29 +43,37 @@ def _copies_by_direction(view: RankView) -> dict[str, tuple[int, int]]:
     unit="GB/s",
     better="higher",
     over="trace",
-    summary="bytes over duration of the device's memory copies (1 GB = 1e9); by direction in inputs",
+    summary="bytes over duration of the device's copies from the host (1 GB = 1e9); other directions in inputs",
 )
 def measure_mem_copy_bw(trace: TraceView) -> Draft:
-    """Bandwidth over all copies of the file; each direction apart in `inputs`. Kernels named copy are not copies."""
+    """Bandwidth of the file's copies in one direction, mean over ranks: from host to device, or where there are none
+    the first of d2h, d2d, p2p that there is (`direction` in `inputs`, beside the figures of all of them).
+
+    Links of different directions have nothing to do with each other, so they are never mixed. Kernels named copy are
+    not copies.
+    """
+    found = {rank: _copies_by_direction(view) for rank, view in trace.ranks.items()}
     total: dict[str, list[int]] = {}
-    rates: dict[int, float | None] = {}
-    for rank, view in trace.ranks.items():
-        found = _copies_by_direction(view)
-        for label, (moved, ns) in found.items():
+    for by_direction in found.values():
+        for label, (moved, ns) in by_direction.items():
             sums = total.setdefault(label, [0, 0])
             sums[0] += moved
             sums[1] += ns
-        time = sum(ns for _, ns in found.values())
-        rates[rank] = sum(moved for moved, _ in found.values()) / time if time else None
-    if not total:
+    direction = next((label for label in _HEADLINE if label in total), None)
+    if direction is None:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no memory copy of the device says its bytes")
+    rates: dict[int, float | None] = {}
+    for rank, by_direction in found.items():
+        moved, ns = by_direction.get(direction, (0, 0))
+        rates[rank] = moved / ns if ns else None
     inputs: dict[str, JsonValue] = {
+        "direction": direction,
         "by_direction_gbps": {label: moved / ns for label, (moved, ns) in total.items()},
         "by_direction_bytes": {label: moved for label, (moved, _) in total.items()},
         "by_direction_s": {label: ns / 1e9 for label, (_, ns) in total.items()},
     }
     known = [rate for rate in rates.values() if rate is not None]
-    return Draft(float(np.mean(known)), rates, inputs=inputs)
+    return Draft(float(np.mean(known)), rates, detail=f"{direction} copies", inputs=inputs)
 
 
 @metric(

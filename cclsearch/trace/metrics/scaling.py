@@ -29,8 +29,8 @@ Rule = Literal["strong", "weak"]
 def measure_scaling_efficiency(trace: TraceView) -> Draft:
     """Speed-up over the base trace per added accelerator; the seconds that each cause adds in `inputs`.
 
-    With the base's card the batch of each decides (weak where it grows with N); without cards the batch is taken as the
-    same on both (strong), and said so.
+    With cards the batch of each decides: the same card or the same tokens a step are strong scaling, a card of its own
+    for the base with other tokens is weak. Without cards the batch is taken as the same on both (strong), and said so.
     """
     if trace.baseline is None:
         raise NotAvailable(Reason.NO_TRACE_FILES, "needs a second trace to scale from (ccl-search score BASE TRACE)")
@@ -47,12 +47,15 @@ def measure_scaling_efficiency(trace: TraceView) -> Draft:
     ):
         ideal = measure(base).value * there.value * work_ratio / ratio
         change[f"lost_to_{name}_s"] = measure(trace).value * here.value - ideal
+    doubt = trace.device_doubt or base.device_doubt
+    unsure = Reason.RANKS_MISSING if doubt else None if stated else Reason.CARD_MISSING_FIELD
+    taken = "" if stated else "the batch is taken as the same, no card says otherwise"
     return Draft(
         value=value,
         n_ranks=len(trace.ranks),
         n_steps=min(here.n_steps, there.n_steps),
-        reason=here.reason or there.reason or (None if stated else Reason.CARD_MISSING_FIELD),
-        detail=f"{rule} scaling" + ("" if stated else ": the batch is taken as the same, no card says otherwise"),
+        reason=here.reason or there.reason or unsure,
+        detail="; ".join(filter(None, (f"{rule} scaling", taken, doubt))),
         inputs={
             "num_devices": trace.num_devices,
             "base_num_devices": base.num_devices,

@@ -139,7 +139,7 @@ def measure_tokens_per_s_per_device(trace: TraceView) -> Draft:
         value=total.value / trace.num_devices,
         n_steps=total.n_steps,
         n_ranks=total.n_ranks,
-        reason=total.reason,
-        detail=total.detail,
+        reason=total.reason or (Reason.RANKS_MISSING if trace.device_doubt else None),
+        detail="; ".join(filter(None, (total.detail, trace.device_doubt))),
         inputs={"num_devices": trace.num_devices, "tokens_per_s": total.value},
     )
