@@ -16,8 +16,10 @@ from cclsearch.plan import Plan, Request, plan_search, require_recorded
 from cclsearch.record.book import write_atomically
 from cclsearch.recording import load_recording
 from cclsearch.recording_family import find_family, join_recordings
+from cclsearch.score.measurable import require_measurable
 from cclsearch.score.objective import Objective, load_objective
 from cclsearch.session import create_run
+from cclsearch.space.framework import load_framework
 from cclsearch.values import Model
 
 SWEEP_FILE = "sweep.json"
@@ -103,6 +105,8 @@ def plan_sweep(request: Request, weights: Sequence[float] | None, joined: Path) 
     plan = plan_search(replace(request, objective="step_time"))
     if plan.spec.recording is not None:
         require_recorded(objective, load_recording(plan.spec.recording.folder))
+    else:
+        require_measurable(objective, load_framework(plan.spec.framework))
     spec = plan.spec.model_copy(update={"objective": objective, "banner": (*hint, *plan.spec.banner)})
     return SweepPlan(replace(plan, spec=spec), sweep)
 

@@ -188,9 +188,15 @@ def test_energy_is_searched_for_only_where_the_run_script_records_it(
             assert main([*search, "--framework", framework, "--objective", objective]) == 2
             told = capsys.readouterr().err
             assert f"needs {metric}, and the run script of framework '{framework}' records no energy_j" in told
+    front = "{name: step_time_s, direction: minimize}, {name: energy_j_per_step, direction: minimize}"
+    (project / "objectives" / "front.yaml").write_text(f"version: 1\nmetrics: [{front}]\n")
+    sweep = ["sweep", *search[1:], "--framework", "mine", "--objective", "front"]
+    assert main(sweep) == 2
+    assert "needs energy_j_per_step" in capsys.readouterr().err
     write_runnable(project, LIMITED.replace("script:", "records: [energy_j]\nscript:"))
     for objective in ("energy", "cool"):
         assert main([*search, "--framework", "mine", "--objective", objective]) == 0
+    assert main(sweep) == 0
 
 
 def test_no_shipped_framework_claims_energy() -> None:
