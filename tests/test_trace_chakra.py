@@ -11,7 +11,7 @@ import pytest
 from trace_tables import Tape, make_set
 
 from cclsearch.errors import UserError
-from cclsearch.trace.chakra import export_chakra
+from cclsearch.trace.chakra import describe_gaps, export_chakra
 from cclsearch.trace.events import CollectiveKind, EventTable
 from cclsearch.trace.view import TraceView
 
@@ -185,3 +185,11 @@ def test_names_are_utf8_and_clipped(tmp_path: Path) -> None:
 def test_nothing_to_export_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no device event"):
         export_chakra(TraceView(make_set([Tape().table()])), tmp_path)
+
+
+@pytest.mark.parametrize(("size", "gaps"), [(None, ["1 of 2 collectives do not say what they moved"]), (8, [])])
+def test_collectives_without_a_size_are_named(size: int | None, gaps: list[str]) -> None:
+    tape = Tape(world_size=2)
+    tape.collective(0, 10, message_bytes=size)
+    tape.collective(20, 10, CollectiveKind.BARRIER, message_bytes=None)
+    assert [gap.split(":")[0] for gap in describe_gaps(TraceView(make_set([tape.table()])))] == gaps

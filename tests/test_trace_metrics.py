@@ -260,6 +260,16 @@ def test_scaling_efficiency_splits_the_loss_by_cause() -> None:
     assert result.reason is Reason.CARD_MISSING_FIELD  # strong scaling is assumed without a card
 
 
+def test_weak_scaling_takes_the_batch_of_each_card() -> None:
+    base = TraceView(make_set([step_tape(0, 1).table()]), card=make_card(global_batch_size=8, num_accelerators=1))
+    larger = [step_tape(rank, 2, period_us=125).table() for rank in range(2)]
+    result = measure(larger, "scaling_efficiency", card=make_card(global_batch_size=16), baseline=base)
+    assert result.value == pytest.approx(100 / 125)
+    assert (result.inputs["rule"], result.status) == ("weak", Status.OK)
+    lost = sum(float(str(result.inputs[f"lost_to_{n}_s"])) for n in ("compute", "exposed_comm", "exposed_mem", "idle"))
+    assert lost == pytest.approx(25e-6)
+
+
 def test_quality_names_the_weakest_share() -> None:
     tape = step_tape(0, 4)
     result = measure([tape.table()], "trace_quality", set_fields={"world_size": 4})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,23 @@ def test_two_traces_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert data["b"]["scaling_efficiency"]["value"] == pytest.approx(1 / 1.5)
     _, text, _ = score(capsys, str(a), str(b))
     assert "x1.500" in text
+
+
+def test_a_second_card_is_of_the_second_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    shipped = (Path(__file__).parent.parent / "workloads" / "tiny.yaml").read_text(encoding="utf-8")
+    once, twice = tmp_path / "once.yaml", tmp_path / "twice.yaml"
+    once.write_text(re.sub(r"\bbatch_size: \d+", "batch_size: 16", shipped), encoding="utf-8")
+    twice.write_text(re.sub(r"\bbatch_size: \d+", "batch_size: 32", shipped), encoding="utf-8")
+    asked = [str(a), str(b), "--metric", "scaling_efficiency", "--json", "--card", str(once)]
+    _, out, _ = score(capsys, *asked, "--card", str(twice))
+    weak = json.loads(out)["b"]["scaling_efficiency"]
+    assert (weak["inputs"]["rule"], weak["value"]) == ("weak", pytest.approx(2.0))
+    _, out, _ = score(capsys, *asked)
+    assert json.loads(out)["b"]["scaling_efficiency"]["inputs"]["rule"] == "strong"
+    code, _, err = score(capsys, str(a), "--card", str(once), "--card", str(twice))
+    assert code == 2
+    assert "--card takes one card for all traces" in err
 
 
 def test_diagnosis_as_data_adds_up(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

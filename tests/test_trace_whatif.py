@@ -112,6 +112,19 @@ def test_compression_shrinks_messages_and_costs_coding() -> None:
     assert answer.low_s == pytest.approx(truth, rel=0.01)
 
 
+def test_a_cost_of_coding_that_is_left_out_is_said() -> None:
+    tables = [
+        replace(t, collectives=tuple(replace(c, in_bytes=None) for c in t.collectives)) for t in simulate(Machine())
+    ]
+    replay = prepare_replay(TraceView(make_set(tables)))
+    cost = Scenario(compress_ratio=4.0, compress_cost_s_per_byte=1.0, algorithm="tree")
+    notes = replay.time(cost).notes
+    assert any("16 of 16 collectives do not say what they moved" in note for note in notes)
+    assert any("taken as a ring" in note for note in notes)  # the one does not hide the other
+    assert not any("coding" in note for note in replay.time(Scenario(compress_ratio=4.0)).notes)
+    assert not any("coding" in note for note in prepare_replay(view_of(Machine())).time(cost).notes)
+
+
 def test_a_tree_has_fewer_hops_and_more_bytes_than_a_ring() -> None:
     machine = Machine(num_ranks=8, alpha_us=140.0, us_per_mib=35.0)
     answer = ask_what_if(view_of(machine), Scenario(algorithm="tree"))

@@ -18,7 +18,8 @@ EXAMPLE = (
     "ccl-search score runs/my-run/trials/0007 --card wl2\n"
     "  ccl-search score traces/ --metric bus_bw --metric straggler\n"
     "  ccl-search score traces/ --all --json\n"
-    "  ccl-search score traces/before traces/after"
+    "  ccl-search score traces/before traces/after\n"
+    "  ccl-search score traces/on-8 traces/on-16 --card cards/on-8.yaml --card cards/on-16.yaml"
 )
 
 CORE = (
@@ -54,7 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--diagnosis", action="store_true", help="only the diagnosis (with --json as data)")
     parser.add_argument("--steps", action="store_true", help="the table by rank also by step")
-    parser.add_argument("--card", metavar="WORKLOAD", help="workload card, for tokens, MFU, links, experts")
+    parser.add_argument(
+        "--card",
+        action="append",
+        default=[],
+        metavar="WORKLOAD",
+        help="workload card, for tokens, MFU, links, experts; with two traces a second one is that of the second",
+    )
     parser.add_argument("--config", metavar="FILE", help="configuration (config.json), for pipeline and MoE metrics")
     parser.add_argument("--picture", metavar="FOLDER", help="write breakdown.svg and timeline.svg into this folder")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that read ranks")
@@ -70,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not 1 <= len(args.trace) <= 2:
         raise UserError(f"score takes one trace, or two to compare; {len(args.trace)} came")
+    if len(args.card) > len(args.trace):
+        raise UserError(f"--card takes one card for all traces, or one for each; {len(args.card)} came")
     _check_reference(args)
     names = _wanted_names(args)
     views = _open_views(args)
@@ -120,11 +129,12 @@ def _open_views(args: argparse.Namespace) -> list[TraceView]:
     from cclsearch.card.load import load_card
     from cclsearch.trace.open import open_trace, read_config
 
-    card: Card | None = load_card(args.card) if args.card else None
+    cards: list[Card] = [load_card(name) for name in args.card]
     config: Config | None = read_config(Path(args.config)) if args.config else None
     views: list[TraceView] = []
-    for path in args.trace:
+    for i, path in enumerate(args.trace):
         baseline = views[0] if views else None
+        card = cards[min(i, len(cards) - 1)] if cards else None
         views.append(open_trace(Path(path), card=card, config=config, baseline=baseline, workers=args.workers))
     return views
 

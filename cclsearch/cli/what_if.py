@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 where there is an answer, 1 where the trace holds none."""
     from cclsearch.card.load import load_card
-    from cclsearch.trace.chakra import export_chakra
+    from cclsearch.trace.chakra import describe_gaps, export_chakra
     from cclsearch.trace.metric import NotAvailable
     from cclsearch.trace.open import open_trace
     from cclsearch.trace.whatif import prepare_replay
@@ -52,11 +53,12 @@ def run(args: argparse.Namespace) -> int:
     if not trace.ranks:
         return _fail(str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, args)
     written = export_chakra(trace, Path(args.chakra)) if args.chakra else []
+    gaps = describe_gaps(trace) if args.chakra else []
     try:
         replay = prepare_replay(trace, args.ranks_per_domain)
     except NotAvailable as answer:
         return _fail(str(answer.reason), answer.detail, args)
-    _print_answer(replay, scenario, written, args)
+    _print_answer(replay, scenario, Exported(tuple(written), tuple(gaps)), args)
     return 0
 
 
@@ -112,7 +114,15 @@ def _read_compression(text: str | None) -> tuple[float, float]:
     return float(match[1]), float(match[2] or 0) * 1e-6 / 1e6
 
 
-def _print_answer(replay: Replay, scenario: Scenario, written: list[Path], args: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Exported:
+    """The Chakra traces that were written, and what they lack."""
+
+    paths: tuple[Path, ...]
+    gaps: tuple[str, ...]
+
+
+def _print_answer(replay: Replay, scenario: Scenario, exported: Exported, args: argparse.Namespace) -> None:
     import orjson
 
     from cclsearch.trace.whatif_model import Scenario as Unchanged
@@ -124,13 +134,14 @@ def _print_answer(replay: Replay, scenario: Scenario, written: list[Path], args:
             "step_time_s": replay.step_time_s,
             "scenario": _as_data(asked),
             "utility": {name: _as_data(answer) for name, answer in utilities.items()},
-            "chakra": [str(path) for path in written],
+            "chakra": [str(path) for path in exported.paths],
+            "chakra_notes": list(exported.gaps),
         }
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
         return
     from cclsearch.text import plain
 
-    print(plain("\n".join(_text_lines(replay, asked, utilities, written))))
+    print(plain("\n".join(_text_lines(replay, asked, utilities, exported))))
 
 
 def _as_data(answer: WhatIf | None) -> object:
@@ -139,7 +150,7 @@ def _as_data(answer: WhatIf | None) -> object:
     return {**answer.model_dump(mode="json"), "gain_low": answer.gain_low, "gain_high": answer.gain_high}
 
 
-def _text_lines(replay: Replay, asked: WhatIf | None, utilities: dict[str, WhatIf], written: list[Path]) -> list[str]:
+def _text_lines(replay: Replay, asked: WhatIf | None, utilities: dict[str, WhatIf], exported: Exported) -> list[str]:
     from cclsearch.trace.show import format_table, format_value
 
     def between(answer: WhatIf) -> tuple[str, str]:
@@ -154,6 +165,6 @@ def _text_lines(replay: Replay, asked: WhatIf | None, utilities: dict[str, WhatI
     rows = [(name, *between(answer)) for name, answer in utilities.items()]
     lines += ["", "utility of doubling each resource (simulated):", format_table(("resource", "step", "gain"), rows)]
     first = asked or next(iter(utilities.values()))
-    lines += [f"note: {note}" for note in dict.fromkeys(first.notes)]
-    lines += [f"wrote {path}" for path in written]
+    lines += [f"note: {note}" for note in dict.fromkeys((*first.notes, *exported.gaps))]
+    lines += [f"wrote {path}" for path in exported.paths]
     return lines

@@ -21,7 +21,7 @@ from cclsearch.trace.chakra_wire import (
     text_field,
     uint_field,
 )
-from cclsearch.trace.collectives import group_label
+from cclsearch.trace.collectives import count_unsized, group_label
 from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.view import RankView, TraceView
 from cclsearch.trace.whatif_graph import RankGraph, build_graph
@@ -58,6 +58,15 @@ def export_chakra(trace: TraceView, folder: Path) -> list[Path]:
         path.write_bytes(b"".join(_messages(view.table, graph)))
         paths.append(path)
     return paths
+
+
+def describe_gaps(trace: TraceView) -> list[str]:
+    """What the exported traces lack, one line each, for whoever simulates them; empty where nothing is missing."""
+    steps = [(view.table, _graph_of(trace, view).rows) for view in trace.ranks.values() if len(view.windows.spans_W2)]
+    unsized, total = count_unsized(steps)
+    if not unsized:
+        return []
+    return [f"{unsized} of {total} collectives do not say what they moved: they have no comm_size in the Chakra traces"]
 
 
 def _graph_of(trace: TraceView, view: RankView) -> RankGraph:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.trace.events import Collective, CollectiveKind
+from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.view import RankView, TraceView
 
@@ -97,6 +97,17 @@ def sized_share(view: RankView) -> float:
         return 0.0
     known = np.array([_is_sized(call) for call in table.collectives] or [False])
     return float(dur_ns[known[table.coll_id[rows]]].sum() / dur_ns.sum())
+
+
+def count_unsized(rows_by_table: Iterable[tuple[EventTable, Int64s]]) -> tuple[int, int]:
+    """Of these rows of each table: communication that does not say what it moved, and all communication."""
+    unsized = total = 0
+    for table, rows in rows_by_table:
+        calls = table.coll_id[rows[table.kind[rows] == Kind.COMM]]
+        known = np.array([_is_sized(call) for call in table.collectives] or [False])
+        total += len(calls)
+        unsized += int((~known[calls]).sum())
+    return unsized, total
 
 
 def _is_sized(call: Collective) -> bool:

@@ -41,13 +41,15 @@ def score_traces(
     config: Config | None = None,
     names: Iterable[str] | None = None,
     baseline: TraceSet | None = None,
+    baseline_card: Card | None = None,
 ) -> TraceScore:
     """Results of the metrics of these names (all of them by default) and the diagnosis of the trace.
 
     Never raises for what a trace holds: what cannot be told is `not_available` with its reason. Raises UserError for a
-    name that no metric has. `baseline` is a second run that `scaling_efficiency` starts from.
+    name that no metric has. `baseline` is a second run that `scaling_efficiency` starts from; its card is `card` unless
+    `baseline_card` says that it had another batch (weak scaling).
     """
-    base = TraceView(baseline, card=card) if baseline is not None else None
+    base = TraceView(baseline, card=baseline_card or card) if baseline is not None else None
     return score_view(TraceView(trace_set, card=card, config=config, baseline=base), names)
 
 

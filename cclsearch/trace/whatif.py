@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cclsearch.trace.causes import median_windows
+from cclsearch.trace.collectives import count_unsized
 from cclsearch.trace.events import Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
@@ -120,14 +121,21 @@ def _replay_notes(trace: TraceView, number: int, window_s: float, step_s: float)
 
 
 def _scenario_notes(replay: Replay, scenario: Scenario) -> list[str]:
-    model = replay.model
+    model, notes = replay.model, []
     wider = scenario.scale_up_domain is not None and scenario.scale_up_domain != model.domain_size
     if wider and model.up_over_out is None:
-        return ["neither trace nor card says how much faster links inside a domain are: taken as equal"]
+        notes.append("neither trace nor card says how much faster links inside a domain are: taken as equal")
     tables = [view.table for view in replay.trace.ranks.values()]
     if scenario.algorithm and all(_measured_tree(table.names) is None for table in tables):
-        return ["kernel names do not say which algorithm ran: taken as a ring"]
-    return []
+        notes.append("kernel names do not say which algorithm ran: taken as a ring")
+    if scenario.compress_cost_s_per_byte:
+        unsized, total = count_unsized((replay.trace.ranks[graph.rank].table, graph.rows) for graph in replay.graphs)
+        if unsized:
+            notes.append(
+                f"{unsized} of {total} collectives do not say what they moved: what coding costs them is left out, so"
+                " the step may be longer than either bound"
+            )
+    return notes
 
 
 def _measured_tree(names: tuple[str, ...]) -> bool | None:
