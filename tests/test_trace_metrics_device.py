@@ -288,3 +288,5 @@ def test_a_figure_of_the_whole_file_needs_no_steps() -> None:
     tape = Tape()
     tape.copy(0, 10, bytes=1000)
     assert measure([tape.table()], "mem_copy_bw").status is Status.OK
+    tape.kernel(20, 10, launched_us=1)
+    assert measure([tape.table()], "trace_quality").status is Status.OK

@@ -75,7 +75,7 @@ def _finish(metric: Metric, trace: TraceView, draft: Draft, windows: Reason | No
     if not math.isfinite(value):
         raise NotAvailable(Reason.FORMAT_UNSUPPORTED, f"the metric came out as {value}")
     reason, detail = draft.reason, draft.detail
-    if reason is None and windows is not None:
+    if reason is None and windows is not None and draft.needs_steps:
         reason, detail = windows, "; ".join(filter(None, (detail, _WINDOW_DETAILS.get(windows, ""))))
     if reason is None and (fault := find_trace_fault(trace.trace_set)):
         reason, detail = fault, detail or trace.trace_set.message

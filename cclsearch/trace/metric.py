@@ -99,6 +99,8 @@ class Draft:
     """Set where the value stands with a reservation: the status becomes `partial`."""
     detail: str = ""
     inputs: dict[str, JsonValue] = field(default_factory=dict)
+    needs_steps: bool = True
+    """False: the value stands whether or not the windows that the metric looked at are steps."""
 
 
 Combine = Literal["mean", "max", "min", "sum", "median"]

@@ -57,7 +57,7 @@ def measure_trace_quality(trace: TraceView) -> Draft:
     inputs["whole_file_s"] = {str(view.rank): _describe_file(view) for view in views}
     weakest = min(shares, key=lambda name: shares[name])
     inputs["weakest"] = weakest
-    return Draft(shares[weakest], per_rank, inputs=inputs)
+    return Draft(shares[weakest], per_rank, inputs=inputs, needs_steps=False)
 
 
 def _describe_file(view: RankView) -> dict[str, JsonValue]:
