@@ -129,17 +129,17 @@ def test_resource_names_are_what_the_cloud_takes_and_differ_between_runs(tmp_pat
     assert [is_named_by(label, name) for name in (*names, f"{label}-two-g1")] == [True, False, False]
 
 
-def make_place(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
+def place_of(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
     """The place of a search's workers, as a process that begins now would make it."""
     import yaml
 
-    from cclsearch.launch.tpu_vm.cloud_place import QueuedPlace
+    from cclsearch.launch.profile import profile_from_mapping
+    from cclsearch.launch.tpu_vm.launcher import make_place
     from cclsearch.launch.tpu_vm.settings import TpuSettings
 
     data = {**yaml.safe_load(cloud.profile.read_text()), **changes}
-    settings = TpuSettings.model_validate({key: value for key, value in data.items() if key != "launcher"})
-    assert settings.queued_resource is not None
-    return QueuedPlace(settings, settings.queued_resource, run_dir)
+    profile = profile_from_mapping(data, name="slice").model_copy(update={"run_dir": run_dir})
+    return make_place(profile, profile.read_settings(TpuSettings))
 
 
 def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing_is_tried_again(
@@ -149,7 +149,7 @@ def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing
 
     away = "UNAVAILABLE: The service is currently unavailable"
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        place = make_place(cloud, tmp_path / "run")
+        place = place_of(cloud, tmp_path / "run")
         place.request("r1")
         cloud.set_faults(list=[away])
         place.release("r1")
@@ -157,7 +157,7 @@ def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing
         assert place.remembered_run() is None
         place.request("r1")
         cloud.set_faults(list=[away] * 99)
-        impatient = make_place(cloud, tmp_path / "run", delete_patience_s=0.1)
+        impatient = place_of(cloud, tmp_path / "run", delete_patience_s=0.1)
         with pytest.raises(UserError, match=r"ccl-search clean r1"):
             impatient.release("r1")
         assert cloud.resources() == {}
@@ -168,11 +168,16 @@ def test_resource_is_found_in_its_own_project_after_gclouds_default_has_changed(
     from cclsearch.launch.tpu_vm.place import Waiting
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        make_place(cloud, tmp_path / "run", project=None).request("r1")
+        place_of(cloud, tmp_path / "run", project=None).request("r1")
         cloud.set_default_project("other")
-        later = make_place(cloud, tmp_path / "run", project=None)
+        later = place_of(cloud, tmp_path / "run", project=None)
         assert isinstance(later.look("r1"), Waiting)
         assert [item.name for item in later.leftovers("r1")] == list(cloud.resources())
+        existing = {"project": None, "queued_resource": None, "tpu": next(iter(cloud.resources()))}
+        cloud.set_default_project("test")
+        place_of(cloud, tmp_path / "second", **existing).request("r2")
+        cloud.set_default_project("other")
+        assert isinstance(place_of(cloud, tmp_path / "second", **existing).look("r2"), Waiting)
         later.release("r1", thorough=True)
         assert cloud.resources() == {}
         asked = [words for words in cloud.calls() if words[0] == "compute"]
@@ -181,12 +186,12 @@ def test_resource_is_found_in_its_own_project_after_gclouds_default_has_changed(
 
 def test_two_runs_of_one_name_neither_adopt_nor_delete_each_others_resource(sshd: None, tmp_path: Path) -> None:
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        places = [make_place(cloud, tmp_path / name) for name in ("mine", "yours")]
+        places = [place_of(cloud, tmp_path / name) for name in ("mine", "yours")]
         for place in places:
             place.request("foo")
         assert cloud.num_created() == 2
         assert [len(place.leftovers("foo")) for place in places] == [1, 1]
-        assert make_place(cloud, tmp_path / "third").leftovers("foo") == []
+        assert place_of(cloud, tmp_path / "third").leftovers("foo") == []
         places[0].release("foo", thorough=True)
         assert list(cloud.resources()) == [item.name for item in places[1].leftovers("foo")]
 
@@ -204,7 +209,7 @@ def test_search_ends_at_once_when_the_login_is_over_and_what_runs_is_adopted_aft
     from cclsearch.launch.tpu_vm.place import Waiting
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        place = make_place(cloud, tmp_path / "run")
+        place = place_of(cloud, tmp_path / "run")
         place.request("r1")
         cloud.set_faults(login=LOGIN_IS_OVER)
         for ask in (place.look, place.request, place.release):
@@ -228,7 +233,7 @@ def test_trial_is_given_up_when_its_time_is_over_and_the_cloud_does_not_say_how_
     run, trial = tmp_path / "run", tmp_path / "run" / "trials" / "0001"
     began_s = time.time() - begun_s_ago
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        make_place(cloud, run).request("r1")
+        place_of(cloud, run).request("r1")
         cloud.set_faults(describe=["UNAVAILABLE: The service is currently unavailable"] * 2)
         common = {"run_id": "r1", "trial": 1, "attempt": 1, "name": "r1-t0001-a1", "trial_dir": trial}
         record = JobRecord(**common, num_processes=2, timeout_s=10, submitted_s=began_s)
