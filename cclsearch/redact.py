@@ -17,14 +17,29 @@ _SHAPES = re.compile(
     r"|AIza[0-9A-Za-z_\-]{30,}"
     r"|hf_[A-Za-z0-9]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{30,}"
+    r"|github_pat_[A-Za-z0-9_]{20,}"
+    r"|glpat-[A-Za-z0-9_\-]{20,}"
+    r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}(?:\.[A-Za-z0-9_\-]*)?"
     r"|xox[abpr]-[A-Za-z0-9\-]{10,}"
     r"|AKIA[0-9A-Z]{16}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----"
 )
 _BEARER = re.compile(
-    r"(?i)(bearer\s+|x-api-key['\"]?\s*[:=]\s*['\"]?|authorization['\"]?\s*[:=]\s*['\"]?)[A-Za-z0-9._\-]{8,}"
+    r"(?i)(bearer\s+|x-api-key['\"]?\s*[:=]\s*['\"]?"
+    r"|authorization['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|digest|negotiate|token)\s+)?)[A-Za-z0-9._\-+/=~]{8,}"
 )
-_URL_PASSWORD = re.compile(r"(?i)(\b[a-z][a-z0-9+.\-]*://[^/\s:@]+:)[^/\s@]+@")
+_NAMED = re.compile(r"(?<![\w.\-])([A-Za-z_][\w.\-]{0,80})\\?[\"']?(\s{0,8}[=:]\s{0,8})(\\?[\"']?)")
+"""A name, the sign after it, and what quotes the value."""
+_VALUE = re.compile(r"[^\s\"'\\,;&<>{}()\[\]]{4,}")
+_NAMES_SECRET = re.compile(
+    r"(?i)(api[_-]?key|access[_-]?key|private[_-]?key|secret|token|passw(or)?d|pwd|credentials?|[_-](key|pat))$"
+)
+_NAMES_PIECE = re.compile(r"(?i)(token|(?<!api)(?<!access)(?<!private)[_-]key|pat)$")
+"""What is as often a piece of text, or a field of a table."""
+_PLAIN_VALUE = re.compile(
+    r"(?i)[\d.,+\-]+(e[+\-]?\d+)?[a-z/%]{0,6}|none|null|true|false|unset|missing|required|default"
+)
+_URL_PASSWORD = re.compile(r"(?i)((?<![a-z0-9+.\-])[a-z][a-z0-9+.\-]{0,20}://[^/\s:@]{1,200}:)[^/\s@]{1,500}@")
 
 
 _DECLARED: set[str] = set()
@@ -53,7 +68,39 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
         text = text.replace(value, MASK)
     text = _SHAPES.sub(MASK, text)
     text = _BEARER.sub(lambda match: match.group(1) + MASK, text)
+    text = _mask_assigned(text)
     return _URL_PASSWORD.sub(lambda match: match.group(1) + MASK + "@", text)
+
+
+def _mask_assigned(text: str) -> str:
+    """The text with the value masked in `NAME=value` and `name: value`, where the name speaks of a secret."""
+    parts: list[str] = []
+    done = 0
+    for named in _NAMED.finditer(text):
+        name, sign, quote = named.groups()
+        if named.start() < done or not _names_secret(name):
+            continue
+        value = _VALUE.match(text, named.end())
+        if value and _tells_secret(name, value.group(), is_bare=not quote and sign != "=" and sign[-1].isspace()):
+            parts += [text[done : value.start()], MASK]
+            done = value.end()
+    return "".join([*parts, text[done:]])
+
+
+def _names_secret(name: str) -> bool:
+    speaks = _NAMES_SECRET.search(name) or (name.isupper() and is_secret_name(name))
+    return bool(speaks) and not NOT_SECRET_NAME.search(name) and "per_" not in name.lower()
+
+
+def _tells_secret(name: str, value: str, *, is_bare: bool) -> bool:
+    """Whether the value of such a name is one; words and figures after names such as `token` are none."""
+    if _PLAIN_VALUE.fullmatch(value):
+        return False
+    if _NAMES_PIECE.search(name) and not name.isupper():
+        # `unexpected token: word`, `partition_key=name`: a key has figures in it.
+        return len(value) >= 8 and any(c.isdigit() for c in value)
+    # `password: must be given` is a sentence.
+    return not is_bare or not value.rstrip(".!?").isalpha()
 
 
 def public_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
