@@ -340,10 +340,11 @@ def test_clocks_that_do_not_align_are_a_reason() -> None:
     for rank in range(2):
         tape = Tape(rank=rank, world_size=2)
         for i in range(8):
-            tape.collective(i * 2000 + (700 * (i % 3) if rank else 0), 500)
+            tape.collective(i * 2000 + (700 * (i % 3) if rank else 0), 300)
         tables.append(tape.table(host=f"node{rank}"))
     result = measure(tables, "last_arriver")
     assert (result.value, result.reason) == (None, Reason.NO_CLOCK_ALIGNMENT)
+    assert measure(tables, "comm_wait_frac").reason is Reason.NO_CLOCK_ALIGNMENT  # 350 us astray, and 300 us long
 
 
 def same_host_ranks(shift_us: float, *, dur_us: float = 80, accelerator: str = "gpu") -> list[EventTable]:

@@ -25,7 +25,7 @@ _ENDS_TOGETHER = frozenset(
 MAX_CLOCK_ERROR_NS = 200_000
 """Above this spread of the ends of blocking collectives, clocks count as not aligned."""
 MAX_APART_SHARE = 0.5
-"""On one clock, of the blocking collectives more than this share apart in time were never the same ones."""
+"""Where more than this share of the blocking collectives is apart in time, they were never the same ones."""
 
 GroupKey = tuple[str, ...]
 PAIR = "pair"
@@ -61,6 +61,10 @@ class MatchedGroup:
         return np.asarray(self.dur_ns_RK.min(axis=0))
 
 
+Blocking = tuple[MatchedGroup, Int64s]
+"""A group, and its collectives that no rank leaves before the last has come."""
+
+
 @dataclass(frozen=True)
 class Matching:
     """All collectives that could be matched, and what could not."""
@@ -78,7 +82,7 @@ class Matching:
     clock_error_ns: float | None = None
     """Median distance of a rank's ends of blocking collectives from the others' after alignment, of the worst rank."""
     apart: str = ""
-    """One line where ranks on one clock leave collectives that others have not entered: these are not the same ones."""
+    """One line where ranks leave collectives that others have not entered: these are not the same ones."""
     transfer_ns: Mapping[int, Int64s] = field(default_factory=dict)
     """Rank -> for each row of its table the transfer part of its duration; -1 where it was not matched."""
 
@@ -112,14 +116,19 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
             mismatched.append(f"group {' '.join(key)}: {problem}")
         else:
             groups.append(_make_group(tables, key, sizes[key], by_rank))
-    offset_ns, error_ns = _align_clocks(tables, groups)
-    apart = _find_apart(tables, groups)
+    blocking = [(group, columns) for group in groups if len(columns := _blocking_columns(group))]
+    on_one_clock = share_clock(tables.values())
+    offset_ns = dict.fromkeys(tables, 0) if on_one_clock else _fit_offsets(blocking)
+    error_ns = _clock_error_ns(blocking, offset_ns)
+    apart = _find_apart(blocking, offset_ns) or _find_astray(blocking, error_ns)
+    unplaced = set(offset_ns) != set(tables) or (error_ns is None and not on_one_clock)
+    astray = error_ns is not None and error_ns > _tolerated_error_ns(tables, blocking)
     return Matching(
         groups=tuple(group for group in groups if not group.is_pair),
         pairs=tuple(group for group in groups if group.is_pair),
         mismatched=tuple(mismatched),
         ranks_missing=missing,
-        offset_ns=None if apart else offset_ns,
+        offset_ns=None if unplaced or astray or apart else offset_ns,
         clock_error_ns=error_ns,
         apart=apart,
         transfer_ns=_spread_transfers(tables, groups),
@@ -227,26 +236,7 @@ def _spread_transfers(tables: Mapping[int, EventTable], groups: Sequence[Matched
     return transfer
 
 
-def _align_clocks(
-    tables: Mapping[int, EventTable], groups: Sequence[MatchedGroup]
-) -> tuple[dict[int, int] | None, float | None]:
-    """Offset of each rank's clock, and how far ends of blocking collectives are apart after it.
-
-    Ranks of one host share a clock: offset 0. Otherwise the offset of a rank is the median difference of its ends from
-    those of a rank that is already placed. No offsets where a rank's ends do not agree with the others' even so.
-    """
-    blocking = [(group, _blocking_columns(group)) for group in groups]
-    blocking = [(group, columns) for group, columns in blocking if len(columns)]
-    on_one_clock = share_clock(tables.values())
-    offsets = dict.fromkeys(tables, 0) if on_one_clock else _fit_offsets(blocking)
-    error_ns = _clock_error_ns(blocking, offsets)
-    unplaced = set(offsets) != set(tables) or (error_ns is None and not on_one_clock)
-    if unplaced or (error_ns is not None and error_ns > _tolerated_error_ns(tables, blocking)):
-        return None, error_ns
-    return offsets, error_ns
-
-
-def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[tuple[MatchedGroup, Int64s]]) -> float:
+def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[Blocking]) -> float:
     """How far a rank's ends may be from the others'.
 
     Ranks on the cores of one host leave a collective when a core is free for them, which is not a matter of clocks:
@@ -254,8 +244,23 @@ def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[tup
     """
     if not share_clock(tables.values()) or any(table.accelerator != "cpu" for table in tables.values()):
         return MAX_CLOCK_ERROR_NS
+    return max(_median_duration_ns(blocking), MAX_CLOCK_ERROR_NS)
+
+
+def _median_duration_ns(blocking: Sequence[Blocking]) -> float:
     lasted = [group.dur_ns_RK[:, columns].ravel() for group, columns in blocking]
-    return max(float(np.median(np.concatenate(lasted))), MAX_CLOCK_ERROR_NS) if lasted else MAX_CLOCK_ERROR_NS
+    return float(np.median(np.concatenate(lasted))) if lasted else 0.0
+
+
+def _find_astray(blocking: Sequence[Blocking], error_ns: float | None) -> str:
+    """One line where a rank's ends are further from the others' than collectives last; else ""."""
+    lasted_ns = _median_duration_ns(blocking)
+    if error_ns is None or error_ns <= max(lasted_ns, MAX_CLOCK_ERROR_NS):
+        return ""
+    return (
+        f"a rank leaves collectives {error_ns / 1e9:.3g} s from when the others do, and half of them last under"
+        f" {lasted_ns / 1e9:.3g} s"
+    )
 
 
 def share_clock(tables: Iterable[EventTable]) -> bool:
@@ -270,29 +275,33 @@ def blocking_groups(table: EventTable, rank: int, world_size: int) -> frozenset[
     return frozenset(placed[0] for placed in found if placed)
 
 
-def _find_apart(tables: Mapping[int, EventTable], groups: Sequence[MatchedGroup]) -> str:
-    """One line on a group whose ranks share a clock and whose collectives mostly do not overlap in time; else ""."""
-    for group in groups:
-        columns = _blocking_columns(group)
-        if not len(columns) or not share_clock(tables[rank] for rank in group.ranks):
+def _find_apart(blocking: Sequence[Blocking], offsets: Mapping[int, int]) -> str:
+    """One line on a group whose collectives mostly do not overlap in time, on the clock that fits best; else ""."""
+    for group, columns in blocking:
+        if not all(rank in offsets for rank in group.ranks):
             continue
-        start_RK = group.start_ns_RK[:, columns]
+        start_RK = _on_one_clock(group.start_ns_RK, group, offsets)[:, columns]
         end_RK = start_RK + group.dur_ns_RK[:, columns]
-        apart_K = start_RK.max(axis=0) - end_RK.min(axis=0) > MAX_CLOCK_ERROR_NS
+        gap_ns_K = start_RK.max(axis=0) - end_RK.min(axis=0)
+        apart_K = gap_ns_K > MAX_CLOCK_ERROR_NS
         if apart_K.mean() > MAX_APART_SHARE:
-            gap_s = float(np.median((start_RK.max(axis=0) - end_RK.min(axis=0))[apart_K])) / 1e9
             return (
-                f"group {' '.join(group.key)}: on one clock, {int(apart_K.sum())} of {len(columns)} collectives end on"
-                f" one rank {gap_s:.3g} s before another begins them"
+                f"group {' '.join(group.key)}: {int(apart_K.sum())} of {len(columns)} collectives end on one rank"
+                f" {float(np.median(gap_ns_K[apart_K])) / 1e9:.3g} s before another begins them"
             )
     return ""
+
+
+def _on_one_clock(time_ns_RK: Int64s, group: MatchedGroup, offsets: Mapping[int, int]) -> Int64s:
+    return time_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64)
 
 
 def _blocking_columns(group: MatchedGroup) -> Int64s:
     return np.array([k for k, call in enumerate(group.calls_K) if call.kind in _ENDS_TOGETHER], dtype=np.int64)
 
 
-def _fit_offsets(blocking: Sequence[tuple[MatchedGroup, Int64s]]) -> dict[int, int]:
+def _fit_offsets(blocking: Sequence[Blocking]) -> dict[int, int]:
+    """Offset of each rank: the median difference of its ends from those of a rank that is already placed."""
     offsets: dict[int, int] = {}
     pending = list(blocking)
     if pending:
@@ -312,14 +321,13 @@ def _fit_offsets(blocking: Sequence[tuple[MatchedGroup, Int64s]]) -> dict[int, i
     return offsets
 
 
-def _clock_error_ns(blocking: Sequence[tuple[MatchedGroup, Int64s]], offsets: Mapping[int, int]) -> float | None:
+def _clock_error_ns(blocking: Sequence[Blocking], offsets: Mapping[int, int]) -> float | None:
     """Median distance of each rank's ends from the median end of the collective, of the rank where it is largest."""
     errors: dict[int, list[Int64s]] = defaultdict(list)
     for group, columns in blocking:
         if not all(rank in offsets for rank in group.ranks):
             continue
-        shift_R1 = np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64)
-        ends_RK = (group.start_ns_RK + group.dur_ns_RK + shift_R1)[:, columns]
+        ends_RK = _on_one_clock(group.start_ns_RK + group.dur_ns_RK, group, offsets)[:, columns]
         ends_RK = ends_RK - ends_RK.min(axis=0)  # absolute nanoseconds do not fit into the floats of a median
         distance_RK = np.abs(ends_RK - np.median(ends_RK, axis=0))
         for rank, distance_K in zip(group.ranks, distance_RK, strict=True):
