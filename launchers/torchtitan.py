@@ -65,6 +65,8 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
         *("--parallelism.pipeline_parallel_degree", str(config.get("pp", 1))),
         *("--parallelism.pipeline_parallel_schedule", "1F1B"),
         *("--parallelism.expert_parallel_degree", str(config.get("ep", 1))),
+        # its default, spmd_types, hands FSDP parameters that only a nightly torch takes (2.13 refuses them)
+        *("--parallelism.spmd_backend", "partial_dtensor"),
     ]
 
 
