@@ -39,6 +39,8 @@ REQUEST_FILE = "queued-resource.json"
 SITE_FILE = "tpu-site.json"
 FRESH_S = 60.0
 """How long a slice that was ready is taken to be ready without asking; a worker that is silent makes ask at once."""
+LIST_PATIENCE_S = 120.0
+"""How long listing the zone is tried again after what is known by name has been deleted."""
 _PAUSE_S = 1.0
 _WAITING = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"})
 _OVER = frozenset({"SUSPENDING", "SUSPENDED", "DELETING", "NOT_FOUND"})
@@ -175,7 +177,7 @@ class QueuedPlace:
         problems: list[GcloudError] = []
         for is_listed in (False, True):
             try:
-                self._delete_until_gone(self._list_ours(run_id, deadline) if is_listed else own, deadline)
+                self._delete_until_gone(self._list_ours(run_id) if is_listed else own, deadline)
             except GcloudError as error:
                 problems.append(error)
         if problems:
@@ -209,8 +211,9 @@ class QueuedPlace:
                 found.append(Leftover(kind="queued resource", name=name, state=_state(item)))
         return found
 
-    def _list_ours(self, run_id: str, deadline: float) -> list[str]:
-        """Names of what the zone has of the run, asked for until the deadline; raises GcloudError after it."""
+    def _list_ours(self, run_id: str) -> list[str]:
+        """Names of what the zone has of the run, asked for until patience is over; raises GcloudError then."""
+        deadline = time.monotonic() + min(LIST_PATIENCE_S, self.settings.delete_patience_s)
         while True:
             try:
                 return [item.name for item in self._find_ours(run_id)]
