@@ -15,11 +15,14 @@ from cclsearch.propose.llm.agent import AgentOptions, make_agent
 from cclsearch.propose.llm.desk import Explain
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.spec import missing_key, parse_spec
+from cclsearch.redact import redact
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec
 from cclsearch.values import Config, Provenance
 
 LOG_TAIL_BYTES = 4000
+OVERLAP_BYTES = 16_000
+"""Read before the tail, so that a secret that lies across its start is known as one."""
 
 
 class FolderEvidence:
@@ -75,6 +78,7 @@ def read_options(spec: RunSpec) -> AgentOptions:
         ),
         anonymous=spec.provenance is not Provenance.MEASURED,
         seed_policy=str(seed_policy) if seed_policy else None,
+        seed_program=str(options["seed_program"]) if options.get("seed_program") else None,
     )
 
 
@@ -103,7 +107,8 @@ def _read_outcome(path: Path) -> Outcome | None:
 def _read_tail(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(path.stat().st_size - LOG_TAIL_BYTES, 0))
-            return file.read(LOG_TAIL_BYTES).decode(errors="replace")
+            file.seek(max(path.stat().st_size - LOG_TAIL_BYTES - OVERLAP_BYTES, 0))
+            text = file.read(LOG_TAIL_BYTES + OVERLAP_BYTES).decode(errors="replace")
     except OSError:
         return ""
+    return redact(text)[-LOG_TAIL_BYTES:]

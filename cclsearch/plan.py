@@ -22,6 +22,8 @@ from cclsearch.hardware import match_accelerator
 from cclsearch.launch.base import Launcher
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.llm.account import describe_unkept
+from cclsearch.propose.llm.library import freeze_seed
 from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.recording import Recording, load_recording
 from cclsearch.redact import redact
@@ -108,7 +110,7 @@ def plan_search(request: Request) -> Plan:
         provenance=launcher.provenance,
         strategy=strategy,
         llm=request.llm,
-        llm_options=dict(request.llm_options),
+        llm_options=freeze_seed(request.llm_options),
         limits=request.limits,
         seed=request.seed,
         use_fewer=request.use_fewer,
@@ -194,8 +196,10 @@ def _choose_strategy(request: Request, *, multi: bool) -> str:
 
 def _llm_hint(request: Request, strategy: str) -> tuple[str, ...]:
     if request.llm and strategy in LLM_STRATEGIES:
-        key = missing_key(parse_spec(request.llm))
-        return (f"no LLM takes part: {key} is not set, and the search goes on without",) if key else ()
+        spec = parse_spec(request.llm)
+        key, unkept = missing_key(spec), describe_unkept(spec.name, request.llm_options.get("max_usd"))
+        missing = f"no LLM takes part: {key} is not set, and the search goes on without" if key else None
+        return tuple(line for line in (missing, unkept) if line)
     if request.llm or strategy != "default":
         return ()
     return ("no LLM takes part (`--llm anthropic:MODEL` or `openai:MODEL` adds one)",)

@@ -7,15 +7,17 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.errors import UserError
 from cclsearch.flight import Stop
+from cclsearch.propose.base import Remark
 from cclsearch.record.book import Book, Watcher
-from cclsearch.record.event import Event
+from cclsearch.record.event import Event, Note
 from cclsearch.record.state import RunState
 from cclsearch.report.summary import summarise_run
 from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
@@ -26,13 +28,20 @@ from cclsearch.spec import RunSpec
 from cclsearch.text import plain
 
 
-def drive_search(folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0) -> int:
-    """Run or go on with the search in `folder`; returns 0 with a best configuration, 1 without one."""
+def drive_search(
+    folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0, remarks: Sequence[Remark] = ()
+) -> int:
+    """Run or go on with the search in `folder`; returns 0 with a best configuration, 1 without one.
+
+    `remarks` are what the user changed for the rest of the search: the ledger keeps them.
+    """
     stop = Stop(leave_jobs=args.on_interrupt == "leave")
     with listen_for_stop(stop):
         parts = open_parts(folder, stop=stop)
         with Book(folder) as book:
             start_book(book, parts, budget=budget, confirm=confirm)
+            for remark in remarks:
+                book.record(Note(time_s=time.time(), topic=remark.topic, text=remark.text, data=dict(remark.data)))
             _search(book, parts, args)
             state = book.state
     if args.json:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cclsearch.cli.arguments import add_run, positive_int, whole_number
+from cclsearch.cli.arguments import add_run, positive_float, positive_int, whole_number
 from cclsearch.cli.run import add_output_arguments
+
+if TYPE_CHECKING:
+    from cclsearch.propose.base import Remark
 
 EXAMPLE = "ccl-search resume wl2-20260101-120000-ab12 --budget 25"
 
@@ -16,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-b", "--budget", type=positive_int, default=0, metavar="N", help="raise the budget to N trials in all"
     )
     parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="run N finalists again")
+    parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="tokens that the LLM may use in all")
+    parser.add_argument("--max-usd", type=positive_float, metavar="X", help="money that the LLM may cost in all")
     add_output_arguments(parser)
 
 
@@ -23,4 +30,25 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.cli.drive import drive_search
     from cclsearch.runs_folder import find_run
 
-    return drive_search(find_run(args.run, args.runs), args, budget=args.budget, confirm=args.confirm)
+    folder = find_run(args.run, args.runs)
+    remarks = _read_limits(folder, args)
+    return drive_search(folder, args, budget=args.budget, confirm=args.confirm, remarks=remarks)
+
+
+def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[Remark, ...]:
+    """What the ledger is told of new limits on the LLM; raises UserError where no LLM takes part."""
+    from cclsearch.errors import UserError
+    from cclsearch.propose.llm.account import Limits, describe_unkept
+    from cclsearch.propose.llm.history import limits_remark
+    from cclsearch.propose.llm.spec import parse_spec
+    from cclsearch.spec import read_spec
+
+    if args.max_tokens is None and args.max_usd is None:
+        return ()
+    llm = read_spec(folder).llm
+    if llm is None:
+        raise UserError("--max-tokens and --max-usd limit an LLM, and none takes part in this search")
+    unkept = describe_unkept(parse_spec(llm).name, args.max_usd)
+    if unkept and not (args.json or args.quiet):
+        print(f"note: {unkept}", flush=True)
+    return (limits_remark(Limits(max_tokens=args.max_tokens, max_usd=args.max_usd)),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_int, whole_number
@@ -44,7 +43,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="tokens that the LLM may use in all")
     parser.add_argument("--max-usd", type=positive_float, metavar="X", help="money that the LLM may cost in all")
     parser.add_argument("--llm-mode", choices=("configs", "policy"), help="what the LLM writes (default: configs)")
-    parser.add_argument("--seed-policy", metavar="FILE", help="policy program that the LLM starts from")
+    parser.add_argument("--seed-policy", metavar="NAME", help="policy program to start from: a name, or a file")
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="makes the search reproducible")
     parser.add_argument("--parallel", type=positive_int, default=1, metavar="N", help="trials in flight (default: 1)")
     parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="run N finalists again at the end")
@@ -113,7 +112,7 @@ def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         "mode": args.llm_mode,
         "max_tokens": args.max_tokens,
         "max_usd": args.max_usd,
-        "seed_policy": str(Path(args.seed_policy).resolve()) if args.seed_policy else None,
+        "seed_policy": args.seed_policy,
     }
     return Request(
         workload=args.workload,

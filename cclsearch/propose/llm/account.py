@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -51,6 +52,20 @@ def load_prices(path: Path = PRICES_FILE) -> Prices:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UserError(f"price list {str(path)!r}, field {where!r}: {first['msg']}") from None
+
+
+def prices_path() -> Path:
+    """The price list in use: `CCL_SEARCH_PRICES`, or the shipped one."""
+    given = os.environ.get("CCL_SEARCH_PRICES")
+    return Path(given) if given else PRICES_FILE
+
+
+def describe_unkept(model: str, max_usd: object) -> str | None:
+    """One line where `--max-usd` was asked for and the price of `protocol:model` is not known."""
+    if max_usd is None or load_prices(prices_path()).find(model) is not None:
+        return None
+    why = f"the price of {model} is not known"
+    return f"--max-usd cannot be kept: {why} (use --max-tokens, or give a price list in CCL_SEARCH_PRICES)"
 
 
 class Cost(Model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from cclsearch.content import find_content
 from cclsearch.propose.base import Expectation, Proposal, Remark, SearchView
-from cclsearch.propose.llm.account import Cost, Limits, Prices, load_prices
+from cclsearch.propose.llm.account import Cost, Limits, Prices, load_prices, prices_path
 from cclsearch.propose.llm.clock import Clock, WallClock
 from cclsearch.propose.llm.desk import Decision, Desk, Explain
 from cclsearch.propose.llm.evidence import Evidence, NoEvidence, TrialEvidence
@@ -331,14 +330,6 @@ def seed_program(view: SearchView, name: str | None) -> str:
     """Source of the policy program of that name; by default the shipped one that fits the card."""
     chosen = name or ("moe" if view.card.arch.moe else "dense")
     return find_content("policies", chosen, ".py").read_text(encoding="utf-8")
-
-
-def prices_path() -> Path:
-    """The price list in use: `CCL_SEARCH_PRICES`, or the shipped one."""
-    from cclsearch.propose.llm.account import PRICES_FILE
-
-    given = os.environ.get("CCL_SEARCH_PRICES")
-    return Path(given) if given else PRICES_FILE
 
 
 def _to_thought(view: SearchView, number: int, result: TurnResult, version: int | None, mode: str) -> Thought:

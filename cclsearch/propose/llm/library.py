@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from cclsearch.content import find_content
+from cclsearch.errors import UserError
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.llm.history import past_turns
 from cclsearch.redact import redact
+from cclsearch.values import Value
 
 POLICIES_FOLDER = "policies"
+
+
+def freeze_seed(options: Mapping[str, Value | None]) -> dict[str, Value | None]:
+    """The options with the text of `seed_policy` (a name or a path) in `seed_program`; raises UserError without one."""
+    name = options.get("seed_policy")
+    if not name:
+        return dict(options)
+    path = find_content("policies", str(name), ".py")
+    try:
+        return {**options, "seed_program": path.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the policy {str(path)!r}: {error}") from None
 
 
 class PolicyLibrary:

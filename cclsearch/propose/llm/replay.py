@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.propose.llm.account import load_prices
-from cclsearch.propose.llm.agent import prices_path, write_turn_prompt
+from cclsearch.propose.llm.account import load_prices, prices_path
+from cclsearch.propose.llm.agent import write_turn_prompt
 from cclsearch.propose.llm.desk import Decision, Desk
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.journal import ContextRecord, TurnRecord, read_context, read_turns
