@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from llm.cases import SPACE, Search, plain_look
+from llm.cases import SPACE, Search, plain_look, run_trial
 from llm.players import Stubborn
 
 from cclsearch.errors import UserError
@@ -19,8 +19,9 @@ from cclsearch.propose.arbiter.keyless import Keyless
 from cclsearch.propose.arbiter.machine import ALLOWED, Phase, State, read_state, write_move
 from cclsearch.propose.arbiter.rules import Rules
 from cclsearch.propose.base import Proposal, Proposer, SearchView
-from cclsearch.propose.llm.account import Limits
+from cclsearch.propose.llm.account import Cost, Limits
 from cclsearch.propose.llm.agent import Agent, AgentOptions
+from cclsearch.propose.llm.history import PastTurn, Submitted, limits_remark, past_turns, turn_remark
 from cclsearch.propose.llm.look import Look, open_rows
 from cclsearch.propose.llm.wire import Answer, Provider, ProviderError, Request, Stop, ToolCall, Trouble, Usage
 
@@ -144,8 +145,6 @@ def test_trials_without_improvement_hand_over() -> None:
 
 def test_an_improvement_within_the_noise_is_none() -> None:
     from cclsearch.propose.arbiter.rules import judge_trials
-    from cclsearch.propose.llm.account import Cost
-    from cclsearch.propose.llm.history import PastTurn, Submitted, turn_remark
 
     search = Search()
     search.ask(make(Chooses(FAST[3]), rules=Rules(num_seeds=1)))
@@ -263,6 +262,100 @@ def test_a_late_answer_that_was_overtaken_is_not_launched_twice() -> None:
         search.land()
     rows = [SPACE.row(proposal.config) for proposal in search.proposals]
     assert len(rows) == len(set(rows)) == 8
+
+
+class Held(Chooses):
+    """A model that answers only once it is let."""
+
+    def __init__(self, *rows: int) -> None:
+        super().__init__(*rows)
+        self.asked, self.release = threading.Event(), threading.Event()
+
+    def ask(self, request: Request) -> Answer:
+        self.asked.set()
+        assert self.release.wait(60)
+        return super().ask(request)
+
+
+def wait_for_background(arbiter: Arbiter) -> None:
+    background = arbiter._background
+    assert background is not None
+    assert background.result(60) is not None
+
+
+def llm_turns(search: Search) -> list[PastTurn]:
+    return past_turns(search.remarks)
+
+
+def test_a_turn_that_a_stall_overtakes_is_paid_for_and_not_used() -> None:
+    search = Search(budget=20)
+    provider = Held(FAST[0])
+    arbiter = make(provider, parallel=2, rules=Rules(num_seeds=0, explore=2))
+    search.ask(arbiter, 1)
+    assert provider.asked.wait(60)
+    # Meanwhile two of its earlier trials land, and both failed in the same way.
+    items = tuple(Submitted(SPACE.config(row)) for row in OOM[:2])
+    search.remarks.append(turn_remark(PastTurn(1, "submit", items, "", Cost()), "t"))
+    for item in items:
+        search.proposals.append(Proposal(item.config, "llm"))
+        search.observations.append(run_trial(len(search.proposals), item.config))
+    search.ask(arbiter, 1)
+    assert "failed in the same way" in search.moves()[-1]
+    provider.release.set()
+    wait_for_background(arbiter)
+    search.ask(arbiter, 1)
+    late = llm_turns(search)[-1]
+    assert (late.decision, late.submitted, late.cost.usage.total) == ("none", (), 1100)
+    assert who(search) == ["default", "llm", "llm", "default", "default"]
+    search.ask(arbiter, 1)
+    assert search.moves()[-1].startswith("llm since trial 6")
+    assert "overtaken by a move" in search.remarks[-2].text + search.remarks[-3].text
+
+
+def test_a_turn_that_the_end_overtakes_is_paid_for() -> None:
+    search = Search(budget=4)
+    provider = Held(FAST[0])
+    arbiter = make(provider, parallel=2, rules=Rules(num_seeds=0))
+    search.ask(arbiter, 1)
+    assert provider.asked.wait(60)
+    provider.release.set()
+    wait_for_background(arbiter)
+    arbiter.close()
+    (remark,) = arbiter.take_remarks()
+    (turn,) = past_turns((remark,))
+    assert (turn.decision, turn.submitted, turn.cost.usage.total) == ("none", (), 1100)
+    arbiter.close()
+    assert arbiter.take_remarks() == []
+
+
+def test_a_turn_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cclsearch.propose.arbiter.arbiter._CLOSE_S", 0.01)
+    search = Search(budget=4)
+    provider = Held(FAST[0])
+    arbiter = make(provider, parallel=2, rules=Rules(num_seeds=0))
+    search.ask(arbiter, 1)
+    assert provider.asked.wait(60)
+    arbiter.close()
+    (remark,) = arbiter.take_remarks()
+    assert "the search ended before it did" in remark.text
+    provider.release.set()
+
+
+def test_a_resume_tries_a_wrong_key_and_a_raised_limit_again() -> None:
+    search = Search(budget=3)
+    search.run(make(Chooses(ProviderError(Trouble.AUTHENTICATION, "invalid key"))))
+    assert who(search) == ["seed", "default", "default"]
+    search.budget = 6
+    search.run(make(Chooses(*FAST[6::-1]), limits=Limits(max_tokens=1000)))
+    assert search.moves()[-2].startswith("llm since trial 4: the search was resumed")
+    assert who(search)[3:] == ["llm", "default", "default"]
+    search.budget = 8
+    search.run(make(Chooses(*FAST[4::-1]), limits=Limits(max_tokens=1000)))
+    assert who(search)[6:] == ["default", "default"]
+    search.remarks.append(limits_remark(Limits(max_tokens=5000)))
+    search.budget = 9
+    search.run(make(Chooses(*FAST[2::-1]), limits=Limits(max_tokens=1000)))
+    assert who(search)[8:] == ["llm"]
 
 
 def test_only_moves_of_the_machine_are_written() -> None:

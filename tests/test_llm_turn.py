@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from llm.cases import SPACE, Search, plain_look, run_trial
 
-from cclsearch.propose.llm.account import Limits, Prices, load_prices
+from cclsearch.propose.llm.account import Limits, Prices, describe_unkept, load_prices, price_usage
 from cclsearch.propose.llm.agent import Agent, AgentOptions, Thought
 from cclsearch.propose.llm.evidence import TrialEvidence
+from cclsearch.propose.llm.history import limits_remark, read_limits
 from cclsearch.propose.llm.journal import read_turns
 from cclsearch.propose.llm.look import Look
 from cclsearch.propose.llm.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
 from cclsearch.propose.llm.replay import replay_turns
+from cclsearch.propose.llm.spec import parse_spec
 from cclsearch.propose.llm.wire import Answer, ProviderError, Request, Stop, ToolCall, Trouble, Usage
 from cclsearch.values import Config
 
@@ -394,6 +396,21 @@ def test_a_policy_program_decides_and_a_bad_one_is_told_why() -> None:
     assert "def generate_config" in provider.requests[0].messages[0].text
 
 
+def test_a_program_cannot_tell_where_an_anonymous_workload_comes_from(tmp_path: Path) -> None:
+    told = "workload['name'], workload['model_family'], environment['framework'], 'layers', workload['num_layers']"
+    body = f"raise ValueError(str([{told}]))"
+    program = f"def generate_config(workload, environment):\n    {body}\n"
+    answer = call("submit_policy", {"program": program, "rationale": "r", "expected_step_time_s": 1.0})
+    for anonymous in (True, False):
+        provider = Scripted(answer)
+        think(provider, mode="policy", anonymous=anonymous, folder=tmp_path / str(anonymous))
+        said = provider.requests[-1].model_dump_json()
+        assert "'layers', 32" in said
+        assert ("secret-" in said) is not anonymous
+    replayed = replay_turns(tmp_path / "True", look=lambda view: plain_look())
+    assert all(turn.is_same and turn.same_prompt for turn in replayed)
+
+
 def test_turns_are_kept_redacted_and_replay_to_the_same_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,3 +443,22 @@ def test_the_shipped_price_list_is_dated_and_prices_by_pattern() -> None:
     assert prices.as_of
     assert prices.find("anthropic:claude-sonnet-4-5") is not None
     assert prices.find("anthropic:no-such-model") is None
+
+
+def test_a_server_elsewhere_has_no_known_price_and_one_here_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("http://127.0.0.1:8000/v1#m", "http://localhost/v1#m", "http://[::1]:1/v1#m"):
+        name = parse_spec(url).name
+        assert name == "local:m"
+        assert price_usage(Usage(input_tokens=10**6), load_prices().find(name)) == 0.0
+        assert describe_unkept(name, 1.0) is None
+    name = parse_spec("https://llm.example.org/v1#m").name
+    assert name == "compatible:m"
+    assert load_prices().find(name) is None
+    assert "--max-usd cannot be kept" in (describe_unkept(name, 1.0) or "")
+    assert describe_unkept(name, None) is None
+    assert describe_unkept("openai:gpt-5", 1.0) is None
+
+
+def test_a_raised_limit_counts_for_the_turns_after_it() -> None:
+    limits = read_limits((limits_remark(Limits(max_usd=2.0)),), Limits(max_tokens=5, max_usd=1.0))
+    assert (limits.max_tokens, limits.max_usd) == (5, 2.0)
