@@ -361,11 +361,29 @@ def same_host_ranks(shift_us: float, *, dur_us: float = 80, accelerator: str = "
 @pytest.mark.parametrize("shift_us", [10_000, 1000])
 def test_one_clock_does_not_make_collectives_of_two_runs_the_same(shift_us: float) -> None:
     """One rank of four is another run's: the median over all ranks would not see it."""
-    for name in ("start_skew", "last_arriver"):
+    for name in ("start_skew", "last_arriver", "comm_wait_frac"):
         result = measure(same_host_ranks(shift_us), name)
         assert (result.value, result.reason) == (None, Reason.NO_CLOCK_ALIGNMENT)
         assert "before another begins" in result.detail
-    assert measure(same_host_ranks(shift_us), "comm_wait_frac").status is Status.PARTIAL
+    bandwidth = measure(same_host_ranks(shift_us), "bus_bw")
+    assert (bandwidth.status, bandwidth.reason) == (Status.PARTIAL, Reason.NO_CLOCK_ALIGNMENT)
+    assert "includes wait" in bandwidth.detail
+
+
+def test_groups_that_no_trace_names_are_not_taken_for_all_ranks_where_times_speak_against_it() -> None:
+    """Four devices that reduce in pairs, each pair in its own time, and once all together."""
+    tables = []
+    for rank in range(4):
+        tape = Tape(rank=rank, world_size=4)
+        for i in range(8):
+            tape.collective(i * 10_000 + 2000 * (rank // 2), 500, group=None)
+            tape.collective(i * 10_000 + 5000, 100, group="all", group_ranks=(0, 1, 2, 3))
+        tables.append(tape.table())
+    wait = measure(tables, "comm_wait_frac")
+    assert (wait.value, wait.status, wait.reason) == (0.0, Status.PARTIAL, Reason.NO_CLOCK_ALIGNMENT)
+    assert wait.inputs["num_collectives"] == 8
+    assert "left out: group world" in wait.detail
+    assert measure(tables, "start_skew").value == 0.0  # the clock is one all the same
 
 
 def test_the_bound_on_clocks_holds_on_one_host_too() -> None:

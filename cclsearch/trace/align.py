@@ -82,7 +82,7 @@ class Matching:
     clock_error_ns: float | None = None
     """Median distance of a rank's ends of blocking collectives from the others' after alignment, of the worst rank."""
     apart: str = ""
-    """One line where ranks leave collectives that others have not entered: these are not the same ones."""
+    """One line where ranks leave collectives that others have not entered: not the same ones, and left out here."""
     transfer_ns: Mapping[int, Int64s] = field(default_factory=dict)
     """Rank -> for each row of its table the transfer part of its duration; -1 where it was not matched."""
 
@@ -116,21 +116,24 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
             mismatched.append(f"group {' '.join(key)}: {problem}")
         else:
             groups.append(_make_group(tables, key, sizes[key], by_rank))
-    blocking = [(group, columns) for group in groups if len(columns := _blocking_columns(group))]
     on_one_clock = share_clock(tables.values())
-    offset_ns = dict.fromkeys(tables, 0) if on_one_clock else _fit_offsets(blocking)
-    error_ns = _clock_error_ns(blocking, offset_ns)
-    apart = _find_apart(blocking, offset_ns) or _find_astray(blocking, error_ns)
-    unplaced = set(offset_ns) != set(tables) or (error_ns is None and not on_one_clock)
-    astray = error_ns is not None and error_ns > _tolerated_error_ns(tables, blocking)
+    offset_ns = dict.fromkeys(tables, 0) if on_one_clock else _fit_offsets(_blocking_of(groups))
+    apart = {group.key: line for group in groups if (line := _find_apart(group, offset_ns))}
+    groups = [group for group in groups if group.key not in apart]
+    error_ns = _clock_error_ns(_blocking_of(groups), offset_ns)
+    astray = _find_astray(_blocking_of(groups), error_ns)
+    if astray:
+        groups = []
+    unplaced = set(offset_ns) != set(tables) or (error_ns is None and not (on_one_clock and not apart))
+    too_far = error_ns is not None and error_ns > _tolerated_error_ns(tables, _blocking_of(groups))
     return Matching(
         groups=tuple(group for group in groups if not group.is_pair),
         pairs=tuple(group for group in groups if group.is_pair),
         mismatched=tuple(mismatched),
         ranks_missing=missing,
-        offset_ns=None if unplaced or astray or apart else offset_ns,
+        offset_ns=None if unplaced or too_far else offset_ns,
         clock_error_ns=error_ns,
-        apart=apart,
+        apart="; ".join(filter(None, (*apart.values(), astray))),
         transfer_ns=_spread_transfers(tables, groups),
     )
 
@@ -275,25 +278,29 @@ def blocking_groups(table: EventTable, rank: int, world_size: int) -> frozenset[
     return frozenset(placed[0] for placed in found if placed)
 
 
-def _find_apart(blocking: Sequence[Blocking], offsets: Mapping[int, int]) -> str:
-    """One line on a group whose collectives mostly do not overlap in time, on the clock that fits best; else ""."""
-    for group, columns in blocking:
-        if not all(rank in offsets for rank in group.ranks):
-            continue
-        start_RK = _on_one_clock(group.start_ns_RK, group, offsets)[:, columns]
-        end_RK = start_RK + group.dur_ns_RK[:, columns]
-        gap_ns_K = start_RK.max(axis=0) - end_RK.min(axis=0)
-        apart_K = gap_ns_K > MAX_CLOCK_ERROR_NS
-        if apart_K.mean() > MAX_APART_SHARE:
-            return (
-                f"group {' '.join(group.key)}: {int(apart_K.sum())} of {len(columns)} collectives end on one rank"
-                f" {float(np.median(gap_ns_K[apart_K])) / 1e9:.3g} s before another begins them"
-            )
-    return ""
+def _find_apart(group: MatchedGroup, offsets: Mapping[int, int]) -> str:
+    """One line where a group's collectives mostly do not overlap in time, on the clock that fits best; else ""."""
+    columns = _blocking_columns(group)
+    if not len(columns) or not all(rank in offsets for rank in group.ranks):
+        return ""
+    start_RK = _on_one_clock(group.start_ns_RK, group, offsets)[:, columns]
+    end_RK = start_RK + group.dur_ns_RK[:, columns]
+    gap_ns_K = start_RK.max(axis=0) - end_RK.min(axis=0)
+    apart_K = gap_ns_K > MAX_CLOCK_ERROR_NS
+    if apart_K.mean() <= MAX_APART_SHARE:
+        return ""
+    return (
+        f"group {' '.join(group.key)}: {int(apart_K.sum())} of {len(columns)} collectives end on one rank"
+        f" {float(np.median(gap_ns_K[apart_K])) / 1e9:.3g} s before another begins them"
+    )
 
 
 def _on_one_clock(time_ns_RK: Int64s, group: MatchedGroup, offsets: Mapping[int, int]) -> Int64s:
     return time_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64)
+
+
+def _blocking_of(groups: Sequence[MatchedGroup]) -> list[Blocking]:
+    return [(group, columns) for group in groups if len(columns := _blocking_columns(group))]
 
 
 def _blocking_columns(group: MatchedGroup) -> Int64s:

@@ -233,6 +233,8 @@ class TraceView:
         """Why waiting cannot be told from moving data: no second rank, or none whose collectives match."""
         if len(self.ranks) > 1 and self.matching.mismatched:
             return Reason.SEQUENCE_MISMATCH
+        if len(self.ranks) > 1 and self.matching.apart:
+            return Reason.NO_CLOCK_ALIGNMENT
         if len(self.ranks) > 1:
             return Reason.RANKS_MISSING if self.num_devices > len(self.ranks) else Reason.NO_COLLECTIVE_ARGS
         return Reason.RANKS_MISSING if (self.world_size or 1) > 1 else Reason.SINGLE_RANK

@@ -24,6 +24,8 @@ def require_matching(trace: TraceView) -> Matching:
         return matching
     if matching.mismatched:
         raise NotAvailable(Reason.SEQUENCE_MISMATCH, matching.mismatched[0])
+    if matching.apart:
+        raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, matching.apart)
     if matching.pairs:
         raise NotAvailable(Reason.NO_COMM_EVENTS, "no collectives, only messages from one rank to another")
     raise NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective says which group of ranks it belongs to")
@@ -34,7 +36,7 @@ def find_reservation(trace: TraceView) -> tuple[Reason | None, str]:
     if trace.matching.mismatched:
         return Reason.SEQUENCE_MISMATCH, f"left out: {'; '.join(trace.matching.mismatched)}"
     if trace.matching.apart:
-        return Reason.NO_CLOCK_ALIGNMENT, trace.matching.apart
+        return Reason.NO_CLOCK_ALIGNMENT, f"left out: {trace.matching.apart}"
     if trace.matching.ranks_missing:
         return Reason.RANKS_MISSING, "some groups have ranks without a trace: the waiting for them is not seen"
     if trace.device_doubt and any(group.key[0] == WORLD for group in trace.matching.groups):
@@ -80,9 +82,7 @@ def _aligned_starts(trace: TraceView) -> list[tuple[tuple[int, ...], Int64s]]:
     """Starts of the matched collectives of each group on one clock, shape (R, K), with the group's ranks."""
     matching = require_matching(trace)
     if matching.offset_ns is None:
-        raise NotAvailable(
-            Reason.NO_CLOCK_ALIGNMENT, matching.apart or "the clocks of the ranks cannot be brought together"
-        )
+        raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, "the clocks of the ranks cannot be brought together")
     offsets = matching.offset_ns
     return [
         (group.ranks, group.start_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64))
