@@ -9,8 +9,11 @@ import pytest
 from llm.players import Expert
 from llm.server import KEY, MODEL, Reaction, Say, serve
 
+from cclsearch.agent import FolderEvidence, read_options
 from cclsearch.cli import main
+from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.propose.llm.wire import Request
+from cclsearch.spec import read_spec
 
 pytestmark = pytest.mark.serial
 
@@ -56,7 +59,10 @@ def test_without_a_key_the_search_says_so_and_goes_on(project: Path, capsys: pyt
     assert "no LLM turns to replay" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("spec", ["gpt-5", "openai:", "http://127.0.0.1/v1", "http://u:p@127.0.0.1/v1#m", "claude:x"])
+@pytest.mark.parametrize(
+    "spec",
+    ["gpt-5", "openai:", "http://127.0.0.1/v1", "http://u:p@127.0.0.1/v1#m", "http://h/v1?api_key=u:p@#m", "claude:x"],
+)
 def test_a_spec_that_is_none_is_one_line_and_starts_nothing(
     spec: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,3 +77,48 @@ def recording() -> str:
     from cclsearch.content import shipped_root
 
     return str(shipped_root() / "workloads" / "recordings" / "nanotron-8b-2n")
+
+
+def test_a_seed_policy_is_found_when_planning_and_frozen_as_text(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--llm", "openai:gpt-5"]
+    for more in (["--dry-run"], []):
+        assert main([*command, *more, "--seed-policy", "no-such-policy"]) == 2
+        assert "there is no policy 'no-such-policy'; there are: " in capsys.readouterr().err
+        assert not (project / "runs").exists()
+    mine = project / "mine.py"
+    for name, given in (("named", "dense"), ("pathed", str(mine))):
+        mine.write_text("def generate_config(workload, environment):\n    return {'tp': 2}\n")
+        assert main([*command, "--seed-policy", given, "--name", name]) == 0
+    mine.unlink()
+    assert "return {'tp': 2}" in (read_options(read_spec(project / "runs" / "pathed")).seed_program or "")
+    assert "def generate_config" in (read_options(read_spec(project / "runs" / "named")).seed_program or "")
+    assert main(["resume", "pathed", "--budget", "2"]) == 0
+
+
+def test_resume_raises_the_limits_of_an_llm_and_refuses_them_without_one(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1"]
+    assert main([*command, "--name", "alone"]) == 0
+    assert main(["resume", "alone", "--budget", "2", "--max-tokens", "9"]) == 2
+    assert "none takes part" in capsys.readouterr().err
+    away = "https://llm.example.org/v1#m"
+    assert main([*command, "--llm", away, "--max-usd", "1", "--dry-run"]) == 0
+    assert "--max-usd cannot be kept: the price of compatible:m is not known" in capsys.readouterr().out
+    assert main([*command, "--llm", "openai:gpt-5", "--name", "asked", "--max-tokens", "10"]) == 0
+    assert main(["resume", "asked", "--budget", "2", "--max-tokens", "5000"]) == 0
+    capsys.readouterr()
+    assert main(["status", "asked"]) == 0
+    assert "the LLM may use 5,000 tokens in all from here on" in capsys.readouterr().out
+
+
+def test_a_secret_across_the_start_of_a_logs_tail_is_masked(tmp_path: Path) -> None:
+    folder = tmp_path / "trials" / "0001"
+    folder.mkdir(parents=True)
+    (folder / STDERR_FILE).write_text("x" * 9000 + "\nsk-ant-" + "k" * 4500 + "\nthe last words\n")
+    evidence = FolderEvidence(tmp_path).find(1)
+    assert evidence is not None
+    assert "kkk" not in evidence.log_tail
+    assert evidence.log_tail.endswith("the last words\n")
