@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.payload import SUBMITTED_FILE
 from cclsearch.launch.slurm.payloads import Program, classify_trial
 from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.space.framework import Need
 from cclsearch.values import FailureKind
 
 pytestmark = pytest.mark.serial
@@ -287,9 +288,11 @@ def test_steps_of_a_held_allocation(site: Site, slow: object) -> None:
 def test_a_profile_is_checked_against_the_cluster(site: Site, slow: object) -> None:
     launcher = site.launcher("check")
     launcher.ranks_per_node = 2
+    launcher.program = replace(launcher.program, needs=(Need(env="PUBLIC", what="a mark"),))
     checks = {check.name: check for check in launcher.check()}
     assert all(check.ok for check in checks.values()), checks
-    assert list(checks)[-4:] == ["shared folder", "run script", "torch", "gloo"]
+    assert list(checks)[-5:] == ["shared folder", "run script", "torch", "gloo", "PUBLIC"]
+    assert checks["PUBLIC"].detail == "on the compute node: '1' is a mark"
     assert "over 2 ranks" in checks["gloo"].detail
     lacking = site.launcher("check", python="/nowhere/python").check()[-1]
     assert not lacking.ok
