@@ -38,11 +38,11 @@ def make_project() -> Path:
     return folder
 
 
-def search() -> None:
-    """One configuration of tiny-jax on 4 CPU devices, spread over 1, 2 and 4 workers of a queued resource."""
+def search(counts: list[int]) -> None:
+    """One configuration of tiny-jax on 4 CPU devices, spread over so many workers of a queued resource."""
     print(f"{'workers':>7}  {'step s':>8}  {'run s':>7}  {'gcloud calls':>12}  {'traced':>6}  verdict")
-    for count, chips in ((1, 4), (2, 8), (4, 16)):
-        folder = make_project()
+    for count in counts:
+        folder, chips = make_project(), 4 * count
         settings = {"hardware": {"accelerators_per_node": 4 // count}, "environment": {"OMP_NUM_THREADS": 1}}
         with slices.open_cloud(folder / "cloud", accelerator_type=f"v5litepod-{chips}", **settings) as cloud:
             began = time.monotonic()
@@ -94,7 +94,7 @@ def kills(first: int, last: int, of: int) -> None:
         good = found["finished"] == 2 and not found["left"] and found["most_starts"] == 1 and found["clean"]
         wrong += not good
         print(
-            f"kill {number + 1:>2} at {found['killed_s']:>5.1f} s: {found['resources']} made, {found['finished']}"
+            f"kill {number + 1:>2} at {found['killed_s']:>5.1f} s{found['missed']}: {found['resources']} made, {found['finished']}"
             f" trials finished, most starts of one process {found['most_starts']}, left {found['left'] or 'nothing'}"
             f"  {'ok' if good else 'WRONG'}",
             flush=True,
@@ -125,10 +125,11 @@ def one_kill(at_s: float | None) -> dict[str, Any]:
             "--launcher",
             str(cloud.profile),
         ]
-        began = time.monotonic()
+        began, missed = time.monotonic(), ""
         running = subprocess.Popen([*CLI, *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             running.wait(timeout=at_s if at_s is not None else 300)
+            missed = " (it had ended)"
         except subprocess.TimeoutExpired:
             running.kill()
             running.wait()
@@ -144,6 +145,7 @@ def one_kill(at_s: float | None) -> dict[str, Any]:
         found = {
             "ran_s": ran_s,
             "killed_s": at_s or 0.0,
+            "missed": missed,
             "resources": cloud.num_created(),
             "finished": sum(json.loads(line)["event"] == "trial_finished" for line in lines),
             "left": [*cloud.resources(), *(pid for machine in cloud.machines() for pid in machine.processes())],
@@ -157,11 +159,12 @@ def one_kill(at_s: float | None) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("search", "kills"))
+    parser.add_argument("--workers", type=int, nargs="+", choices=(1, 2, 4), default=[1, 2, 4])
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--last", type=int, default=30)
     parser.add_argument("--of", type=int, default=30)
     args = parser.parse_args()
-    search() if args.what == "search" else kills(args.first, args.last, args.of)
+    search(args.workers) if args.what == "search" else kills(args.first, args.last, args.of)
     return 0
 
 
