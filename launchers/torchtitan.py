@@ -6,6 +6,7 @@ installed, against its own parser. The card's model and synthetic data come from
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -86,6 +87,7 @@ def train(trial: Trial) -> None:
         ) from None
 
     init_logger()
+    name_timeouts()
     losses: list[float] = []
     config = ConfigManager().parse_args(words)
     config.dump_folder = str(trial.folder / "torchtitan")
@@ -103,6 +105,8 @@ def train(trial: Trial) -> None:
         losses.append(float(loss))
         return log(step, loss, *args, **kwargs)
 
+    if trainer.parallel_dims.pp_enabled:
+        take_micro_batches(trainer.pp_schedule)
     log, trainer.metrics_processor.log = trainer.metrics_processor.log, note_loss
     window = StepWindow(
         trial,
@@ -118,6 +122,26 @@ def train(trial: Trial) -> None:
     import torch.distributed as dist
 
     dist.destroy_process_group()
+
+
+def name_timeouts() -> None:
+    """Give `torch.distributed.set_timeout`, which torchtitan 0.3 calls, to a torch that has it by an earlier name."""
+    import torch.distributed as dist
+
+    vars(dist).setdefault("set_timeout", getattr(dist.distributed_c10d, "_set_pg_timeout", None))
+
+
+def take_micro_batches(schedule: Any) -> None:
+    """Let a schedule take lists of micro-batches, as torchtitan 0.3 hands them over: torch 2.13's `step` takes none."""
+    if "arg_mbs" in inspect.signature(schedule.step).parameters:
+        return
+
+    def step(*, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, **options: Any) -> None:
+        schedule._stage.has_backward = schedule._has_backward
+        schedule._stage.clear_runtime_states()
+        schedule._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, **options)
+
+    schedule.step = step
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
@@ -198,6 +199,32 @@ def test_maxtext_is_run_its_log_read_and_its_traces_collected(tmp_path: Path) ->
     assert result.global_batch_size == 8, "256 tokens of sequences of 32, as the log says"
     assert result.peak_memory_bytes == (5_100_000_000,) * 4
     assert (tmp_path / "trial/trace/plugins/profile/1/host.xplane.pb").is_file()
+
+
+@pytest.mark.serial
+def test_torchtitans_micro_batches_reach_a_released_torchs_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtitan hands lists of micro-batches and limits timeouts in calls that torch 2.13 has by other names."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    script = load_script("torchtitan", monkeypatch)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        script.name_timeouts()
+        dist.set_timeout(timedelta(seconds=60), None)  # type: ignore[attr-defined, unused-ignore]
+        layer = torch.nn.Linear(3, 1, bias=False)
+        stage = PipelineStage(layer, 0, 1, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=lambda out, target: ((out - target) ** 2).sum())
+        script.take_micro_batches(schedule)
+        inputs, losses = [torch.ones(2, 3), 2 * torch.ones(2, 3)], []
+        targets = [torch.zeros(2, 1) for _ in inputs]
+        schedule.step(arg_mbs=[(x,) for x in inputs], target_mbs=targets, losses=losses, return_outputs=False)
+    finally:
+        dist.destroy_process_group()
+    assert [loss.item() for loss in losses] == pytest.approx([(layer(x) ** 2).sum().item() for x in inputs])
+    assert layer.weight.grad is not None
 
 
 READ_OPTIONS = """
