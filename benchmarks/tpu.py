@@ -94,8 +94,9 @@ def kills(first: int, last: int, of: int) -> None:
         good = found["finished"] == 2 and not found["left"] and found["most_starts"] == 1 and found["clean"]
         wrong += not good
         print(
-            f"kill {number + 1:>2} at {found['killed_s']:>5.1f} s{found['missed']}: {found['resources']} made, {found['finished']}"
-            f" trials finished, most starts of one process {found['most_starts']}, left {found['left'] or 'nothing'}"
+            f"kill {number + 1:>2} at {found['killed_s']:>5.1f} s{found['missed']}: {found['resources']} made,"
+            f" {found['finished']} trials finished, most starts of one process {found['most_starts']},"
+            f" left {found['left'] or 'nothing'}"
             f"  {'ok' if good else 'WRONG'}",
             flush=True,
         )
