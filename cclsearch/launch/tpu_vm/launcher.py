@@ -14,10 +14,9 @@ from pathlib import Path
 
 from cclsearch.errors import UserError
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover
-from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.tpu_vm.cloud_place import QueuedPlace, TpuPlace
+from cclsearch.launch.tpu_vm.ending import judge_end
 from cclsearch.launch.tpu_vm.fleet import Answers, Fleet, Unreachable, WorkerAnswer, is_hopeless
 from cclsearch.launch.tpu_vm.identity import make_token
 from cclsearch.launch.tpu_vm.job import (
@@ -336,7 +335,7 @@ class TpuVmLauncher:
         except ValueError as error:
             return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=one_line(str(error))))
         merge_logs(folder, record.trial_dir, record.num_processes)
-        status = self._finish(record, JobStatus(state=JobState.DONE, failure=_judge_end(record, by)))
+        status = self._finish(record, JobStatus(state=JobState.DONE, failure=judge_end(record, by)))
         for archive in archives.values():
             archive.unlink(missing_ok=True)
         self._sweep(record, fleet)
@@ -412,22 +411,6 @@ def make_place(profile: Profile, settings: TpuSettings) -> Place:
     if settings.queued_resource is not None:
         return QueuedPlace(settings, settings.queued_resource, profile.run_dir)
     return HostsPlace(settings)
-
-
-def _judge_end(record: JobRecord, by: Mapping[int, WorkerAnswer]) -> Failure | None:
-    """Why there is no sound result; None where there is one."""
-    if (record.trial_dir / RESULT_FILE).is_file():
-        return None
-    if any(answer.reason == "timeout" for answer in by.values()):
-        message = f"no result after {record.timeout_s:g} s: every process of the trial was ended"
-        return Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
-    for process, answer in by.items():
-        if answer.oom:
-            message = "the kernel killed a process of the trial because memory ran out"
-            return Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message, rank=process)
-    codes = [answer.code for answer in by.values() if answer.code and answer.reason == "finished"]
-    found = collect_result(record.trial_dir, exit_code=codes[0] if codes else 0)
-    return found if isinstance(found, Failure) else None
 
 
 def _own_processes(record: JobRecord, fleet: Fleet) -> range:
