@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cclsearch.trace.run_log import RunLog
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -433,6 +435,8 @@ class TraceSet:
     missing_ranks: tuple[int, ...] = ()
     files: tuple[FileReport, ...] = ()
     folder: Path | None = None
+    run_log: RunLog | None = None
+    """What lies beside the traces: the run's own peak memory, a server's request log."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
 from cclsearch.trace.find import TraceFile, find_traces
 from cclsearch.trace.merge import merge_tables
 from cclsearch.trace.readers.stream import Limits, TraceError
+from cclsearch.trace.run_log import read_run_log
 
 WORKER_TIMEOUT_S = 3600.0
 WORTH_A_PROCESS_BYTES = 4 << 20
@@ -44,7 +45,7 @@ def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -
     by_file = dict(zip(large, _read_in_processes(large, workers, use_cache), strict=True)) if len(large) > 1 else {}
     by_file.update({file: _read_and_keep(file, use_cache) for file in todo if file not in by_file})
     results = [by_file[file] if file in by_file else _from_cache(file, cached[file] or ()) for file in files]
-    return merge_tables(files, results, folder=path)
+    return replace(merge_tables(files, results, folder=path), run_log=read_run_log(path))
 
 
 def read_file(file: TraceFile, *, limits: Limits | None = None) -> FileTables:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import JsonValue
 
 from cclsearch.card.model import Phase
 from cclsearch.trace.events import DEVICE_WORK, Reason
@@ -41,6 +43,13 @@ def find_batches(view: RankView) -> list[Batch]:
     return found
 
 
+def _from_log(seconds: Sequence[float], of: str) -> Draft:
+    """The median over requests, with the percentiles that people ask for."""
+    inputs: dict[str, JsonValue] = {f"p{p}_s": float(np.percentile(seconds, p)) for p in (50, 90, 99)}
+    inputs["num_requests"] = len(seconds)
+    return Draft(float(np.median(seconds)), {}, detail=f"{of}, from the request log", inputs=inputs)
+
+
 def _require_batches(trace: TraceView) -> dict[int, list[Batch]]:
     if trace.card is not None and trace.card.phase is not Phase.INFERENCE:
         raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is of {trace.card.phase.value}")
@@ -74,7 +83,11 @@ def _combine(trace: TraceView, values: dict[int, list[int]], mixed: int, what: s
     summary="time of a step that only prefills, to the end of its device work",
 )
 def measure_ttft(trace: TraceView) -> Draft:
-    """Median over prefill-only steps of host start to device end, slowest rank. Queueing before it is not seen."""
+    """Median over requests of the request log where there is one. Else over prefill-only steps, of host start to device
+    end, slowest rank: queueing before it is not seen then."""
+    log = trace.trace_set.run_log
+    if log is not None and log.ttft_s:
+        return _from_log(log.ttft_s, "queueing included")
     batches = _require_batches(trace)
     values = {
         rank: [b.end_ns - b.start_ns for b in found if b.num_prefill and not b.num_decode]
@@ -91,7 +104,11 @@ def measure_ttft(trace: TraceView) -> Draft:
     summary="time of a step that only decodes: one token of every request in it",
 )
 def measure_tpot(trace: TraceView) -> Draft:
-    """Median over decode-only steps, slowest rank: device end to device end where the step before decoded too."""
+    """Median over requests of the request log where there is one. Else over decode-only steps, slowest rank: device end
+    to device end where the step before decoded too."""
+    log = trace.trace_set.run_log
+    if log is not None and log.tpot_s:
+        return _from_log(log.tpot_s, "mean gap between a request's tokens")
     batches = _require_batches(trace)
     values = {}
     for rank, found in batches.items():

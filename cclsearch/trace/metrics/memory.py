@@ -81,10 +81,17 @@ def measure_mem_copy_bw(trace: TraceView) -> Draft:
     unit="B",
     better="lower",
     over="trace",
-    summary="most memory that the allocator reported, largest rank; counts from the start of the profiled window",
+    summary="most memory of the run by its own report, largest rank; else the allocator's in the profiled window",
 )
 def measure_peak_memory(trace: TraceView) -> Draft:
-    """Largest total allocated over the file; reserved beside it where reported."""
+    """What the run itself reported (`result.json`), which is of the whole run; else the largest total allocated over
+    the file, reserved beside it where reported."""
+    log = trace.trace_set.run_log
+    on_cpu = all(view.table.accelerator == "cpu" for view in trace.ranks.values())
+    if log is not None and log.peak_memory_bytes and log.is_device_memory != on_cpu:
+        ran = {rank: float(peak) for rank, peak in enumerate(log.peak_memory_bytes)}
+        what = "of the whole run" if log.is_device_memory else "resident set of a process, of the whole run"
+        return Draft(max(ran.values()), dict(ran), detail=f"{what}, from result.json")
     peaks: dict[int, float | None] = {}
     reserved: dict[str, JsonValue] = {}
     for rank, view in trace.ranks.items():

@@ -1,0 +1,87 @@
+"""What lies beside the traces and says what no trace can: the run's own peak memory, and a server's request log."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULT_FILE, TRACE_FOLDER = "result.json", "trace"
+"""As the trial contract names them."""
+MAX_BYTES = 64 << 20
+REQUEST_LOGS = ("requests.jsonl", "requests.json")
+"""One object a line with `ttft_s` and `tpot_s` (seconds), or one object with the lists `ttfts` and `itls` (seconds; the
+gaps between a request's tokens), as `vllm bench serve --save-result --save-detailed` writes it."""
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """Figures of the whole run, by whoever ran it."""
+
+    peak_memory_bytes: tuple[int, ...] = ()
+    """Largest of each rank over the whole run, from `result.json`."""
+    is_device_memory: bool = True
+    """False: the resident set of a process on a CPU."""
+    ttft_s: tuple[float, ...] = ()
+    """Time to the first token of each request."""
+    tpot_s: tuple[float, ...] = ()
+    """Mean time between the tokens of each request that had several."""
+
+
+def read_run_log(path: Path) -> RunLog | None:
+    """What is found in the folder of the traces, or in the trial's folder around it; None where nothing is.
+
+    A file that cannot be read, or says no such thing, is left out.
+    """
+    folder = path if path.is_dir() else path.parent
+    places = (folder, folder.parent) if folder.name == TRACE_FOLDER else (folder,)
+    result = next((found for place in places if (found := _read_json(place / RESULT_FILE)) is not None), None)
+    peaks = tuple(_positive(result.get("peak_memory_bytes"))) if isinstance(result, dict) else ()
+    logs = (_read_requests(place / name) for place in places for name in REQUEST_LOGS)
+    ttft, tpot = next((log for log in logs if any(log)), ((), ()))
+    if not (peaks or ttft or tpot):
+        return None
+    is_device = not (isinstance(result, dict) and result.get("memory_kind") == "rss")
+    return RunLog(tuple(int(peak) for peak in peaks), is_device, ttft, tpot)
+
+
+def _read_requests(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if path.suffix == ".jsonl":
+        lines = [_parse(line) for line in _read_text(path).splitlines()]
+        rows = [line for line in lines if isinstance(line, dict)]
+        return tuple(_positive(r.get("ttft_s") for r in rows)), tuple(_positive(r.get("tpot_s") for r in rows))
+    data = _read_json(path)
+    if not isinstance(data, dict):
+        return (), ()
+    gaps = [list(_positive(request)) for request in data.get("itls") or () if isinstance(request, list)]
+    return tuple(_positive(data.get("ttfts"))), tuple(sum(many) / len(many) for many in gaps if many)
+
+
+def _positive(values: object) -> Iterable[float]:
+    """Those that are finite numbers above 0."""
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | dict):
+        return
+    for value in values:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+            yield value
+
+
+def _read_json(path: Path) -> Any:
+    return _parse(_read_text(path))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path.stat().st_size <= MAX_BYTES else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
