@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from cclsearch.report.summary import best_as_json, summarise_run
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run_folder import load_run
 from cclsearch.score.outcome import Admission, Outcome
-from cclsearch.search import run_search
+from cclsearch.search import Parts, run_search
 from cclsearch.session import start_book
 from cclsearch.values import FailureKind, Provenance
 
@@ -191,13 +192,18 @@ def test_a_run_in_another_folder_is_named_so_that_its_hint_works(
     assert main(["best", str(project / "else where" / "r")]) == 0
 
 
+def open_measured(project: Path, times_s: Sequence[float], *, budget: int) -> tuple[Path, Parts]:
+    """A search whose trials take these step times one after another, as if they had been measured with every trace."""
+    launcher = ScriptedLauncher(lambda job: ran(job, times_s[job.trial - 1], simulated=False))
+    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
+    folder, parts = open_search(project, launcher, budget=budget)
+    judge = TrialJudge(parts.spec)
+    return folder, replace(parts, flight=replace(parts.flight, judge=lambda t, p, b, f: admit(judge(t, p, b, f))))
+
+
 def test_the_summary_says_how_sure_it_is_and_what_it_beat(project: Path) -> None:
     """Three trials, 1 s, 2 s and 1.05 s; then the best is run again."""
-    launcher = ScriptedLauncher(lambda job: ran(job, (1.0, 2.0, 1.05, 1.002)[job.trial - 1], simulated=False))
-    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
-    folder, parts = open_search(project, launcher, budget=3)
-    judge = TrialJudge(parts.spec)
-    parts = replace(parts, flight=replace(parts.flight, judge=lambda t, p, b, f: admit(judge(t, p, b, f))))
+    folder, parts = open_measured(project, (1.0, 2.0, 1.05, 1.002), budget=3)
     with Book(folder) as book:
         start_book(book, parts)
         run_search(book, parts)
@@ -221,11 +227,7 @@ def test_a_lucky_single_run_does_not_displace_a_confirmed_one_but_a_clear_win_do
 ) -> None:
     """1 s, 1.02 s and then one run of `third_s`; the first two are run again, at 1.10 s and 1.06 s."""
     times_s = (1.0, 1.02, 1.10, 1.06, third_s)
-    launcher = ScriptedLauncher(lambda job: ran(job, times_s[job.trial - 1], simulated=False))
-    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
-    folder, parts = open_search(project, launcher, budget=2)
-    judge = TrialJudge(parts.spec)
-    parts = replace(parts, flight=replace(parts.flight, judge=lambda t, p, b, f: admit(judge(t, p, b, f))))
+    folder, parts = open_measured(project, times_s, budget=2)
     with Book(folder) as book:
         start_book(book, parts)
         run_search(book, parts)
@@ -248,11 +250,7 @@ def test_a_lucky_single_run_does_not_displace_a_confirmed_one_but_a_clear_win_do
 
 def test_a_lead_within_the_noise_is_said_when_it_is_taken(project: Path) -> None:
     """1 s, then 0.99 s, then 0.3 s: the second leads within the noise, the third beyond it."""
-    launcher = ScriptedLauncher(lambda job: ran(job, (1.0, 0.99, 0.3)[job.trial - 1], simulated=False))
-    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
-    folder, parts = open_search(project, launcher, budget=3)
-    judge = TrialJudge(parts.spec)
-    parts = replace(parts, flight=replace(parts.flight, judge=lambda t, p, b, f: admit(judge(t, p, b, f))))
+    folder, parts = open_measured(project, (1.0, 0.99, 0.3), budget=3)
     shown = io.StringIO()
     with Book(folder) as book:
         book.watch(watch_lines(3, shown))
