@@ -1,9 +1,9 @@
 """Noise: how far two runs of one configuration differ, and how sure it is that one configuration beats another.
 
 Losses are compared on a log scale (noise is relative) unless one of them is not above 0; then relative to the median of
-their sizes. The run-to-run variance has a scaled inverse chi-squared prior, which repeats sharpen; differences are then
-Student-t distributed (Gelman et al., Bayesian Data Analysis, sections 2.6 and 3.2). A cache hit is no repeat: callers
-pass one loss a real run.
+their sizes (as they are where that is 0). The run-to-run variance has a scaled inverse chi-squared prior, which repeats
+sharpen; differences are then Student-t distributed (Gelman et al., Bayesian Data Analysis, sections 2.6 and 3.2). A
+cache hit is no repeat: callers pass one loss a real run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def estimate_noise(runs: Sequence[Sequence[float]], spreads: Sequence[float] = (
     """
     inside = float(np.median(spreads)) if len(spreads) else 0.0
     prior = max(PRIOR_RELATIVE, inside / 2)
-    repeated = [np.asarray(losses, dtype=float) for losses in runs if len(losses) > 1]
+    repeated = [np.asarray(losses, dtype=float) for losses in runs if len(losses)]
     squares = sum(float(np.sum((_scale(losses) - _scale(losses).mean()) ** 2)) for losses in repeated)
     freedom = sum(len(losses) - 1 for losses in repeated)
     total = PRIOR_FREEDOM + freedom
@@ -102,7 +102,10 @@ def find_interval(losses: Sequence[float], noise: Noise, *, confidence: float = 
 
 
 def chances_to_be_best(runs: Mapping[Key, Sequence[float]], noise: Noise, *, seed: int = 0) -> dict[Key, float]:
-    """Configuration -> probability that it is truly the best of all; adds up to 1. Each has at least one run."""
+    """Configuration -> probability that it is truly the best of all; adds up to 1. Each has at least one run.
+
+    One whose runs are 12 standard deviations behind the best of them has no chance: it is not drawn.
+    """
     if not runs:
         return {}
     keys = list(runs)
@@ -113,10 +116,10 @@ def chances_to_be_best(runs: Mapping[Key, Sequence[float]], noise: Noise, *, see
     close = np.flatnonzero(means_C - means_C.min() < 12 * noise.relative)
     draws = np.random.default_rng(seed)
     sigma_D1 = noise.relative * np.sqrt(noise.freedom / draws.chisquare(noise.freedom, size=(DRAWS, 1)))
-    truth_DC = means_C[close] + sigma_D1 / np.sqrt(sizes_C[close]) * draws.standard_normal((DRAWS, len(close)))
-    wins = np.bincount(truth_DC.argmin(axis=1), minlength=len(close)) / DRAWS
-    chances = dict.fromkeys(keys, 0.0)
-    return chances | {keys[c]: float(share) for c, share in zip(close, wins, strict=True)}
+    truth_DC = draws.normal(means_C[close], sigma_D1 / np.sqrt(sizes_C[close]))
+    chances_C = np.zeros(len(keys))
+    chances_C[close] = np.bincount(truth_DC.argmin(axis=1), minlength=len(close)) / DRAWS
+    return {key: float(chances_C[c]) for c, key in enumerate(keys)}
 
 
 def pick_finalists(runs: Mapping[Key, Sequence[float]], noise: Noise, count: int) -> list[Key]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from cclsearch.noise import (
     PRIOR_RELATIVE,
+    Noise,
     chances_to_be_best,
     confidence_better,
     estimate_noise,
@@ -50,6 +52,75 @@ def test_more_runs_of_the_same_gap_make_it_surer() -> None:
     assert 0.5 < once < often < 1.0
 
 
+# Student's t with two degrees of freedom has a closed form: F(x) = 1/2 + x / (2 sqrt(2 + x^2)), and its 97.5 % point
+# is 0.95 / sqrt(2 x 0.975 x 0.025) = 4.30265.
+TWO_FREE = Noise(relative=0.1, freedom=2.0)
+HIGHER = math.exp(0.2)
+"""A loss that lies 0.2 above 1 on the log scale: two standard deviations of one run."""
+
+
+@pytest.mark.parametrize(
+    ("num_new", "num_old", "chance"),
+    [
+        (1, 1, 0.853553),  # x = 0.2 / (0.1 sqrt(1 + 1)) = 1.414214
+        (2, 8, 0.936436),  # x = 0.2 / (0.1 sqrt(1/2 + 1/8)) = 2.529822
+        (8, 2, 0.936436),
+    ],
+)
+def test_the_surety_of_a_gap_agrees_with_students_closed_form(num_new: int, num_old: int, chance: float) -> None:
+    new, old = [1.0] * num_new, [HIGHER] * num_old
+    assert confidence_better(new, old, TWO_FREE) == pytest.approx(chance, abs=1e-6)
+    assert confidence_better(old, new, TWO_FREE) == pytest.approx(1 - chance, abs=1e-6)
+    drawn = chances_to_be_best({"new": new, "old": old}, TWO_FREE)
+    assert drawn["new"] == pytest.approx(chance, abs=0.01)
+
+
+def test_the_unit_of_a_loss_changes_no_surety() -> None:
+    noise = Noise(relative=0.5**0.5, freedom=2.0)
+    # e times the loss is 1 on the log scale; x = 1 / (sqrt(1/2) sqrt(2)) = 1
+    for unit in (1e-6, 0.01, 1.0, 1000.0):
+        assert confidence_better([unit], [unit * math.e], noise) == pytest.approx(0.788675, abs=1e-6)
+
+
+def test_a_surety_that_is_just_reached_is_enough() -> None:
+    assert is_better([1.0], [1.0], TWO_FREE, confidence=0.5)
+    assert not is_better([1.0], [1.0], TWO_FREE, confidence=0.501)
+
+
+def test_the_interval_agrees_with_students_closed_form() -> None:
+    one = find_interval([2.0], TWO_FREE)
+    assert (one.low, one.high) == pytest.approx((2 * math.exp(-0.430265), 2 * math.exp(0.430265)), rel=1e-5)
+    four = find_interval([1.0] * 4, TWO_FREE)
+    assert (four.low, four.high) == pytest.approx((math.exp(-0.215133), math.exp(0.215133)), rel=1e-5)
+    below_zero = find_interval([-2.0], TWO_FREE)
+    assert (below_zero.low, below_zero.high) == pytest.approx((-2.860531, -1.139469), rel=1e-5)
+    assert (one.confidence, one.num_runs, four.num_runs) == (0.95, 1, 4)
+
+
+def test_a_loss_of_zero_among_the_runs_leaves_a_finite_interval() -> None:
+    interval = find_interval([0.0, 1.0, 2.0], TWO_FREE)
+    assert 0 < interval.low < 1 < interval.high < 2
+
+
+def test_losses_that_are_mostly_zero_are_compared_as_they_are() -> None:
+    # deviations -4/3, -4/3 and 8/3 from the mean: squares of 32/3, and 2 x 0.03^2 of the prior, over 2 + 2
+    assert estimate_noise([[0.0, 0.0, 4.0]]).relative == pytest.approx(math.sqrt((32 / 3 + 0.0018) / 4))
+
+
+def test_one_repeat_is_a_measurement_and_single_runs_are_none() -> None:
+    one = estimate_noise([[1.0, 1.1], [5.0], []])
+    assert (one.num_repeats, one.freedom, one.is_measured) == (1, 3.0, True)
+    # half the squared gap of ln 1.1 = 0.0953102, and 2 x 0.03^2 of the prior, over 2 + 1
+    assert one.relative == pytest.approx(math.sqrt((0.0045420 + 0.0018) / 3), rel=1e-4)
+    assert not Noise(relative=0.03, freedom=2.0).is_measured
+
+
+def test_what_is_known_of_the_noise_cannot_be_changed_afterwards() -> None:
+    for value in (TWO_FREE, find_interval([1.0], TWO_FREE)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            value.confidence = 1.0  # type: ignore[union-attr, misc]
+
+
 def test_losses_that_are_not_positive_compare_too() -> None:
     noise = estimate_noise([[-2.0], [-1.0]])
     assert confidence_better([-2.0], [-1.0], noise) > 0.95
@@ -82,6 +153,19 @@ def test_chances_to_be_best_add_up_and_favour_the_lowest() -> None:
     assert chances["a"] > chances["b"] > chances["c"]
     assert chances["c"] < 0.05
     assert chances_to_be_best({}, noise) == {}
+
+
+def test_repeats_count_by_their_mean_and_not_by_their_number() -> None:
+    chances = chances_to_be_best({"often": [0.5] * 4, "once": [0.5]}, estimate_noise([]))
+    assert chances["often"] == pytest.approx(0.5, abs=0.02)
+    slow = chances_to_be_best({"a": [500.0], "b": [500.0]}, estimate_noise([]))
+    assert slow["a"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_beyond_twelve_standard_deviations_nothing_is_left_to_chance() -> None:
+    behind = {n: chances_to_be_best({"best": [1.0], "far": [math.exp(0.1 * n)]}, TWO_FREE)["far"] for n in (11.9, 12.1)}
+    assert behind[11.9] > 0.0
+    assert behind[12.1] == 0.0
 
 
 def test_finalists_are_those_that_noise_leaves_open() -> None:
