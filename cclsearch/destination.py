@@ -96,8 +96,13 @@ def find_recording(name: str) -> Path:
         folder = root / RECORDINGS_FOLDER / name
         if "/" not in name and folder.is_dir():
             return folder
-    known = sorted({p.name for root in content_roots() for p in (root / RECORDINGS_FOLDER).glob("*") if p.is_dir()})
-    raise UserError(f"there is no recording {name!r}; there are: {', '.join(known) or 'none'}, or give a folder")
+    known = ", ".join(list_recordings()) or "none"
+    raise UserError(f"there is no recording {name!r}; there are: {known}, or give a folder")
+
+
+def list_recordings() -> list[str]:
+    """Bare names of the recordings there are, sorted."""
+    return sorted({p.name for root in content_roots() for p in (root / RECORDINGS_FOLDER).glob("*") if p.is_dir()})
 
 
 def count_local_gpus() -> int:

@@ -1,4 +1,4 @@
-"""Shell completion, asked of a real bash."""
+"""Shell completion, asked of the shells there are."""
 
 from __future__ import annotations
 
@@ -10,31 +10,80 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.cli import COMMANDS, main
-from cclsearch.cli.completion import render_completion
+from cclsearch.cli import COMMANDS, main, make_parser
+from cclsearch.cli.completion import NAMES, SCRIPTS, complete_words
+
+ASK = {
+    "bash": 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _ccl_search;'
+    ' printf "%s\\n" "${COMPREPLY[@]}"',
+    "zsh": 'functions[compdef]=:; compadd() { shift; print -l -- "$@" }; _files() { print FILES };'
+    ' source "$1"; shift; words=("$@"); CURRENT=$#; _ccl_search',
+}
 
 
-def complete(tmp_path: Path, *words: str) -> set[str]:
-    """What bash offers after these words; the last one is being typed."""
-    (tmp_path / "completion").write_text(render_completion("bash"))
-    ask = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _ccl_search; printf "%s\\n" "${COMPREPLY[@]}"'
+def ask_shell(shell: str, tmp_path: Path, *words: str) -> set[str]:
+    """What that shell offers after these words; the last one is being typed."""
+    (tmp_path / "completion").write_text(SCRIPTS[shell])
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["bash", "-c", ask, "bash", str(tmp_path / "completion"), "ccl-search", *words]
+    plain = {"bash": ["--norc"], "zsh": ["-f"]}[shell]
+    command = [shell, *plain, "-c", ASK[shell], shell, str(tmp_path / "completion"), "ccl-search", *words]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PATH": here}, capture_output=True, text=True, timeout=120, check=True
     )
     return set(done.stdout.split())
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-def test_bash_completes_commands_options_and_names(tmp_path: Path) -> None:
-    assert complete(tmp_path, "re") == {name for name in COMMANDS if name.startswith("re")}
-    assert {"--workload", "--budget", "--launcher"} <= complete(tmp_path, "run", "--")
-    assert "wl2" in complete(tmp_path, "run", "--workload", "wl")
+@pytest.mark.parametrize("shell", sorted(ASK))
+def test_the_shell_offers_what_the_words_before_ask_for(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    assert ask_shell(shell, tmp_path, "run", "--workload", "wl") == {f"wl{n}" for n in range(1, 8)}
+    assert ask_shell(shell, tmp_path, "run", "--overlay", "") <= {"FILES"}
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_command_is_in_every_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["rep"], {"report", "replay-turns"}),
+        (["run", "--work"], {"--workload"}),
+        (["run", "-w", "wl2", "-o", "com"], {"composite"}),
+        (["run", "--workload=wl3"], {"--workload=wl3"}),
+        (["run", "--workload", "=", "wl3"], {"wl3"}),
+        (["space", "-w", "wl2", "--framework", "mega"], {"megatron"}),
+        (["run", "--recording", "nanotron-8b-2"], {"nanotron-8b-2n"}),
+        (["bench", "DIR", "--strategies", "random", "gr"], {"grid"}),
+        (["run", "--llm-mode", ""], {"configs", "policy"}),
+        (["run", "--quiet", "--strategy", "heur"], {"heuristic"}),
+        (["score", "trace", "--metric", "bus"], {"bus_bw"}),
+        (["launcher", "ch"], {"check"}),
+        (["launcher", "check", "slurm"], {"slurm-generic"}),
+        (["run", "--launcher", "rep"], {"replay"}),
+        (["policy", "test", "de"], {"dense"}),
+        (["policy", "test", "--js"], {"--json"}),
+        (["show", ""], {"first", "last"}),
+        (["report", "first", "fi"], {"first"}),
+        (["run", "--learn-from", ""], {"first", "auto"}),
+        (["show", "first", ""], set()),
+        (["run", "--budget", ""], set()),
+        (["nonsense", ""], set()),
+        (["--v"], {"--version"}),
+    ],
+)
+def test_each_place_takes_its_own_names(project: Path, typed: list[str], offered: set[str]) -> None:
+    (project / "runs" / "first").mkdir(parents=True)
+    (project / "runs" / "first" / "search.yaml").write_text("{}\n")
+    assert set(complete_words(typed)) == offered
+
+
+def test_every_argument_with_names_is_one_that_a_command_has() -> None:
+    parsers = [make_parser(name) for name in COMMANDS]
+    parsers += [sub for p in parsers for a in p._actions if isinstance(a.choices, dict) for sub in a.choices.values()]
+    assert set(NAMES) <= {action.dest for parser in parsers for action in parser._actions}
+
+
+@pytest.mark.parametrize("shell", sorted(SCRIPTS))
+def test_the_script_is_printed_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert [name for name in COMMANDS if name not in script] == []
+    assert "completion --words" in script
+    assert "ccl-search" in script

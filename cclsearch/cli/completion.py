@@ -1,92 +1,150 @@
-"""`ccl-search completion SHELL`: a script that completes commands, options and names."""
+"""`ccl-search completion SHELL`: a script that completes commands, options and names.
+
+The scripts are thin: each asks `ccl-search completion --words ...` what may stand at the cursor, so that the parsers
+of the commands are all that has to be kept up; where that is nothing, the shell offers files.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from cclsearch.cli import COMMANDS, EXIT_OK, make_parser
 
 EXAMPLE = 'eval "$(ccl-search completion bash)"    (zsh: the same; fish: ccl-search completion fish | source)'
 
-BASH = """\
-_ccl_search() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
-  if [[ $COMP_CWORD -eq 1 ]]; then
-    COMPREPLY=($(compgen -W "{commands}" -- "$current")); return
-  fi
-  case "$before" in
-    -w|--workload|-l|--launcher|-o|--objective)
-      COMPREPLY=($(compgen -W "$(ccl-search completion --names="$before" 2>/dev/null)" -- "$current")); return;;
-  esac
-  if [[ "$current" == -* ]]; then
-    case "${{COMP_WORDS[1]}}" in
-{cases}
-    esac
-    return
-  fi
-  COMPREPLY=($(compgen -W "$(ccl-search completion --names runs 2>/dev/null)" -f -- "$current"))
-}}
+BASH = r"""_ccl_search() {
+  local IFS=$'\n'
+  COMPREPLY=($("${COMP_WORDS[0]/#\~/$HOME}" completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
 complete -o default -F _ccl_search ccl-search
 """
+ZSH = r"""_ccl_search() {
+  local -a found
+  found=("${(@f)$("${words[1]/#\~/$HOME}" completion --words "${(@Q)words[2,CURRENT]}" 2>/dev/null)}")
+  if [[ -n "$found" ]]; then compadd -- "${found[@]}"; else _files; fi
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+compdef _ccl_search ccl-search
+"""
+FISH = r"""function __ccl_search
+  set -l before (commandline -opc)
+  set -l found ($before[1] completion --words $before[2..-1] "$(commandline -ct)" 2>/dev/null)
+  if test (count $found) -gt 0
+    printf '%s\n' $found
+  else
+    __fish_complete_path (commandline -ct)
+  end
+end
+complete -c ccl-search -f -a '(__ccl_search)'
+"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 NAMES = {
-    "-w": ("workloads", ".yaml"),
-    "--workload": ("workloads", ".yaml"),
-    "-l": ("launchers", ".yaml"),
-    "--launcher": ("launchers", ".yaml"),
-    "-o": ("objectives", ".yaml"),
-    "--objective": ("objectives", ".yaml"),
+    "workload": "workloads",
+    "card": "workloads",
+    "launcher": "launchers",
+    "profile": "launchers",
+    "framework": "frameworks",
+    "objective": "objectives",
+    "policy": "policies",
+    "seed_policy": "policies",
+    "recording": "recordings",
+    "strategy": "strategies",
+    "strategies": "strategies",
+    "metric": "metrics",
+    "run": "runs",
+    "learn_from": "runs",
 }
-"""Option -> folder and suffix of the content that it names."""
+"""Argument, by the name under which a parser keeps it -> kind of the names that it takes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", nargs="?", choices=("bash", "zsh", "fish"), default="bash")
-    parser.add_argument("--names", metavar="OPTION", help="print the names that an option takes (`runs` for runs)")
+    parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), default="bash", help="default: bash")
+    parser.add_argument(
+        "--words",
+        nargs=argparse.REMAINDER,
+        metavar="WORD",
+        help="print what may stand in place of the last of these words; what the scripts ask",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.names is not None:
-        print("\n".join(list_names(args.names)))
-    else:
-        print(render_completion(args.shell))
+    for line in [SCRIPTS[args.shell]] if args.words is None else complete_words(args.words):
+        print(line)
     return EXIT_OK
 
 
-def list_names(option: str) -> list[str]:
-    """What may follow an option: names of content, or of runs."""
-    from cclsearch.content import list_content
-    from cclsearch.runs_folder import list_runs
-
-    if option == "runs":
-        return [folder.name for folder in list_runs()]
-    if option not in NAMES:
+def complete_words(words: Sequence[str]) -> list[str]:
+    """What may stand in place of the last word, after those before it; empty where only a file or a figure may."""
+    *before, current = _join_equals(words) or [""]
+    if not before:
+        return _starting(current, [*COMMANDS, "--help", "--version"])
+    if before[0] not in COMMANDS:
         return []
-    folder, suffix = NAMES[option]
-    return [name for name in list_content(folder, suffix) if not name.endswith(".framework")]
+    parser, argument = find_argument(make_parser(before[0]), before[1:])
+    if current.startswith("--") and "=" in current and "--" not in before:
+        option, _, value = current.partition("=")
+        named = next((a for a in parser._actions if option in a.option_strings), None)
+        return [f"{option}={name}" for name in _starting(value, list_names(named))]
+    if current.startswith("-"):
+        return _starting(current, [option for action in parser._actions for option in action.option_strings])
+    return _starting(current, list_names(argument))
 
 
-def render_completion(shell: str) -> str:
-    """The completion script of that shell."""
-    options = {name: [o for action in make_parser(name)._actions for o in action.option_strings] for name in COMMANDS}
-    if shell == "fish":
-        return _render_fish(options)
-    cases = "\n".join(
-        f'      {name}) COMPREPLY=($(compgen -W "{" ".join(found)}" -- "$current"));;'
-        for name, found in options.items()
-    )
-    script = BASH.format(commands=" ".join(COMMANDS), cases=cases)
-    return f"autoload -U +X bashcompinit && bashcompinit\n{script}" if shell == "zsh" else script
+def find_argument(
+    parser: argparse.ArgumentParser, words: Sequence[str]
+) -> tuple[argparse.ArgumentParser, argparse.Action | None]:
+    """The parser (a sub-command's, where one was named) and the argument that the word after `words` belongs to."""
+    positionals = [action for action in parser._actions if not action.option_strings]
+    option: argparse.Action | None = None
+    for n, word in enumerate(words):
+        if word.startswith("-"):
+            option = next((a for a in parser._actions if word in a.option_strings and a.nargs != 0), None)
+        elif option is not None:
+            option = option if option.nargs in ("+", "*") else None
+        elif positionals:
+            taken = positionals[0]
+            if isinstance(taken.choices, dict) and word in taken.choices:
+                return find_argument(taken.choices[word], words[n + 1 :])
+            positionals = positionals if taken.nargs in ("+", "*") else positionals[1:]
+    return parser, option or (positionals[0] if positionals else None)
 
 
-def _render_fish(options: dict[str, list[str]]) -> str:
-    lines = ["complete -c ccl-search -f"]
-    for name, found in options.items():
-        summary = COMMANDS[name][1].replace("'", "\\'")
-        lines.append(f"complete -c ccl-search -n __fish_use_subcommand -a {name} -d '{summary}'")
-        for option in found:
-            form = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
-            lines.append(f"complete -c ccl-search -n '__fish_seen_subcommand_from {name}' {form}")
-    for option in ("--workload", "--launcher", "--objective"):
-        lines.append(f"complete -c ccl-search -x -l {option[2:]} -a '(ccl-search completion --names={option})'")
-    return "\n".join(lines) + "\n"
+def list_names(argument: argparse.Action | None) -> list[str]:
+    """What an argument may be, as far as it can be listed: its choices, or names of content, of runs, of plugins."""
+    from cclsearch.content import list_content
+    from cclsearch.destination import list_recordings
+    from cclsearch.launch.profile import list_profiles
+    from cclsearch.plugins import METRICS, PROPOSERS
+    from cclsearch.runs_folder import list_runs
+    from cclsearch.space.framework import list_frameworks
+
+    if argument is None:
+        return []
+    if argument.choices is not None:
+        return [str(choice) for choice in argument.choices]
+    kind = NAMES.get(argument.dest)
+    if kind == "runs":
+        return [*(folder.name for folder in list_runs()), "auto" if argument.dest == "learn_from" else "last"]
+    if kind in ("workloads", "objectives"):
+        return list_content(kind, ".yaml", ".yml")
+    if kind == "policies":
+        return list_content(kind, ".py")
+    listed = {
+        "launchers": lambda: [*list_profiles(), *(["replay"] if argument.dest == "launcher" else [])],
+        "frameworks": list_frameworks,
+        "recordings": list_recordings,
+        "strategies": PROPOSERS.names,
+        "metrics": METRICS.names,
+    }
+    return listed[kind]() if kind else []
+
+
+def _join_equals(words: Sequence[str]) -> list[str]:
+    """The words as they were typed apart from `--option=value`: bash hands that over in three, its `=` alone."""
+    return [word for n, word in enumerate(words) if word != "=" or n == 0] + [""] * (list(words[-1:]) == ["="])
+
+
+def _starting(prefix: str, names: Sequence[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if name.startswith(prefix)]
