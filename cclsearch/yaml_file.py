@@ -103,9 +103,17 @@ def validate_mapping(model: type[M], data: dict[str, Any], where: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, e['loc'])) or 'value'}: {_complaint(e)}" for e in error.errors()[:5]]
+        wrong = [_locate(e) for e in error.errors()[:5]]
         more = f" (and {error.error_count() - 5} more)" if error.error_count() > 5 else ""
         raise UserError(f"{where}: {one_line('; '.join(wrong), 600)}{more}") from None
+
+
+def _locate(error: Any) -> str:
+    """Field and complaint; the complaint alone where it is about all fields together."""
+    field = ".".join(map(str, error["loc"]))
+    if not field and error["type"] == "value_error":
+        return str(error["msg"]).removeprefix("Value error, ")
+    return f"{field or 'value'}: {_complaint(error)}"
 
 
 def _complaint(error: Any) -> str:
@@ -113,7 +121,8 @@ def _complaint(error: Any) -> str:
         return "is missing"
     if error["type"] == "extra_forbidden":
         return "is no field here"
-    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {one_line(repr(error['input']), 60)}"
+    said = str(error["msg"]).removeprefix("Value error, ")
+    return f"{said[:1].lower()}{said[1:]}, not {one_line(repr(error['input']), 60)}"
 
 
 def _check_depth(text: str, where: str) -> None:
