@@ -44,16 +44,19 @@ def read_program(path: Path) -> str:
         raise UserError(f"cannot read the policy {str(path)!r}: {error}") from None
 
 
-def check_policy(program: str, workloads: Sequence[str]) -> list[PolicyVerdict]:
-    """One verdict a workload, in order; raises UserError for an unknown workload."""
+def check_policy(program: str, workloads: Sequence[str], *, use_fewer: bool = False) -> list[PolicyVerdict]:
+    """One verdict a workload, in order; raises UserError for an unknown workload.
+
+    `use_fewer` lets configurations use fewer accelerators than there are, as a search with `--use-fewer` does.
+    """
     cards = [load_card(name) for name in workloads]
-    return [_check(program, card) for card in cards]
+    return [_check(program, card, use_fewer) for card in cards]
 
 
-def _check(program: str, card: Card) -> PolicyVerdict:
+def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
     try:
         framework = load_framework(card.framework)
-        space = build_space(card, framework)
+        space = build_space(card, framework, use_fewer=use_fewer)
     except UserError as error:
         return PolicyVerdict(card.name, None, False, (f"no space: {error}",))
     view = SearchView(card, space, (), frozenset(), budget_left=1, seed=0)
@@ -65,7 +68,7 @@ def _check(program: str, card: Card) -> PolicyVerdict:
         reasons: tuple[str, ...] = (choice.problem,) if choice.problem else ()
         if named is not None:
             full = {knob.name: named.get(knob.name, knob.choices[0]) for knob in space.knobs}
-            verdicts = explain_config(card, framework, full)
+            verdicts = explain_config(card, framework, full, use_fewer=use_fewer)
             reasons = tuple(f"{v.rule}: {v.summary} ({v.detail})" for v in verdicts if v.ok is False) or reasons
         return PolicyVerdict(card.name, named, False, reasons)
     best = _best_time(look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,3 +134,76 @@ def test_policy_test_names_an_unknown_file_or_workload(capsys: pytest.CaptureFix
     assert "there is no policy 'no-such-policy'" in capsys.readouterr().err
     assert main(["policy", "test", "dense", "--workload", "wl99"]) == 2
     assert "wl99" in capsys.readouterr().err
+
+
+SPELLINGS_KNOBS = (
+    Knob("tp", (1, 2, 4)),
+    Knob("pp", (1, 2)),
+    Knob("micro_batch_size", (1, 2)),
+    Knob("activation_checkpointing", ("none", "full")),
+    Knob("sequence_parallel", (False, True)),
+    Knob("zero_stage", (0, 1)),
+)
+SPELLINGS_SPACE = space_from_rows(
+    SPELLINGS_KNOBS,
+    [
+        dict(zip((knob.name for knob in SPELLINGS_KNOBS), row, strict=True))
+        for row in itertools.product(*(knob.choices for knob in SPELLINGS_KNOBS))
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "knob", "choice"),
+    [
+        ("tensor_parallel_size", 4, "tp", 4),
+        ("tensor_model_parallel_size", "4", "tp", 4),
+        ("Tensor-Parallel-Degree", 4.0, "tp", 4),
+        ("TP", "4.0", "tp", 4),
+        ("pipeline_parallel", 2, "pp", 2),
+        ("pp_size", 2, "pp", 2),
+        ("mbs", 2, "micro_batch_size", 2),
+        ("micro-batch-size", 2, "micro_batch_size", 2),
+        ("gradient_checkpointing", True, "activation_checkpointing", "full"),
+        ("recompute", "FULL", "activation_checkpointing", "full"),
+        ("activation_checkpointing", "off", "activation_checkpointing", "none"),
+        ("sp", 1, "sequence_parallel", True),
+        ("sequence_parallel", "yes", "sequence_parallel", True),
+        ("zero", True, "zero_stage", 1),
+    ],
+)
+def test_a_knob_is_known_by_the_names_and_words_of_other_frameworks(
+    key: str, value: object, knob: str, choice: object
+) -> None:
+    found = read_choice(SPELLINGS_SPACE, {key: value}, [])
+    assert found.config is not None, found.problem
+    assert found.config[knob] == choice
+    assert type(found.config[knob]) is type(choice)
+    assert "left out" not in found.note
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ({"tp": True}, "tp must be one of [1, 2, 4]; got True"),
+        ({"tensor_parallel": 3}, "tp must be one of [1, 2, 4]; got 3 (as 'tensor_parallel')"),
+        ({"tp": 2, "tensor_parallel": 4}, "tp is given twice, as 2 and as 4"),
+        ({"activation_checkpointing": "inductor"}, "activation_checkpointing must be one of"),
+        ({"sequence_parallel": 2}, "sequence_parallel must be one of"),
+    ],
+)
+def test_what_no_choice_is_meant_by_is_refused_with_the_choices(returned: dict[str, object], words: str) -> None:
+    found = read_choice(SPELLINGS_SPACE, returned, [])
+    assert found.config is None
+    assert words in found.problem
+
+
+def test_policy_test_lets_a_policy_use_fewer_accelerators_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "few.py"
+    file.write_text("def generate_config(workload, environment):\n    return {'tp': 4, 'dp': 1, 'pp': 1}\n")
+    assert main(["policy", "test", str(file), "--workload", "wl2"]) == 1
+    assert "num_accelerators" in capsys.readouterr().out
+    assert main(["policy", "test", str(file), "--workload", "wl2", "--use-fewer"]) == 0
+    assert "wl2: tp=4 dp=1 pp=1" in capsys.readouterr().out

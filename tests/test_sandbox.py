@@ -39,6 +39,43 @@ def test_a_program_with_a_third_parameter_gets_the_history() -> None:
     assert run_policy(program, *INPUT, [{"score": 1.0}]) == {"tp": 1}
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "workload: dict,\n    environment: dict,\n    history: list[dict],\n",
+        "workload, environment, *, history=None",
+        "*, workload, environment, history=(), **more",
+        "environment, workload, history",
+        "w, e, past_runs",
+        "w, e, history=None, /",
+        "w, e, history: list = list()",
+    ],
+)
+def test_every_way_to_take_the_history_gets_it(head: str) -> None:
+    names = [part.split(":")[0].split("=")[0].strip() for part in head.replace("*", "").split(",")]
+    past = next(name for name in names if name in {"history", "past_runs"})
+    program = f"def generate_config({head}):\n    return {{'tp': len({past})}}"
+    assert run_policy(program, *INPUT, [{"score": 1.0}]) == {"tp": 1}
+
+
+def test_a_program_runs_as_a_module_that_is_imported() -> None:
+    program = """
+def generate_config(workload, environment):
+    tps = workload["config_space"][0]["choices"]
+    first = next(t for t in tps if t > 1)
+    none = next((t for t in tps if t > 99), None)
+    pair = next(zip(tps, map(str, tps)))
+    return {"tp": first, "none": none, "pair": f"{pair[1]}{next(iter(tps))}"}
+
+
+if __name__ == "__main__":
+    import argparse
+    print(generate_config({}, {}))
+"""
+    assert run(program) == {"tp": 2, "pair": "11"}
+    assert run(program.replace("\n", "\r\n")) == {"tp": 2, "pair": "11"}
+
+
 def test_the_same_program_gives_the_same_configuration() -> None:
     program = "import random\ndef generate_config(w, e):\n    return {'tp': random.randint(1, 10**9)}"
     assert run(program) == run(program)
@@ -51,7 +88,10 @@ def test_the_same_program_gives_the_same_configuration() -> None:
         ("x = 1\n    del x", "del"),
         ("import statistics", "statistics"),
         ("import heapq", "heapq"),
+        ("g = (x for x in [1, 2])\n    return {'tp': next(g)}", "next"),
+        ("import numpy", "the sandbox runs a subset of Python"),
         ("return 1 / 0", "ZeroDivisionError"),
+        ("return {'tp': None}", "None"),
         ("return [1]", "must return a dict"),
         ("return {'tp': [1]}", "plain number"),
         ("return {'tp': float('nan')}", "plain number"),

@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     test = actions.add_parser("test", help="run it on workloads: what it picks, and why something is rejected")
     test.add_argument("policy", metavar="FILE", help="a file, or the bare name of a policy")
     test.add_argument("-w", "--workload", nargs="+", default=[], metavar="W", help="workloads (default: all there are)")
+    test.add_argument("--use-fewer", action="store_true", help="also allow fewer accelerators than there are")
     test.add_argument("--json", action="store_true", help="print one JSON object a workload")
 
 
@@ -22,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.policy_check import check_policy, describe_verdict, read_program
 
     program = read_program(find_content("policies", args.policy, ".py"))
-    verdicts = check_policy(program, args.workload or list_content("workloads", ".yaml"))
+    workloads = args.workload or list_content("workloads", ".yaml")
+    verdicts = check_policy(program, workloads, use_fewer=args.use_fewer)
     for verdict in verdicts:
         if args.json:
             facts = {"workload": verdict.workload, "config": dict(verdict.config) if verdict.config else None}

@@ -9,24 +9,13 @@ import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.llm.configs import nearest_rows, read_value, spelled
+from cclsearch.propose.llm.configs import nearest_rows, spelled
 from cclsearch.propose.llm.look import Look
 from cclsearch.propose.llm.sandbox import Limits, SandboxError, run_policy
+from cclsearch.propose.llm.spelling import find_choice, find_knob
 from cclsearch.space.table import Space
 from cclsearch.text import one_line
 from cclsearch.values import Config, Value
-
-ALIASES = {
-    "micro_batch": "micro_batch_size",
-    "mbs": "micro_batch_size",
-    "ac": "activation_checkpointing",
-    "virtual_pp": "virtual_pipeline",
-}
-"""Other names under which published policies return a knob."""
-
-
-_WORDS = {("activation_checkpointing", True): "full", ("activation_checkpointing", False): "none"}
-"""What published policies mean by a boolean where a framework has words."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +86,8 @@ def workload_fields(card: Card, space: Space) -> dict[str, Any]:
         "expert_intermediate_size": moe.expert_intermediate_size if moe else None,
         "batch_size": card.global_batch_size,
         "seq_len": card.seq_len,
+        "run_script": None,
+        "trace_dir": None,
         "config_space": [
             {
                 "key": knob.name,
@@ -121,7 +112,9 @@ def environment_fields(card: Card, space: Space) -> dict[str, Any]:
         "intra_node_bandwidth_gbps": hardware.scale_up_gbps,
         "inter_node_bandwidth_gbps": hardware.scale_out_gbps,
         "network_topology": "",
+        "driver_version": "",
         "framework": card.framework,
+        "framework_version": "",
     }
 
 
@@ -147,17 +140,17 @@ def read_choice(space: Space, raw: dict[str, Any], preferred: list[int]) -> Poli
     named: dict[str, Value] = {}
     ignored: list[str] = []
     for key, value in raw.items():
-        name = key if any(knob.name == key for knob in space.knobs) else ALIASES.get(key, key)
-        knob = next((knob for knob in space.knobs if knob.name == name), None)
+        knob = find_knob(space, key)
         if knob is None:
             ignored.append(one_line(str(key), 40))
             continue
-        choice = read_value(knob, value)
-        if choice is None and isinstance(value, bool):
-            choice = read_value(knob, _WORDS.get((name, value)))
+        choice = find_choice(knob, value)
         if choice is None:
-            return PolicyChoice(None, f"{name} must be one of {list(knob.choices)}; got {one_line(repr(value), 60)}")
-        named[name] = choice
+            said = one_line(repr(value), 60) + ("" if key == knob.name else f" (as {one_line(key, 40)!r})")
+            return PolicyChoice(None, f"{knob.name} must be one of {list(knob.choices)}; got {said}")
+        if named.get(knob.name, choice) != choice:
+            return PolicyChoice(None, f"{knob.name} is given twice, as {named[knob.name]!r} and as {choice!r}")
+        named[knob.name] = choice
     if not named:
         keys = ", ".join(knob.name for knob in space.knobs)
         return PolicyChoice(None, f"the program named no knob of this space; the knobs are {keys}")

@@ -3,10 +3,12 @@ its own without ours, under limits on time, memory and output."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,19 +111,46 @@ def _check_result(text: object) -> dict[str, Any]:
         raise SandboxError("generate_config must return a dict of knob -> value")
     if len(result) > 200:
         raise SandboxError(f"generate_config returned {len(result)} entries; a configuration has far fewer")
-    for key, value in result.items():
+    told = {key: value for key, value in result.items() if value is not None}
+    for key, value in told.items():
         is_plain = isinstance(value, str | int | float | bool) and not (
             isinstance(value, float) and not math.isfinite(value)
         )
         if not is_plain:
             raise SandboxError(f"the value of {one_line(key, 40)!r} must be a plain number, word or boolean")
-    return result
+    if result and not told:
+        raise SandboxError("every value that generate_config returned is None")
+    return told
 
 
 def _message(error: str) -> str:
     lines = plain(error).strip().splitlines()
     short = [line[:300] for line in (lines if len(lines) <= 8 else [*lines[:2], "...", *lines[-5:]])]
     text = "\n".join(short)
-    if "does not yet support" in text or "NotImplementedError" in text or "ModuleNotFoundError" in text:
-        text += "\n(the sandbox runs a subset of Python: write this another way)"
-    return text[:1500]
+    return text[:1200] + _hint(text)
+
+
+SUBSET = (
+    "\n(the sandbox runs a subset of Python: no yield, del, inheritance, properties, or operators of own classes; it "
+    "has math, json, re, itertools, functools, collections (defaultdict, Counter, deque, namedtuple), dataclasses "
+    "(dataclass, field), typing, random, copy, bisect, decimal, datetime: write this another way)"
+)
+LISTS = "\n(here a generator expression, map, zip or filter gives a list at once: write next(iter(...)))"
+_LACKS = (
+    "does not yet support",
+    "NotImplementedError",
+    "ModuleNotFoundError",
+    "ImportError: cannot import name",
+    "is not supported in this environment",
+)
+
+
+def _hint(text: str) -> str:
+    """What the author of a program that works elsewhere should know; empty where the fault is in the program."""
+    if "'list' object is not an iterator" in text:
+        return LISTS
+    unknown = re.search(r"NameError: name '(\w+)' is not defined", text)
+    is_built_in = unknown is not None and hasattr(builtins, unknown.group(1))
+    compared = re.search(r"not supported between instances of '(\w+)' and '\1'", text)
+    is_own_class = compared is not None and not hasattr(builtins, compared.group(1))
+    return SUBSET if is_built_in or is_own_class or any(words in text for words in _LACKS) else ""
