@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from cclsearch.score.derive import derive_metrics, relative_spread
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.judge import judge_trial
 from cclsearch.score.objective import load_objective
+from cclsearch.score.outcome import Verdict
 from cclsearch.values import Config, FailureKind, Provenance
 
 ARCH = ModelArch(
@@ -87,6 +89,11 @@ def broken_rules(evidence: Evidence) -> dict[str, str]:
     broken = {verdict.rule: verdict.detail for verdict in admission.verdicts if verdict.ok is False}
     assert admission.admitted == (not broken)
     return broken
+
+
+def verdict_of(evidence: Evidence, rule: str) -> Verdict:
+    """What that rule alone says."""
+    return next(verdict for verdict in admit(evidence).verdicts if verdict.rule == rule)
 
 
 def test_an_honest_run_is_admitted_by_every_rule_that_can_be_told() -> None:
@@ -205,3 +212,126 @@ def test_work_that_differs_is_a_failure_of_its_own_kind_and_keeps_its_figures() 
     assert outcome.failure.kind is FailureKind.WORK_MISMATCH
     assert outcome.loss is None
     assert outcome.metrics["tokens_per_s"] == pytest.approx(4 * 1024 / 0.2)
+
+
+def test_three_timed_steps_are_enough_to_tell_a_warm_up_step_and_two_are_not() -> None:
+    assert verdict_of(judge({"step_times_s": (9.0, 1.0, 1.0)}), "warmup").ok is False
+    assert verdict_of(judge({"step_times_s": (9.0, 1.0)}), "warmup").ok is True
+    # the others are 1 and 3 s: the first is twice their median of 2 s
+    assert verdict_of(judge({"step_times_s": (4.0, 1.0, 3.0)}), "warmup").ok is True
+    assert verdict_of(judge({"step_times_s": (4.1, 1.0, 3.0)}), "warmup").detail.startswith(
+        "the first timed step took 2.0 x the others"
+    )
+
+
+def test_one_step_has_no_spread_and_a_recording_no_steps() -> None:
+    assert verdict_of(judge({"step_times_s": (1.0,)}), "spread").ok is None
+    recorded = judge({"recorded": True, "step_times_s": (1.0,), "warmup_steps": 0}, provenance=Provenance.RECORDED)
+    told = {rule: verdict_of(recorded, rule).ok for rule in ("provenance", "steps", "warmup", "ranks_traced", "load")}
+    assert told == {"provenance": True, "steps": None, "warmup": None, "ranks_traced": None, "load": None}
+
+
+def test_a_world_size_that_nobody_declared_is_refused_where_something_ran() -> None:
+    silent = {"world_size": None}
+    assert "did not declare its world size" in broken_rules(judge(silent))["world_size"]
+    recorded = judge({**silent, "recorded": True}, provenance=Provenance.RECORDED)
+    assert verdict_of(recorded, "world_size").ok is None
+
+
+def test_traces_are_asked_for_only_where_steps_were_profiled() -> None:
+    none, one = (PAYLOAD.model_copy(update={"profiled_steps": n}) for n in (0, 1))
+    assert verdict_of(judge(payload=none, trace={"ranks": ()}), "ranks_traced").ok is None
+    assert verdict_of(judge(payload=one, trace={"ranks": ()}), "ranks_traced").ok is False
+
+
+def test_ranks_without_a_trace_are_named_up_to_eight() -> None:
+    def missing(*ranks: int) -> str:
+        return verdict_of(judge(trace={"ranks": ranks}), "ranks_traced").detail
+
+    assert missing(*range(1, 16)) == "no readable trace of rank 0"
+    assert missing(*range(8, 16)) == "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7"
+    assert missing(*range(9, 16)) == "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
+    assert missing() == "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7 and 8 more"
+
+
+def on_accelerator(name: str) -> Card:
+    return CARD.model_copy(update={"hardware": CARD.hardware.model_copy(update={"accelerator": name})})
+
+
+@pytest.mark.parametrize(
+    ("card", "devices", "ok", "words"),
+    [
+        (CARD, ("NVIDIA A100-SXM4-40GB",), True, "NVIDIA A100-SXM4-40GB"),
+        (CARD, ("NVIDIA A100X",), None, "not known: 'NVIDIA A100X'"),
+        (CARD, ("NVIDIA A100X", "Wonder 9000"), False, "the inputs name a100-40, but it ran on"),
+        (CARD, (), None, "neither the run script nor the traces name the devices"),
+        (on_accelerator("cpu"), ("AMD EPYC 7763 64-Core Processor",), True, "AMD EPYC"),
+        (on_accelerator("cpu"), ("NVIDIA H100 80GB HBM3",), False, "'NVIDIA H100 80GB HBM3' is h100"),
+        (on_accelerator("wonder-9000"), ("Wonder 9000",), None, "accelerator 'wonder-9000' is not known"),
+    ],
+)
+def test_device_names_are_held_against_the_accelerator_of_the_inputs(
+    card: Card, devices: tuple[str, ...], ok: bool | None, words: str
+) -> None:
+    verdict = verdict_of(judge({"devices": devices}, card=card), "devices")
+    assert verdict.ok is ok
+    assert words in verdict.detail
+
+
+@pytest.mark.parametrize("unknown", ["foreign_cpu_cores", "logical_cores"])
+def test_load_that_cannot_be_told_is_not_held_against_a_run(unknown: str) -> None:
+    assert verdict_of(judge({unknown: None}), "load").ok is None
+
+
+def test_without_host_names_every_rank_is_taken_to_run_here() -> None:
+    # 16 ranks on 64 cores leave 48 idle; 49.6 busy cores take 1.6 of the 16 that are used, a tenth
+    crowd = {"hosts": (), "logical_cores": 64}
+    assert broken_rules(judge({**crowd, "foreign_cpu_cores": 49.6})) == {}
+    detail = broken_rules(judge({**crowd, "foreign_cpu_cores": 50.5}))["load"]
+    assert detail.startswith("foreign load 50.50 of 64 cores, 48 left idle by the ranks: 2.50 cores taken")
+    assert detail.endswith("; stop what else runs")
+
+
+def test_the_host_with_the_most_ranks_counts() -> None:
+    # 6 of 16 ranks on one of 8 cores: 2 idle, so 3.5 busy cores take 1.5 of 6, a quarter
+    uneven = {"hosts": ("a",) * 6 + ("b",) * 5 + ("c",) * 5, "logical_cores": 8}
+    detail = broken_rules(judge({**uneven, "foreign_cpu_cores": 3.5}))["load"]
+    assert detail.endswith("1.50 cores taken from the ranks; stop what else runs on a")
+    assert broken_rules(judge({**uneven, "foreign_cpu_cores": 2.5})) == {}
+
+
+def test_only_a_loss_that_is_there_can_be_wrong() -> None:
+    assert verdict_of(judge({"losses": ()}), "training_loss").ok is None
+    assert verdict_of(judge({"losses": (2.5, 2.25)}), "training_loss").detail == "2.5000 at the first step"
+
+
+def test_traces_without_a_step_time_or_flops_cannot_be_told() -> None:
+    silent = {"step_time_s": None, "flops_per_step": None}
+    assert {verdict_of(judge(trace=silent), rule).ok for rule in ("trace_time", "traced_work")} == {None}
+    uncovered = {"flops_per_step": 0.5 * STEP_FLOPS, "flops_coverage": None}
+    assert "too few of the kernels" in verdict_of(judge(trace=uncovered), "traced_work").detail
+
+
+def test_what_is_not_declared_is_refused_of_a_run_and_told_of_a_recording() -> None:
+    silent = {"global_batch_size": None, "seq_len": None, "num_layers": None, "num_params": None}
+    assert broken_rules(judge(silent))["work"] == (
+        "the run script did not declare its global batch and sequence length"
+    )
+    recorded = judge({**silent, "recorded": True}, provenance=Provenance.RECORDED)
+    verdict = verdict_of(recorded, "work")
+    assert (verdict.ok, verdict.detail) == (None, "recorded: not declared: global batch, sequence length")
+    halfway = verdict_of(judge({"num_layers": None}), "work")
+    assert (halfway.ok, halfway.detail) == (True, "32 sequences of 1024 tokens a step; not declared: layers")
+
+
+def test_the_micro_batch_makes_the_global_batch_with_data_parallelism_and_accumulation() -> None:
+    # dp 4 x micro-batch 2 x accumulation 8 = 64
+    doubled = PAYLOAD.model_copy(update={"config": Config(tp=2, dp=4, pp=2, micro_batch_size=2)})
+    assert "makes a global batch of 64 where the card has 32" in broken_rules(judge(payload=doubled))["work"]
+    unknown = PAYLOAD.model_copy(update={"config": Config(tp=2, dp=4, pp=2)})
+    assert broken_rules(judge(payload=unknown)) == {}
+
+
+def test_evidence_cannot_be_changed_while_it_is_judged() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        judge().spread = 0.0  # type: ignore[misc]

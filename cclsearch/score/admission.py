@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from statistics import median
 
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Admission, Verdict
@@ -76,8 +77,7 @@ def check_warmup(evidence: Evidence) -> Verdict:
     times = evidence.result.step_times_s
     bound = evidence.thresholds.max_first_step_cpu if evidence.is_on_cpu else evidence.thresholds.max_first_step
     if len(times) >= 3:
-        rest = sorted(times[1:])
-        ratio = times[0] / rest[len(rest) // 2]
+        ratio = times[0] / median(times[1:])
         if ratio > bound:
             detail = f"the first timed step took {ratio:.1f} x the others: warm-up was counted (at most {bound:g} x)"
             return Verdict(rule="warmup", ok=False, detail=detail)
@@ -204,7 +204,7 @@ def check_training_loss(evidence: Evidence) -> Verdict:
 
 def _is_like(name: str, accelerator: str) -> bool:
     """Whether an unknown device name at least holds the accelerator's own word (`h100` in `NVIDIA H100 NVL`)."""
-    return accelerator.split("-")[0] in name.lower() or accelerator in name.lower()
+    return accelerator.split("-")[0] in name.lower()
 
 
 def _shorten(ranks: list[int]) -> str:

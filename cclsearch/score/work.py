@@ -46,10 +46,10 @@ def check_traced_work(evidence: Evidence) -> Verdict:
         f"{trace.flops_per_step:.3g} matrix FLOPs a step in the traces, {ratio:.2f} of the {expected:.3g} of the model"
     )
     low, high = 1 - bound.traced_flops_below, 1 + bound.traced_flops_above
-    if low <= ratio <= high:
-        return Verdict(rule=rule, ok=True, detail=detail)
     if ratio < low and (trace.flops_coverage or 0.0) < bound.min_flops_coverage:
         return Verdict(rule=rule, ok=None, detail=f"{detail}; too few of the kernels tell their shapes to judge by")
+    if low <= ratio <= high:
+        return Verdict(rule=rule, ok=True, detail=detail)
     return Verdict(rule=rule, ok=False, detail=f"{detail}: must be between {low:.2f} and {high:.2f}")
 
 

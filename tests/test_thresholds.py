@@ -1,0 +1,134 @@
+"""The thresholds of the gate: each at its documented value, with what it just admits and what it just refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from test_admission import ARCH, CARD, PAYLOAD, STEP_FLOPS, judge, verdict_of
+
+from cclsearch.predict.arch import count_parameters
+from cclsearch.score.evidence import Evidence
+from cclsearch.score.thresholds import Thresholds
+
+ON_CPU = {"memory_kind": "rss"}
+QUIET_ASK = {"payload": PAYLOAD.model_copy(update={"timed_steps": 1, "warmup_steps": 0})}
+CROWDED = {"hosts": ("me",) * 20, "logical_cores": 20}
+
+
+def first_step(ratio: float, **result: Any) -> Evidence:
+    """A run whose first timed step took that many times the others."""
+    return judge({"step_times_s": (ratio, 1.0, 1.0, 1.0, 1.0), **result})
+
+
+def spread(fraction: float, **result: Any) -> Evidence:
+    return dataclasses.replace(judge(result), spread=fraction)
+
+
+def steps(count: int) -> Evidence:
+    return judge({"step_times_s": (1.0,) * count}, **QUIET_ASK)
+
+
+def warmup(count: int) -> Evidence:
+    return judge({"warmup_steps": count}, **QUIET_ASK)
+
+
+def parameters(fraction: float) -> Evidence:
+    return judge({"num_params": round(count_parameters(ARCH) * fraction)})
+
+
+def traced_flops(fraction: float, coverage: float = 0.8) -> Evidence:
+    return judge(trace={"flops_per_step": fraction * STEP_FLOPS, "flops_coverage": coverage})
+
+
+def traced_time(seconds: float, **result: Any) -> Evidence:
+    """A run whose timed steps took a second each."""
+    return judge({"step_times_s": (1.0,) * 5, **result}, {"step_time_s": seconds})
+
+
+def used_peak(mfu: float) -> Evidence:
+    return dataclasses.replace(judge(), metrics={"mfu": mfu})
+
+
+def foreign_cores(cores: float, **result: Any) -> Evidence:
+    """Load beside 20 ranks on the 20 cores of one host."""
+    return judge({**CROWDED, "foreign_cpu_cores": cores, **result})
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "broken"),
+    [
+        ("steps", steps(3), steps(2)),
+        ("warmup", warmup(1), warmup(0)),
+        ("warmup", first_step(2.0), first_step(2.01)),
+        ("warmup", first_step(4.0, **ON_CPU), first_step(4.01, **ON_CPU)),
+        ("spread", spread(0.15), spread(0.151)),
+        ("spread", spread(0.5, **ON_CPU), spread(0.501, **ON_CPU)),
+        ("work", parameters(0.981), parameters(0.979)),
+        ("work", parameters(1.149), parameters(1.151)),
+        ("traced_work", traced_flops(0.75), traced_flops(0.749)),
+        ("traced_work", traced_flops(2.0), traced_flops(2.01)),
+        ("traced_work", traced_flops(0.7, coverage=0.499), traced_flops(0.7, coverage=0.5)),
+        ("trace_time", traced_time(0.6), traced_time(0.599)),
+        ("trace_time", traced_time(2.5), traced_time(2.51)),
+        ("trace_time", traced_time(6.0, **ON_CPU), traced_time(6.01, **ON_CPU)),
+        ("possible", used_peak(1.0), used_peak(1.01)),
+        ("load", foreign_cores(3.0), foreign_cores(3.1)),
+        ("load", foreign_cores(5.0, **ON_CPU), foreign_cores(5.1, **ON_CPU)),
+    ],
+)
+def test_a_run_on_the_bound_is_let_through_and_one_beyond_it_is_not(
+    rule: str, kept: Evidence, broken: Evidence
+) -> None:
+    assert verdict_of(kept, rule).ok is not False
+    assert verdict_of(broken, rule).ok is False
+
+
+def test_flops_on_the_bound_are_enough_however_few_kernels_tell_them() -> None:
+    assert verdict_of(traced_flops(0.75, coverage=0.1), "traced_work").ok is True
+
+
+def test_a_gate_without_any_tolerance_still_admits_the_exact_figures() -> None:
+    strict = Thresholds(params_below=0, params_above=0, traced_flops_below=0, traced_flops_above=0)
+    exact = judge(trace={"flops_per_step": STEP_FLOPS}, thresholds=strict)
+    assert verdict_of(exact, "work").ok is True
+    assert verdict_of(exact, "traced_work").ok is True
+    assert verdict_of(dataclasses.replace(exact, thresholds=Thresholds()), "work").ok is True
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "refused"),
+    [
+        ("min_timed_steps", 1, 0),
+        ("min_warmup_steps", 0, -1),
+        ("max_spread", 0.001, 0),
+        ("max_spread_cpu", 0.001, 0),
+        ("max_first_step", 1.001, 1),
+        ("max_first_step_cpu", 1.001, 1),
+        ("params_below", 0, -0.001),
+        ("params_above", 0, -0.001),
+        ("traced_flops_below", 0, -0.001),
+        ("traced_flops_above", 0, -0.001),
+        ("min_flops_coverage", 0, -0.001),
+        ("min_flops_coverage", 1, 1.001),
+        ("min_traced_time", 0.001, 0),
+        ("max_traced_time", 1.001, 1),
+        ("max_traced_time_cpu", 1.001, 1),
+        ("max_mfu", 0.001, 0),
+        ("max_foreign_share", 0.001, 0),
+        ("max_foreign_share_cpu", 0.001, 0),
+    ],
+)
+def test_a_threshold_that_nothing_could_keep_is_refused(field: str, least: float, refused: float) -> None:
+    assert getattr(Thresholds(**{field: least}), field) == least
+    with pytest.raises(ValidationError):
+        Thresholds(**{field: refused})
+
+
+def test_a_cpu_is_told_by_the_card_as_well_as_by_the_kind_of_memory() -> None:
+    on_cpu = CARD.model_copy(update={"hardware": CARD.hardware.model_copy(update={"accelerator": "cpu"})})
+    assert judge(card=on_cpu).is_on_cpu
+    assert judge(ON_CPU).is_on_cpu
+    assert not judge().is_on_cpu
