@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cclsearch.rejudge import Rejudgement
     from cclsearch.run_folder import Run
 
-EXAMPLE = "ccl-search admit last\n  ccl-search admit last --trial 7"
+EXAMPLE = "ccl-search admit last\n  ccl-search admit last --trial 1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -47,6 +47,7 @@ def add_runs_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """`RUN`: a run's name under the runs folder, or its folder."""
-    parser.add_argument("run", metavar="RUN", nargs="?" if optional else None, help="a run's name, or its folder")
+    """`RUN`: a run's name under the runs folder, its folder, or `last`."""
+    what = "a run's name, its folder, or `last`"
+    parser.add_argument("run", metavar="RUN", nargs="?" if optional else None, help=what)
     add_runs_folder(parser)

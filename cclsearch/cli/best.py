@@ -8,7 +8,7 @@ import json
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.cli.arguments import add_run
 
-EXAMPLE = "ccl-search best wl2-20260101-120000-ab12 --json"
+EXAMPLE = "ccl-search best last\n  ccl-search best last --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

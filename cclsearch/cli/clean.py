@@ -11,7 +11,7 @@ from cclsearch.cli.arguments import add_run
 if TYPE_CHECKING:
     from cclsearch.launch.base import Cleaner
 
-EXAMPLE = "ccl-search clean wl2-20260101-120000-ab12"
+EXAMPLE = "ccl-search clean last --dry-run\n  ccl-search clean last"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import json
 
 from cclsearch.cli.arguments import add_run
 
-EXAMPLE = "ccl-search replay-turns my-run"
+EXAMPLE = "ccl-search replay-turns last"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

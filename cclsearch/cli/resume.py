@@ -12,7 +12,7 @@ from cclsearch.cli.run import add_output_arguments
 if TYPE_CHECKING:
     from cclsearch.propose.base import Remark
 
-EXAMPLE = "ccl-search resume wl2-20260101-120000-ab12 --budget 25"
+EXAMPLE = "ccl-search resume last --budget 25"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import json
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_run, positive_int
 
-EXAMPLE = "ccl-search show wl2-20260101-120000-ab12 7"
+EXAMPLE = "ccl-search show last 1"
 LOG_LINES = 15
 
 

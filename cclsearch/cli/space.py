@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", nargs="?", choices=("list", "explain"), default="list", help="explain: judge one configuration"
     )
-    parser.add_argument("-w", "--workload", required=True, help="name of a card in workloads/, or a file")
-    parser.add_argument("--config", help="with explain: knobs and values, such as tp=2,dp=8")
-    parser.add_argument("--framework", help="framework in launchers/ (default: the card's)")
-    parser.add_argument("--overlay", action="append", default=[], metavar="CARD", help="a second card laid over it")
+    parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
+    parser.add_argument("--config", metavar="KNOBS", help="with explain: knobs and values, such as tp=2,dp=8")
+    parser.add_argument("--framework", metavar="NAME", help="run script, in place of the card's framework")
+    parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help="a second card over the first")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
     parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
-    parser.add_argument("--use-fewer", action="store_true", help="allow configurations that leave accelerators idle")
+    parser.add_argument("--use-fewer", action="store_true", help="also try fewer accelerators than there are")
     parser.add_argument("--rows", type=int, default=0, metavar="N", help="also list the first N configurations")
     parser.add_argument("--json", action="store_true", help="one JSON object for machines")
 

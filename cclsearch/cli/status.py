@@ -9,7 +9,7 @@ from pathlib import Path
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_run
 
-EXAMPLE = "ccl-search status\n  ccl-search status wl2-20260101-120000-ab12"
+EXAMPLE = "ccl-search status\n  ccl-search status last"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
