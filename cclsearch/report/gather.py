@@ -178,7 +178,7 @@ def _tell_confidence(run: Run) -> tuple[str, ...]:
     best = run.state.best
     if best is None:
         return ("no trial was admitted",)
-    return tuple(clean(line) for line in describe_confidence(run.spec, run.state, best))
+    return tuple(clean(line) for line in describe_confidence(run.spec, run.state, best, run.folder))
 
 
 def _find_neighbours(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Neighbour, ...]:

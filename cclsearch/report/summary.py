@@ -13,6 +13,7 @@ from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import Certainty, judge_certainty
+from cclsearch.runs_folder import name_run
 from cclsearch.score.objective import Objective
 from cclsearch.spec import RunSpec
 from cclsearch.text import one_line
@@ -108,7 +109,7 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     if best.rationale:
         lines.append(f"why it was tried: {one_line(best.rationale, 300)} ({best.proposer})")
     lines += [f"where its step goes: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
-    lines += _sure_lines(spec, state, best)
+    lines += [f"how sure: {text}" for text in describe_confidence(spec, state, best, folder)]
     lines += _beaten_lines(state, best, spec.provenance)
     return lines
 
@@ -124,12 +125,7 @@ def describe_figure(objective: Objective, trial: Trial) -> str:
     return ", ".join(told)
 
 
-def _sure_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
-    """How sure the result is: runs of it, noise, and the distance to the next."""
-    return [f"how sure: {text}" for text in describe_confidence(spec, state, best)]
-
-
-def describe_confidence(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
+def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Path) -> list[str]:
     """How likely the best is truly the best of what was tried, what it cannot be told from, and what says so."""
     certainty = judge_certainty(state, spec.provenance)
     if certainty is None:
@@ -148,7 +144,7 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial) -> list[str
         more = f" and {len(certainty.tied) - 3} more" if len(certainty.tied) > 3 else ""
         lines.append(f"not beyond the noise ({certainty.confidence:.0%}): it cannot be told from trial {shown}{more}")
     if certainty.num_runs == 1:
-        lines.append("run once: `ccl-search resume RUN --confirm 2` runs the finalists again")
+        lines.append(f"run once: `ccl-search resume {name_run(folder)} --confirm 2` runs the finalists again")
     return lines
 
 
@@ -161,7 +157,7 @@ def _beaten_lines(state: RunState, best: Trial, provenance: Provenance) -> list[
     next_one = f"next is trial {others[0].number} ({_ratio(others[0], best)})"
     certainty = judge_certainty(state, provenance)
     if certainty is None:
-        lines = [f"it beat {len(others)} other configurations; {next_one}"]
+        lines = [f"it beat {len(others)} other configuration{'s' * (len(others) > 1)}; {next_one}"]
     else:
         beaten, sure = len(certainty.beaten), f"{certainty.confidence:.0%}"
         lines = [f"it beat {beaten} of {len(others)} other configurations beyond the noise ({sure} sure); {next_one}"]
