@@ -47,21 +47,30 @@ def content_roots(project: Path | None = None) -> Iterator[Path]:
 def find_content(folder: str, name: str, *suffixes: str, project: Path | None = None) -> Path:
     """Path of the content called `name` (a bare name, or a path with a separator or a suffix).
 
-    Raises UserError that lists the names there are, and says where was looked.
+    Raises UserError that lists the names there are. `os.path` looks, for which what cannot be looked at is not there: a
+    name too long for a file, or a folder that may not be read, raises nothing.
     """
     if os.sep in name or name.endswith(suffixes):
         path = Path(name).expanduser()
-        if path.is_file():
+        if os.path.isfile(path):
             return path
         raise UserError(f"there is no {KINDS[folder]} file {name!r}")
     for root in content_roots(project):
         for suffix in suffixes:
             path = root / folder / f"{name}{suffix}"
-            if path.is_file():
+            if os.path.isfile(path):
                 return path
     known = list_content(folder, *suffixes, project=project)
     names = [each for each in known if not each.endswith(FRAMEWORK_SUFFIX)]
-    raise UserError(f"there is no {KINDS[folder]} {name!r}; there are: {', '.join(names) or 'none'}")
+    here = _describe_path(Path(name), suffixes[0])
+    raise UserError(f"there is no {KINDS[folder]} {name!r}{here}; there are: {', '.join(names) or 'none'}")
+
+
+def _describe_path(path: Path, suffix: str) -> str:
+    """Why what lies at a path that was given without its suffix is not meant; empty where nothing lies there."""
+    if os.path.isdir(path):
+        return " (what lies here under that name is a folder)"
+    return f" (the file here of that name does not end in {suffix})" if path.name and os.path.exists(path) else ""
 
 
 def list_content(folder: str, *suffixes: str, project: Path | None = None) -> list[str]:

@@ -90,11 +90,11 @@ def _too_few_here(card: Card, profile: Profile) -> tuple[str, ...]:
 def find_recording(name: str) -> Path:
     """The recording's folder: a path, or a bare name under `workloads/recordings/`."""
     as_path = Path(name).expanduser()
-    if as_path.is_dir():
+    if os.path.isdir(as_path):
         return as_path.resolve()
     for root in content_roots():
         folder = root / RECORDINGS_FOLDER / name
-        if "/" not in name and folder.is_dir():
+        if "/" not in name and os.path.isdir(folder):
             return folder
     known = ", ".join(list_recordings()) or "none"
     raise UserError(f"there is no recording {name!r}; there are: {known}, or give a folder")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cclsearch.errors import UserError
+from cclsearch.errors import UserError, require_writable, writing
 from cclsearch.report.data import RANKED, RunPage, TrialRow
 from cclsearch.report.front import guard_cell
 from cclsearch.report.gather import gather_run
@@ -36,8 +36,9 @@ def write_csv(run: Run, path: Path) -> None:
     for column in table.columns:
         if table[column].dtype.name in ("object", "string", "str"):
             table[column] = table[column].map(guard_cell, na_action="ignore")
-    _refuse_existing(path)
-    table.to_csv(path, index=False)
+    _require_new(path)
+    with writing(path):
+        table.to_csv(path, index=False)
 
 
 def write_parquet(run: Run, path: Path) -> None:
@@ -46,8 +47,9 @@ def write_parquet(run: Run, path: Path) -> None:
         import pyarrow  # noqa: F401
     except ImportError:
         raise UserError("Parquet needs pyarrow: `pip install ccl-search[parquet]`, or export to csv") from None
-    _refuse_existing(path)
-    tabulate_run(gather_run(run)).to_parquet(path, index=False)
+    _require_new(path)
+    with writing(path):
+        tabulate_run(gather_run(run)).to_parquet(path, index=False)
 
 
 def write_optuna(run: Run, path: Path) -> str:
@@ -58,7 +60,7 @@ def write_optuna(run: Run, path: Path) -> str:
     """
     import optuna
 
-    _refuse_existing(path)
+    _require_new(path)
     page = gather_run(run)
     objective = run.spec.objective
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -146,10 +148,10 @@ def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any
     )
 
 
-def _refuse_existing(path: Path) -> None:
-    if path.exists():
-        raise UserError(f"{str(path)!r} is there already: name another file with --out, or take it away")
-    try:
+def _require_new(path: Path) -> None:
+    """Make the file's folder; raises UserError where the file is there already, or cannot be written."""
+    with writing(path):
+        if path.exists():
+            raise UserError(f"{str(path)!r} is there already: name another file with --out, or take it away")
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {str(path.parent)!r}: {error.strerror}") from None
+    require_writable(path, "--out")

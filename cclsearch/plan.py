@@ -16,10 +16,9 @@ from cclsearch import __version__
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.destination import Destination, choose_destination
-from cclsearch.earlier import load_prior
+from cclsearch.earlier import AUTO, load_prior
 from cclsearch.errors import UserError
 from cclsearch.hardware import match_accelerator
-from cclsearch.launch.base import Launcher
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.llm.account import describe_unkept
@@ -27,6 +26,7 @@ from cclsearch.propose.llm.library import freeze_seed
 from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.recording import Recording, load_recording
 from cclsearch.redact import redact
+from cclsearch.runs_folder import LAST
 from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
 from cclsearch.score.measurable import require_measurable
 from cclsearch.score.objective import Objective, load_objective
@@ -95,7 +95,7 @@ def plan_search(request: Request) -> Plan:
     else:
         card, framework, space, reference, banner = *_live_space(request, asked, destination), None, ()
         require_measurable(objective, load_framework(framework))
-    launcher = _open_launcher(destination, framework, None)
+    launcher = make_launcher(destination.profile, framework=framework)
     strategy = _choose_strategy(request, multi=objective.is_multi)
     spec = RunSpec(
         run_id=_run_id(request),
@@ -175,10 +175,6 @@ def require_recorded(objective: Objective, recording: Recording) -> None:
             )
 
 
-def _open_launcher(destination: Destination, framework: str, run_dir: Path | None) -> Launcher:
-    return make_launcher(destination.profile, framework=framework, run_dir=run_dir)
-
-
 def _choose_strategy(request: Request, *, multi: bool) -> str:
     """The strategy's name, checked; `hybrid` with an LLM, `pareto` over several metrics, else `default`."""
     strategy = request.strategy or ("hybrid" if request.llm else "pareto" if multi else "default")
@@ -215,6 +211,10 @@ def _run_id(request: Request) -> str:
     if request.run_id is None:
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(request.workload).stem)[:30].strip("-") or "run"
         return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    if request.run_id in (LAST, AUTO):
+        raise UserError(
+            f"a run cannot be named {request.run_id!r}: where a run is named, that word means another thing"
+        )
     if not RUN_ID.match(request.run_id):
         raise UserError(f"a run's name must be letters, digits, `.`, `_` and `-` (at most 80), not {request.run_id!r}")
     return request.run_id

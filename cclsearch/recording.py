@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,7 +104,7 @@ def _note_missing_degrees(card: Card, knobs: Sequence[Knob], rows: Sequence[Reco
 def find_recordings(folder: Path | str) -> list[Path]:
     """Every folder at or below `folder` that holds both files, sorted; raises UserError where there is none."""
     root = Path(folder)
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise UserError(f"there is no folder {str(root)!r} with recorded landscapes")
     found = sorted(path.parent for path in root.rglob("trials.csv") if (path.parent / "card.yaml").is_file())
     if not found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.settings import load_settings
 from cclsearch.spec import SPEC_FILE
 
+LAST = "last"
+"""In place of a run's name: the one that was written to last."""
+
 
 def runs_folder(chosen: Path | None = None) -> Path:
     """The folder of searches: the one chosen, else the project's."""
@@ -19,12 +23,12 @@ def runs_folder(chosen: Path | None = None) -> Path:
 
 def find_run(name: str, chosen: Path | None = None) -> Path:
     """The folder of a run (its name under the runs folder, or a path); UserError lists the latest there are."""
-    if name == "last":
+    if name == LAST:
         runs = list_runs(chosen)
         if runs:
             return runs[-1]
     for folder in (Path(name).expanduser(), runs_folder(chosen) / name):
-        if (folder / SPEC_FILE).is_file():
+        if os.path.isfile(folder / SPEC_FILE):
             return folder.absolute()
     latest = [folder.name for folder in list_runs(chosen)][-5:]
     known = f"the latest are: {', '.join(latest)}" if latest else "there are none yet"

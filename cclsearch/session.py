@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -47,9 +48,8 @@ def create_run(plan: Plan, runs_folder: Path) -> Path:
                 raise FileExistsError
             write_spec(folder, plan.spec)
     except FileExistsError:
-        raise UserError(
-            f"{str(folder)!r} is there already: choose another --name, or `ccl-search resume {folder}`"
-        ) from None
+        resume = f"`ccl-search resume {shlex.quote(str(folder))}`"
+        raise UserError(f"{str(folder)!r} is there already: choose another --name, or {resume}") from None
     except OSError as error:
         raise UserError(f"cannot make the run folder {str(folder)!r}: {error.strerror or error}") from None
     return folder

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.errors import UserError
@@ -14,6 +15,7 @@ from cclsearch.launch.profile import Profile
 from cclsearch.record.book import write_atomically
 from cclsearch.score.objective import Objective
 from cclsearch.values import Config, Model, Provenance
+from cclsearch.yaml_file import read_yaml, validate_mapping
 
 SPEC_FILE = "search.yaml"
 SPEC_VERSION = 1
@@ -89,26 +91,16 @@ def write_spec(folder: Path, spec: RunSpec) -> str:
 def read_spec(folder: Path) -> RunSpec:
     """The frozen inputs of a run folder; raises UserError where they are missing, damaged or of a newer version."""
     path = folder / SPEC_FILE
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{str(folder)!r} is no run folder: it has no {SPEC_FILE}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {str(path)!r}: {str(error).splitlines()[0]}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{str(path)!r} does not hold a mapping")
+    if not os.path.isfile(path):
+        raise UserError(f"{str(folder)!r} is no run folder: it has no {SPEC_FILE}")
+    data = read_yaml(path)
     version = data.get("schema_version")
     if isinstance(version, int) and version > SPEC_VERSION:
         raise UserError(
             f"{str(path)!r} was written by a newer ccl-search (version {version}, this one reads up to {SPEC_VERSION}):"
             " upgrade with `pip install --upgrade ccl-search`"
         )
-    try:
-        return RunSpec.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{str(path)!r}: field {where}: {first['msg']}") from None
+    return validate_mapping(RunSpec, data, str(path))
 
 
 def hash_file(path: Path) -> str:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ccl-search: {redact(str(error))}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
-        print("ccl-search: broken off; if a search ran here, `ccl-search resume` goes on with it", file=sys.stderr)
+        print("ccl-search: broken off; if a search ran here, `ccl-search resume last` goes on with it", file=sys.stderr)
         return EXIT_BROKEN_OFF
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,10 +82,17 @@ def _dispatch(arguments: list[str]) -> int:
         return EXIT_OK
     name = arguments[0]
     if name not in COMMANDS:
-        raise UserError(f"there is no command {name!r}; there are: {', '.join(COMMANDS)}")
+        raise UserError(f"there is no command {name!r}{_guess(name)}; there are: {', '.join(COMMANDS)}")
     args = make_parser(name).parse_args(arguments[1:])
     module = importlib.import_module(COMMANDS[name][0])
     return int(module.run(args))
+
+
+def _guess(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def make_parser(name: str) -> argparse.ArgumentParser:

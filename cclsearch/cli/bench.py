@@ -13,11 +13,14 @@ EXAMPLE = "ccl-search bench benchmarks/landscapes --seeds 5 --strategies default
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="folder with landscapes: folders with card.yaml and trials.csv")
     parser.add_argument(
-        "--seeds", type=int, default=20, metavar="N", help="searches of each strategy on each landscape"
+        "--seeds", type=int, default=20, metavar="N", help="searches of each strategy on each landscape (default: 20)"
     )
-    parser.add_argument("--budget", type=int, default=15, metavar="N", help="trials a search may ask for")
+    parser.add_argument("--budget", type=int, default=15, metavar="N", help="trials a search may ask for (default: 15)")
     parser.add_argument(
-        "--strategies", nargs="+", metavar="NAME", help="which (default: default random heuristic tpe), or `all`"
+        "--strategies",
+        nargs="+",
+        metavar="NAME",
+        help="which, with blanks or commas between (default: default random heuristic tpe), or `all`",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: 2, or 1 on a single core)")
@@ -26,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.bench import DEFAULT_STRATEGIES, run_bench
-    from cclsearch.errors import UserError
+    from cclsearch.errors import UserError, require_writable
     from cclsearch.plugins import PROPOSERS
 
     for name, value in (("--seeds", args.seeds), ("--budget", args.budget), ("--workers", args.workers)):
@@ -35,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     strategies = [name for word in args.strategies or DEFAULT_STRATEGIES for name in word.split(",") if name]
     if strategies == ["all"]:
         strategies = PROPOSERS.names()
-    if args.json and not args.json.absolute().parent.is_dir():
-        raise UserError(f"--json: there is no folder {str(args.json.absolute().parent)!r} to write into")
+    if args.json:
+        require_writable(args.json, "--json")
     figures = run_bench(
         args.folder,
         strategies=list(dict.fromkeys(strategies)),
@@ -54,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
 def _write_json(path: Path, figures: dict[str, Any]) -> None:
     import json
 
-    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    from cclsearch.errors import writing
+
+    with writing(path):
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:

@@ -21,21 +21,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=("csv", "parquet", "optuna", "cards"), default="csv", help="default: csv")
     parser.add_argument("--out", metavar="PATH", type=Path, help="file (cards: folder; default: in the run's folder)")
     parser.add_argument(
-        "--trials", choices=("best", "ranked", "all"), default="ranked", help="cards: of which trials (default: ranked)"
+        "--trials", choices=("best", "ranked", "all"), help="with --to cards: of which trials (default: ranked)"
     )
-    parser.add_argument("--no-traces", action="store_true", help="cards: leave the traces out")
+    parser.add_argument("--no-traces", action="store_true", help="with --to cards: leave the traces out")
 
 
 def run(args: argparse.Namespace) -> int:
+    from cclsearch.errors import UserError
     from cclsearch.export import write_csv, write_optuna, write_parquet
     from cclsearch.export_cards import write_cards
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run
     from cclsearch.text import plain
 
+    if args.to != "cards" and (args.trials or args.no_traces):
+        raise UserError(f"--trials and --no-traces go with `--to cards`: {args.to} has every trial and no traces")
     loaded = load_run(find_run(args.run, args.runs))
     if args.to == "cards":
-        trials = _choose_trials(loaded, args.trials)
+        trials = _choose_trials(loaded, args.trials or "ranked")
         folder = args.out or loaded.folder / "cards"
         made = write_cards(loaded, trials, folder, traces=not args.no_traces)
         print(plain(f"wrote {len(made)} cards with evidence to {folder}"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     files = plan_project(folder, answers)
     write_project(folder, files)
     print(f"wrote {len(files)} files in {folder}: " + ", ".join(str(name) for name in files))
-    where = "" if folder.resolve() == Path.cwd().resolve() else f"cd {folder} && "
+    where = "" if folder.resolve() == Path.cwd().resolve() else f"cd {shlex.quote(str(folder))} && "
     profile = answers["launcher"]
     runs_here = not profile or find_launcher(folder, profile) == "local"
     if not runs_here:
@@ -92,12 +94,12 @@ def plan_project(folder: Path, answers: dict[str, str]) -> dict[Path, str]:
         objective=answers["objective"] or "step_time",
     )
     files = {Path("ccl-search.yaml"): settings, Path("workloads/mine.yaml"): _CARD, Path(".gitignore"): _IGNORE}
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError(f"{str(folder)!r} must be a folder, and is a file: give another name")
-    taken = [str(name) for name in files if (folder / name).exists() and name != Path(".gitignore")]
+    taken = [str(name) for name in files if os.path.exists(folder / name) and name != Path(".gitignore")]
     if taken:
         raise UserError(f"{str(folder)!r} already has {', '.join(taken)}: nothing was written; give another folder")
-    if (folder / ".gitignore").exists():
+    if os.path.exists(folder / ".gitignore"):
         del files[Path(".gitignore")]
     return files
 

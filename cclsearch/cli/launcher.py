@@ -10,9 +10,14 @@ EXAMPLE = "ccl-search launcher list\n  ccl-search launcher check slurm-generic -
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "check"), help="list profiles, or check one against its cluster")
+    parser.add_argument(
+        "action",
+        choices=("list", "check"),
+        metavar="{list,check}",
+        help="list profiles, or check one against its cluster",
+    )
     parser.add_argument("profile", nargs="?", metavar="PROFILE", help="a profile's name, or its file")
-    parser.add_argument("--framework", help="with check: the framework whose trials shall run there")
+    parser.add_argument("--framework", metavar="NAME", help="with check: the framework whose trials shall run there")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -20,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.errors import UserError
 
     if args.action == "list":
-        if args.framework is not None:
-            raise UserError("`launcher list` takes no --framework: it belongs to `launcher check`")
+        if args.framework is not None or args.profile is not None:
+            raise UserError("`launcher list` takes neither a profile nor --framework: they belong to `launcher check`")
         return _list(as_json=args.json)
     if args.profile is None:
         raise UserError("`launcher check` needs the name of a profile (`ccl-search launcher list` shows them)")

@@ -48,9 +48,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(front_as_json(page)))
         return EXIT_OK
-    print_front(page)
     place = args.out or (folders[0] if len(folders) == 1 else runs_folder(args.runs))
-    for path in write_front(page, place, png=not args.no_png, dark=args.dark):
+    written = write_front(page, place, png=not args.no_png, dark=args.dark)
+    print_front(page)
+    for path in written:
         print(plain(f"wrote {path}"))
     return EXIT_OK
 

@@ -18,11 +18,15 @@ EXAMPLE = """ccl-search predict --workload wl2 --top 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which workload, which configurations, and how to show them."""
-    parser.add_argument("-w", "--workload", required=True, help="name of a card in workloads/, or a file")
-    parser.add_argument("--config", help="knobs and values, such as tp=2,dp=8: only configurations that agree")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="show the N fastest that should fit (10)")
-    parser.add_argument("--framework", help="framework in launchers/ (default: the card's)")
-    parser.add_argument("--overlay", action="append", default=[], metavar="CARD", help="a second card laid over it")
+    parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
+    parser.add_argument(
+        "--config", metavar="KNOBS", help="knobs and values, such as tp=2,dp=8: only configurations that agree"
+    )
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="show the N fastest that should fit (default: 10)"
+    )
+    parser.add_argument("--framework", metavar="NAME", help="run script, in place of the card's framework")
+    parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help="a second card over the first")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
     parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the parts there")
@@ -39,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the fastest predicted configurations that are likely to fit, with time and memory by part."""
     from cclsearch.card.load import load_card
-    from cclsearch.errors import UserError
+    from cclsearch.errors import UserError, require_writable
     from cclsearch.predict.model import predict_space
     from cclsearch.space.build import build_space, require_known_knobs
     from cclsearch.space.framework import load_framework
@@ -47,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.top < 1:
         raise UserError(f"--top must be a whole number of at least 1; it is {args.top}")
-    if args.png and not args.png.absolute().parent.is_dir():
-        raise UserError(f"--png: there is no folder {str(args.png.absolute().parent)!r} to write into")
+    if args.png:
+        require_writable(args.png, "--png")
     card = load_card(args.workload, args.overlay, args.set)
     topology = _find_topology(card, args.aot)
     framework = load_framework(args.framework or card.framework)
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     require_known_knobs(extra, card, framework)
     space = build_space(card, framework, extra)
     prediction = predict_space(card, space)
-    rows = _choose(space, prediction, args.config, args.top)
+    rows = _choose(space, prediction, args)
     described = [_describe(space, prediction, row) for row in rows]
     if topology is not None:
         _compile_all(card, described, topology)
@@ -69,22 +73,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _choose(space: Space, prediction: Prediction, config: str | None, top: int) -> list[int]:
-    """Rows that agree with the configuration, fastest first, those that should fit before the rest."""
+def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> list[int]:
+    """Rows that agree with `--config`, fastest first, those that should fit before the rest; at most `--top`."""
+    import shlex
+
     import numpy as np
 
     from cclsearch.errors import UserError
     from cclsearch.space.parse import parse_assignments
 
     agree = np.ones(len(space), dtype=bool)
-    if config is not None:
-        for name, value in parse_assignments(config, space.knobs).items():
+    if args.config is not None:
+        for name, value in parse_assignments(args.config, space.knobs).items():
             agree &= np.array([space.config(row)[name] == value for row in range(len(space))], dtype=bool)
         if not agree.any():
-            raise UserError(f"no legal configuration agrees with {config!r}; `ccl-search space explain` says why")
+            options = [("--workload", args.workload), ("--framework", args.framework), ("--config", args.config)]
+            options += [("--overlay", path) for path in args.overlay] + [("--set", pair) for pair in args.set]
+            options += [("--knob", knob) for knob in args.knob]
+            words = shlex.join([word for option, value in options if value is not None for word in (option, value)])
+            why = f"`ccl-search space explain {words}` says why"
+            raise UserError(f"no legal configuration agrees with {args.config!r}; {why}")
     rows = np.flatnonzero(agree)
     order = np.lexsort((prediction.time_s_N[rows], prediction.fits_N[rows] < 0.5))
-    return [int(row) for row in rows[order[:top]]]
+    return [int(row) for row in rows[order[: args.top]]]
 
 
 def _describe(space: Space, prediction: Prediction, row: int) -> dict[str, Any]:

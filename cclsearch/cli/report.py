@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_runs_folder
+
+if TYPE_CHECKING:
+    from cclsearch.run_folder import Run
 
 EXAMPLE = "ccl-search report last\n  ccl-search report --all --out ranking.html"
 
@@ -27,16 +31,15 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.report.write import write_report
     from cclsearch.reporting import build_front_charts, build_page
     from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import find_run, list_runs, runs_folder
+    from cclsearch.runs_folder import LAST, find_run, runs_folder
     from cclsearch.text import plain
 
-    folders = list_runs(args.runs) if args.all else [find_run(name, args.runs) for name in args.run or ["last"]]
-    folders = list(dict.fromkeys(folders))
-    if not folders:
-        raise UserError(f"there is no run in {str(runs_folder(args.runs))!r} yet: `ccl-search run` makes one")
-    runs = [load_run(folder) for folder in folders]
+    if args.all and args.run:
+        raise UserError(f"--all shows every run there is: leave out {' '.join(args.run)}, or --all")
+    named = dict.fromkeys(find_run(name, args.runs) for name in args.run or [LAST]) if not args.all else {}
+    runs = _load_all(args.runs) if args.all else [load_run(folder) for folder in named]
     pages = [build_page(run) for run in runs]
-    place = folders[0] if len(folders) == 1 else runs_folder(args.runs)
+    place = runs[0].folder if len(runs) == 1 else runs_folder(args.runs)
     written = write_report(
         pages, args.out or place / "report.html", png=not args.no_png, dark=args.dark, extra=build_front_charts(runs)
     )
@@ -44,3 +47,21 @@ def run(args: argparse.Namespace) -> int:
     if len(written) > 1:
         print(plain(f"pictures: {len(written) - 1} in {written[1].parent}"))
     return EXIT_OK
+
+
+def _load_all(chosen: Path | None) -> list[Run]:
+    """Every run of the project; one that cannot be read is left out, and said so."""
+    from cclsearch.errors import UserError
+    from cclsearch.run_folder import load_run
+    from cclsearch.runs_folder import list_runs, runs_folder
+    from cclsearch.text import plain
+
+    runs = []
+    for folder in list_runs(chosen):
+        try:
+            runs.append(load_run(folder))
+        except UserError as error:
+            print(plain(f"note: {folder.name} is left out: {error}"))
+    if not runs:
+        raise UserError(f"there is no run in {str(runs_folder(chosen))!r} yet: `ccl-search run` makes one")
+    return runs

@@ -10,6 +10,7 @@ from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_in
 
 if TYPE_CHECKING:
     from cclsearch.plan import Plan
+    from cclsearch.settings import Settings
 
 EXAMPLE = "ccl-search run --workload wl2 --budget 15\n  ccl-search run -w tiny --budget 8 --confirm 2"
 
@@ -44,11 +45,13 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-usd", type=positive_float, metavar="X", help="money that the LLM may cost in all")
     parser.add_argument("--llm-mode", choices=("configs", "policy"), help="what the LLM writes (default: configs)")
     parser.add_argument("--seed-policy", metavar="NAME", help="policy program to start from: a name, or a file")
-    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="makes the search reproducible")
+    parser.add_argument(
+        "--seed", type=whole_number, default=0, metavar="N", help="makes the search reproducible (default: 0)"
+    )
     parser.add_argument("--parallel", type=positive_int, default=1, metavar="N", help="trials in flight (default: 1)")
     parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="run N finalists again at the end")
     parser.add_argument(
-        "--timeout-min", type=positive_float, default=30.0, metavar="M", help="minutes a trial may take"
+        "--timeout-min", type=positive_float, default=30.0, metavar="M", help="minutes a trial may take (default: 30)"
     )
     parser.add_argument("--max-hours", type=positive_float, metavar="H", help="hours the search may take")
     parser.add_argument(
@@ -98,6 +101,21 @@ def add_earlier(plan: Plan, args: argparse.Namespace) -> Plan:
     return replace(plan, spec=learn_from_all(plan.spec, list_runs(args.runs)))
 
 
+def _refuse_unheard(args: argparse.Namespace, settings: Settings) -> None:
+    """Refuse what is said to an LLM that takes no part: nobody would hear it."""
+    from cclsearch.errors import UserError
+
+    if args.llm and args.strategy not in (None, "hybrid", "llm"):
+        raise UserError(
+            f"--strategy {args.strategy} asks no LLM, and --llm {args.llm} names one: leave one of them out"
+        )
+    options = ("llm_mode", "max_tokens", "max_usd", "seed_policy")
+    given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name) is not None]
+    takes_part = args.llm or (settings.llm and args.strategy in (None, "hybrid", "llm"))
+    if given and not takes_part:
+        raise UserError(f"{' and '.join(given)}: no LLM takes part; `--llm anthropic:MODEL` or `openai:MODEL` adds one")
+
+
 def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The request that the arguments make, with the project's settings for what was left out."""
     from cclsearch.earlier import AUTO
@@ -108,6 +126,7 @@ def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     from cclsearch.spec import Limits
 
     settings = load_settings()
+    _refuse_unheard(args, settings)
     options = {
         "mode": args.llm_mode,
         "max_tokens": args.max_tokens,

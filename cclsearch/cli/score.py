@@ -46,7 +46,9 @@ CORE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `score`."""
-    parser.add_argument("trace", nargs="*", help="trace file, folder of traces or trial folder; two to compare")
+    parser.add_argument(
+        "trace", metavar="TRACE", nargs="*", help="trace file, folder of traces or trial folder; two to compare"
+    )
     parser.add_argument("--metric", action="append", default=[], metavar="NAME", help="only this metric (repeatable)")
     parser.add_argument("--all", action="store_true", help="every metric there is")
     parser.add_argument("--list", action="store_true", help="names, units and meanings of all metrics")
@@ -198,12 +200,12 @@ def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], 
 
 
 def _write_pictures(view: TraceView, folder: Path) -> None:
+    from cclsearch.report.write import write_text
     from cclsearch.trace.draw import draw_breakdown, draw_timeline
     from cclsearch.trace.score import try_diagnose
 
     diagnosis = try_diagnose(view)
     if diagnosis is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "breakdown.svg").write_text(draw_breakdown(diagnosis), encoding="utf-8")
-    (folder / "timeline.svg").write_text(draw_timeline(view), encoding="utf-8")
+    write_text(folder / "breakdown.svg", draw_breakdown(diagnosis))
+    write_text(folder / "timeline.svg", draw_timeline(view))

@@ -23,7 +23,7 @@ EXAMPLE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `what-if`."""
-    parser.add_argument("trace", help="trace file, folder of traces or trial folder")
+    parser.add_argument("trace", metavar="TRACE", help="trace file, folder of traces or trial folder")
     parser.add_argument("--scale-out-bw", metavar="FACTOR", help="bandwidth between scale-up domains: 2x")
     parser.add_argument("--scale-up-bw", metavar="FACTOR", help="bandwidth inside a scale-up domain: 2x")
     parser.add_argument("--scale-up-domain", type=int, metavar="N", help="ranks of a scale-up domain")

@@ -27,7 +27,7 @@ def write_png(scene: Scene, path: FilePath, *, scale: float = 2.0, dark: bool = 
     for item in scene.items:
         brush.paint(item)
     small = image.resize((round(scene.width * scale), round(scene.height * scale)), Image.Resampling.LANCZOS)
-    small.save(path, optimize=True)
+    small.save(path, format="PNG", optimize=True)
 
 
 class _Brush:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cclsearch.errors import UserError
+from cclsearch.errors import writing
 from cclsearch.report.data import RunPage
 from cclsearch.report.front import FrontPage, draw_front_page, write_front_csv
 from cclsearch.report.page import draw_comparisons, draw_run, render_front, render_page
@@ -51,14 +51,12 @@ def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: b
     from cclsearch.report.png import write_png
 
     written = []
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for stem, scene in scenes:
             path = folder / f"{stem}.png"
             write_png(scene, path, dark=dark)
             written.append(path)
-    except OSError as error:
-        raise UserError(f"cannot write pictures to {str(folder)!r}: {error.strerror or error}") from None
     return written
 
 
@@ -66,11 +64,9 @@ def write_text(path: Path, text: str) -> Path:
     """Write a file, its folder made if need be; returns it. Raises UserError where that cannot be."""
     from cclsearch.record.book import write_atomically
 
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
-    except OSError as error:
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
     return path
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cclsearch.errors import UserError
+from cclsearch.errors import UserError, writing
 from cclsearch.text import one_line
 from cclsearch.trace.causes import median_windows
 from cclsearch.trace.chakra_wire import (
@@ -46,17 +46,18 @@ _COMM_TYPES = {
 def export_chakra(trace: TraceView, folder: Path) -> list[Path]:
     """Write `chakra.<rank>.et` of one step (the median one; the whole file without steps) for every rank.
 
-    Returns the paths. Raises UserError where no rank has a device event.
+    Returns the paths. Raises UserError where no rank has a device event, or the folder cannot be written to.
     """
     graphs = [(view, _graph_of(trace, view)) for view in trace.ranks.values() if len(view.windows.spans_W2)]
     if not graphs:
         raise UserError("there is no device event to export: give a trace that was read")
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for view, graph in graphs:
-        path = folder / f"chakra.{view.rank}.et"
-        path.write_bytes(b"".join(_messages(view.table, graph)))
-        paths.append(path)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for view, graph in graphs:
+            path = folder / f"chakra.{view.rank}.et"
+            path.write_bytes(b"".join(_messages(view.table, graph)))
+            paths.append(path)
     return paths
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import orjson
@@ -29,7 +30,7 @@ def open_trace(
 
     Raises UserError where nothing is at the path. What the files hold never raises: the trace set says what is wrong.
     """
-    if not path.exists():
+    if not os.path.exists(path):
         raise UserError(f"there is nothing at {str(path)!r}: give a trace file, a folder of traces or a trial's folder")
     folder = path / TRACE_FOLDER if (path / TRACE_FOLDER).is_dir() else path
     beside = path / CONFIG_FILE
@@ -40,7 +41,7 @@ def open_trace(
 
 def read_config(path: Path) -> Config:
     """The knobs of a `config.json`: a trial's input (its `config` field) or a plain object of knobs."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"there is no configuration file {str(path)!r}")
     try:
         data = orjson.loads(path.read_bytes())

@@ -1,0 +1,157 @@
+"""What people mistype: every command answers in one line that says what was wrong and what would do; exit code 2."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cclsearch.cli import COMMANDS, EXIT_BROKEN_OFF, main
+from cclsearch.errors import UserError, require_writable, writing
+
+TRACE = str(Path(__file__).parent / "recorded" / "gloo-ddp2")
+RUN = ["run", "--workload", "wl2", "--launcher", "replay"]
+LONG = "x" * 300
+"""No file system takes so long a name."""
+OF_A_RUN = ("resume", "status", "best", "show", "admit", "replay-turns", "clean", "export", "report", "pareto")
+
+
+@pytest.fixture
+def mistakes(project: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A project with one run, and with every kind of thing that is not what a command wants."""
+    assert main([*RUN, "--budget", "1", "--name", "first", "--quiet"]) == 0
+    capsys.readouterr()
+    (project / "folder").mkdir()
+    (project / "empty").touch()
+    (project / "list.yaml").write_text("- a\n")
+    for name, text in {"newer": "schema_version: 99\n", "broken": "a: [\n"}.items():
+        (project / "runs" / name).mkdir()
+        (project / "runs" / name / "search.yaml").write_text(text)
+    return project
+
+
+MISTAKES: list[tuple[str, str]] = [
+    ("runn", "did you mean 'run'?"),
+    ("--verbose", "there is no command '--verbose'"),
+    ("run", "required: -w/--workload (see `ccl-search run --help`)"),
+    ("run -w folder", "there is no workload 'folder' (what lies here under that name is a folder); there are: "),
+    ("run -w LONG", "there is no workload"),
+    ("status LONG", "there is no run"),
+    ("score LONG", "LONG"),
+    ("launcher check LONG.yaml", "LONG.yaml"),
+    ("init LONG --yes", "cannot write"),
+    ("bench LONG", "LONG"),
+    ("run -w wl2 --recording LONG", "LONG"),
+    ("run -w empty", "the file here of that name does not end in .yaml"),
+    ("run -w list.yaml", "list.yaml: must hold a mapping of fields"),
+    ("run -w wl2 --launcher replay --name a/b", "not 'a/b'"),
+    ("run -w wl2 --launcher replay --name last", "cannot be named 'last'"),
+    ("run -w wl2 --launcher replay --name first", "choose another --name, or `ccl-search resume "),
+    ("run -w wl2 --launcher replay --llm openai:m --strategy random", "--strategy random asks no LLM"),
+    ("run -w wl2 --launcher replay --max-usd 1 --llm-mode policy", "--llm-mode and --max-usd: no LLM takes part"),
+    ("run -w wl2 --launcher replay --runs empty", "cannot make the run folder"),
+    ("sweep -w wl2 --launcher replay --weights 1:0:0.1", "they are '1:0:0.1'"),
+    ("sweep -w wl2 --launcher replay --seed-policy dense", "--seed-policy: no LLM takes part"),
+    ("show first x", "TRIAL: must be a whole number of at least 1, not 'x'"),
+    ("show first 7", "has 1 trials, and none is 7"),
+    ("admit first --trial 7", "trial 7 is not among its 1"),
+    ("resume first --confirm 2", "cannot be confirmed"),
+    ("report first --all", "leave out first, or --all"),
+    ("report first --out folder", "cannot write 'folder'"),
+    ("pareto first --out empty", "cannot write 'empty/pareto.html'"),
+    ("export first --to csv --out folder", "'folder' is there already"),
+    ("export first --to csv --out empty/x.csv", "cannot write 'empty/x.csv'"),
+    ("export first --to optuna --out LONG", "cannot write 'LONG'"),
+    ("export first --trials best", "go with `--to cards`"),
+    ("space -w wl2 --config tp=1", "only explain takes it"),
+    ("predict -w wl2 --png folder", "--png: 'folder' is a folder: name a file"),
+    ("predict -w wl2 --png LONG", "cannot write 'LONG'"),
+    ("bench folder", "'folder' holds no landscape"),
+    ("bench folder --json nowhere/x.json", "--json: there is no folder"),
+    ("score", "score takes one trace, or two to compare; 0 came"),
+    ("score nowhere", "there is nothing at 'nowhere'"),
+    (f"score {TRACE} --picture empty", "cannot write 'empty/breakdown.svg'"),
+    (f"what-if {TRACE} --chakra empty", "cannot write 'empty'"),
+    ("what-if nowhere", "there is nothing at 'nowhere'"),
+    ("policy test nowhere", "there is no policy 'nowhere'; there are: "),
+    ("launcher list slurm-generic", "they belong to `launcher check`"),
+    ("launcher check list.yaml", "list.yaml: must hold a mapping"),
+    ("nightly empty", "empty: must hold a mapping"),
+    ("doctor now", "unrecognized arguments: now"),
+    ("completion tcsh", "invalid choice: 'tcsh'"),
+    ("init empty --yes", "'empty' must be a folder, and is a file"),
+]
+
+
+def test_a_mistake_is_answered_in_one_line_and_starts_nothing(
+    mistakes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(mistakes.rglob("*"))
+    wrong = []
+    for line, says in [(line.replace("LONG", LONG), says.replace("LONG", LONG)) for line, says in MISTAKES]:
+        code, told = main(shlex.split(line)), capsys.readouterr()
+        if (code, told.out) != (2, "") or says not in told.err or told.err.count("\n") != 1:
+            wrong.append((line, code, told))
+    assert wrong == []
+    assert sorted(mistakes.rglob("*")) == before
+    assert {line.split()[0] for line, _ in MISTAKES} | set(OF_A_RUN) >= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", OF_A_RUN)
+def test_a_run_that_is_none_or_not_this_versions_is_named(
+    command: str, mistakes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["1"] if command == "show" else []
+    expected = {"nowhere": "there is no run 'nowhere' in", "folder": "there is no run 'folder' in"}
+    if command != "replay-turns":  # which needs nothing of a run but its turns
+        expected |= {"newer": "was written by a newer ccl-search", "broken": "search.yaml: line 2: "}
+    for name, says in expected.items():
+        assert main([command, name, *more]) == 2
+        told = capsys.readouterr().err
+        assert says in told
+        assert told.count("\n") == 1
+
+
+def test_what_a_message_says_to_type_works_as_it_stands(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--workload", "wl2", "--config", "tp=8,dp=1", "--set", "model_family=my model"]) == 2
+    [command] = re.findall(r"`ccl-search (.*?)`", capsys.readouterr().err)
+    assert main(shlex.split(command)) == 1
+    assert "NO" in capsys.readouterr().out
+    assert main([*RUN, "--budget", "1", "--name", "r", "--runs", "my runs", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main([*RUN, "--budget", "1", "--name", "r", "--runs", "my runs", "--quiet"]) == 2
+    [command] = re.findall(r"`ccl-search (.*?)`", capsys.readouterr().err)
+    assert main(shlex.split(command)) == 0
+
+
+def test_a_run_that_cannot_be_read_is_left_out_of_all(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--all", "--out", "all.html", "--no-png"]) == 0
+    shown = capsys.readouterr().out
+    assert "note: newer is left out: " in shown
+    assert "note: broken is left out: " in shown
+    assert (mistakes / "all.html").is_file()
+
+
+def test_ctrl_c_in_a_command_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(question: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    assert main(["init", "p"]) == EXIT_BROKEN_OFF
+    told = capsys.readouterr().err
+    assert "`ccl-search resume last`" in told
+    assert told.count("\n") == 1
+
+
+def test_what_cannot_be_written_is_the_users_to_mend_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No space left"), writing(tmp_path):
+        raise OSError(28, "No space left on device")
+    require_writable(tmp_path / "new", "--out")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old").write_text("kept")
+    require_writable(tmp_path / "old", "--out")
+    assert (tmp_path / "old").read_text() == "kept"
