@@ -20,6 +20,10 @@ class UserError(Exception):
     """What the user gave cannot be used; the message says what must hold, what came, and what would do."""
 
 
+class AwayError(UserError):
+    """What runs the jobs does not answer now: nothing of the user's is wrong, and a later try may do."""
+
+
 class TrialError(Exception):
     """One trial failed; `failure` is what the ledger keeps."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cclsearch.content import project_root
-from cclsearch.errors import UserError
+from cclsearch.errors import AwayError, UserError
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.slurm.commands import ControllerAway, QueueRow, SlurmRefusal, read_queue, require_command
@@ -120,7 +120,7 @@ class SlurmLauncher:
             numbered = [(p, job) for p in payloads if (job := self._submitter.resolve(p.folder)) is not None]
             left = cancel_attempts(numbered) if numbered else []
         except (ControllerAway, Unresolved) as away:
-            raise UserError(
+            raise AwayError(
                 f"Slurm does not answer ({one_line(str(away), 120)}), so jobs may go on: `ccl-search clean RUN` later"
             ) from None
         if left:
@@ -242,7 +242,7 @@ class SlurmLauncher:
                 return read_queue()
             except (ControllerAway, SlurmRefusal) as away:
                 if time.monotonic() > deadline:
-                    raise UserError(
+                    raise AwayError(
                         f"Slurm must answer before jobs can be found again: {one_line(str(away), 120)}; try again later"
                     ) from None
             time.sleep(pause)
