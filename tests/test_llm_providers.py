@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 from collections.abc import Callable, Iterator
 
 import pytest
-from llm.server import KEY, MODEL, Cut, Hang, Raw, Reaction, Say, StandIn, Status, in_turn, serve
+from llm.server import KEY, MODEL, Cut, Drip, Hang, Raw, Reaction, Say, StandIn, Status, in_turn, serve
 
 from cclsearch.propose.llm.anthropic_api import AnthropicProvider
 from cclsearch.propose.llm.openai_api import OpenAIProvider
+from cclsearch.propose.llm.reading import call_in_text
 from cclsearch.propose.llm.retry import Patience, ask_patiently
 from cclsearch.propose.llm.wire import (
     Message,
@@ -125,7 +128,17 @@ def test_system_and_tools_are_marked_for_the_prompt_cache(stand_in: StandIn) -> 
         (Raw(b"<html>"), Trouble.MALFORMED),
         (Raw(b"[1]"), Trouble.MALFORMED),
         (Raw(b'"' + b"x" * 10_000_000 + b'"'), Trouble.TOO_LARGE),
-        (Raw(b"{}", {"content-encoding": "gzip"}), Trouble.TOO_LARGE),
+        (Raw(b"{}", {"content-encoding": "gzip"}), Trouble.MALFORMED),
+        (Raw(b"{}", {"content-encoding": "br"}), Trouble.MALFORMED),
+        (Raw(gzip.compress(b" " * 10_000_000), {"content-encoding": "gzip"}), Trouble.TOO_LARGE),
+        (Raw(b""), Trouble.MALFORMED),
+        (Raw(b'{"error": {"message": "upstream is busy", "code": 429}}'), Trouble.RATE_LIMIT),
+        (Raw(b'{"error": {"message": "no", "type": "insufficient_quota"}}', code=429), Trouble.AUTHENTICATION),
+        (Status(402), Trouble.AUTHENTICATION),
+        (Status(408), Trouble.TIMEOUT),
+        (Status(409), Trouble.TIMEOUT),
+        (Status(413), Trouble.BAD_REQUEST),
+        (Status(422), Trouble.BAD_REQUEST),
         (Status(302, {"location": "http://127.0.0.1:1/v1/messages"}), Trouble.BAD_REQUEST),
     ],
 )
@@ -141,9 +154,47 @@ def test_every_failure_has_its_name(
     assert len(caught.value.message) < 400
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"error": "no tools, said LM Studio"}', "no tools, said LM Studio"),
+        (b'{"object": "error", "message": "said vLLM"}', "said vLLM"),
+        (b'{"detail": [{"loc": ["body"], "msg": "said FastAPI"}]}', "said FastAPI"),
+        (b"<html>said a gateway</html>", "said a gateway"),
+    ],
+)
+def test_what_a_server_says_of_an_error_is_told(provider: Provider, stand_in: StandIn, body: bytes, words: str) -> None:
+    stand_in.script = in_turn(Raw(body, code=418))
+    with pytest.raises(ProviderError, match=f"HTTP 418: .*{words}"):
+        provider.ask(ASK)
+
+
+def test_a_wrong_address_is_told_from_an_unknown_model(provider: Provider, stand_in: StandIn) -> None:
+    stand_in.script = in_turn(Raw(b'{"detail": "Not Found"}', code=404), Status(404, message="model m not found"))
+    with pytest.raises(ProviderError, match="is the address right"):
+        provider.ask(ASK)
+    with pytest.raises(ProviderError) as caught:
+        provider.ask(ASK)
+    assert "address" not in caught.value.message
+
+
+def test_a_failed_connection_says_why() -> None:
+    provider = OpenAIProvider(MODEL, api_key=KEY, base_url="http://127.0.0.1:1/v1")
+    with pytest.raises(ProviderError, match=r"cut: .+") as caught:
+        provider.ask(ASK)
+    assert caught.value.trouble is Trouble.CONNECTION
+
+
+def test_a_compressed_answer_is_read(provider: Provider, stand_in: StandIn) -> None:
+    body = b'{"content": [{"type": "text", "text": "yes"}], "choices": [{"message": {"content": "yes"}}]}'
+    stand_in.script = in_turn(Raw(gzip.compress(body), {"content-encoding": "gzip"}))
+    assert provider.ask(ASK).text == "yes"
+
+
+@pytest.mark.parametrize("reaction", [Hang(1.5), Drip(3.0)])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_silence_is_a_timeout(stand_in: StandIn, protocol: str) -> None:
-    stand_in.script = in_turn(Hang(1.5))
+def test_silence_is_a_timeout(stand_in: StandIn, protocol: str, reaction: Reaction) -> None:
+    stand_in.script = in_turn(reaction)
     with pytest.raises(ProviderError) as caught:
         connect(protocol, stand_in, timeout_s=0.4).ask(ASK)
     assert caught.value.trouble is Trouble.TIMEOUT
@@ -209,6 +260,59 @@ def test_malformed_arguments_are_a_fault_of_the_call(stand_in: StandIn) -> None:
     calls = connect("compatible", stand_in).ask(ASK).calls
     assert [call.arguments for call in calls] == [None, None, None]
     assert all(call.fault for call in calls)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"tool_calls": [{"id": "", "function": {"name": "submit", "arguments": '{"tp": 2}'}}]},
+        {"content": "", "tool_calls": [{"id": None, "function": {"name": "submit", "arguments": {"tp": 2}}}]},
+        {"content": None, "tool_calls": [{"function": {"name": "submit", "arguments": '"{\\"tp\\": 2}"'}}]},
+        {"tool_calls": [], "function_call": {"name": "submit", "arguments": '{"tp": 2}'}, "reasoning_content": "hm"},
+    ],
+)
+def test_calls_are_read_as_compatible_servers_write_them(stand_in: StandIn, message: dict[str, object]) -> None:
+    for finish in ("tool_calls", "stop", "eos_token", None):
+        stand_in.script = in_turn(
+            Raw(json.dumps({"choices": [{"message": message, "finish_reason": finish}]}).encode())
+        )
+        (call,) = connect("compatible", stand_in).ask(ASK).calls
+        assert (call.name, call.arguments) == ("submit", {"tp": 2})
+        assert call.id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<think>{"tp"} or {"tp": 1}?</think><tool_call>{"name": "submit", "arguments": {"tp": 2}}</tool_call>',
+        'So:\n```json\n{"tool": "submit", "arguments": "{\\"tp\\": 2}"}\n```',
+        '[{"type": "function", "function": {"name": "submit", "parameters": {"tp": 2}}}]',
+    ],
+)
+def test_a_call_is_found_in_what_a_model_thinks_aloud(text: str) -> None:
+    call = call_in_text(text, {"submit"})
+    assert call is not None
+    assert call.arguments == {"tp": 2}
+
+
+def test_a_server_is_asked_in_the_way_that_it_takes(stand_in: StandIn) -> None:
+    stand_in.script = in_turn(
+        Status(400, message="'max_tokens' is not supported with this model: use 'max_completion_tokens'"),
+        Raw(b'{"error": "this model does not support tools"}', code=400),
+        Status(422, message="response_format of type json_schema is unavailable"),
+        Say((("submit", {"tp": 1}),)),
+    )
+    provider = connect("compatible", stand_in)
+    assert provider.ask(ASK).calls
+    assert len(stand_in.bodies) == 4
+    last = stand_in.bodies[-1]
+    assert "max_completion_tokens" in last
+    assert not {"max_tokens", "tools", "response_format"} & set(last)
+    assert '{"tool": NAME' in last["messages"][0]["content"]
+    stand_in.script = in_turn(Status(400, message="no tools, no schema, no format"))
+    with pytest.raises(ProviderError):
+        provider.ask(ASK)
+    assert len(stand_in.bodies) == 5
 
 
 def test_a_server_without_tools_is_asked_for_json(stand_in: StandIn) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -330,6 +331,18 @@ def test_call_ids_are_unique_whatever_the_model_sends() -> None:
     think(provider)
     ids = [made.id for message in provider.requests[-1].messages for made in message.calls]
     assert len(ids) == len(set(ids)) == 3
+
+
+def test_what_is_sent_back_is_what_a_provider_takes() -> None:
+    odd = ToolCall(id="x", name="functions.rm -rf", arguments={})
+    nothing = ToolCall(id="y", name="(no name)", arguments=None, fault="no JSON object")
+    provider = Scripted(
+        Answer(text=" \n", stop=Stop.DONE), Answer(text="\n\n", calls=(odd, nothing), stop=Stop.TOOL), submit(GOOD)
+    )
+    assert think(provider).proposals
+    for message in provider.requests[-1].messages:
+        assert not message.text or message.text.strip()
+        assert all(re.fullmatch("[A-Za-z0-9_-]{1,64}", made.name) for made in message.calls)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -85,6 +86,8 @@ def read_openai(body: dict[str, Any]) -> Request:
 
 
 def _check_ids(messages: tuple[Message, ...]) -> None:
+    names = [call.name for message in messages for call in message.calls]
+    _need(all(re.fullmatch("[A-Za-z0-9_-]{1,64}", name) for name in names), "tool names must match [A-Za-z0-9_-]{1,64}")
     ids = [call.id for message in messages for call in message.calls]
     _need(len(ids) == len(set(ids)), "tool call ids must be unique")
 

@@ -56,15 +56,23 @@ class Status:
 
 @dataclass(frozen=True)
 class Raw:
-    """These bytes with status 200."""
+    """These bytes, with status 200 as a rule."""
 
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
+    code: int = 200
 
 
 @dataclass(frozen=True)
 class Cut:
     """The connection is cut in the middle of the body."""
+
+
+@dataclass(frozen=True)
+class Drip:
+    """A header comes ten times a second, for so long."""
+
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class Hang:
     seconds: float
 
 
-Reaction = Say | Status | Raw | Cut | Hang
+Reaction = Say | Status | Raw | Cut | Drip | Hang
 Script = Callable[[Request], Reaction]
 
 
@@ -175,6 +183,13 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(reaction, Hang):
             time.sleep(reaction.seconds)
             self.close_connection = True
+        elif isinstance(reaction, Drip):
+            with contextlib.suppress(OSError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+                for i in range(int(reaction.seconds * 10)):
+                    self.wfile.write(b"x-%d: y\r\n" % i)
+                    time.sleep(0.1)
+            self.close_connection = True
         elif isinstance(reaction, Cut):
             self.send_response(200)
             self.send_header("content-type", "application/json")
@@ -185,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif isinstance(reaction, Status):
             self._send_error(reaction.code, reaction.message, protocol, reaction.headers)
         elif isinstance(reaction, Raw):
-            self._send(200, reaction.body, reaction.headers)
+            self._send(reaction.code, reaction.body, reaction.headers)
         else:
             make = anthropic_answer if protocol == "anthropic" else openai_answer
             self._send(200, json.dumps(make(reaction, is_json)).encode())

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from cclsearch.propose.llm.reading import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
-from cclsearch.propose.llm.transport import make_http_client, to_provider_error
+from cclsearch.propose.llm.transport import CONNECT_S, call_within, make_http_client, to_provider_error
 from cclsearch.propose.llm.wire import Answer, Message, Request, Role, Stop, ToolCall, Usage
 
 _STOPS = {
@@ -27,6 +27,7 @@ class AnthropicProvider:
 
         self.name = f"anthropic:{model}"
         self._model = model
+        self._most_s = timeout_s + min(CONNECT_S, timeout_s)
         self._client = anthropic.Anthropic(
             api_key=api_key,
             base_url=base_url,
@@ -36,9 +37,10 @@ class AnthropicProvider:
 
     def ask(self, request: Request) -> Answer:
         """See `wire.Provider`."""
+        body = anthropic_body(self._model, request)
+        create = self._client.messages.with_raw_response.create
         try:
-            raw = self._client.messages.with_raw_response.create(**anthropic_body(self._model, request))
-            content = raw.http_response.content
+            content = call_within(lambda: create(**body).http_response.content, self._most_s)
         except Exception as error:  # the SDK's own, and what its HTTP library lets through
             raise to_provider_error(error) from None
         return _read_answer(parse_body(content), request)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from enum import Enum
 from typing import Any
 
 from cclsearch.propose.llm.reading import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
 from cclsearch.propose.llm.spec import name_model
-from cclsearch.propose.llm.transport import make_http_client, to_provider_error
+from cclsearch.propose.llm.transport import CONNECT_S, call_within, make_http_client, to_provider_error
 from cclsearch.propose.llm.wire import Answer, Message, ProviderError, Request, Stop, ToolCall, Trouble, Usage
 
 _STOPS = {
@@ -24,7 +25,7 @@ class OpenAIProvider:
     """One model behind chat completions. `base_url` None is OpenAI itself.
 
     A server that refuses tools (some models of Ollama do) is asked for one JSON object of the same schemas instead,
-    from then on.
+    from then on; one that refuses schemas too is asked for it in words.
     """
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None, timeout_s: float = 120.0) -> None:
@@ -32,8 +33,10 @@ class OpenAIProvider:
 
         self.name = name_model("openai" if base_url is None else "compatible", model, base_url)
         self._model = model
-        self._is_openai = base_url is None and not os.environ.get("OPENAI_BASE_URL")
-        self._in_json = False
+        self._most_s = timeout_s + min(CONNECT_S, timeout_s)
+        is_openai = base_url is None and not os.environ.get("OPENAI_BASE_URL")
+        self._limit = "max_completion_tokens" if is_openai else "max_tokens"
+        self._manner = _Manner.TOOLS
         self._client = openai.OpenAI(
             api_key=api_key,
             base_url=base_url,
@@ -43,25 +46,45 @@ class OpenAIProvider:
 
     def ask(self, request: Request) -> Answer:
         """See `wire.Provider`."""
-        try:
-            return self._ask(request)
-        except ProviderError as error:
-            refused_tools = error.trouble is Trouble.BAD_REQUEST and "tool" in error.message.lower()
-            if self._in_json or not refused_tools:
-                raise
-            self._in_json = True
-            return self._ask(request)
+        while True:
+            try:
+                return self._ask(request)
+            except ProviderError as error:
+                if error.trouble is not Trouble.BAD_REQUEST or not self._gives_way(error.message.lower()):
+                    raise
+
+    def _gives_way(self, words: str) -> bool:
+        """Whether what the server objects to can be asked for in another way, which is then kept to."""
+        if self._limit == "max_tokens" and "max_completion_tokens" in words:
+            self._limit = "max_completion_tokens"
+        elif self._manner is _Manner.TOOLS and "tool" in words:
+            self._manner = _Manner.SCHEMA
+        elif self._manner is _Manner.SCHEMA and ("schema" in words or "format" in words):
+            self._manner = _Manner.WORDS
+        else:
+            return False
+        return True
 
     def _ask(self, request: Request) -> Answer:
-        limit = "max_completion_tokens" if self._is_openai else "max_tokens"
-        make_body = json_body if self._in_json else chat_body
-        body = {**make_body(self._model, request), limit: request.max_output_tokens}
+        if self._manner is _Manner.TOOLS:
+            body = chat_body(self._model, request)
+        else:
+            body = json_body(self._model, request, with_schema=self._manner is _Manner.SCHEMA)
+        body[self._limit] = request.max_output_tokens
+        create = self._client.chat.completions.with_raw_response.create
         try:
-            raw = self._client.chat.completions.with_raw_response.create(**body)
-            content = raw.http_response.content
+            content = call_within(lambda: create(**body).http_response.content, self._most_s)
         except Exception as error:  # the SDK's own, and what its HTTP library lets through
             raise to_provider_error(error) from None
         return _read_answer(parse_body(content), request)
+
+
+class _Manner(Enum):
+    """How a server is asked to answer with a call."""
+
+    TOOLS = 1
+    SCHEMA = 2
+    WORDS = 3
 
 
 def chat_body(model: str, request: Request) -> dict[str, Any]:
@@ -79,7 +102,7 @@ def chat_body(model: str, request: Request) -> dict[str, Any]:
     return {"model": model, "messages": messages, "tools": tools, "tool_choice": "required"}
 
 
-def json_body(model: str, request: Request) -> dict[str, Any]:
+def json_body(model: str, request: Request, *, with_schema: bool = True) -> dict[str, Any]:
     """The request for a server without tools: the answer is one JSON object `{"tool": ..., "arguments": {...}}`."""
     tools = "\n".join(
         f"- {tool.name}: {tool.description} arguments: {json.dumps(tool.parameters)}" for tool in request.tools
@@ -91,7 +114,8 @@ def json_body(model: str, request: Request) -> dict[str, Any]:
         parts += [json.dumps({"tool": call.name, "arguments": call.arguments or {}}) for call in message.calls]
         text = "\n".join([*parts, message.text] if message.text else parts)
         messages.append({"role": message.role.value, "content": text or "(nothing)"})
-    return {"model": model, "messages": messages, "response_format": _response_format(request)}
+    body: dict[str, Any] = {"model": model, "messages": messages}
+    return {**body, "response_format": _response_format(request)} if with_schema else body
 
 
 def _response_format(request: Request) -> dict[str, Any]:
@@ -127,12 +151,21 @@ def _messages(message: Message) -> list[dict[str, Any]]:
     return out
 
 
+def _text_of(content: object) -> str:
+    """The text of a message, which some servers send in parts."""
+    if isinstance(content, list):
+        return as_text("".join(as_text(as_mapping(part).get("text")) for part in content))
+    return as_text(content)
+
+
 def _read_answer(body: dict[str, Any], request: Request) -> Answer:
     choices = body.get("choices")
     choice = as_mapping(choices[0]) if isinstance(choices, list) and choices else {}
     message = as_mapping(choice.get("message"))
     calls: list[ToolCall] = []
     raw_calls = message.get("tool_calls")
+    if not raw_calls and message.get("function_call"):
+        raw_calls = [{"function": message["function_call"]}]
     for raw in raw_calls if isinstance(raw_calls, list) else []:
         raw = as_mapping(raw)
         function = as_mapping(raw.get("function"))
@@ -147,7 +180,7 @@ def _read_answer(body: dict[str, Any], request: Request) -> Answer:
         cache_read_tokens=cached,
     )
     return Answer(
-        text=as_text(message.get("content")) or as_text(message.get("refusal")),
+        text=_text_of(message.get("content")) or as_text(message.get("refusal")),
         calls=tuple(calls),
         stop=stop,
         stop_word=word[:40],

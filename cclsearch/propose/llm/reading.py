@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+from cclsearch.propose.llm.transport import find_error
 from cclsearch.propose.llm.wire import ProviderError, Request, ToolCall, Trouble, Usage
 
 MAX_TEXT = 20_000
@@ -19,13 +20,16 @@ _MAX_DEPTH = 40
 
 
 def parse_body(content: bytes) -> dict[str, Any]:
-    """The body as a JSON object; raises ProviderError where it is none."""
+    """The body as a JSON object; raises ProviderError where it is none, or only tells of an error."""
     try:
         body = _clean(json.loads(content))
     except (ValueError, RecursionError):
         raise ProviderError(Trouble.MALFORMED, "the answer's body is not JSON") from None
     if not isinstance(body, dict):
         raise ProviderError(Trouble.MALFORMED, "the answer's body is not a JSON object")
+    error = find_error(body)
+    if error:
+        raise error
     return body
 
 
@@ -73,13 +77,30 @@ def make_call(call_id: object, name: object, arguments: object, position: int) -
 
 def call_in_text(text: str, tool_names: set[str]) -> ToolCall | None:
     """A call written out as text, `{"tool": NAME, "arguments": {...}}` with or without prose around; None if none."""
-    start = text.find("{")
-    if start < 0 or len(text) > MAX_ARGUMENTS:
+    if len(text) > MAX_ARGUMENTS:
         return None
+    start = text.find("{")
+    for _ in range(_MOST_BRACES):
+        if start < 0:
+            return None
+        found = _call_at(text, start, tool_names)
+        if found:
+            return found
+        start = text.find("{", start + 1)
+    return None
+
+
+_MOST_BRACES = 200
+"""Places in a text where a call is looked for: what a model thought aloud may hold braces too."""
+
+
+def _call_at(text: str, start: int, tool_names: set[str]) -> ToolCall | None:
     try:
-        value, _ = json.JSONDecoder().raw_decode(text[start:])
+        value, _ = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
         return None
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
     if not isinstance(value, dict):
         return None
     name = value.get("tool", value.get("name"))
@@ -99,13 +120,17 @@ def estimate_usage(request: Request, num_answer_bytes: int) -> Usage:
 
 
 def _parse_arguments(arguments: object) -> tuple[dict[str, Any] | None, str]:
-    if isinstance(arguments, str):
+    for _ in range(2):
+        # Some servers encode them twice.
+        if not isinstance(arguments, str):
+            break
         if len(arguments) > MAX_ARGUMENTS:
             return None, f"the arguments are {len(arguments):,} characters long; at most {MAX_ARGUMENTS:,} are read"
         try:
             arguments = _clean(json.loads(arguments or "{}"))
         except (ValueError, RecursionError):
             return None, "the arguments are not valid JSON"
+    arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
         return None, "the arguments are not a JSON object"
     try:

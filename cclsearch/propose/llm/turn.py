@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -314,6 +315,8 @@ def describe_faults(faults: Sequence[str], words: str) -> str:
         "policy failed": "policy programs in a row failed",
         "finish refused": "wishes to finish in a row were refused",
         "undecided": "answers in a row did not decide",
+        "malformed answer": "answers in a row could not be read",
+        "answer too large": "answers in a row were too large to be read",
     }
     if same:
         return f"{number} {sentences.get(faults[0], faults[0])}"
@@ -328,14 +331,16 @@ def clip_reply(text: str, limit_bytes: int) -> str:
 
 
 def _echo(text: str) -> str:
-    safe = redact(text)
+    # A text of nothing but spaces, which models put before a call, is refused when it is sent back.
+    safe = redact(text) if text.strip() else ""
     clipped = clip_bytes(safe, MAX_ECHO_BYTES)
     return safe if clipped == safe else f"{clipped} (cut)"
 
 
 def _echo_call(call: ToolCall, limit_bytes: int) -> ToolCall:
     """The call as it is sent back: long arguments are elided, the bound holds whatever came."""
-    name = redact(call.name)
+    # Providers refuse a name that no tool could have.
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", redact(call.name))[:64] or "unnamed"
     if len(json.dumps(call.arguments)) <= limit_bytes:
         return call.model_copy(update={"arguments": redact_strings(call.arguments), "name": name})
     elided = {"elided": "the arguments were too long to be sent back"}
