@@ -8,7 +8,7 @@ import pytest
 from test_admission import CARD, PAYLOAD, RESULT, TRACE
 
 from cclsearch.launch.contract import RunStatus, TrialResult
-from cclsearch.score.judge import judge_trial
+from cclsearch.score.judge import judge_failure, judge_trial
 from cclsearch.score.objective import load_objective
 from cclsearch.score.outcome import Outcome
 from cclsearch.values import Failure, FailureKind, Provenance, Stage
@@ -59,6 +59,50 @@ def test_success_without_usable_step_times_is_a_failure(times: tuple[float, ...]
     outcome = judge(RESULT.model_copy(update={"step_times_s": times}))
     assert outcome.failure is not None
     assert "must be finite and above 0" in outcome.failure.message
+
+
+def test_unusable_step_times_are_shown_up_to_the_fifth() -> None:
+    outcome = judge(RESULT.model_copy(update={"step_times_s": (0.0, 2.5, 3.0, 4.0, 5.0, 6.0)}))
+    assert outcome.failure is not None
+    assert outcome.failure.message.endswith("they are 0, 2.5, 3, 4, 5")
+
+
+def test_a_failure_without_a_result_or_without_a_peak_measured_nothing() -> None:
+    reason = Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message="too slow")
+    silent = TrialResult(status=RunStatus.FAILED, failure=reason)
+    for result in (None, silent):
+        outcome = judge_failure(reason, Provenance.MEASURED, result)
+        assert (outcome.failure, outcome.metrics) == (reason, {})
+
+
+def test_a_failure_that_gives_no_reason_says_so() -> None:
+    outcome = judge(TrialResult(status=RunStatus.FAILED))
+    assert outcome.failure is not None
+    assert outcome.failure.message == "the run script says that it failed, and not why"
+
+
+def test_only_other_work_is_a_failure_and_every_other_broken_rule_just_no_rank() -> None:
+    uneven = judge(RESULT.model_copy(update={"step_times_s": (1.0, 1.9, 0.6, 1.4, 0.8)}))
+    assert (uneven.failure, uneven.loss, uneven.is_ranked) == (None, None, False)
+    other = judge(RESULT.model_copy(update={"world_size": 8, "seq_len": 512}))
+    assert other.failure is not None
+    assert other.failure.kind is FailureKind.WORK_MISMATCH
+    assert other.failure.message == ("sequence length 512 where the card has 1024; 8 ranks ran where 16 were asked for")
+    assert judge().is_ranked
+
+
+@pytest.mark.parametrize("energy_j", [0.0, -1.0, float("nan"), None])
+def test_energy_that_cannot_be_is_not_measured(energy_j: float | None) -> None:
+    metrics = judge(RESULT.model_copy(update={"energy_j": energy_j})).metrics
+    assert not {"energy_j_per_step", "energy_j_per_mtoken", "power_w"} & set(metrics)
+    assert judge(RESULT.model_copy(update={"energy_j": 0.5})).metrics["energy_j_per_step"] == 0.5
+
+
+def test_two_steps_have_a_spread() -> None:
+    # 1.0 and 1.2 s: median 1.1, both 0.1 from it
+    outcome = judge(RESULT.model_copy(update={"step_times_s": (1.0, 1.2)}))
+    assert outcome.spread == pytest.approx(1.4826 * 0.1 / 1.1)
+    assert judge(RESULT.model_copy(update={"step_times_s": (1.0,)})).spread is None
 
 
 def test_a_missing_metric_fails_the_trial_with_its_reason() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from cclsearch.content import list_content, shipped_root
 from cclsearch.errors import TrialError, UserError
-from cclsearch.score.objective import Objective, load_objective
+from cclsearch.score.objective import Objective, load_objective, split_spec
 
 # 16 accelerators, 0.5 s a step, 32 sequences of 1024 tokens: 65,536 tokens/s, 4,096 an accelerator; 8 accelerator-s a
 # step of 32,768 tokens are 244.140625 accelerator-s a million tokens; 6,553.6 J a step are 200,000 J a million tokens.
@@ -218,3 +219,141 @@ def test_a_loss_reads_back_as_the_figure_that_people_know() -> None:
         loss = objective.loss(metrics, baseline if objective.needs_baseline else None)
         score = objective.score(metrics, baseline if objective.needs_baseline else None)
         assert objective.read_loss(loss) == pytest.approx(score)
+
+
+def own_objective(folder: Path, *metrics: dict[str, object], **fields: object) -> Objective:
+    return load_objective(write(folder, {"version": 1, "metrics": list(metrics), **fields}))
+
+
+THROUGHPUT = {"name": "tokens_per_s_per_accelerator", "direction": "maximize"}
+HEADROOM = {"name": "memory_headroom_frac", "direction": "maximize"}
+
+
+def test_a_weighted_metric_counts_against_its_reference_in_its_scaled_unit(tmp_path: Path) -> None:
+    # 0.5 s is 500 ms: 0.25 x 1000/500 = 0.5; 4096 tokens/s are 4.096 k: 0.75 x 4.096/8.192 = 0.375
+    objective = own_objective(
+        tmp_path,
+        TIME | {"weight": 0.25, "reference": 1000, "scale": 1000, "scaled_unit": "ms"},
+        THROUGHPUT | {"weight": 0.75, "reference": 8.192, "scale": 0.001, "scaled_unit": "k tokens/s"},
+    )
+    assert objective.score(METRICS) == pytest.approx(0.875)
+    assert objective.loss(METRICS) == pytest.approx(1 / 0.875)
+    assert load_objective("composite").figure == "composite score"
+
+
+def test_a_scaled_reference_of_the_baseline_is_scaled_with_it(tmp_path: Path) -> None:
+    # the baseline's 1 s is 1000 ms: 1000/500 = 2; a reference that the file gives stays: 3 x 4096/8192 = 1.5
+    objective = own_objective(
+        tmp_path,
+        TIME | {"weight": 1, "reference": "baseline", "scale": 1000, "scaled_unit": "ms"},
+        THROUGHPUT | {"weight": 3, "reference": 8192},
+    )
+    baseline = {"step_time_s": 1.0, "tokens_per_s_per_accelerator": 1.0}
+    assert objective.score(METRICS, baseline) == pytest.approx(3.5)
+
+
+def test_a_score_of_nothing_cannot_be_ranked(tmp_path: Path) -> None:
+    objective = own_objective(tmp_path, HEADROOM | {"weight": 1, "reference": 0.5})
+    assert objective.loss({"memory_headroom_frac": 0.25}) == pytest.approx(2.0)
+    with pytest.raises(TrialError, match="the score must be above 0 to be ranked; it is 0"):
+        objective.loss({"memory_headroom_frac": 0.0})
+
+
+def test_a_single_metric_reads_in_its_scaled_unit(tmp_path: Path) -> None:
+    cost = load_objective("cost:price_per_accelerator_hour=3.6")
+    assert cost.score(METRICS) == pytest.approx(0.244140625)
+    assert cost.figure == "accelerator_seconds_per_mtoken (money/Mtoken)"
+    throughput = own_objective(tmp_path, THROUGHPUT | {"scale": 0.001, "scaled_unit": "k tokens/s"})
+    assert throughput.score(METRICS) == pytest.approx(4.096)
+    assert throughput.loss(METRICS) == pytest.approx(1 / 4.096)
+
+
+def test_a_metric_that_may_be_negative_is_turned_by_its_sign(tmp_path: Path) -> None:
+    objective = own_objective(tmp_path, HEADROOM)
+    assert objective.loss(METRICS) == pytest.approx(-0.04)
+    assert objective.read_loss(-0.04) == pytest.approx(0.04)
+
+
+def test_only_several_metrics_without_weights_make_a_front(tmp_path: Path) -> None:
+    weighted = [TIME | {"weight": 1, "reference": 1}, THROUGHPUT | {"weight": 1, "reference": 1}]
+    assert not own_objective(tmp_path, TIME).is_multi
+    assert not own_objective(tmp_path, *weighted).is_multi
+    front = own_objective(tmp_path, TIME, THROUGHPUT)
+    assert front.is_multi
+    assert front.figure == "step_time_s (s)"
+    assert front.metrics == ("step_time_s", "tokens_per_s_per_accelerator")
+
+
+def test_bounds_of_a_constraint_belong_to_it(tmp_path: Path) -> None:
+    between = {"metric": "peak_memory_gib", "at_least": 10, "at_most": 30}
+    objective = own_objective(tmp_path, TIME, constraints=[between])
+    assert objective.broken_constraints({"peak_memory_gib": 10.0}) == ()
+    assert objective.broken_constraints({"peak_memory_gib": 30.0}) == ()
+    assert objective.broken_constraints({"peak_memory_gib": 30.5}) == (
+        "peak_memory_gib must be at most 30 GiB; it is 30.5",
+    )
+    exact = own_objective(tmp_path, TIME, constraints=[between | {"at_least": 30}])
+    assert exact.broken_constraints({"peak_memory_gib": 30.0}) == ()
+
+
+def test_a_constraint_may_be_on_a_figure_of_the_run_script(tmp_path: Path) -> None:
+    own = {"metric": "stalls", "at_most": 3, "source": "script", "unit": "stalls"}
+    objective = own_objective(tmp_path, TIME, constraints=[own])
+    assert objective.broken_constraints({"stalls": 4.0}) == ("stalls must be at most 3 stalls; it is 4",)
+    with pytest.raises(UserError, match="there is no metric 'stalls'"):
+        own_objective(tmp_path, TIME, constraints=[{"metric": "stalls", "at_most": 3}])
+
+
+def test_a_figure_of_the_run_script_has_the_unit_that_the_file_gives(tmp_path: Path) -> None:
+    stalls = {"name": "stalls", "direction": "minimize", "source": "script"}
+    assert own_objective(tmp_path, stalls | {"unit": "1/s"}).figure == "stalls (1/s)"
+    assert own_objective(tmp_path, stalls).figure == "stalls"
+
+
+def test_a_scale_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"metrics\[0\]\.scale: must be above 0; it is 0"):
+        own_objective(tmp_path, TIME | {"scale": 0})
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "given"),
+    [
+        ("composite", "composite", {}),
+        ("composite:weight=0.3, reference_num_accelerators = 16", "composite",
+         {"weight": "0.3", "reference_num_accelerators": "16"}),
+        ("odd:name", "odd:name", {}),
+        ("weight=0.3", "weight=0.3", {}),
+    ],
+)  # fmt: skip
+def test_a_spec_is_a_name_with_parameters_behind_a_colon(spec: str, name: str, given: dict[str, str]) -> None:
+    assert split_spec(spec) == (name, given)
+
+
+@pytest.mark.parametrize("rest", ["weight=", "=0.3", "weight=0.3,scale"])
+def test_half_a_parameter_is_refused(rest: str) -> None:
+    with pytest.raises(UserError, match=r"parameters read `name:parameter=value,\.\.\.`"):
+        split_spec(f"composite:{rest}")
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_a_parameter_may_lie_on_its_bound(weight: int) -> None:
+    assert load_objective(f"composite:weight={weight}").terms[0].weight == weight
+
+
+def test_a_mistake_shows_what_came_in_at_most_eighty_characters(tmp_path: Path) -> None:
+    def complain(value: str) -> str:
+        with pytest.raises(UserError) as caught:
+            own_objective(tmp_path, TIME | {"direction": value})
+        return str(caught.value).partition("; it is ")[2]
+
+    assert complain("d" * 78) == repr("d" * 78)
+    assert complain("d" * 79) == "'" + "d" * 78 + "…"
+    with pytest.raises(UserError, match=r"direction: is missing$"):
+        own_objective(tmp_path, {"name": "step_time_s"})
+
+
+def test_an_objective_is_frozen_and_its_file_needs_a_bound_for_each_constraint(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError):
+        load_objective("step_time").name = "other"  # type: ignore[misc]
+    with pytest.raises(UserError, match=r"constraints\[0\]: needs `at_least` or `at_most`"):
+        own_objective(tmp_path, TIME, constraints=[{"metric": "mfu"}])

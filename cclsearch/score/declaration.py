@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from cclsearch.errors import UserError
 from cclsearch.score.catalog import Direction
+from cclsearch.text import one_line
 from cclsearch.values import Model
 from cclsearch.yaml_file import read_yaml
 
@@ -88,12 +89,12 @@ def check_declaration(data: Mapping[str, Any], where: str) -> ObjectiveDeclarati
     try:
         return ObjectiveDeclaration.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = error.errors()[0]
         field = _field_path(first["loc"])
         message = {"missing": "is missing", "extra_forbidden": "is no field of an objective"}.get(
             first["type"], first["msg"].removeprefix("Value error, ")
         )
-        came = "" if first["type"] == "missing" else f"; it is {_short(first['input'])}"
+        came = "" if first["type"] == "missing" else f"; it is {one_line(repr(first['input']), 80)}"
         raise UserError(f"{where}: {field}: {message}{came}") from None
 
 
@@ -146,8 +147,3 @@ def _field_path(parts: tuple[int | str, ...]) -> str:
         elif part not in _UNION_BRANCHES:
             path += f".{part}" if path else part
     return path or "the file"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:79] + "…"

@@ -181,7 +181,7 @@ def load_objective(spec: str, parameters: Mapping[str, float | str | None] | Non
     name, given = split_spec(spec)
     path = find_content("objectives", name, ".yaml", ".yml")
     declaration = read_declaration(path)
-    return build_objective(declaration, path.stem if path.stem == name else name, {**given, **(parameters or {})}, path)
+    return build_objective(declaration, name, {**given, **(parameters or {})}, path)
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:

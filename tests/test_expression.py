@@ -1,0 +1,58 @@
+"""Arithmetic over an objective's parameters: what it comes to, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from cclsearch.errors import UserError
+from cclsearch.score.expression import evaluate, names_in
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3.0),
+        (" 1 - weight ", 0.75),
+        ("2 + 3 * 4", 14.0),
+        ("(2 + 3) * 4", 20.0),
+        ("price / 3600", 0.5),
+        ("-weight + 1", 0.75),
+        ("8 / 4 / 2", 1.0),
+        ("weight" + " " * 194, 0.25),
+    ],
+)
+def test_it_comes_to_what_a_calculator_says(text: str, value: float) -> None:
+    assert evaluate(text, {"weight": 0.25, "price": 1800.0}, "file") == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1" * 201, "at most 200 characters; this one has 201"),
+        ("1 +", "is no arithmetic over parameters"),
+        ("2 ** 3", "only numbers, parameters"),
+        ("2 % 3", "only numbers, parameters"),
+        ("not 1", "only numbers, parameters"),
+        ("+1", "only numbers, parameters"),
+        ("True", "only numbers, parameters"),
+        ("'word'", "only numbers, parameters"),
+        ("__import__('os')", "only numbers, parameters"),
+        ("1 / 0", "has no finite value"),
+        ("1e308 * 10", "has no finite value"),
+        ("price", "there is no parameter 'price'; there are: weight"),
+    ],
+)
+def test_anything_else_is_refused_with_the_place(text: str, words: str) -> None:
+    with pytest.raises(UserError, match="file: ") as caught:
+        evaluate(text, {"weight": 0.25}, "file")
+    assert words in str(caught.value)
+
+
+def test_without_parameters_there_are_none_to_name() -> None:
+    with pytest.raises(UserError, match="there is no parameter 'price'; there are: none"):
+        evaluate("price", {}, "file")
+
+
+def test_the_parameters_that_an_expression_names_are_known_without_their_values() -> None:
+    assert names_in("a * (b + 1) - a", "file") == {"a", "b"}
+    assert names_in("2", "file") == frozenset()
