@@ -18,6 +18,7 @@ import yaml
 from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 
 from cclsearch.cli import main
+from cclsearch.errors import AwayError
 from cclsearch.flight import Stop
 from cclsearch.launch.base import Job
 from cclsearch.nightly.run import NightBusyError, run_night
@@ -122,6 +123,17 @@ def test_the_same_configuration_slower_is_a_regression_and_says_what_changed(pla
     assert json.loads((home / "summary.json").read_text())["exit_code"] == 3
 
 
+def test_a_regression_tells_of_a_changed_profile_and_no_secret_of_it(place: Path) -> None:
+    night(code=0)
+    DECIDE.append(lambda job: ran(job, 1.4 * time_of(job)))
+    profile = {"launcher": "scripted-night", "scratch": "/away", "environment": {"OMP_NUM_THREADS": 1, "MY_TOKEN": 7}}
+    Path("launchers/sim.yaml").write_text(yaml.safe_dump(profile))
+    why = night(code=3).jobs[0].worse[0].why
+    assert "the launcher's OMP_NUM_THREADS unset → 1" in why
+    assert "the launcher's scratch unset → /away" in why
+    assert "the launcher's MY_TOKEN is another" in why
+
+
 def test_a_configuration_that_ran_and_fails_now_is_a_regression(place: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: failed(FailureKind.OUT_OF_MEMORY))
@@ -145,6 +157,26 @@ def test_failing_infrastructure_is_trouble_and_a_crash_is_no_result(place: Path)
     assert night(code=4).jobs[0].verdict == "infrastructure trouble"
 
 
+def strange(job: Job) -> Ending:
+    """A run that is not admitted: it names another device than the card."""
+    return ran(job, time_of(job), devices=("NVIDIA H100 80GB HBM3",) * job.payload.num_ranks)
+
+
+def test_trials_that_are_not_admitted_are_counted_and_the_reason_is_told(place: Path) -> None:
+    night(code=0)
+    DECIDE.append(lambda job: strange(job) if job.trial == 1 else ran(job, time_of(job)))
+    job = night(code=0).jobs[0]
+    assert (job.trials, job.refused) == (6, 1)
+    assert "ran again but is not admitted (devices: " in job.text
+    DECIDE.append(strange)
+    job = night(code=1).jobs[0]
+    assert (job.verdict, job.trials, job.refused) == ("no result", 6, 6)
+    assert job.text.startswith("no trial was ranked: 6 not admitted (")
+    DECIDE.append(lambda job: failed(FailureKind.CRASHED))
+    job = night(code=3, start="22:00 UTC").jobs[0]
+    assert (job.trials, job.failed) == (6, 6)
+
+
 def test_one_job_that_cannot_go_on_does_not_end_the_others_night(place: Path) -> None:
     def broken(job: Job) -> Ending:
         if "-bad-" in job.name or "bad" in str(job.trial_dir):
@@ -157,6 +189,41 @@ def test_one_job_that_cannot_go_on_does_not_end_the_others_night(place: Path) ->
     assert [job.verdict.value for job in summary.jobs] == ["no result", "first"]
     kept = Path("runs") / "nights" / "nightly" / summary.night / "bad.traceback.txt"
     assert "a bug of somebody's" in kept.read_text()
+
+
+def test_a_launcher_that_is_away_is_trouble_and_the_others_have_their_night(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: object, handles: object) -> None:
+        raise AwayError("the queue does not answer, so jobs may go on")
+
+    monkeypatch.setattr(NightLauncher, "cancel", away)
+    DECIDE.append(lambda job: None if "-a-" in job.name else ran(job, time_of(job)))
+    jobs = [{**BASE["jobs"][0], "budget": {"trials": 6, "hours": 1e-4}}, {**BASE["jobs"][0], "name": "b"}]
+    summary = night(code=4, jobs=jobs)
+    assert [job.verdict.value for job in summary.jobs] == ["infrastructure trouble", "first"]
+    assert "does not answer" in summary.jobs[0].text
+
+
+def test_the_time_until_the_deadline_is_shared_so_that_no_job_waits_it_away(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cclsearch.nightly import night as module
+
+    hours: list[float] = []
+
+    class Watched(module.Meter):
+        """Also keeps what each search was allowed."""
+
+        def __init__(self, spec: Any, allowance: Any, stop: Any, alive: Any) -> None:
+            hours.append(allowance.hours)
+            super().__init__(spec, allowance, stop, alive)
+
+    monkeypatch.setattr(module, "Meter", Watched)
+    moment = time.strftime("%H:%M", time.gmtime(time.time() + 8 * 3600))
+    night(code=0, jobs=[BASE["jobs"][0], {**BASE["jobs"][0], "name": "b"}], deadline=f"{moment} UTC")
+    assert 3 < hours[0] <= 4
+    assert 7 < hours[1] <= 8
 
 
 def test_trials_are_shared_by_priority_and_what_is_left_flows_on(place: Path) -> None:
@@ -364,6 +431,9 @@ def test_a_chat_that_is_away_is_a_note_and_no_failure(place: Path, monkeypatch: 
     monkeypatch.setenv("NIGHT_HOOK", "http://127.0.0.1:1/very-secret-part")
     summary = night(code=0, webhook_env="NIGHT_HOOK")
     assert "may not have arrived" in summary.notes[-1]
+    kept = Path("runs") / "nights" / "nightly" / summary.night
+    for name in ("summary.json", "summary.md", "report.html"):
+        assert "may not have arrived" in (kept / name).read_text()
     assert "very-secret-part" not in summary.notes[-1]
     monkeypatch.setenv("NIGHT_HOOK", "file:///etc/passwd")
     assert "no http" in night(code=0, webhook_env="NIGHT_HOOK").notes[-1]
@@ -472,6 +542,23 @@ def test_reinstalling_into_a_scrontab_leaves_the_lines_around_it_where_they_are(
     assert text.count("0 22 * * *") == 1
     table.write_text(text.replace("# end ccl-search-nightly-nightly\n", ""))
     assert main(["nightly", "install", "nightly.yaml", "--scrontab"]) == 2
+
+
+def test_cron_warns_of_another_zone_and_systemd_of_a_time_that_the_clock_skips(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        write(start="02:30 Europe/Paris")
+        assert main(["nightly", "install", "nightly.yaml", "--cron", "--dry-run"]) == 0
+        assert "only cronie reads CRON_TZ" in capsys.readouterr().err
+        assert main(["nightly", "install", "nightly.yaml", "--systemd", "--dry-run"]) == 0
+        assert "skips 02:30 on 20" in capsys.readouterr().err
+        write(start="02:30 UTC")
+        assert main(["nightly", "install", "nightly.yaml", "--cron", "--dry-run"]) == 0
+        assert capsys.readouterr().err == ""
+    time.tzset()
 
 
 def test_scrontab_warns_of_another_zone_and_of_no_limit(

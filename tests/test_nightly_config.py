@@ -69,6 +69,7 @@ BAD = [
     ({"deadline": "06:00 Europe/Nowhere", "jobs": [JOB]}, "no time zone"),
     ({"deadline": "06:00 ../../etc/passwd", "jobs": [JOB]}, "no time zone"),
     ({"deadline": "25:00 UTC", "jobs": [JOB]}, "06:00 Europe/Paris"),
+    ({"jobs": [JOB], "start": "22:00 UTC", "deadline": "21:55 UTC"}, "nightly.yaml: the deadline '21:55 UTC' must"),
     ({"jobs": []}, "at least one job"),
     ({"jobs": [JOB, JOB]}, "two jobs are called"),
     ({"jobs": [{**JOB, "priority": 0}]}, "jobs.0.priority"),

@@ -177,6 +177,9 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
     setting = installing.describe_setting(config, path, project_root(), args.runs, choose_scrontab(args, config))
     if not (args.systemd or args.cron or args.scrontab):
         raise UserError("say how nights are to be started: --systemd, --cron or --scrontab")
+    how = "systemd" if args.systemd else "cron" if args.cron else "scrontab"
+    for line in installing.find_warnings(setting, how):
+        print(f"warning: {line}", file=sys.stderr)
     if args.systemd:
         for name, text in installing.render_systemd(setting).items():
             print(f"# {name}\n{text}")
@@ -188,8 +191,6 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
         return EXIT_OK
     program = "crontab" if args.cron else "scrontab"
     print(installing.render_cron(setting, slurm=args.scrontab), end="")
-    for line in installing.find_warnings(setting) if args.scrontab else ():
-        print(f"warning: {line}", file=sys.stderr)
     if not args.dry_run:
         installing.install_table(setting, program)
         print(f"entered with `{program}`; `{program} -l` shows it")

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cclsearch.launch.profile import Profile
 from cclsearch.nightly.history import Night, Sample, mean_of, read_surroundings
 from cclsearch.noise import Noise, confidence_better, estimate_noise
+from cclsearch.record.trial import Trial
+from cclsearch.redact import is_secret_name
 from cclsearch.text import one_line
 from cclsearch.values import Config
 
@@ -80,9 +83,27 @@ def compare_night(
     same = tuple(c for c in changes if c not in worse and c not in better)
     worse = [*failing, *worse]
     if not tonight.samples and not worse:
-        return Comparison(Verdict.NO_RESULT, _join("no trial was ranked", ending), noise=noise)
+        return Comparison(Verdict.NO_RESULT, _join(tell_unranked(tonight), ending), noise=noise)
     verdict, text = _judge(tonight, earlier, worse, better, noise, tolerance=tolerance, confidence=confidence)
     return Comparison(verdict, text, tuple(worse), tuple(better), same, noise)
+
+
+def tell_unranked(tonight: Night) -> str:
+    """Why a night has no result: how many trials were not admitted, or failed, and the latest reason of each."""
+    told = []
+    if tonight.refused:
+        told.append(f"{len(tonight.refused)} not admitted ({tell_refusal(tonight.refused[-1])})")
+    if tonight.failed and (outcome := tonight.failed[-1].outcome) is not None and outcome.failure is not None:
+        failure = outcome.failure
+        told.append(f"{len(tonight.failed)} failed ({failure.kind.value}: {one_line(failure.message, 120)})")
+    return f"no trial was ranked: {', '.join(told)}" if told else "no trial was ranked"
+
+
+def tell_refusal(trial: Trial) -> str:
+    """Why a trial that ran does not count, in a line."""
+    admission = trial.outcome.admission if trial.outcome else None
+    reasons = admission.reasons if admission else ()
+    return one_line(reasons[0] if reasons else "it has no figure", 160)
 
 
 def estimate_night_noise(tonight: Night, earlier: Sequence[Night]) -> Noise:
@@ -153,10 +174,24 @@ def tell_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tu
             if old.get(name, "") != new.get(name, ""):
                 values = [one_line(facts.get(name) or "unknown", 80) for facts in (old, new)]
                 lines.append(f"{one_line(name, 40)} {values[0]} → {values[1]}")
+    lines += tell_profile(before.run.spec.profile, tonight.run.spec.profile)
     lines = lines[:MAX_CHANGES]
     lines += _tell_causes(before.run.state.trials[before.samples[config][-1].trial].outcome,
                           tonight.run.state.trials[tonight.samples[config][-1].trial].outcome)  # fmt: skip
     return tuple(lines)
+
+
+def tell_profile(before: Profile, now: Profile) -> list[str]:
+    """What is different in the launcher's profile: its jobs' variables, and its own fields; of a secret only that."""
+    old, new = ({**profile.settings, **profile.environment} for profile in (before, now))
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) == new.get(name):
+            continue
+        values = [one_line(str(fields.get(name, "unset")), 80) for fields in (old, new)]
+        told = "is another" if is_secret_name(name) else f"{values[0]} → {values[1]}"
+        lines.append(f"the launcher's {one_line(name, 40)} {told}")
+    return lines
 
 
 def _tell_causes(old: object, new: object) -> list[str]:
@@ -209,7 +244,9 @@ def _judge(
     if noise.is_measured:
         told += f"; run-to-run noise {noise.relative:.1%}"
     if champion not in tonight.samples:
-        told += "; the best of earlier nights was not run again, so a regression of it could not be seen"
+        refused = [trial for trial in tonight.refused if trial.config == champion]
+        ran = f"ran again but is not admitted ({tell_refusal(refused[-1])})" if refused else "was not run again"
+        told += f"; the best of earlier nights {ran}, so a regression of it could not be seen"
     return Verdict.UNCHANGED, told
 
 

@@ -20,6 +20,10 @@ SLURM_WORD = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.,:@/+=-]*$")
 SCRON_OWN = frozenset({"job-name", "time", "partition", "account", "qos"})
 VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 DEFAULT_TRIALS = 15
+REST_S = 600.0
+"""At least this long between a night's deadline and the next start."""
+SEASONS_S = (1767225600.0, 1782864000.0)
+"""A moment in winter and one in summer: two zones' clocks need not change on the same days."""
 
 
 def _check_moment(text: str) -> str:
@@ -197,6 +201,19 @@ class NightlyConfig(Model):
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
             raise ValueError(f"two jobs are called {twice[0]!r}: give them a `name` each")
+        return self
+
+    @model_validator(mode="after")
+    def _check_times(self) -> NightlyConfig:
+        if (start := self.start_moment) is None or (deadline := self.deadline_moment) is None:
+            return self
+        for season_s in SEASONS_S:
+            start_s = start.next_after(season_s)
+            if start.next_after(start_s) - deadline.next_after(start_s) < REST_S:
+                raise ValueError(
+                    f"the deadline {self.deadline!r} must come at least {REST_S / 60:g} minutes before the next start,"
+                    f" {self.start!r}, so that one night has stopped when the next begins"
+                )
         return self
 
     @property

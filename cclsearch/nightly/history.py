@@ -92,6 +92,15 @@ class Night:
     """Configurations that failed by their own fault, and never ranked."""
     num_lost: int = 0
     """Trials that the infrastructure failed."""
+    failed: tuple[Trial, ...] = ()
+    """Trials that failed by their own fault."""
+    refused: tuple[Trial, ...] = ()
+    """Trials that ran and were not admitted, so that they rank nowhere."""
+
+    @property
+    def num_trials(self) -> int:
+        """That have ended, confirmations included."""
+        return sum(map(len, self.samples.values())) + len(self.failed) + len(self.refused) + self.num_lost
 
     @property
     def best(self) -> Config | None:
@@ -122,7 +131,8 @@ def _by_step_time(spec: RunSpec) -> bool:
 def read_night(run: Run, since_s: float = 0.0) -> Night:
     """What a run found since a moment."""
     samples: dict[Config, list[Sample]] = {}
-    failures: dict[Config, Trial] = {}
+    failed: list[Trial] = []
+    refused: list[Trial] = []
     lost = 0
     for trial in run.state.trials.values():
         if trial.outcome is None or (trial.finished_s or 0.0) < since_s:
@@ -136,9 +146,18 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
         elif trial.outcome.failure and trial.outcome.failure.kind.is_infrastructure:
             lost += 1
         elif trial.outcome.failure:
-            failures[trial.config] = trial
-    own = {config: trial for config, trial in failures.items() if config not in samples}
-    return Night(stamp_of(run.folder), run, {c: tuple(s) for c, s in samples.items()}, own, lost)
+            failed.append(trial)
+        else:
+            refused.append(trial)
+    return Night(
+        stamp=stamp_of(run.folder),
+        run=run,
+        samples={config: tuple(found) for config, found in samples.items()},
+        failures={trial.config: trial for trial in failed if trial.config not in samples},
+        num_lost=lost,
+        failed=tuple(failed),
+        refused=tuple(refused),
+    )
 
 
 def read_earlier(folders: Iterable[Path], spec: RunSpec) -> list[Night]:

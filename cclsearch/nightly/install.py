@@ -160,21 +160,38 @@ def _show_duration(seconds: float) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
-def find_warnings(setting: Setting) -> list[str]:
-    """What may not be as meant where scrontab starts the nights."""
+def find_warnings(setting: Setting, how: str) -> list[str]:
+    """What may not be as meant where `systemd`, `cron` or `scrontab` starts the nights."""
     lines = []
-    if not _is_zone_of_here(setting.start):
-        at = f"{setting.start.hour:02d}:{setting.start.minute:02d}"
+    at = f"{setting.start.hour:02d}:{setting.start.minute:02d}"
+    if how == "scrontab" and not _is_zone_of_here(setting.start):
         lines.append(
             f"scrontab starts jobs in the cluster's time zone, and `start` is {setting.start}, while this machine has"
             f" another zone: the night starts at {at} by the cluster's clock"
         )
-    if find_time_s(setting) is None:
+    if how == "cron" and not _is_zone_of_here(setting.start):
+        lines.append(
+            f"only cronie reads CRON_TZ; any other cron (Debian's, Ubuntu's) starts the night at {at} by this machine's"
+            f" clock, and `start` is {setting.start}: there give `start` in this machine's zone"
+        )
+    if how == "scrontab" and find_time_s(setting) is None:
         lines.append(
             "no time limit is asked for, so the cluster's default holds: give `deadline`, `budget.hours`, or"
             " `scrontab: {hours: 9}`"
         )
+    if how != "cron" and (day := _find_skipped(setting.start)) is not None:
+        lines.append(f"the clock of {setting.start.zone} skips {at} on {day}: no night may start on such a day")
     return lines
+
+
+def _find_skipped(start: Moment) -> str | None:
+    """The first day of the year that comes on which the zone's clock skips the start; None where there is none."""
+    zone = ZoneInfo(start.zone)
+    for at_s in _next_starts(start):
+        there = datetime.fromtimestamp(at_s, zone)
+        if (there.hour, there.minute) != (start.hour, start.minute):
+            return there.date().isoformat()
+    return None
 
 
 def _is_zone_of_here(start: Moment) -> bool:
@@ -235,4 +252,5 @@ def install_table(setting: Setting, program: str) -> None:
     text = replace_block(table, setting, render_cron(setting, slurm=slurm), in_place=slurm)
     done = subprocess.run([program, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
-        raise UserError(f"`{program}` refused the entry: {' '.join(done.stderr.split())[:200]}")
+        said = " ".join(f"{done.stderr} {done.stdout}".split())[:200]
+        raise UserError(f"`{program}` refused the entry: {said}")

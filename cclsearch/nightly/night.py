@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cclsearch.errors import UserError
+from cclsearch.errors import AwayError, UserError
 from cclsearch.flight import Stop
 from cclsearch.nightly.config import DEFAULT_TRIALS, Job, NightlyConfig
 from cclsearch.nightly.history import (
@@ -55,7 +55,7 @@ class JobState:
     is_trouble: bool = False
     """Whether that error is the infrastructure's."""
     was_cut: bool = False
-    """Whether only its part of the night's budget kept it from going on."""
+    """Whether only its part of the night's budget, or a launcher that is away, kept it from going on."""
 
 
 def plan_jobs(config: NightlyConfig) -> dict[str, Plan]:
@@ -132,12 +132,12 @@ class NightRun:
                 if self.find_end() or self.stop.is_set():
                     return
                 part = split_left(
-                    find_left(self.config.budget, self.find_spent()),
+                    self._find_left(),
                     state.job.priority,
                     sum(other.job.priority for other in waiting[n:]),
                 )
                 self._run_guarded(state, part)
-            waiting = [state for state in waiting if state.was_cut and not state.error]
+            waiting = [state for state in waiting if state.was_cut]
             if self.find_spent().trials == before.trials:
                 return
 
@@ -147,6 +147,14 @@ class NightRun:
             return "the deadline was reached"
         name = find_exhausted(find_left(self.config.budget, self.find_spent()))
         return f"the night's budget of {name.replace('_', '-')} was used up" if name else None
+
+    def _find_left(self) -> dict[str, float | None]:
+        """What may still be spent; the time until the deadline is shared as well, so that no job waits it all away."""
+        left = find_left(self.config.budget, self.find_spent())
+        if self.place.deadline_s is not None:
+            until = max(self.place.deadline_s - time.time(), 0.0) / 3600
+            left["hours"] = until if left["hours"] is None else min(left["hours"], until)
+        return left
 
     def find_spent(self) -> Spent:
         """What the night used so far, told from the ledgers and the clock."""
@@ -194,6 +202,9 @@ class NightRun:
         state.was_cut = False
         try:
             self._run_job(state, part)
+        except AwayError as error:
+            state.error = redact(str(error))
+            state.is_trouble = state.was_cut = True
         except UserError as error:
             state.error = redact(str(error))
         except OSError as error:
@@ -215,6 +226,7 @@ class NightRun:
         trials = wish if limits["trials"] is None else int(limits["trials"])
         if find_exhausted(limits) or trials < 1:
             return
+        state.error, state.is_trouble = "", False
         run = load_run(state.folder) if state.folder else self._find_unfinished(job)
         resumed = run is not None
         if run is None:

@@ -25,9 +25,13 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
         part = split_left(find_left(config.budget, Spent()), job.priority, waiting)
         trials = min(job.budget.trials or DEFAULT_TRIALS, int(part["trials"] or 10**9))
         folders = find_runs(runs, config.name, job.key)
+        tonights = runs / place.jobs[job.key] if job.key in place.jobs else None
         earlier = read_earlier(folders, plan.spec)
         what = f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
         lines.append(f"{what}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
+        if tonights in folders and load_run(tonights).standing == "ended":
+            lines.append(f"  {tonights.name} has ended")
+            continue
         if folders:
             latest = load_run(folders[-1])
             if latest.standing in ("stopped", "killed") and is_same_work(latest.spec, plan.spec):

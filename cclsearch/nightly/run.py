@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cclsearch.errors import UserError
 from cclsearch.flight import Stop
-from cclsearch.nightly.assemble import assemble_jobs, assemble_summary
+from cclsearch.nightly.assemble import JobNights, assemble_jobs, assemble_summary
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.night import NightRun, plan_jobs
 from cclsearch.nightly.page import render_night
@@ -81,18 +81,24 @@ def finish_night(night: NightRun) -> NightSummary:
         pruned = prune_evidence(night.runs, config.name, config.keep, tonight=place.stamp, ours=ours)
     summary = assemble_summary(night, jobs, pruned, is_stopped=is_stopped)
     summary = NightSummary.model_validate_json(redact(summary.model_dump_json()))
-    home = nights_folder(night.runs, config.name)
-    page = redact(render_night(summary, jobs, read_summaries(home, before=place.stamp)))
-    texts = {"report.html": page, "summary.md": render_markdown(summary)}
-    texts[SUMMARY_FILE] = summary.model_dump_json(indent=1) + "\n"
-    for folder in (place.folder, home):
-        for name, text in texts.items():
-            write_atomically(folder / name, text)
+    write_summary(night, summary, jobs)
     if config.webhook_env is not None:
         problem = send_webhook(config.webhook_env, redact(render_message(summary)))
         if problem is not None:
             summary = summary.model_copy(update={"notes": (*summary.notes, problem)})
+            write_summary(night, summary, jobs)
     return summary
+
+
+def write_summary(night: NightRun, summary: NightSummary, jobs: Sequence[JobNights]) -> None:
+    """Leave `summary.json`, `summary.md` and the page in the night's folder, and as the latest of the series."""
+    home = nights_folder(night.runs, night.config.name)
+    page = redact(render_night(summary, jobs, read_summaries(home, before=night.place.stamp)))
+    texts = {"report.html": page, "summary.md": render_markdown(summary)}
+    texts[SUMMARY_FILE] = summary.model_dump_json(indent=1) + "\n"
+    for folder in (night.place.folder, home):
+        for name, text in texts.items():
+            write_atomically(folder / name, text)
 
 
 def read_summaries(home: Path, *, before: str) -> list[NightSummary]:

@@ -61,6 +61,8 @@ class JobSummary(Model):
     best: BestSummary | None = None
     trials: int = 0
     failed: int = 0
+    refused: int = 0
+    """Trials that ran and were not admitted."""
     lost: int = 0
     """Trials that the infrastructure failed."""
     worse: tuple[ChangeSummary, ...] = ()
