@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cclsearch.flight import Flight, Stop
 from cclsearch.propose.base import Closer, Narrator, Observation, Proposal, Proposer, Remark, SearchView
 from cclsearch.record.book import Book
@@ -105,12 +108,12 @@ def _fill(book: Book, parts: Parts) -> str | None:
         if left <= 0:
             return "the budget is used up"
         view = view_search(book, parts, budget_left=left)
-        taken = {o.row for o in view.observations if o.row is not None} | view.closed
-        if len(taken) >= len(parts.space):
+        taken_N = view.taken_N.copy()
+        if taken_N.all():
             return "every configuration of the space was tried, or cannot fit"
         proposals = parts.proposer.propose(view, min(slots, left))
         take_remarks(book, parts)
-        if not _accept(book, parts, proposals, taken=taken, most=min(slots, left)):
+        if not _accept(book, parts, proposals, taken_N=taken_N, most=min(slots, left)):
             return _ending(parts)
     return None
 
@@ -120,17 +123,17 @@ def _ending(parts: Parts) -> str:
     return wish or "nothing is left that may be proposed"
 
 
-def _accept(book: Book, parts: Parts, proposals: Sequence[Proposal], *, taken: set[int], most: int) -> int:
+def _accept(book: Book, parts: Parts, proposals: Sequence[Proposal], *, taken_N: NDArray[np.bool_], most: int) -> int:
     """Enter legal new proposals into the ledger, drop the rest with a note; returns how many were entered."""
     accepted = 0
     for proposal in proposals[:most]:
         row = parts.space.row(proposal.config)
-        if row is None or row in taken:
+        if row is None or taken_N[row]:
             why = "it is no member of the legal set" if row is None else "it was tried or runs already"
             text = f"{proposal.proposer} proposed {proposal.config}: {why}"
             book.record(Note(time_s=parts.now_s(), topic="refused", text=text))
             continue
-        taken.add(row)
+        taken_N[row] = True
         accepted += 1
         _enter(book, parts, proposal, Purpose.SEARCH)
     return accepted
@@ -154,16 +157,17 @@ def _enter(book: Book, parts: Parts, proposal: Proposal, purpose: Purpose) -> No
 def view_search(book: Book, parts: Parts, *, budget_left: int) -> SearchView:
     """What a proposer may know now."""
     observations = parts.observer.observe(book.state)
-    seen = {observation.row for observation in observations}
     lost = {parts.space.row(trial.config) for trial in book.state.lost}
     flying = {parts.space.row(trial.config) for trial in book.state.unfinished}
-    held_back = (lost | parts.held_back) - seen - flying
+    seen_N = np.zeros(len(parts.space), dtype=bool)
+    seen_N[observations.rows] = True
+    held_back = (lost | parts.held_back) - flying
     return SearchView(
         card=parts.spec.card,
         space=parts.space,
         observations=observations,
-        pending=frozenset(row for row in flying - seen if row is not None),
-        held_back=frozenset(row for row in held_back if row is not None),
+        pending=frozenset(row for row in flying if row is not None and not seen_N[row]),
+        held_back=frozenset(row for row in held_back if row is not None and not seen_N[row]),
         budget_left=budget_left,
         seed=parts.spec.seed,
         objective=parts.spec.objective.name,
@@ -201,8 +205,6 @@ def finalists(book: Book, count: int, objective: Objective) -> list[Trial]:
 
 def _front(book: Book, count: int, objective: Objective) -> list[Trial]:
     """First ranked runs of configurations that no other beats in every metric, its ends first."""
-    import numpy as np
-
     from cclsearch.front import find_front
 
     trials = [book.state.trials[number] for number in book.state.losses_by_trial()]

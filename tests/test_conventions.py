@@ -24,7 +24,7 @@ ROOMS = {"propose", "launch", "trace", "score", "record"}
 BETWEEN_ROOMS = {
     ("score", "launch"): {"contract"},
     ("record", "launch"): {"base", "contract"},
-    ("record", "propose"): {"base"},
+    ("record", "propose"): {"base", "observation"},
     ("record", "score"): {"outcome"},
 }
 """Room -> other room -> the modules of frozen values that may cross."""

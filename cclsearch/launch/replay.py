@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,8 @@ class ReplayLauncher:
         self.recording = recording
         self.max_parallel = max_parallel
         self._refused: dict[str, Failure] = {}
-        self._readers: dict[Path, dict[Config, str]] = {}
+        self._readers: dict[Path, array[int]] = {}
+        """Folder of a run's trials -> for each recorded row the trial that read it; 0 for none."""
 
     @classmethod
     def from_profile(cls, profile: Profile) -> ReplayLauncher:
@@ -84,21 +86,34 @@ class ReplayLauncher:
         row = self.recording.look_up(job.payload.config)
         taken = self._read_by(job)
         if row is None or taken is not None:
-            what = "is not in the recording" if row is None else f"was read by trial {taken}, and a row is read once"
+            what = (
+                "is not in the recording" if row is None else f"was read by trial {taken:04d}, and a row is read once"
+            )
             message = f"{job.payload.config} {what}"
             self._refused[handle.job_id] = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
         elif not (job.trial_dir / RESULT_FILE).exists():
             _write_result(job.trial_dir, self._result(job, row))
         return handle
 
-    def _read_by(self, job: Job) -> str | None:
-        """Folder name of another trial of this run that has read the row; told from disk, so it outlives a kill."""
+    def _read_by(self, job: Job) -> int | None:
+        """Another trial of this run that has read the row; told from disk, so it outlives a kill."""
         runs = job.trial_dir.parent
         if runs not in self._readers:
-            found = ((_config_of(path.parent), path.parent.name) for path in sorted(runs.glob(f"*/{RESULT_FILE}")))
-            self._readers[runs] = {config: name for config, name in found if config is not None}
-        reader = self._readers[runs].setdefault(job.payload.config, job.trial_dir.name)
-        return reader if reader != job.trial_dir.name else None
+            self._readers[runs] = self._find_readers(runs)
+        row = self.recording.space.row(job.payload.config)
+        if row is None:
+            return None
+        reader = self._readers[runs][row] = self._readers[runs][row] or job.trial
+        return reader if reader != job.trial else None
+
+    def _find_readers(self, runs: Path) -> array[int]:
+        readers = array("i", [0]) * len(self.recording.rows)
+        for path in sorted(runs.glob(f"*/{RESULT_FILE}")):
+            config = _config_of(path.parent)
+            row = None if config is None else self.recording.space.row(config)
+            if row is not None and path.parent.name.isdecimal() and not readers[row]:
+                readers[row] = int(path.parent.name)
+        return readers
 
     def _failure(self, handle: Handle) -> Failure | None:
         refused = self._refused.get(handle.job_id)

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cclsearch.card.model import Card
+from cclsearch.propose.observation import Observation as Observation
+from cclsearch.propose.observation import rows_of
 from cclsearch.space.table import Space
-from cclsearch.values import Config, Failure
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One finished run of one configuration, as a proposer sees it."""
-
-    trial: int
-    config: Config
-    row: int | None
-    """Row of the space; None for a run outside it (an earlier run's, a baseline)."""
-    loss: float | None
-    """What the objective minimises (finite, positive for `step_time`); None where it failed or was not admitted."""
-    step_time_s: float | None = None
-    peak_memory_gib: float | None = None
-    """Largest over the ranks."""
-    failure: Failure | None = None
-    """None where the trial is scored. Infrastructure failures are never shown to a proposer."""
-    spread: float | None = None
-    """Relative spread of the step times inside the run."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further metrics by name (for an objective over several)."""
-    is_confirmation: bool = False
+from cclsearch.values import Config
 
 
 @dataclass(frozen=True)
@@ -48,7 +32,8 @@ class SearchView:
 
     card: Card
     space: Space
-    observations: tuple[Observation, ...]
+    observations: Sequence[Observation]
+    """Finished trials, in order of their numbers."""
     pending: frozenset[int]
     """Rows that run now."""
     budget_left: int
@@ -68,6 +53,15 @@ class SearchView:
     def closed(self) -> frozenset[int]:
         """Rows that may not be proposed, beside those that were observed."""
         return self.pending | self.held_back
+
+    @cached_property
+    def taken_N(self) -> NDArray[np.bool_]:
+        """(N,) whether each row of the space was observed, runs, or is held back: not to be proposed. Read-only."""
+        taken_N = np.zeros(len(self.space), dtype=bool)
+        taken_N[rows_of(self.observations)] = True
+        taken_N[list(self.closed)] = True
+        taken_N.setflags(write=False)
+        return taken_N
 
 
 @dataclass(frozen=True)

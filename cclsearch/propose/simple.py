@@ -13,10 +13,7 @@ from cclsearch.propose.base import Proposal, SearchView
 
 def open_rows(view: SearchView) -> NDArray[np.int64]:
     """Rows that may still be proposed, in order."""
-    taken = np.zeros(len(view.space), dtype=bool)
-    taken[[o.row for o in view.observations if o.row is not None]] = True
-    taken[list(view.closed)] = True
-    return np.flatnonzero(~taken)
+    return np.flatnonzero(~view.taken_N)
 
 
 @PROPOSERS.register("random")

@@ -34,7 +34,7 @@ def fold_ledger(path: Path) -> RunState:
     for number, line in enumerate(_read_lines(path), 1):
         try:
             state.take(line, spot)
-        except (msgspec.MsgspecError, ValidationError, KeyError, ValueError):
+        except (msgspec.MsgspecError, ValidationError, KeyError, ValueError, OverflowError):
             _parse(path, number, line)
             raise UserError(f"{str(path)!r} line {number} tells of a trial that was never proposed") from None
         if number == 1 and b'"ledger_version":1,' not in line:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cclsearch.propose.base import Observation
+from cclsearch.propose.observation import Observation, Observations, Shelf
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
@@ -14,17 +14,17 @@ class Observer:
 
     def __init__(self, space: Space | None = None) -> None:
         self._space = space
-        self._seen: dict[int, Observation] = {}
+        self._shelf = Shelf(space)
         self._num_taken = 0
 
-    def observe(self, state: RunState) -> tuple[Observation, ...]:
+    def observe(self, state: RunState) -> Observations:
         """Finished trials in order of their numbers; what the infrastructure failed teaches nothing and is left out."""
         for number in state.finish_order[self._num_taken :]:
             observation = observe_trial(state.trials[number], self._space)
             if observation is not None:
-                self._seen[number] = observation
+                self._shelf.add(observation)
         self._num_taken = len(state.finish_order)
-        return tuple(observation for _, observation in sorted(self._seen.items()))
+        return self._shelf.look()
 
 
 def observe_trial(trial: Trial, space: Space | None = None) -> Observation | None:

@@ -7,8 +7,7 @@ events opens in under a second, and a search of 10,000 trials stays small.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +16,9 @@ from typing import Any
 import msgspec
 
 from cclsearch.record.event import EVENT, Note, Purpose, SearchEnded, SearchStopped
-from cclsearch.record.trial import Trial, fold_trial
+from cclsearch.record.trial import Trial
+from cclsearch.record.trials import Trials
 from cclsearch.values import Config, FailureKind
-
-NUM_KEPT = 256
-"""Finished trials that stay in memory after somebody wanted them."""
 
 
 class _Failure(msgspec.Struct):
@@ -54,27 +51,28 @@ class _Resumed(Line, tag="search_resumed"):
     confirm: int = 0
 
 
-class _Proposed(Line, tag="trial_proposed"):
+class _OfTrial(Line, tag="of a trial"):
     trial: int
+
+
+class _Proposed(_OfTrial, tag="trial_proposed"):
     config: msgspec.Raw
     purpose: str = Purpose.SEARCH.value
 
 
-class _Submitting(Line, tag="trial_submitting"):
-    trial: int
+class _Submitting(_OfTrial, tag="trial_submitting"):
+    pass
 
 
-class _Submitted(Line, tag="trial_submitted"):
-    trial: int
+class _Submitted(_OfTrial, tag="trial_submitted"):
+    pass
 
 
-class _Repeated(Line, tag="trial_repeated"):
-    trial: int
+class _Repeated(_OfTrial, tag="trial_repeated"):
     failure: _Failure | None = None
 
 
-class _Finished(Line, tag="trial_finished"):
-    trial: int
+class _Finished(_OfTrial, tag="trial_finished"):
     outcome: _Outcome
 
 
@@ -94,59 +92,6 @@ def decode_line(line: bytes) -> Line:
     """What the fold needs of one line; raises msgspec.MsgspecError where it is no event."""
     decoded: Line = _DECODER.decode(line)
     return decoded
-
-
-@dataclass(slots=True)
-class Brief:
-    """What is kept of one trial."""
-
-    is_search: bool
-    config_key: bytes
-    spots: list[int]
-    """Offset of each of its lines in the ledger."""
-    costs_budget: bool
-    is_finished: bool = False
-    loss: float | None = None
-
-
-class Trials(Mapping[int, Trial]):
-    """Trial number -> trial, in the order of the proposals; read from the ledger when wanted."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self.briefs: dict[int, Brief] = {}
-        self._kept: OrderedDict[int, Trial] = OrderedDict()
-
-    def __getitem__(self, number: int) -> Trial:
-        kept = self._kept.get(number)
-        if kept is None:
-            kept = self._read(self.briefs[number])
-            self._kept[number] = kept
-            while len(self._kept) > NUM_KEPT:
-                self._kept.popitem(last=False)
-        return kept
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.briefs)
-
-    def __len__(self) -> int:
-        return len(self.briefs)
-
-    def __contains__(self, number: object) -> bool:
-        return number in self.briefs
-
-    def forget(self, number: int) -> None:
-        """Its lines changed: read it anew."""
-        self._kept.pop(number, None)
-
-    def _read(self, brief: Brief) -> Trial:
-        assert self._path is not None, "trials come from a ledger"
-        lines = []
-        with self._path.open("rb") as file:
-            for spot in brief.spots:
-                file.seek(spot)
-                lines.append(EVENT.validate_json(file.readline()))
-        return fold_trial(lines)
 
 
 @dataclass
@@ -171,12 +116,15 @@ class RunState:
     is_allocation_over: bool = False
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
     trials: Trials = field(init=False)
-    finish_order: list[int] = field(default_factory=list)
+    finish_order: array[int] = field(default_factory=lambda: array("i"))
     """Numbers of the finished trials, in the order in which they finished."""
     _resumed_at: int = 0
     """The last trial before the search was last resumed."""
     _open: dict[int, None] = field(default_factory=dict)
-    _runs_of: dict[bytes, list[int]] = field(default_factory=dict)
+    _ranked: array[int] = field(default_factory=lambda: array("i"))
+    """Numbers of the ranked trials, in the order in which they finished."""
+    _first_ranked: int | None = None
+    _lost: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.trials = Trials(self.path)
@@ -187,25 +135,25 @@ class RunState:
         self.last_s = max(self.last_s, event.time_s)
         match event:
             case _Proposed():
-                self._propose(event, spot)
+                self._propose(event)
             case _Finished():
-                self._add_spot(event.trial, spot)
                 self._finish(event)
             case _Repeated():
-                self._add_spot(event.trial, spot)
                 over = event.failure is not None and event.failure.kind == FailureKind.ALLOCATION_ENDED
                 self.is_allocation_over = self.is_allocation_over or over
             case _Submitting() | _Submitted():
-                self._add_spot(event.trial, spot)
+                pass
             case _Started():
                 self.run_id, self.spec_sha256, self.started_s = event.run_id, event.spec_sha256, event.time_s
             case _Resumed():
                 self.stopped = self.ended = None
                 self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
                 self.num_lost_in_a_row, self.is_allocation_over = 0, False
-                self._resumed_at = max(self.trials.briefs, default=0)
+                self._resumed_at, self._lost = self.trials.last_number, []
             case _:
                 self._take_words(line)
+        if isinstance(event, _OfTrial):
+            self.trials.add_line(event.trial, spot, spot + len(line.rstrip(b"\n")) + 1)
 
     @property
     def unfinished(self) -> list[Trial]:
@@ -219,11 +167,7 @@ class RunState:
     @property
     def lost(self) -> list[Trial]:
         """Trials of the search that the infrastructure failed for good since it began or was last resumed."""
-        return [
-            self.trials[number]
-            for number, brief in self.trials.briefs.items()
-            if number > self._resumed_at and brief.is_search and brief.is_finished and not brief.costs_budget
-        ]
+        return [self.trials[number] for number in sorted(set(self._lost)) if not self.trials.costs_budget(number)]
 
     @property
     def first_ranked(self) -> Trial | None:
@@ -231,10 +175,7 @@ class RunState:
 
         Not the one with the lowest number: where several run at once, that one may finish last.
         """
-        briefs = self.trials.briefs
-        ranked = (n for n in self.finish_order if briefs[n].is_search and briefs[n].loss is not None)
-        number = next(ranked, None)
-        return None if number is None else self.trials[number]
+        return None if self._first_ranked is None else self.trials[self._first_ranked]
 
     @property
     def best(self) -> Trial | None:
@@ -243,7 +184,7 @@ class RunState:
         The lowest mean loss wins, but for luck: a configuration that ran less often takes the place of one that ran
         more often only where it beats it beyond the noise.
         """
-        groups = list(self._runs_of.values())
+        groups = self._group_ranked()
         if not groups:
             return None
         fastest, most = min(groups, key=self._mean_loss), max(len(group) for group in groups)
@@ -252,18 +193,17 @@ class RunState:
 
     def losses_by_trial(self) -> dict[int, list[float]]:
         """First ranked trial of each configuration -> losses of that configuration's ranked runs."""
-        return {group[0]: [self._loss(number) for number in group] for group in self._runs_of.values()}
+        return {group[0]: [self._loss(number) for number in group] for group in self._group_ranked()}
 
     def runs_of(self, config: Config) -> list[Trial]:
         """Ranked runs of one configuration, confirmations included, in the order in which they finished."""
-        groups = self._runs_of.values()
-        same = next((group for group in groups if self.trials[group[0]].config == config), [])
+        same = next((group for group in self._group_ranked() if self.trials[group[0]].config == config), [])
         return [self.trials[number] for number in same]
 
     def losses_by_config(self) -> dict[Config, list[float]]:
         """Configuration -> losses of its ranked runs."""
         return {
-            self.trials[group[0]].config: [self._loss(number) for number in group] for group in self._runs_of.values()
+            self.trials[group[0]].config: [self._loss(number) for number in group] for group in self._group_ranked()
         }
 
     def _mean_loss(self, numbers: list[int]) -> float:
@@ -283,30 +223,38 @@ class RunState:
         return champion
 
     def _loss(self, number: int) -> float:
-        return self.trials.briefs[number].loss or 0.0
+        return self.trials.loss(number) or 0.0
 
-    def _propose(self, event: _Proposed, spot: int) -> None:
+    def _group_ranked(self) -> list[list[int]]:
+        """The ranked runs of each configuration, in the order in which they finished; made anew, so nothing is kept."""
+        runs_of: dict[int, list[int]] = {}
+        for number in self._ranked:
+            runs_of.setdefault(self.trials.config_key(number), []).append(number)
+        return list(runs_of.values())
+
+    def _propose(self, event: _Proposed) -> None:
         is_search = event.purpose == Purpose.SEARCH.value
-        self.trials.briefs[event.trial] = Brief(is_search, bytes(event.config), [spot], costs_budget=is_search)
+        self.trials.propose(event.trial, bytes(event.config), is_search=is_search)
         self._open[event.trial] = None
         self.num_spent += is_search
 
-    def _add_spot(self, number: int, spot: int) -> None:
-        self.trials.briefs[number].spots.append(spot)
-        self.trials.forget(number)
-
     def _finish(self, event: _Finished) -> None:
-        brief, outcome = self.trials.briefs[event.trial], event.outcome
-        lost = outcome.failure is not None and _is_infrastructure(outcome.failure.kind)
-        costs = brief.is_search and not lost
-        self.num_spent += costs - brief.costs_budget
-        brief.is_finished, brief.costs_budget = True, costs
-        self._open.pop(event.trial, None)
-        self.finish_order.append(event.trial)
-        self.num_lost_in_a_row = self.num_lost_in_a_row + 1 if lost else 0
-        if outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted:
-            brief.loss = outcome.loss
-            self._runs_of.setdefault(brief.config_key, []).append(event.trial)
+        number, outcome = event.trial, event.outcome
+        failed = outcome.failure is not None and _is_infrastructure(outcome.failure.kind)
+        is_search = self.trials.is_search(number)
+        costs = is_search and not failed
+        is_ranked = outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted
+        self.num_spent += costs - self.trials.costs_budget(number)
+        self.trials.finish(number, costs_budget=costs, loss=outcome.loss if is_ranked else None)
+        self._open.pop(number, None)
+        self.finish_order.append(number)
+        self.num_lost_in_a_row = self.num_lost_in_a_row + 1 if failed else 0
+        if failed and is_search and number > self._resumed_at:
+            self._lost.append(number)
+        if is_ranked:
+            self._ranked.append(number)
+            if self._first_ranked is None and is_search:
+                self._first_ranked = number
 
     def _take_words(self, line: bytes) -> None:
         event = EVENT.validate_json(line)

@@ -1,0 +1,76 @@
+"""Observations kept small: each comes back as it was, and what was looked at does not change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cclsearch.propose.observation import Observation, Shelf, rows_of
+from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.values import Config, Failure, FailureKind, Stage
+
+KNOBS = (Knob("tp", (1, 2, 4)), Knob("overlap", (False, True)), Knob("bucket", (0.5, 1.0)))
+OOM = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="out of memory", rank=3)
+
+
+@pytest.fixture
+def space() -> Space:
+    configs = [{"tp": tp, "overlap": overlap, "bucket": 0.5} for tp in (1, 2, 4) for overlap in (False, True)]
+    return space_from_rows(KNOBS, configs)
+
+
+def some_observations(space: Space) -> list[Observation]:
+    metrics = {"step_time_s": 2.5, "peak_memory_gib": 60.0, "mfu": 0.4}
+    return [
+        Observation(1, space.config(0), 0, 2.5, 2.5, 60.0, spread=0.01, metrics=metrics),
+        Observation(2, space.config(1), 1, None, failure=OOM, metrics={"peak_memory_gib": 80.0}),
+        Observation(3, Config(bucket=0.5, overlap=True, tp=2), 3, 0.0, metrics={"mfu": 0.4, "step_time_s": 2.5}),
+        Observation(4, Config(tp=8), None, 3.0, is_confirmation=True),
+        Observation(5, Config(tp=4.0, overlap=0, bucket=0.5), 4, None, peak_memory_gib=1.0),
+    ]
+
+
+def test_each_comes_back_as_it_was(space: Space) -> None:
+    shelf, put = Shelf(space), some_observations(space)
+    for observation in put:
+        shelf.add(observation)
+    seen = shelf.look()
+    assert tuple(seen) == tuple(put)
+    assert seen == tuple(put)
+    assert [seen[n] for n in range(-5, 5)] == put + put
+    assert seen[1:3] == tuple(put[1:3])
+    assert [(list(o.config.items()), list(o.metrics)) for o in seen] == [
+        (list(o.config.items()), list(o.metrics)) for o in put
+    ], "knobs and metrics stay in their order: a prompt reads the same"
+    assert [type(o.config["tp"]) for o in seen] == [int, int, int, int, float]
+
+
+def test_they_stand_in_order_of_their_trials_and_later_ones_change_nothing(space: Space) -> None:
+    shelf = Shelf(space)
+    for trial in (2, 5, 1):
+        shelf.add(Observation(trial, space.config(trial), trial, float(trial)))
+    before = shelf.look()
+    shelf.add(Observation(3, space.config(3), 3, None, failure=OOM))
+    shelf.add(Observation(4, Config(tp=16), None, 4.0))
+    assert [o.trial for o in before] == [1, 2, 5]
+    assert sorted(before.rows.tolist()) == [1, 2, 5]
+    assert [o.trial for o in shelf.look()] == [1, 2, 3, 4, 5]
+    assert sorted(rows_of(shelf.look()).tolist()) == sorted(rows_of(tuple(shelf.look())).tolist()) == [1, 2, 3, 5]
+
+
+def test_an_empty_shelf_and_one_without_a_space_do(space: Space) -> None:
+    assert len(Shelf(space).look()) == 0
+    assert Shelf(space).look().rows.dtype == np.int64
+    shelf = Shelf()
+    shelf.add(Observation(1, space.config(2), None, 1.0))
+    assert shelf.look()[0].config == space.config(2)
+
+
+def test_more_than_stay_built_are_built_again(space: Space) -> None:
+    shelf = Shelf(space)
+    put = [Observation(n, space.config(n % 6), n % 6, float(n), metrics={"step_time_s": n / 3}) for n in range(1, 700)]
+    for observation in put:
+        shelf.add(observation)
+    seen = shelf.look()
+    assert list(seen) == put
+    assert list(seen) == put

@@ -1,0 +1,91 @@
+"""The trials of a ledger, read from it when wanted: whatever their numbers and however their lines lie."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from cclsearch.launch.base import Handle
+from cclsearch.record.event import (
+    Event,
+    Note,
+    Purpose,
+    SearchResumed,
+    TrialFinished,
+    TrialProposed,
+    TrialRepeated,
+    TrialSubmitted,
+    TrialSubmitting,
+)
+from cclsearch.record.ledger import Ledger, fold_ledger, read_events
+from cclsearch.record.trial import fold_trial
+from cclsearch.score.outcome import Admission, Outcome
+from cclsearch.values import Config, Failure, FailureKind, Provenance, Stage
+
+
+def live_through(number: int, *, tp: int, purpose: Purpose = Purpose.SEARCH, lost: bool = False) -> list[Event]:
+    """All events of one trial, with one attempt that did not count."""
+    failure = Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message="gone")
+    admitted = Admission(admitted=True, verdicts=())
+    end = (
+        Outcome(provenance=Provenance.MEASURED, failure=failure)
+        if lost
+        else Outcome(provenance=Provenance.MEASURED, admission=admitted, loss=float(tp), metrics={"step_time_s": tp})
+    )
+    handle = Handle(launcher="local", job_name=f"t{number}", job_id=str(number), trial_dir=Path(f"trials/{number}"))
+    return [
+        TrialProposed(time_s=1, trial=number, config=Config(tp=tp), proposer="random", purpose=purpose),
+        TrialSubmitting(time_s=2, trial=number, attempt=1),
+        TrialSubmitted(time_s=3, trial=number, attempt=1, handle=handle),
+        TrialRepeated(time_s=4, trial=number, attempt=1, reason="node failed", failure=failure),
+        TrialSubmitting(time_s=5, trial=number, attempt=2),
+        TrialSubmitted(time_s=6, trial=number, attempt=2, handle=handle),
+        TrialFinished(time_s=7, trial=number, attempt=2, outcome=end),
+    ]
+
+
+def write(path: Path, events: list[Event]) -> None:
+    ledger = Ledger(path)
+    for event in events:
+        ledger.append(event)
+    ledger.close()
+
+
+@pytest.mark.parametrize("numbers", [[1, 2, 3, 4, 5, 6], [7, 3, 2, 900, 1, 5]])
+def test_trials_come_back_whole_however_their_lines_are_mixed(tmp_path: Path, numbers: list[int]) -> None:
+    rng = random.Random(3)
+    waiting = {number: live_through(number, tp=number) for number in numbers}
+    events: list[Event] = [waiting[number].pop(0) for number in numbers]
+    while any(waiting.values()):
+        if rng.random() < 0.3:
+            events.append(Note(time_s=1, topic="test", text="ü between"))
+        number = rng.choice([number for number, left in waiting.items() if left])
+        for _ in range(min(rng.randint(1, 3), len(waiting[number]))):
+            events.append(waiting[number].pop(0))
+    path = tmp_path / "ledger.jsonl"
+    write(path, events)
+    state = fold_ledger(path)
+    assert list(state.trials) == numbers
+    for number in numbers:
+        own = [event for event in read_events(path) if getattr(event, "trial", None) == number]
+        assert state.trials[number] == fold_trial(own)
+    assert 8 not in state.trials
+    with pytest.raises(KeyError):
+        state.trials[8]
+
+
+def test_runs_of_one_configuration_are_one_and_what_was_lost_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    resumed = SearchResumed(time_s=1, engine_version="1", budget=9)
+    write(path, [*live_through(1, tp=9, lost=True), resumed, *live_through(2, tp=2, lost=True)])
+    write(path, [*live_through(3, tp=4), *live_through(4, tp=3), *live_through(5, tp=4, purpose=Purpose.CONFIRMATION)])
+    state = fold_ledger(path)
+    assert [trial.number for trial in state.lost] == [2], "since it was resumed"
+    assert state.num_spent == 2
+    assert state.losses_by_trial() == {3: [4.0, 4.0], 4: [3.0]}
+    assert [trial.number for trial in state.runs_of(Config(tp=4))] == [3, 5]
+    assert state.first_ranked is not None
+    assert state.first_ranked.number == 3
+    assert list(state.finish_order) == [1, 2, 3, 4, 5]
