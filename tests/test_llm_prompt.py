@@ -7,10 +7,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from llm.cases import CARD, SPACE, Search, plain_look, run_trial
 
-from cclsearch.propose.base import Remark
+from cclsearch.propose.base import Observation, Remark
 from cclsearch.propose.llm.account import Cost
 from cclsearch.propose.llm.agent import write_turn_prompt
 from cclsearch.propose.llm.evidence import TrialEvidence
@@ -19,7 +20,8 @@ from cclsearch.propose.llm.history import PastTurn, Submitted, turn_remark
 from cclsearch.propose.llm.prompt import MAX_PROMPT_BYTES, Prompt, PromptInput, PromptOptions
 from cclsearch.propose.llm.toolset import make_toolset
 from cclsearch.propose.llm.wire import Message, Request, Role
-from cclsearch.values import Config
+from cclsearch.space.table import Knob, Space
+from cclsearch.values import Config, Failure, FailureKind, Stage
 
 GOLDEN = Path(__file__).parent / "llm" / "prompt.golden.txt"
 
@@ -75,6 +77,59 @@ def test_a_whole_request_stays_within_12000_tokens(count: int, mode: str) -> Non
     message = Message(role=Role.USER, text=prompt.user)
     request = Request(system=prompt.system, messages=(message,), tools=make_toolset(SPACE, mode, 1))
     assert request.num_bytes <= MAX_PROMPT_BYTES
+
+
+def make_wide_input(num_knobs: int, num_choices: int, name: str) -> PromptInput:
+    """A search over a space of many knobs with long names, half of whose trials failed."""
+    codes = np.random.default_rng(0).integers(0, num_choices, (300, num_knobs), dtype=np.int16)
+    knobs = tuple(Knob(f"{name}_{i}", tuple(range(num_choices)), "what it is for " * 20) for i in range(num_knobs))
+    space = Space(knobs, np.unique(codes, axis=0), num_choices**num_knobs, ("a rule",))
+    oom = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="нет памяти " * 500)
+    seen = [
+        Observation(i + 1, space.config(i), i, None if i % 2 else 9.0, 9.0, failure=oom if i % 2 else None)
+        for i in range(100)
+    ]
+    view = replace(search_of([]).view, space=space, observations=tuple(seen))
+    n = len(space)
+    look = replace(plain_look(), order=tuple(range(n)), time_N=np.full(n, 9.0), low_N=np.full(n, 8.0))
+    look = replace(look, memory_gib_N=np.full(n, 40.0), fits_N=np.full(n, 0.7))
+    return PromptInput(view, look, 1, {1: evidence()}, "# a program\n" * 3000)
+
+
+@pytest.mark.parametrize("mode", ["configs", "policy"])
+@pytest.mark.parametrize(
+    ("num_knobs", "num_choices", "name"), [(40, 6, "a_knob"), (40, 6, "a_knob_with_a_long_name_" * 2), (3, 500, "k")]
+)
+def test_many_knobs_leave_room_for_what_the_search_found(
+    num_knobs: int, num_choices: int, name: str, mode: str
+) -> None:
+    given = make_wide_input(num_knobs, num_choices, name)
+    tools = make_toolset(given.view.space, mode, 1)
+    prompt = write_turn_prompt(given, tools, PromptOptions(mode))
+    request = Request(system=prompt.system, messages=(Message(role=Role.USER, text=prompt.user),), tools=tools)
+    assert request.num_bytes <= MAX_PROMPT_BYTES
+    for section in ("TRIALS", "FAILURES", "SURROGATE: its best"):
+        assert len(prompt.user.split(section)[1].split("\n\n")[0].splitlines()) > 2, section
+    assert "[end " in prompt.user.split("DIAGNOSIS")[1]
+    assert mode != "policy" or "# a program" in prompt.user
+    submit = next(tool for tool in tools if tool.name in {"submit", "submit_policy"})
+    if mode == "configs" and num_choices < 100:
+        offered = submit.parameters["properties"]["configurations"]["items"]["properties"]["config"]["properties"]
+        assert all(schema["enum"] == list(range(num_choices)) for schema in offered.values())
+
+
+def test_short_sections_stay_whole_where_long_ones_are_cut() -> None:
+    search = search_of([i % len(SPACE) for i in range(100)], message="x" * 500)
+    long = TrialEvidence(diagnosis=("x" * 3000,) * 20)
+    given = known(search, evidence={1: long, 100: long}, program="# program\n" * 3000)
+    user = write(given, "policy").user
+    assert "a smaller difference is no improvement" in user
+    assert "# program" in user.split("BEST PROGRAM")[1]
+
+
+def test_failures_have_column_names_where_nothing_ran() -> None:
+    search = search_of([SPACE.row(Config(tp=1, pp=1, dp=16, micro_batch_size=4)) or 0])
+    assert "FAILURES by kind\ntrial | tp pp dp micro_batch_size\n" in write(known(search)).user
 
 
 def test_what_is_left_out_is_said() -> None:

@@ -444,6 +444,24 @@ def test_turns_are_kept_redacted_and_replay_to_the_same_decisions(
     assert all(turn.is_same and turn.same_prompt for turn in replayed)
 
 
+def test_a_turn_that_its_cost_ended_replays_whatever_prices_are_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thought = think(Scripted(call("candidates")), folder=tmp_path, limits=Limits(max_usd=0.003))
+    assert thought.stall is not None
+    now = tmp_path / "prices.yaml"
+    now.write_text("as_of: '2027-01'\nprices: [{model: 'openai:*', input_usd: 0, output_usd: 0}]\n")
+    monkeypatch.setenv("CCL_SEARCH_PRICES", str(now))
+    assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
+
+
+def test_a_program_with_something_like_a_secret_runs_as_it_is_kept(tmp_path: Path) -> None:
+    program = f"api_key = 'sk-ant-{'a' * 30}'\ndef generate_config(workload, environment):\n    return {GOOD}\n"
+    answer = call("submit_policy", {"program": program, "rationale": "r", "expected_step_time_s": 1.0})
+    assert think(Scripted(answer), mode="policy", folder=tmp_path).proposals
+    assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
+
+
 def test_a_tampered_turn_is_noticed(tmp_path: Path) -> None:
     think(Scripted(submit(GOOD)), folder=tmp_path)
     path = tmp_path / "turns" / "0001.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cclsearch.content import find_content
 from cclsearch.propose.base import Expectation, Proposal, Remark, SearchView
-from cclsearch.propose.llm.account import Cost, Limits, Prices, load_prices, prices_path
+from cclsearch.propose.llm.account import Cost, Limits, Price, Prices, load_prices, prices_path
 from cclsearch.propose.llm.clock import Clock, WallClock
 from cclsearch.propose.llm.desk import Decision, Desk, Explain
 from cclsearch.propose.llm.evidence import Evidence, NoEvidence, TrialEvidence
@@ -45,6 +45,7 @@ from cclsearch.propose.llm.prompt import (
     PromptOptions,
     last_observation,
     write_prompt,
+    write_system,
 )
 from cclsearch.propose.llm.retry import Patience
 from cclsearch.propose.llm.spec import make_provider, parse_spec
@@ -56,6 +57,9 @@ from cclsearch.values import Config
 
 RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
 """Of the bound on a request, kept for the turn's look-ups."""
+LEAST_RESERVED_BYTES = 4000
+LEAST_TOLD_BYTES = 8000
+"""For trials, candidates and diagnosis, where knobs and tools leave little."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Agent:
         settings = TurnSettings(
             clock=self.clock,
             jitter=random.Random(f"{known.view.seed}/{number}"),
-            price=self.prices.find(self.provider.name),
+            price=self._price(),
             limits=self._limits(known.view),
             spent=total_cost(past_turns(known.view.remarks)),
             patience=self.options.patience,
@@ -165,6 +169,9 @@ class Agent:
         turn = Turn(self.provider, desk, prompt, tools, settings)
         self._under_way = (number, turn)
         return prompt, turn.run()
+
+    def _price(self) -> Price | None:
+        return self.prices.find(self.provider.name)
 
     def _gather(self, desk: Desk, slots: int, library: PolicyLibrary) -> PromptInput:
         shown: dict[int, TrialEvidence] = {}
@@ -221,13 +228,19 @@ class Agent:
             write_record(context, record)
         write_record(
             turn_path(self.folder, number),
-            make_record(known, desk, prompt, result, number=number, explained=explained, limits=limits),
+            make_record(
+                known, desk, prompt, result, number=number, explained=explained, limits=limits, price=self._price()
+            ),
         )
 
 
 def write_turn_prompt(known: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
     """The prompt with room left for its tools and for the turn's look-ups."""
     room = MAX_PROMPT_BYTES - RESERVED_BYTES[options.mode]
+    fixed = _measure(Prompt(write_system(known.view, options), ""), tools)
+    if room - fixed < LEAST_TOLD_BYTES:
+        # A space of many knobs: what is told of the search comes before what can be looked up.
+        room = min(fixed + LEAST_TOLD_BYTES, MAX_PROMPT_BYTES - LEAST_RESERVED_BYTES)
     # JSON escapes newlines and quotes, so the text's own bytes are not quite what is sent.
     limit = int((room - _measure(Prompt("", ""), tools)) * 0.95)
     prompt = write_prompt(known, options, limit)
@@ -257,6 +270,7 @@ def make_record(
     number: int,
     explained: Mapping[str, tuple[str, ...]],
     limits: Limits,
+    price: Price | None = None,
 ) -> TurnRecord:
     """The file's content for one turn."""
     view = known.view
@@ -281,6 +295,7 @@ def make_record(
         program_note=known.program_note,
         explanations=dict(explained),
         limits=limits,
+        price=price,
         spent=total_cost(past_turns(view.remarks)),
         system=prompt.system,
         user=prompt.user,

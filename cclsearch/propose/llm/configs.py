@@ -18,22 +18,44 @@ def free_knobs(space: Space) -> tuple[Knob, ...]:
     return tuple(knob for knob in space.knobs if len(knob.choices) > 1)
 
 
+MAX_HEADER_BYTES = 400
+MAX_SCHEMA_BYTES = 8000
+"""Of one configuration's schema: the knobs with the most choices lose their lists where it would be longer."""
+
+
 def config_schema(space: Space) -> dict[str, Any]:
     """JSON schema of one configuration: every free knob, with its choices and nothing else."""
-    return {
-        "type": "object",
-        "properties": {knob.name: {"enum": list(knob.choices)} for knob in free_knobs(space)},
-        "required": [knob.name for knob in free_knobs(space)],
-        "additionalProperties": False,
-    }
+    knobs = free_knobs(space)
+    properties = {knob.name: _choice_schema(knob) for knob in knobs}
+    size = len(json.dumps(properties, ensure_ascii=False).encode())
+    for knob in sorted(knobs, key=lambda knob: -len(knob.choices)):
+        if size <= MAX_SCHEMA_BYTES:
+            break
+        before, after = properties[knob.name], _range_schema(knob)
+        size -= len(json.dumps(before, ensure_ascii=False).encode()) - len(json.dumps(after).encode())
+        properties[knob.name] = after
+    required = [knob.name for knob in knobs]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def where_schema(space: Space) -> dict[str, Any]:
     """JSON schema of a filter: knob -> the values to keep."""
     properties = {
-        knob.name: {"type": "array", "items": {"enum": list(knob.choices)}, "minItems": 1} for knob in free_knobs(space)
+        knob.name: {"type": "array", "items": _choice_schema(knob), "minItems": 1} for knob in free_knobs(space)
     }
     return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _choice_schema(knob: Knob) -> dict[str, Any]:
+    return {"enum": list(knob.choices)}
+
+
+def _range_schema(knob: Knob) -> dict[str, Any]:
+    """What is left of a list of choices that is too long."""
+    numbers = [choice for choice in knob.choices if isinstance(choice, int | float) and not isinstance(choice, bool)]
+    if len(numbers) < len(knob.choices):
+        return {}
+    return {"type": "number", "minimum": min(numbers), "maximum": max(numbers)}
 
 
 def read_value(knob: Knob, value: object) -> Value | None:
@@ -73,8 +95,9 @@ def read_config(space: Space, raw: object) -> tuple[Config | None, str]:
 
 
 def header(space: Space) -> str:
-    """Column names of compact rows."""
-    return " ".join(knob.name for knob in free_knobs(space))
+    """Column names of compact rows; where they would take more room than the rows, where they stand."""
+    names = " ".join(knob.name for knob in free_knobs(space))
+    return names if len(names.encode()) <= MAX_HEADER_BYTES else "(the knobs in the order of KNOBS)"
 
 
 def compact(space: Space, config: Mapping[str, Value]) -> str:

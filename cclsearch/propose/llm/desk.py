@@ -231,6 +231,8 @@ class Desk:
         program = arguments.get("program")
         if not isinstance(program, str) or self.policies is None:
             return Reply("program must be the source text of a Python program", "malformed")
+        # What is kept of it is redacted, so what runs is too: a replay runs the same.
+        program = redact(program)
         view = hide_origin(self.view) if self.anonymous else self.view
         choice: PolicyChoice = self.policies.choose(program, view, self.look)
         if choice.config is None:

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from cclsearch.card.model import Card
 from cclsearch.errors import UserError
 from cclsearch.propose.base import Observation, Remark, SearchView
-from cclsearch.propose.llm.account import Cost, Limits
+from cclsearch.propose.llm.account import Cost, Limits, Price
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.fence import redact_strings
 from cclsearch.propose.llm.wire import Answer, Trouble
@@ -130,6 +130,8 @@ class TurnRecord(Model):
     explanations: dict[str, tuple[str, ...]] = {}
     """Configuration's digest -> what the constraints said of it."""
     limits: Limits = Limits()
+    price: Price | None = None
+    """Of the model, where it was known; what the price list says now may be another."""
     spent: Cost = Cost()
     """By earlier turns."""
     system: str

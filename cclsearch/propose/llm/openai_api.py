@@ -105,17 +105,22 @@ def chat_body(model: str, request: Request) -> dict[str, Any]:
 def json_body(model: str, request: Request, *, with_schema: bool = True) -> dict[str, Any]:
     """The request for a server without tools: the answer is one JSON object `{"tool": ..., "arguments": {...}}`."""
     tools = "\n".join(
-        f"- {tool.name}: {tool.description} arguments: {json.dumps(tool.parameters)}" for tool in request.tools
+        f"- {tool.name}: {tool.description} arguments: {_text_in_json(tool.parameters)}" for tool in request.tools
     )
     how = f'\n\nAnswer with one JSON object {{"tool": NAME, "arguments": {{...}}}} and nothing else. Tools:\n{tools}'
     messages = [{"role": "system", "content": request.system + how}]
     for message in request.messages:
         parts = [f"result of {result.id}: {result.text}" for result in message.results]
-        parts += [json.dumps({"tool": call.name, "arguments": call.arguments or {}}) for call in message.calls]
+        parts += [_text_in_json({"tool": call.name, "arguments": call.arguments or {}}) for call in message.calls]
         text = "\n".join([*parts, message.text] if message.text else parts)
         messages.append({"role": message.role.value, "content": text or "(nothing)"})
     body: dict[str, Any] = {"model": model, "messages": messages}
     return {**body, "response_format": _response_format(request)} if with_schema else body
+
+
+def _text_in_json(value: object) -> str:
+    """As few bytes as may be: the bound on a request counts those of UTF-8."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _response_format(request: Request) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def _messages(message: Message) -> list[dict[str, Any]]:
         {
             "id": call.id,
             "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments or {})},
+            "function": {"name": call.name, "arguments": _text_in_json(call.arguments or {})},
         }
         for call in message.calls
     ]

@@ -25,6 +25,7 @@ from cclsearch.text import one_line
 MAX_PROMPT_TOKENS = 12_000
 MAX_PROMPT_BYTES = MAX_PROMPT_TOKENS * BYTES_PER_TOKEN
 """Of one whole request: system, tools, and all messages of the turn."""
+MAX_KNOBS_BYTES = 6500
 MAX_LOOKUPS = 8
 MAX_CORRECTIONS = 2
 
@@ -65,7 +66,11 @@ def write_prompt(known: PromptInput, options: PromptOptions, limit_bytes: int) -
     """The prompt, at most `limit_bytes` long with its system part; says what it leaves out."""
     system = write_system(known.view, options)
     room = limit_bytes - len(system.encode())
-    return Prompt(system, _fit(_sections(known, options), room))
+    whole = "\n\n".join(_render(section, None) for section in _sections(known, options, _NO_LIMIT))
+    return Prompt(system, whole if len(whole.encode()) <= room else _fit(_sections(known, options, room), room))
+
+
+_NO_LIMIT = 10**6
 
 
 def write_system(view: SearchView, options: PromptOptions) -> str:
@@ -126,8 +131,11 @@ def _describe_knobs(view: SearchView) -> str:
         about = f"  {fence_line(knob.description, 160)}" if knob.description else ""
         lines.append(one_line(f"{knob.name}: {choices}", 300) + about)
     rules = f"; rules: {one_line(', '.join(view.space.rules), 300)}" if view.space.rules else ""
-    lines.append(f"{len(view.space)} legal configurations of {view.space.num_raw} combinations{rules}")
-    return clip_bytes("\n".join(lines), 7000)
+    size = f"{len(view.space)} legal configurations of {view.space.num_raw} combinations{rules}"
+    kept = clip_bytes("\n".join(lines), MAX_KNOBS_BYTES).count("\n") + 1
+    if kept == len(lines) and len("\n".join(lines).encode()) <= MAX_KNOBS_BYTES:
+        return "\n".join([*lines, size])
+    return "\n".join([*lines[: kept - 1], f"({len(lines) - kept + 1} knobs left out: no room)", size])
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,8 @@ class Section:
     weight: float
 
 
-def _sections(known: PromptInput, options: PromptOptions) -> list[Section]:
+def _sections(known: PromptInput, options: PromptOptions, room_bytes: int) -> list[Section]:
+    """All there is to tell; what cannot be cut line by line is cut to its share of the room."""
     view, look = known.view, known.look
     noise = estimate_noise(view)
     sections = [
@@ -149,13 +158,14 @@ def _sections(known: PromptInput, options: PromptOptions) -> list[Section]:
         Section("SURROGATE: its best untried candidates", candidate_lines(view, look, look.order, 12), 2.0),
         Section("SURROGATE: record", [*look.record, look.why], 1.0),
         Section("YOUR expectations against what was measured", calibration_lines(view), 1.0),
-        Section("DIAGNOSIS", _evidence_lines(known), 2.0),
+        Section("DIAGNOSIS", _evidence_lines(known, min(max(room_bytes // 12, 300), 1500)), 2.5),
         Section("YOUR INSIGHTS so far", [fence_line(text, 300) for text in last_insights(view)][::-1], 0.7),
         Section("YOUR BELIEFS, which the surrogate has taken in", _belief_lines(view), 0.3),
         Section("WHAT THE ARBITER SAID", _move_lines(view), 0.5),
     ]
     if options.mode == "policy":
-        sections.append(Section("BEST PROGRAM so far" + known.program_note, _program_lines(known), 3.0))
+        program = [fence(known.program, min(max(2 * room_bytes // 5, 300), 9000))] if known.program else []
+        sections.append(Section("BEST PROGRAM so far" + known.program_note, program, 9.0))
     return [section for section in sections if section.lines]
 
 
@@ -177,7 +187,7 @@ def _state_lines(known: PromptInput, noise: float) -> list[str]:
     ]
 
 
-def _evidence_lines(known: PromptInput) -> list[str]:
+def _evidence_lines(known: PromptInput, limit_bytes: int) -> list[str]:
     lines: list[str] = []
     best = best_observation(known.view)
     reference = known.evidence.get(best.trial) if best else None
@@ -185,7 +195,7 @@ def _evidence_lines(known: PromptInput) -> list[str]:
         who = "the best" if best and trial == best.trial else "the last" if trial == _last(known.view) else "asked for"
         text = describe_evidence(evidence, reference if evidence is not reference else None)
         if text:
-            lines.append(f"trial {trial} ({who}):\n{fence(text, 1500)}")
+            lines.append(f"trial {trial} ({who}):\n{fence(text, limit_bytes)}")
     return lines
 
 
@@ -207,10 +217,6 @@ def _move_lines(view: SearchView) -> list[str]:
     return [fence_line(text, 240) for text in moves[-3:][::-1]]
 
 
-def _program_lines(known: PromptInput) -> list[str]:
-    return [fence(known.program, 9000)] if known.program else []
-
-
 def _last(view: SearchView) -> int | None:
     return max((observation.trial for observation in view.observations), default=None)
 
@@ -222,10 +228,7 @@ def last_observation(view: SearchView) -> Observation | None:
 
 def _fit(sections: Sequence[Section], room_bytes: int) -> str:
     """The sections, each within its share of the room; what a short section leaves goes to the long ones."""
-    full = [_render(section, None) for section in sections]
-    sizes = [len(text.encode()) + 2 for text in full]
-    if sum(sizes) <= room_bytes:
-        return "\n\n".join(full)
+    sizes = [len(_render(section, None).encode()) + 2 for section in sections]
     shares = _share([section.weight for section in sections], sizes, room_bytes)
     return "\n\n".join(_render(section, share) for section, share in zip(sections, shares, strict=True))
 
@@ -249,8 +252,9 @@ def _share(weights: Sequence[float], sizes: Sequence[int], room: int) -> list[in
 
 def _render(section: Section, limit_bytes: int | None) -> str:
     lines = [section.title, *section.lines]
-    if limit_bytes is None:
-        return "\n".join(lines)
+    whole = "\n".join(lines)
+    if limit_bytes is None or len(whole.encode()) <= limit_bytes:
+        return whole
     kept: list[str] = []
     left = limit_bytes - 60
     for line in lines:

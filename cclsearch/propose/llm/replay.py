@@ -104,7 +104,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Look
     settings = TurnSettings(
         clock=recorded,
         jitter=random.Random(0),
-        price=load_prices(prices_path()).find(context.model),
+        price=record.price if "price" in record.model_fields_set else load_prices(prices_path()).find(context.model),
         limits=record.limits,
         spent=record.spent,
         patience=Patience(max_tries=1),

@@ -55,7 +55,9 @@ def failure_lines(view: SearchView) -> list[str]:
     for o in view.observations:
         if o.loss is None:
             by_kind.setdefault(_kind(o), []).append(o)
-    lines: list[str] = []
+    # The table of ranked trials has the same columns.
+    is_named = not by_kind or any(o.loss is not None for o in view.observations)
+    lines: list[str] = [] if is_named else [f"trial | {header(view.space)}"]
     for kind, failed in sorted(by_kind.items(), key=lambda item: -len(item[1])):
         message = failed[-1].failure.message if failed[-1].failure else "it ran, but may not be ranked"
         lines.append(f"{kind} x{len(failed)}; latest said {fence_line(message, 240)}")

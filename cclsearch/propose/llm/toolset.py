@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from cclsearch.propose.beliefs import LEVELS, PARTS
@@ -13,13 +14,18 @@ LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
 SORTS = ("promise", "time", "memory", "fits")
 MAX_PREDICTED = 8
 MAX_LISTED = 20
+MAX_LOOKUP_SCHEMA_BYTES = 2000
+"""Of a configuration's schema in the tools that only look up: a longer one stands in `submit` alone."""
 
 
 def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec, ...]:
     """All tools of a turn, in a fixed order; the last two decide."""
-    config = config_schema(space)
+    config, where = config_schema(space), where_schema(space)
     trial = {"type": "integer", "minimum": 1}
     decide = _submit_policy() if mode == "policy" else _submit(config, max_submitted)
+    if len(json.dumps(config, ensure_ascii=False).encode()) > MAX_LOOKUP_SCHEMA_BYTES:
+        config = {"type": "object", "description": "every knob with one of its choices"}
+        where = {"type": "object", "description": "knob -> list of the choices to keep"}
     return (
         ToolSpec(
             name="predict",
@@ -46,7 +52,7 @@ def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec,
             description=f"Untried legal configurations by a filter (knob -> values to keep), at most {MAX_LISTED}.",
             parameters=_object(
                 {
-                    "where": where_schema(space),
+                    "where": where,
                     "sort": {"enum": list(SORTS)},
                     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED},
                 }
