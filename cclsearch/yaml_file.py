@@ -122,6 +122,8 @@ def _complaint(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return "is no field here"
     said = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "tuple_type":
+        said = "must be a list"
     return f"{said[:1].lower()}{said[1:]}, not {one_line(repr(error['input']), 60)}"
 
 

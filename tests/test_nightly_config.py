@@ -77,13 +77,23 @@ BAD = [
     ({"jobs": [{"launcher": "replay"}]}, "jobs.0.workload: is missing"),
     ({"jobs": [{**JOB, "name": "../up"}]}, "jobs.0.name"),
     ({"jobs": [JOB], "budget": {"hours": -1}}, "budget.hours"),
+    ({"jobs": [JOB], "budget": {"usd": float("inf")}}, "budget.usd: must be finite"),
+    ({"jobs": [{**JOB, "priority": float("inf")}]}, "jobs.0.priority: must be finite"),
+    ({"jobs": [JOB], "budget": {"trials": True}}, "budget.trials: must not be `yes`"),
+    ({"jobs": JOB}, "jobs: must be a list"),
+    ({"jobs": [{**JOB, "name": "a"}, {**JOB, "name": "A"}]}, "two jobs are called 'A'"),
+    ({"jobs": [{**JOB, "name": "a\n"}]}, "jobs.0.name: must be up to 36"),
+    ({"jobs": [JOB], "name": "a\n"}, "name: must be up to 20"),
+    ({"jobs": [JOB], "webhook_env": "HOOK\n"}, "webhook_env: must be the name"),
     ({"jobs": [JOB], "name": "a/b"}, "name"),
     ({"jobs": [JOB], "webhook_env": "https://hooks.example/secret"}, "name of an environment variable"),
     ({"matrix": {"workloads": []}}, "matrix.workloads"),
     ({"jobs": [JOB], "scrontab": {"partition": "a\n#SCRON --mail-user=x"}}, "scrontab.partition"),
+    ({"jobs": [JOB], "scrontab": {"qos": "a\n"}}, "scrontab.qos: must be one word"),
+    ({"jobs": [JOB], "scrontab": {"options": {"output": "-o x"}}}, "scrontab.options.output: must be one word"),
     ({"jobs": [JOB], "scrontab": {"options": {"time": "1"}}}, "set elsewhere"),
     ({"jobs": [JOB], "version": 2}, "version"),
-    ({"jobs": [{**JOB, "knobs": ["nonsense"]}]}, "nonsense"),
+    ({"jobs": [{**JOB, "knobs": ["nonsense"]}]}, "nightly.yaml: job 'wl2-replay-step_time': a knob"),
 ]
 
 
@@ -93,6 +103,11 @@ def test_a_wrong_field_is_named_in_one_line(data: dict[str, object], says: str) 
         parse_nightly(data, "nightly.yaml")
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_slurm_may_be_asked_to_write_into_any_file() -> None:
+    config = parse_nightly({"jobs": [JOB], "scrontab": {"options": {"output": "/logs/n-%j.out"}}}, "nightly.yaml")
+    assert config.scrontab.options == {"output": "/logs/n-%j.out"}
 
 
 def test_a_job_that_cannot_work_is_named_and_nothing_is_made(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

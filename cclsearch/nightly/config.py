@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from cclsearch.errors import UserError
 from cclsearch.nightly.clock import Moment, parse_moment
 from cclsearch.values import Model
 from cclsearch.yaml_file import read_yaml, validate_mapping
 
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,19}$")
-SLURM_WORD = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.,:@/+=-]*$")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}")
+SLURM_WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_.,:@/+=%-]*")
 SCRON_OWN = frozenset({"job-name", "time", "partition", "account", "qos"})
-VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEFAULT_TRIALS = 15
 REST_S = 600.0
 """At least this long between a night's deadline and the next start."""
@@ -34,8 +35,8 @@ def _check_moment(text: str) -> str:
 def check_slurm_word(value: object) -> object:
     """One word that may stand in a `#SCRON` line; a bare number of a YAML file as text."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if isinstance(text, str) and not SLURM_WORD.match(text):
-        raise ValueError("must be one word of letters, digits and _ . , : @ / + = -")
+    if isinstance(text, str) and not SLURM_WORD.fullmatch(text):
+        raise ValueError("must be one word of letters, digits and _ . , : @ / + = % -, and begin with none but `/`")
     return text
 
 
@@ -43,7 +44,21 @@ SlurmWord = Annotated[str, BeforeValidator(check_slurm_word)]
 MomentText = Annotated[str, AfterValidator(_check_moment)]
 
 
-class Budget(Model):
+class Fields(Model):
+    """Fields of a `nightly.yaml`: a number is neither `yes` nor infinite."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: object, info: ValidationInfo) -> object:
+        is_flag = cls.model_fields[str(info.field_name)].annotation is bool
+        if isinstance(value, bool) and not is_flag:
+            raise ValueError("must not be `yes` or `no`, `true` or `false`")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("must be finite; what is left out has no limit")
+        return value
+
+
+class Budget(Fields):
     """Limits, each None for none. Of a night they hold over all of its searches, of a job over its one."""
 
     trials: int | None = Field(default=None, ge=1)
@@ -58,7 +73,7 @@ class Budget(Model):
     """What the LLM costs, US dollars."""
 
 
-class JobSettings(Model):
+class JobSettings(Fields):
     """How one search is made; jobs and the matrix share it."""
 
     framework: str | None = None
@@ -97,8 +112,8 @@ class Job(JobSettings):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if name and not re.match(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,35}$", name):
-            raise ValueError("must be up to 36 letters, digits, `_`, `.` and `-`")
+        if name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,35}", name):
+            raise ValueError("must be up to 36 letters, digits, `_`, `.` and `-`, the first a letter or digit")
         return name
 
     @property
@@ -125,7 +140,7 @@ class Matrix(JobSettings):
         return [Job(workload=w, launcher=where, objective=o, **shared) for w, where, o in combined]
 
 
-class Keep(Model):
+class Keep(Fields):
     """How much evidence of earlier nights stays on disk. Ledgers and winners' evidence always do."""
 
     nights: int | None = Field(default=30, ge=1)
@@ -134,7 +149,7 @@ class Keep(Model):
     """Evidence of all nights, at most: the oldest goes first; None: no limit."""
 
 
-class Scrontab(Model):
+class Scrontab(Fields):
     """What Slurm is asked for where it starts the nights; of the job that runs the search, not of its trials."""
 
     partition: SlurmWord | None = None
@@ -149,14 +164,14 @@ class Scrontab(Model):
     @classmethod
     def _check_options(cls, options: dict[str, str]) -> dict[str, str]:
         for name in options:
-            if not re.match(r"^[a-z][a-z0-9-]*$", name):
+            if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 raise ValueError(f"{name!r} is no long option of sbatch: write it without dashes, like `constraint`")
             if name in SCRON_OWN:
                 raise ValueError(f"{name!r} is set elsewhere: by the fields beside `options`, or by the install")
         return options
 
 
-class NightlyConfig(Model):
+class NightlyConfig(Fields):
     """A whole `nightly.yaml`."""
 
     version: int = Field(default=1, ge=1, le=1)
@@ -182,14 +197,14 @@ class NightlyConfig(Model):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if not NAME.match(name):
-            raise ValueError("must be up to 20 letters, digits, `_` and `-`")
+        if not NAME.fullmatch(name):
+            raise ValueError("must be up to 20 letters, digits, `_` and `-`, the first a letter or digit")
         return name
 
     @field_validator("webhook_env")
     @classmethod
     def _check_variable(cls, name: str | None) -> str | None:
-        if name is not None and not VARIABLE.match(name):
+        if name is not None and not VARIABLE.fullmatch(name):
             raise ValueError("must be the name of an environment variable (the URL itself is a secret)")
         return name
 
@@ -198,7 +213,8 @@ class NightlyConfig(Model):
         keys = [job.key for job in self.all_jobs]
         if not keys:
             raise ValueError("give at least one job, in `jobs` or by `matrix`")
-        twice = sorted({key for key in keys if keys.count(key) > 1})
+        alike = [key.casefold() for key in keys]  # their folders may lie where names that differ in case are one
+        twice = sorted(key for key in keys if alike.count(key.casefold()) > 1)
         if twice:
             raise ValueError(f"two jobs are called {twice[0]!r}: give them a `name` each")
         return self
@@ -250,5 +266,8 @@ def parse_nightly(data: dict[str, Any], where: str) -> NightlyConfig:
 
     for job in config.all_jobs:
         for text in job.knobs:
-            parse_knob(text)
+            try:
+                parse_knob(text)
+            except UserError as error:
+                raise UserError(f"{where}: job {job.key!r}: {error}") from None
     return config

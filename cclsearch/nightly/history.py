@@ -28,16 +28,16 @@ def name_run(name: str, stamp: str, key: str) -> str:
 
 def find_runs(runs: Path, name: str, key: str) -> list[Path]:
     """Run folders of a job, the oldest night first; links and what is no run are left out."""
-    form = re.compile(rf"^{re.escape(name)}-({STAMP})-{re.escape(key)}$")
-    return sorted(folder for folder in list_folders(runs) if form.match(folder.name))
+    form = re.compile(rf"{re.escape(name)}-({STAMP})-{re.escape(key)}")
+    return sorted(folder for folder in list_folders(runs) if form.fullmatch(folder.name))
 
 
 def find_series(runs: Path, name: str) -> dict[str, list[Path]]:
     """Night's stamp -> run folders of the series, the oldest night first."""
-    form = re.compile(rf"^{re.escape(name)}-({STAMP})-.+$")
+    form = re.compile(rf"{re.escape(name)}-({STAMP})-.+")
     found: dict[str, list[Path]] = {}
     for folder in sorted(list_folders(runs)):
-        if match := form.match(folder.name):
+        if match := form.fullmatch(folder.name):
             found.setdefault(match[1], []).append(folder)
     return dict(sorted(found.items()))
 

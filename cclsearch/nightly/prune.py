@@ -25,7 +25,7 @@ from cclsearch.nightly.place import NIGHT_FILE, SUMMARY_FILE, nights_folder
 from cclsearch.record.lock import is_locked
 from cclsearch.run_folder import Run, load_run
 
-_TRIAL = re.compile(r"^\d{4,}$")
+_TRIAL = re.compile(r"[0-9]{4,}")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _list_trials(folder: Path) -> list[Path]:
     trials = folder / "trials"
     if trials.is_symlink() or not trials.is_dir():
         return []
-    return [p for p in sorted(trials.iterdir()) if _TRIAL.match(p.name) and not p.is_symlink() and p.is_dir()]
+    return [p for p in sorted(trials.iterdir()) if _TRIAL.fullmatch(p.name) and not p.is_symlink() and p.is_dir()]
 
 
 def _removable(stamp: str, folder: Path, winners: Collection[tuple[str, int]]) -> list[_Evidence]:
