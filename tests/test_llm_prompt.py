@@ -132,6 +132,15 @@ def test_failures_have_column_names_where_nothing_ran() -> None:
     assert "FAILURES by kind\ntrial | tp pp dp micro_batch_size\n" in write(known(search)).user
 
 
+def test_what_runs_and_what_is_held_back_is_told() -> None:
+    search = rich_search()
+    view = replace(search.view, pending=frozenset({30}), held_back=frozenset({31, 32}))
+    user = write(replace(known(search), view=view)).user
+    running = " ".join(f"{knob}={value}" for knob, value in SPACE.config(30).items())
+    assert f"RUNNING NOW, not to be proposed again\n{running}\n\n" in user
+    assert "2 configurations are held back" in user
+
+
 def test_what_is_left_out_is_said() -> None:
     user = write(known(search_of([i % len(SPACE) for i in range(5000)]))).user
     assert "left out" in user

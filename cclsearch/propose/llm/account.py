@@ -112,5 +112,5 @@ class Limits(Model):
         if self.max_tokens is not None and spent.usage.total >= self.max_tokens:
             return f"{spent.usage.total:,} of {self.max_tokens:,} tokens are spent"
         if self.max_usd is not None and spent.usd is not None and spent.usd >= self.max_usd:
-            return f"${spent.usd:.2f} of ${self.max_usd:.2f} is spent"
+            return f"${spent.usd:.4f} of ${self.max_usd:g} is spent"
         return None

@@ -18,6 +18,7 @@ from cclsearch.propose.llm.tables import (
     candidate_lines,
     failure_lines,
     objective_line,
+    running_lines,
     trial_lines,
 )
 from cclsearch.text import one_line
@@ -153,6 +154,7 @@ def _sections(known: PromptInput, options: PromptOptions, room_bytes: int) -> li
     noise = estimate_noise(view)
     sections = [
         Section("STATE", _state_lines(known, noise), 2.0),
+        Section("RUNNING NOW, not to be proposed again", running_lines(view), 0.5),
         Section("TRIALS, best first (~ = within noise of the best)", trial_lines(view, noise), 3.0),
         Section("FAILURES by kind", failure_lines(view), 1.5),
         Section("SURROGATE: its best untried candidates", candidate_lines(view, look, look.order, 12), 2.0),
@@ -181,9 +183,11 @@ def _state_lines(known: PromptInput, noise: float) -> list[str]:
     view, best = known.view, best_observation(known.view)
     found = f"best: trial {best.trial}, loss {best.loss:.5g}" if best else "best: nothing has run successfully yet"
     several = f"; up to {known.slots} can start now" if known.slots > 1 else ""
+    held = len(view.held_back)
     return [
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
         f"noise: two runs differ by about {noise:.1%}; a smaller difference is no improvement",
+        *([f"{held} configurations are held back: they cannot fit, or could not be started"] if held else []),
     ]
 
 

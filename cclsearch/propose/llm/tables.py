@@ -11,6 +11,7 @@ from cclsearch.propose.llm.history import past_turns
 from cclsearch.propose.llm.look import Look, best_observation
 
 MAX_TRIALS_SHOWN = 60
+MAX_RUNNING_SHOWN = 16
 
 
 def objective_line(view: SearchView) -> str:
@@ -66,6 +67,13 @@ def failure_lines(view: SearchView) -> list[str]:
         if len(failed) > len(shown):
             lines.append(f"  ({len(failed) - len(shown)} earlier ones left out)")
     return lines
+
+
+def running_lines(view: SearchView) -> list[str]:
+    """Configurations that run now."""
+    shown = sorted(view.pending)[:MAX_RUNNING_SHOWN]
+    lines = [spelled(view.space, view.space.config(row)) for row in shown]
+    return lines + ([f"({len(view.pending) - len(shown)} more)"] if len(view.pending) > len(shown) else [])
 
 
 def candidate_lines(view: SearchView, look: Look, rows: Iterable[int], count: int) -> list[str]:
