@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TextIO, cast
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import FAILURES_FOLDER
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
-from cclsearch.record.book import write_atomically
 from cclsearch.redact import redact
 
 SCRIPT_FILE = "job.sh"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE, scrub_logs
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import TRACE_FOLDER, TrialInput, TrialResult
-from cclsearch.record.book import Book, write_atomically
+from cclsearch.record.book import Book
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.redact import redact

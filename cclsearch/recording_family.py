@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.card.model import Card
 from cclsearch.errors import UserError
-from cclsearch.record.book import write_atomically
 from cclsearch.recording import Recording, load_recording
 from cclsearch.yaml_file import read_yaml
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import yaml
 from pydantic import Field
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.errors import UserError
 from cclsearch.launch.profile import Profile
-from cclsearch.record.book import write_atomically
 from cclsearch.score.objective import Objective
 from cclsearch.values import Config, Model, Provenance
 from cclsearch.yaml_file import read_yaml, validate_mapping

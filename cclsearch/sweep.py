@@ -8,12 +8,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.card.load import load_card
 from cclsearch.destination import choose_destination
 from cclsearch.errors import UserError
 from cclsearch.front import parse_weights
 from cclsearch.plan import Plan, Request, plan_search, require_recorded
-from cclsearch.record.book import write_atomically
 from cclsearch.recording import load_recording
 from cclsearch.recording_family import find_family, join_recordings
 from cclsearch.score.measurable import require_measurable

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 ENGINE = sorted((ROOT / "cclsearch").rglob("*.py"))
 
 FLOORS = [
-    {"errors", "values", "text", "redact", "yaml_file", "processes", "noise"},
+    {"errors", "values", "text", "redact", "yaml_file", "atomic_file", "processes", "noise"},
     {"content", "plugins", "card", "hardware", "space", "settings"},
     {"predict", "recording", "recording_card"},
     {"propose", "launch", "trace", "score", "record", "report", "evidence", "spec", "run_folder", "runs_folder"},

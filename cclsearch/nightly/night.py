@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.errors import AwayError, UserError
 from cclsearch.flight import Stop
 from cclsearch.nightly.config import DEFAULT_TRIALS, Job, NightlyConfig
@@ -25,7 +26,7 @@ from cclsearch.nightly.meter import Allowance, Meter, count_spent
 from cclsearch.nightly.place import NIGHT_FILE, NightPlace
 from cclsearch.nightly.share import Spent, find_exhausted, find_left, lower_of, split_left
 from cclsearch.plan import Plan, Request, plan_search
-from cclsearch.record.book import Book, write_atomically
+from cclsearch.record.book import Book
 from cclsearch.record.lock import FolderLock
 from cclsearch.redact import redact
 from cclsearch.run_folder import Run, load_run

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.errors import UserError
 from cclsearch.flight import Stop
 from cclsearch.nightly.assemble import JobNights, assemble_jobs, assemble_summary
@@ -16,7 +17,6 @@ from cclsearch.nightly.place import NIGHTS_FOLDER, SUMMARY_FILE, find_place, nig
 from cclsearch.nightly.prune import Pruned, prune_evidence
 from cclsearch.nightly.summary import NightSummary, render_markdown, render_message
 from cclsearch.nightly.webhook import send_webhook
-from cclsearch.record.book import write_atomically
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.redact import declare_secret, redact
 

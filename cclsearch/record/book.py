@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -71,19 +68,3 @@ class Book:
     def trial_folder(self, number: int) -> Path:
         """`trials/0007`: the evidence of trial 7."""
         return self.folder / "trials" / f"{number:04d}"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text in one synced step: a reader sees the old or the new; an OSError leaves the old."""
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

@@ -62,7 +62,7 @@ def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: b
 
 def write_text(path: Path, text: str) -> Path:
     """Write a file, its folder made if need be; returns it. Raises UserError where that cannot be."""
-    from cclsearch.record.book import write_atomically
+    from cclsearch.atomic_file import write_atomically
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import uuid
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.errors import UserError
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
 from cclsearch.values import Model
@@ -135,12 +135,7 @@ def read_model(path: Path, model: type[M]) -> M | None:
 
 def write_model(path: Path, value: Model) -> None:
     """Written whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(value.model_dump_json(indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_atomically(path, value.model_dump_json(indent=1))
 
 
 def prepare_folder(payload: Payload) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.errors import UserError
 from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.contract import (
@@ -84,12 +85,7 @@ def read_model(path: Path, model: type[M]) -> M | None:
 def write_model(path: Path, value: Model) -> None:
     """Written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(value.model_dump_json(indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_atomically(path, value.model_dump_json(indent=1))
 
 
 def count_processes(job: Job) -> int:

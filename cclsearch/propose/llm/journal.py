@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import os
-import tempfile
 import zlib
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import Field, ValidationError
 
+from cclsearch.atomic_file import write_atomically
 from cclsearch.card.model import Card
 from cclsearch.errors import UserError
 from cclsearch.propose.base import Observation, Remark, SearchView
@@ -208,19 +206,7 @@ def write_record(path: Path, record: Model) -> None:
     """Write one record, redacted string by string, in one atomic step."""
     data = redact_strings(record.model_dump(mode="json"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1, ensure_ascii=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    write_atomically(path, json.dumps(data, indent=1, ensure_ascii=True) + "\n")
 
 
 def read_context(folder: Path) -> ContextRecord:
