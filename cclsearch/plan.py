@@ -21,7 +21,7 @@ from cclsearch.errors import UserError
 from cclsearch.hardware import match_accelerator
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.llm.account import describe_unkept
+from cclsearch.propose.llm.account import describe_unkept, load_prices, prices_path
 from cclsearch.propose.llm.library import freeze_seed
 from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.recording import Recording, load_recording
@@ -182,6 +182,7 @@ def _choose_strategy(request: Request, *, multi: bool) -> str:
         strategy = "default"  # the classical side alone, as `hybrid` and `llm` fall back to it
     if request.llm:
         parse_spec(request.llm)
+        load_prices(prices_path())  # a price list that cannot be read is told before anything is started
     if strategy in LLM_STRATEGIES:
         if not request.llm:
             raise UserError(f"strategy {strategy!r} needs an LLM: `--llm anthropic:MODEL`, `openai:MODEL` or a URL")

@@ -104,8 +104,10 @@ def test_what_is_wrong_is_named_to_the_author(body: str, word: str) -> None:
 
 
 def test_a_program_without_the_function_is_told_so() -> None:
-    with pytest.raises(SandboxError, match="generate_config"):
-        run("x = 1")
+    for program in ("x = 1", "", "def generate(workload, environment):\n    return {}"):
+        with pytest.raises(SandboxError, match="defines no function generate_config"):
+            run(program)
+    assert run("pick = lambda w, e: {'tp': 2}\ngenerate_config = pick") == {"tp": 2}
 
 
 @pytest.mark.serial

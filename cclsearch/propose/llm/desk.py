@@ -327,6 +327,8 @@ def _learnt(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _positive(value: object) -> float | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9:
-        return float(value)
-    return None
+    try:
+        number = 0.0 if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if 0 < number < 1e9 else None

@@ -92,10 +92,17 @@ def _is_next_of_list(call: ast.Call) -> bool:
 def _asks_for_main(statement: ast.stmt) -> bool:
     if not (isinstance(statement, ast.If) and isinstance(statement.test, ast.Compare) and not statement.orelse):
         return False
-    test = statement.test
-    sides = {ast.dump(side) for side in (test.left, *test.comparators)}
-    wanted = {ast.dump(ast.parse(text, mode="eval").body) for text in ("__name__", "'__main__'")}
-    return sides == wanted and [type(sign) for sign in test.ops] == [ast.Eq]
+    sides = (statement.test.left, *statement.test.comparators)
+    words = [side.id if isinstance(side, ast.Name) else getattr(side, "value", None) for side in sides]
+    return words in (["__name__", "__main__"], ["__main__", "__name__"]) and isinstance(statement.test.ops[0], ast.Eq)
+
+
+def lacks_it(tree: ast.Module | None) -> bool:
+    """Whether nothing of the module is called `generate_config`; where the tree is not known, running it will tell."""
+    if tree is None:
+        return False
+    found = (getattr(node, name, "") for node in ast.walk(tree) for name in ("name", "id", "asname"))
+    return "generate_config" not in found
 
 
 def call_of(program: str, tree: ast.Module | None) -> str:
@@ -130,6 +137,8 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     limits = order["limits"]
     program = order["program"].replace("\r\n", "\n").replace("\r", "\n")
     tree = parse(program)
+    if lacks_it(tree):
+        return {"error": "the program defines no function generate_config(workload, environment)"}
     resources = {
         "max_feed_duration_secs": limits["time_s"],
         "max_memory": limits["memory_bytes"],
