@@ -148,12 +148,6 @@ def _distinct(choices: tuple[Value, ...]) -> tuple[Value, ...]:
     return tuple({(isinstance(choice, bool), choice): choice for choice in choices}.values())
 
 
-def _column(knob: Knob) -> NDArray[np.generic]:
-    """(choices,) as numbers or truth where they are all of one such type, as objects otherwise."""
-    kinds = {type(choice) for choice in knob.choices}
-    return np.array(knob.choices, dtype=None if kinds <= {int} or kinds <= {bool} else object)
-
-
 def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16]:
     """(N, K) choice positions. Knobs join one by one, and each rule filters as soon as all its knobs are there."""
     codes: list[NDArray[np.int16]] = []
@@ -179,11 +173,11 @@ def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16
             if not keep.all():
                 codes = [column[keep] for column in codes]
                 size = len(codes[0])
-    return np.stack(codes, axis=1) if codes else np.zeros((0, 0), dtype=np.int16)
+    return np.stack(codes, axis=1) if codes else np.zeros((0, len(knobs)), dtype=np.int16)
 
 
 def _columns(knobs: Sequence[Knob], codes: Sequence[NDArray[np.int16]], rule: Rule, size: int) -> Columns:
-    return Columns({k.name: _column(k)[c] for k, c in zip(knobs, codes, strict=False) if k.name in rule.knobs}, size)
+    return Columns({k.name: k.column[c] for k, c in zip(knobs, codes, strict=False) if k.name in rule.knobs}, size)
 
 
 def _judge_choices(knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
@@ -242,4 +236,4 @@ def _explain_empty(card: Card, knobs: Sequence[Knob], rules: Sequence[Rule]) -> 
 
 def _rejects_any(knobs: Sequence[Knob], rule: Rule) -> bool:
     involved = [knob for knob in knobs if knob.name in rule.knobs]
-    return not involved or len(_enumerate(involved, [rule])) < math.prod(len(knob.choices) for knob in involved)
+    return len(_enumerate(involved, [rule])) < math.prod(len(knob.choices) for knob in involved)

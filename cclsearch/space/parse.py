@@ -88,7 +88,7 @@ def parse_knob(text: str) -> KnobDeclaration:
 
 def _split(text: str, knobs: Sequence[Knob]) -> list[str]:
     """Parts at commas and blanks, but only where an assignment begins: a word may hold either."""
-    names = "|".join(re.escape(name) for name in sorted({k.name for k in knobs} | set(SHORT), key=len, reverse=True))
+    names = "|".join(re.escape(name) for name in sorted({k.name for k in knobs} | set(SHORT)))
     parts = re.split(rf"(?:^|[,;\s]+)(?=(?:{names})\s*=|[A-Za-z_][\w-]*=)", one_line(text, 10_000))
     return [part.strip(" ,;") for part in parts if part.strip(" ,;")]
 
@@ -96,7 +96,7 @@ def _split(text: str, knobs: Sequence[Knob]) -> list[str]:
 def _match(word: str, knob: Knob) -> Value:
     """The choice that is written so; else the word's own reading."""
     for choice in knob.choices:
-        if _text(choice) == word or str(choice) == word:
+        if _text(choice) == word:
             return choice
     value = _read(word)
     return value if (found := _find_choice(value, knob)) is None else found

@@ -24,6 +24,12 @@ class Knob:
     description: str = ""
 
     @property
+    def column(self) -> NDArray[np.generic]:
+        """(choices,) as int64, float64 or bool where they are all of one such type, as objects otherwise."""
+        kinds = {type(choice) for choice in self.choices}
+        return np.array(self.choices, dtype=None if kinds in ({int}, {float}, {bool}) else object)
+
+    @property
     def is_numeric(self) -> bool:
         """Whether the choices are numbers with an order (booleans and words are not)."""
         return all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in self.choices)
@@ -70,8 +76,7 @@ class Space:
         """(N,) values of one knob: int64, float64, bool or object; `default` everywhere where there is no such knob."""
         for k, candidate in enumerate(self.knobs):
             if candidate.name == knob:
-                choices = np.array(candidate.choices, dtype=object if not _uniform(candidate.choices) else None)
-                return choices[self.codes_NK[:, k]]
+                return candidate.column[self.codes_NK[:, k]]
         return np.full(len(self), default)
 
     def has(self, knob: str) -> bool:
@@ -106,7 +111,3 @@ def space_from_rows(knobs: Sequence[Knob], configs: Sequence[Mapping[str, Value]
 def _key(value: Value) -> tuple[bool, Value]:
     """True and 1 are different choices."""
     return (isinstance(value, bool), value)
-
-
-def _uniform(choices: tuple[Value, ...]) -> bool:
-    return len({type(choice) for choice in choices}) == 1 and not isinstance(choices[0], str)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,14 +18,10 @@ def fit_degrees(torus: tuple[int, ...]) -> set[tuple[int, int, int]]:
 
     That is what JAX's `mesh_utils.create_device_mesh` can lay out without `allow_split_physical_axes`.
     """
-    return {
-        (
-            math.prod(axis for axis, owner in zip(torus, owners, strict=True) if owner == 0),
-            math.prod(axis for axis, owner in zip(torus, owners, strict=True) if owner == 1),
-            math.prod(axis for axis, owner in zip(torus, owners, strict=True) if owner == 2),
-        )
-        for owners in itertools.product(range(3), repeat=len(torus))
-    }
+    fits = {(1, 1, 1)}
+    for axis in torus:
+        fits = {fit for tp, dp, pp in fits for fit in ((tp * axis, dp, pp), (tp, dp * axis, pp), (tp, dp, pp * axis))}
+    return fits
 
 
 def make_torus_rule(card: Card, options: Mapping[str, Any]) -> Rule | None:
