@@ -401,6 +401,23 @@ def test_pruning_keeps_winners_ledgers_and_whatever_a_link_points_to(place: Path
     assert len(list(tonight.glob("*/result.json"))) == 6
 
 
+def test_pruning_knows_a_renamed_runs_winner_and_outlives_a_damaged_summary(place: Path) -> None:
+    first = night()
+    run = Path("runs") / str(first.jobs[0].run)
+    assert first.jobs[0].best is not None
+    named = next(n for n in range(1, 7) if n != first.jobs[0].best.trial)
+    kept = Path("runs") / "nights" / "nightly" / first.night / "summary.json"
+    data = json.loads(kept.read_text())
+    data["jobs"][0]["best"]["trial"] = named
+    kept.write_text(json.dumps(data))
+    moved = run.rename(run.with_name(f"{run.name}-old"))
+    second = night(keep={"nights": 1})
+    assert second.pruned.trials == 4
+    assert {int(path.name) for path in (moved / "trials").iterdir()} == {named, first.jobs[0].best.trial}
+    kept.write_text('{"jobs": 3}')
+    assert night(keep={"nights": 1}).pruned.trials == 6
+
+
 class _Chat(BaseHTTPRequestHandler):
     heard: list[dict[str, Any]] = []
 

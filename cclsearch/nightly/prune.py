@@ -137,7 +137,8 @@ def _find_winners(home: Path) -> set[tuple[str, int]]:
     """Run and trial of every best that a night's summary names: a later night may find another one in the same run."""
     found = set()
     for _, data in _read_nights(home, SUMMARY_FILE):
-        for job in data.get("jobs") or ():
+        jobs = data.get("jobs")
+        for job in jobs if isinstance(jobs, list) else ():
             best = job.get("best") if isinstance(job, dict) else None
             if isinstance(best, dict) and isinstance(best.get("trial"), int):
                 found.add((str(job.get("run")), best["trial"]))
@@ -190,7 +191,8 @@ def _removable(stamp: str, folder: Path, winners: Collection[tuple[str, int]]) -
 
 def _winning_trials(run: Run, winners: Collection[tuple[str, int]]) -> set[int]:
     """Every run of the configurations that won: by the search, by what nights compare, by any night's summary."""
-    named = {number for name, number in winners if name == run.folder.name and number in run.state.trials}
+    names = {run.folder.name, run.spec.run_id}  # it may have been renamed since
+    named = {number for name, number in winners if name in names and number in run.state.trials}
     configs = {run.state.trials[number].config for number in named}
     configs |= {best.config for best in [run.state.best] if best is not None}
     configs |= {config for config in [read_night(run).best] if config is not None}
