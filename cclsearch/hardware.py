@@ -35,7 +35,6 @@ class Accelerator(Model):
     name: str
     """Key in `hardware.yaml`: `a100-40`, `tpu-v5e`, `cpu`."""
     kind: Literal["gpu", "tpu", "cpu"]
-    vendor: str
     aliases: tuple[str, ...] = ()
     memory_gib: float = Field(gt=0)
     variants_gib: tuple[float, ...] = ()
@@ -49,7 +48,6 @@ class Accelerator(Model):
     """Gbit/s to other nodes, one direction."""
     scale_up_latency_us: float = Field(gt=0)
     scale_out_latency_us: float = Field(gt=0)
-    accelerators_per_host: int = Field(ge=1)
     torus_dims: int | None = None
     """Dimensions of the ICI torus of a TPU; None elsewhere."""
     torus_wrap: tuple[int, ...] = ()

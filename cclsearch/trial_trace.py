@@ -23,13 +23,11 @@ def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceE
 
 
 def score_to_evidence(score: TraceScore, *, devices: Sequence[str] = ()) -> TraceEvidence:
-    """What judging takes from the toolkit's result: whole metrics only, the rest with its reason."""
+    """What judging takes from the toolkit's result: whole metrics only."""
     whole = {name: result.value for name, result in score.metrics.items() if result.status is Status.OK}
-    rest = {name: result for name, result in score.metrics.items() if result.status is not Status.OK}
     diagnosis = score.diagnosis
     return TraceEvidence(
         metrics={name: value for name, value in whole.items() if value is not None},
-        unavailable={name: f"{result.status.value}: {result.reason}" for name, result in rest.items()},
         ranks=score.ranks,
         step_time_s=score.value("trace_step_time"),
         flops_per_step=_flops_per_step(score.metrics.get("gemm_tflops")),

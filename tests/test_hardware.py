@@ -89,9 +89,8 @@ def test_only_full_torus_axes_are_rings() -> None:
 
 OWN = """accelerators:
   mychip:
-    {kind: gpu, vendor: me, aliases: [my_chip], memory_gib: 24, peak_flops: {bf16: 1.0e+14}, memory_gb_per_s: 1000,
-     scale_up_gbps: 64, scale_out_gbps: 10, scale_up_latency_us: 3, scale_out_latency_us: 9, accelerators_per_host: 2,
-     source: mine}
+    {kind: gpu, aliases: [my_chip], memory_gib: 24, peak_flops: {bf16: 1.0e+14}, memory_gb_per_s: 1000,
+     scale_up_gbps: 64, scale_out_gbps: 10, scale_up_latency_us: 3, scale_out_latency_us: 9, source: mine}
 """
 
 

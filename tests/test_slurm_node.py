@@ -201,7 +201,7 @@ def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
     put_command(commands, "scancel", "true")
     put_command(commands, "scontrol", "echo 'MaxArraySize = 101'")
     rows = [
-        SEPARATOR.join([f"9{a}_{i}", "RUNNING", "None", "1:00", "9:00", "n", "/", "", "x"])
+        SEPARATOR.join([f"9{a}_{i}", "RUNNING", "None", "9:00", "n", "/", "", "x"])
         for a in (1, 2, 3)
         for i in range(100)
     ]
@@ -289,7 +289,7 @@ def test_an_unclear_answer_is_not_followed_by_a_second_submission(tmp_path: Path
     """sbatch times out after Slurm took the job: the queue, asked by working directory, knows it."""
     calls, place = tmp_path / "calls", tmp_path / "place"
     put_command(commands, "sbatch", f"dirname $1 >{place}; echo sbatch >>{calls}; echo 'Socket timed out' >&2; exit 1")
-    row = SEPARATOR.join(["41", "PENDING", "Priority", "0:00", "9:00", "", "$(cat " + str(place) + ")", "", "x"])
+    row = SEPARATOR.join(["41", "PENDING", "Priority", "9:00", "", "$(cat " + str(place) + ")", "", "x"])
     put_command(commands, "squeue", f'echo "{row}"')
     put_command(commands, "scancel", "true")
     launcher = SlurmLauncher(

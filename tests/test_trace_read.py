@@ -18,8 +18,6 @@ from cclsearch.trace.cache import cache_path
 from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, ComputeClass, EventTable, Kind, Reason
 from cclsearch.trace.read import read_traces
 
-MS = 1_000_000
-
 
 def only(path: Path) -> EventTable:
     found = read_traces(path, use_cache=False)

@@ -9,8 +9,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-US = 1000
-
 
 def span(category: str, name: str, start_us: float, duration_us: float, *, tid: int = 1, **args: Any) -> dict[str, Any]:
     """One complete Kineto event."""

@@ -16,8 +16,6 @@ class TraceEvidence(Model):
 
     metrics: dict[str, float] = {}
     """Metric -> value, only those that are `ok`."""
-    unavailable: dict[str, str] = {}
-    """Metric -> why it is partial or not available."""
     ranks: tuple[int, ...] = ()
     """Ranks whose trace was read."""
     step_time_s: float | None = None

@@ -374,11 +374,6 @@ class EventTable:
         rows = np.flatnonzero(mask)
         return rows[np.argsort(self.ts_ns[rows], kind="stable")]
 
-    def spans_of(self, *kinds: Kind, step: int | None = None) -> Ints:
-        """Start and end of those rows, shape (N, 2), sorted by start, not merged."""
-        rows = self.rows_of(*kinds, step=step)
-        return np.stack([self.ts_ns[rows], self.ts_ns[rows] + self.dur_ns[rows]], axis=1)
-
 
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {

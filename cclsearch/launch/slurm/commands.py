@@ -15,7 +15,7 @@ from cclsearch.redact import public_environment
 from cclsearch.text import one_line
 
 SEPARATOR = "\x1f"
-QUEUE_FIELDS = ("%i", "%T", "%r", "%M", "%L", "%N", "%Z", "%k", "%j")
+QUEUE_FIELDS = ("%i", "%T", "%r", "%L", "%N", "%Z", "%k", "%j")
 IDS_PER_CALL = 200
 
 _STEERING = re.compile(r"(SBATCH|SQUEUE|SACCT|SCANCEL|SCONTROL|SINFO|SALLOC|SRUN|SLURM)_")
@@ -68,7 +68,6 @@ class QueueRow:
     job_id: str
     state: str
     reason: str
-    elapsed_s: float | None
     left_s: float | None
     nodes: str
     folder: str
@@ -176,17 +175,16 @@ def _parse_row(line: str) -> QueueRow | None:
     parts = line.split(SEPARATOR)
     if len(parts) < len(QUEUE_FIELDS):
         return None
-    job_id, state, reason, elapsed, left, nodes, folder, comment = parts[:8]
+    job_id, state, reason, left, nodes, folder, comment = parts[:7]
     return QueueRow(
         job_id=job_id,
         state=state,
         reason=reason,
-        elapsed_s=parse_duration(elapsed),
         left_s=parse_duration(left),
         nodes=nodes,
         folder=folder,
         comment=comment,
-        name=SEPARATOR.join(parts[8:]),
+        name=SEPARATOR.join(parts[7:]),
     )
 
 
