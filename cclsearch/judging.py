@@ -8,7 +8,7 @@ from pathlib import Path
 from cclsearch.atomic_file import write_atomically
 from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE, scrub_logs
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import TRACE_FOLDER, TrialInput, TrialResult
+from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput, TrialResult
 from cclsearch.record.book import Book
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
@@ -80,6 +80,4 @@ def _redact_result(result: TrialResult) -> TrialResult:
 
 
 def _has_result(folder: Path) -> bool:
-    from cclsearch.launch.contract import RESULT_FILE
-
     return (folder / RESULT_FILE).is_file()

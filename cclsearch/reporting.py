@@ -20,7 +20,7 @@ from cclsearch.run_folder import Run
 from cclsearch.session import rebuild_space
 from cclsearch.space.table import Space
 from cclsearch.sweep import read_sweep
-from cclsearch.values import Config
+from cclsearch.values import Config, Value
 
 MOST_PREDICTED = 8
 """Neighbours that were not run and are shown with what the model expects of them."""
@@ -79,7 +79,7 @@ def predict_neighbours(run: Run) -> list[Neighbour]:
 
 def find_steps(space: Space, config: Config) -> list[int | None]:
     """Rows one step away (the next choice of a knob, or one degree up and another down); None: no member."""
-    moved: list[dict[str, object]] = []
+    moved: list[dict[str, Value]] = []
     for knob in space.knobs:
         at = knob.choices.index(config[knob.name])
         for other in (at - 1, at + 1):
@@ -91,5 +91,5 @@ def find_steps(space: Space, config: Config) -> list[int | None]:
             grown, shrunk = int(config[up.name]) * 2, int(config[down.name]) // 2
             if up is not down and shrunk * 2 == int(config[down.name]):
                 moved.append({**config, up.name: grown, down.name: shrunk})
-    rows = [space.row(change) for change in moved]  # type: ignore[arg-type]
+    rows = [space.row(change) for change in moved]
     return list(dict.fromkeys(rows))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_int, whole_number
 
 if TYPE_CHECKING:
-    from cclsearch.plan import Plan
+    from cclsearch.plan import Plan, Request
     from cclsearch.settings import Settings
 
 EXAMPLE = "ccl-search run --workload wl2 --budget 15\n  ccl-search run -w tiny --budget 8 --confirm 2"
@@ -116,7 +116,7 @@ def _refuse_unheard(args: argparse.Namespace, settings: Settings) -> None:
         raise UserError(f"{' and '.join(given)}: no LLM takes part; `--llm anthropic:MODEL` or `openai:MODEL` adds one")
 
 
-def make_request(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+def make_request(args: argparse.Namespace) -> Request:
     """The request that the arguments make, with the project's settings for what was left out."""
     from cclsearch.earlier import AUTO
     from cclsearch.plan import Request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -212,12 +212,12 @@ def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         costs.append(("accelerator-hours, waiting in queues included", show_number(sum(hours))))
     elif run.spec.provenance is not Provenance.MEASURED:
         costs.append(("accelerator-hours", f"none: {run.spec.provenance.value}, nothing ran"))
-    totals: Counter[str] = Counter()
+    totals: dict[str, float] = defaultdict(float)
     for note in run.state.notes:
         for key in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "usd"):
             value = note.data.get(key)
             if isinstance(value, int | float) and not isinstance(value, bool):
-                totals[key] += value  # type: ignore[assignment]
+                totals[key] += value
     tokens = {key.removesuffix("_tokens").replace("_", " "): n for key, n in totals.items() if key != "usd" and n}
     if tokens:
         costs.append(("LLM tokens", ", ".join(f"{n:,.0f} {name}" for name, n in tokens.items())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,8 +15,6 @@ from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Admission, Outcome, Verdict
 from cclsearch.values import Failure, FailureKind, Provenance, Stage
-
-__all__ = ["TraceEvidence", "judge_evidence", "judge_failure", "judge_trial"]
 
 
 def judge_trial(
@@ -112,8 +111,6 @@ def _find_work_mismatch(admission: Admission) -> Failure | None:
 
 
 def _collect_notes(result: TrialResult, trace: TraceEvidence | None) -> tuple[str, ...]:
-    import math
-
     odd = [name for name, value in result.metrics.items() if not math.isfinite(value)]
     notes = [f"the run script's {name} is not finite and was left out" for name in odd]
     return (*notes, *(trace.notes if trace else ()))

@@ -127,18 +127,17 @@ def _latest(files: list[TraceFile]) -> list[TraceFile]:
     if len(cycles) > 1:
         newest = max(cycles)
         files = [file for file in files if _cycle_of(file) in (None, newest)]
-    by_worker: dict[tuple[Path, str], TraceFile] = {}
+    by_worker: dict[tuple[Path, str], tuple[int, TraceFile]] = {}
     others = []
     for file in files:
         found = _TORCH_DEFAULT.match(file.path.name)
         if not found:
             others.append(file)
             continue
-        key = (file.path.parent, found["worker"])
-        known = by_worker.get(key)
-        if known is None or int(_TORCH_DEFAULT.match(known.path.name)["time"]) < int(found["time"]):  # type: ignore[index]
-            by_worker[key] = file
-    return sorted([*others, *by_worker.values()], key=lambda file: _natural(file.relative))
+        key, time = (file.path.parent, found["worker"]), int(found["time"])
+        if key not in by_worker or by_worker[key][0] < time:
+            by_worker[key] = (time, file)
+    return sorted([*others, *(file for _, file in by_worker.values())], key=lambda file: _natural(file.relative))
 
 
 def _session_of(file: TraceFile) -> str | None:

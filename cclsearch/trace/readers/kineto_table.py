@@ -227,13 +227,15 @@ def read_device(ordinal: int, listed: list[dict[str, Any]]) -> DeviceInfo:
     major, minor = item.get("computeMajor"), item.get("computeMinor")
     return DeviceInfo(
         ordinal,
-        str(item.get("name", "")),
-        _positive(item.get("numSms")),
-        _positive(item.get("totalGlobalMem")),
-        _positive(item.get("maxThreadsPerMultiprocessor")),
-        _positive(item.get("regsPerMultiprocessor")),
-        _positive(item.get("sharedMemPerMultiprocessor", item.get("maxSharedMemoryPerMultiProcessor"))),
-        f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
+        name=str(item.get("name", "")),
+        num_sms=_positive(item.get("numSms")),
+        memory_bytes=_positive(item.get("totalGlobalMem")),
+        max_threads_per_sm=_positive(item.get("maxThreadsPerMultiprocessor")),
+        registers_per_sm=_positive(item.get("regsPerMultiprocessor")),
+        shared_memory_per_sm_bytes=_positive(
+            item.get("sharedMemPerMultiprocessor", item.get("maxSharedMemoryPerMultiProcessor"))
+        ),
+        compute_capability=f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
     )
 
 
