@@ -614,6 +614,8 @@ def test_installed_commands_survive_a_shell_with_hostile_paths(tmp_path: Path) -
     units = render_systemd(setting)
     assert "OnCalendar=*-*-* 06:05:00 UTC" in units["ccl-search-nightly-n.timer"]
     assert "%%h;x" in units["ccl-search-nightly-n.service"]
+    odd = Setting("n", tmp_path / "n.yaml", tmp_path / "back\\", parse_moment("6:05 UTC"))
+    assert f"WorkingDirectory={tmp_path}/back\\/\n" in render_systemd(odd)["ccl-search-nightly-n.service"]
 
 
 def test_systemd_units_are_written_where_the_user_keeps_them(

@@ -103,7 +103,9 @@ def quote_systemd(word: str) -> str:
 
 
 def _escape_path(path: str) -> str:
-    return path.replace("%", "%%")
+    """A path that stands in a line without quotes: a backslash or a blank at its end would not be read as such."""
+    text = path.replace("%", "%%")
+    return f"{text}/" if text.endswith(("\\", " ", "\t")) else text
 
 
 def render_cron(setting: Setting, *, slurm: bool = False) -> str:
