@@ -23,7 +23,7 @@ from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.llm.account import describe_unkept, load_prices, prices_path
 from cclsearch.propose.llm.library import freeze_seed
-from cclsearch.propose.llm.spec import missing_key, parse_spec
+from cclsearch.propose.llm.spec import missing_key, parse_spec, read_timeout_s
 from cclsearch.recording import Recording, load_recording
 from cclsearch.redact import redact
 from cclsearch.runs_folder import LAST
@@ -182,7 +182,9 @@ def _choose_strategy(request: Request, *, multi: bool) -> str:
         strategy = "default"  # the classical side alone, as `hybrid` and `llm` fall back to it
     if request.llm:
         parse_spec(request.llm)
-        load_prices(prices_path())  # a price list that cannot be read is told before anything is started
+        # What the environment sets wrongly is told before anything is started.
+        load_prices(prices_path())
+        read_timeout_s()
     if strategy in LLM_STRATEGIES:
         if not request.llm:
             raise UserError(f"strategy {strategy!r} needs an LLM: `--llm anthropic:MODEL`, `openai:MODEL` or a URL")

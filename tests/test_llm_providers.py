@@ -6,9 +6,25 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from llm.server import KEY, MODEL, Cut, Drip, Hang, Raw, Reaction, Say, StandIn, Status, in_turn, serve
+from llm.server import (
+    KEY,
+    MODEL,
+    Cut,
+    Drip,
+    Hang,
+    Raw,
+    Reaction,
+    Say,
+    StandIn,
+    Status,
+    answer_once,
+    in_turn,
+    serve,
+    through_files,
+)
 
 from cclsearch.propose.llm.anthropic_api import AnthropicProvider
 from cclsearch.propose.llm.openai_api import OpenAIProvider
@@ -322,6 +338,18 @@ def test_a_server_without_tools_is_asked_for_json(stand_in: StandIn) -> None:
     assert stand_in.bodies[-1]["response_format"]["type"] == "json_schema"
     provider.ask(ASK)
     assert "tools" not in stand_in.bodies[-1]
+
+
+def test_a_request_that_is_sent_again_gets_its_answer_from_the_file(stand_in: StandIn, tmp_path: Path) -> None:
+    stand_in.script = answer_once(through_files(tmp_path, poll_s=0.02, wait_s=60))
+    impatient = connect("compatible", stand_in, timeout_s=0.3)
+    with pytest.raises(ProviderError) as caught:
+        impatient.ask(ASK)
+    assert caught.value.trouble is Trouble.TIMEOUT
+    (tmp_path / "0001.answer.json").write_text('{"calls": [{"name": "submit", "arguments": {"tp": 4}}]}')
+    (call,) = connect("compatible", stand_in).ask(ASK).calls
+    assert call.arguments == {"tp": 4}
+    assert [path.name for path in tmp_path.glob("*.request.json")] == ["0001.request.json"]
 
 
 def test_streaming_is_refused(stand_in: StandIn) -> None:

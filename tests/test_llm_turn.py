@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from llm.cases import SPACE, Search, plain_look, run_trial
 
+from cclsearch.errors import UserError
 from cclsearch.propose.llm.account import Limits, Prices, describe_unkept, load_prices, price_usage
 from cclsearch.propose.llm.agent import Agent, AgentOptions, Thought
 from cclsearch.propose.llm.evidence import TrialEvidence
@@ -20,7 +21,7 @@ from cclsearch.propose.llm.journal import read_turns
 from cclsearch.propose.llm.look import Look
 from cclsearch.propose.llm.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
 from cclsearch.propose.llm.replay import replay_turns
-from cclsearch.propose.llm.spec import parse_spec
+from cclsearch.propose.llm.spec import parse_spec, read_timeout_s
 from cclsearch.propose.llm.wire import Answer, ProviderError, Request, Stop, ToolCall, Trouble, Usage
 from cclsearch.values import Config
 
@@ -453,6 +454,34 @@ def test_a_turn_that_its_cost_ended_replays_whatever_prices_are_now(
     now.write_text("as_of: '2027-01'\nprices: [{model: 'openai:*', input_usd: 0, output_usd: 0}]\n")
     monkeypatch.setenv("CCL_SEARCH_PRICES", str(now))
     assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
+
+
+def test_a_slow_model_is_given_its_time_and_replays(tmp_path: Path) -> None:
+    clock = FakeClock()
+
+    def slowly(answer: Answer) -> Callable[[Request], Answer]:
+        def answer_late(request: Request) -> Answer:
+            clock.time_s += 400.0
+            return answer
+
+        return answer_late
+
+    search = Search(observations=[run_trial(1, Config(TRIED))])
+    for seconds, decision in ((2000.0, "submit"), (600.0, "none")):
+        provider = Scripted(*[slowly(call("candidates"))] * 3, slowly(submit(GOOD)))
+        options = AgentOptions(max_turn_s=seconds)
+        agent = Agent(provider, options, tmp_path, look=lambda view: plain_look(), clock=clock)
+        thought = agent.think(search.view, 1, max_submitted=1, overrules_left=1)
+        assert thought.remark.data["decision"] == decision
+    assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
+
+
+def test_the_time_of_an_answer_is_set_in_the_environment() -> None:
+    assert read_timeout_s({}) == 120.0
+    assert read_timeout_s({"CCL_SEARCH_LLM_TIMEOUT_S": "900"}) == 900.0
+    for wrong in ("0", "nan", "inf", "soon", "-3"):
+        with pytest.raises(UserError, match="CCL_SEARCH_LLM_TIMEOUT_S must be seconds"):
+            read_timeout_s({"CCL_SEARCH_LLM_TIMEOUT_S": wrong})
 
 
 def test_a_program_with_something_like_a_secret_runs_as_it_is_kept(tmp_path: Path) -> None:

@@ -320,6 +320,20 @@ def through_person() -> Script:
     return script
 
 
+def answer_once(script: Script) -> Script:
+    """The script, but a request that is sent again (its sender had no patience) gets the answer that it had."""
+    given: dict[str, Reaction] = {}
+
+    def again(request: Request) -> Reaction:
+        words = request.model_dump_json()
+        reaction = given.get(words) or script(request)
+        if isinstance(reaction, Say):
+            given[words] = reaction
+        return reaction
+
+    return again
+
+
 def read_answer(text: str) -> Reaction:
     """The answer that somebody wrote; what is no JSON object goes out as plain text."""
     try:
@@ -338,8 +352,9 @@ def main() -> None:
     group.add_argument("--files", type=Path, metavar="FOLDER")
     group.add_argument("--person", action="store_true")
     args = parser.parse_args()
-    with serve(through_person() if args.person else through_files(args.files)) as server:
-        print(f"export CCL_SEARCH_LLM_API_KEY={KEY}\n--llm '{server.url}/v1#{MODEL}'", flush=True)
+    with serve(answer_once(through_person() if args.person else through_files(args.files))) as server:
+        print(f"export CCL_SEARCH_LLM_API_KEY={KEY} CCL_SEARCH_LLM_TIMEOUT_S=3600", flush=True)
+        print(f"--llm '{server.url}/v1#{MODEL}'", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
 

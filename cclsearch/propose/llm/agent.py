@@ -48,7 +48,7 @@ from cclsearch.propose.llm.prompt import (
     write_system,
 )
 from cclsearch.propose.llm.retry import Patience
-from cclsearch.propose.llm.spec import make_provider, parse_spec
+from cclsearch.propose.llm.spec import make_provider, parse_spec, read_timeout_s
 from cclsearch.propose.llm.toolset import make_toolset
 from cclsearch.propose.llm.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.llm.wire import Message, Provider, Request, Role, ToolSpec
@@ -57,6 +57,8 @@ from cclsearch.values import Config
 
 RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
 """Of the bound on a request, kept for the turn's look-ups."""
+TURN_ANSWERS = 5
+"""Answers that use all of their time, for which a turn has time."""
 LEAST_RESERVED_BYTES = 4000
 LEAST_TOLD_BYTES = 8000
 """For trials, candidates and diagnosis, where knobs and tools leave little."""
@@ -228,8 +230,8 @@ class Agent:
             write_record(context, record)
         write_record(
             turn_path(self.folder, number),
-            make_record(
-                known, desk, prompt, result, number=number, explained=explained, limits=limits, price=self._price()
+            make_record(known, desk, prompt, result, number=number, explained=explained).model_copy(
+                update={"limits": limits, "price": self._price(), "max_seconds": options.max_turn_s}
             ),
         )
 
@@ -269,10 +271,8 @@ def make_record(
     *,
     number: int,
     explained: Mapping[str, tuple[str, ...]],
-    limits: Limits,
-    price: Price | None = None,
 ) -> TurnRecord:
-    """The file's content for one turn."""
+    """The file's content for one turn, but for what it ran under."""
     view = known.view
     decision = result.decision or Decision()
     return TurnRecord(
@@ -294,8 +294,6 @@ def make_record(
         program=known.program,
         program_note=known.program_note,
         explanations=dict(explained),
-        limits=limits,
-        price=price,
         spent=total_cost(past_turns(view.remarks)),
         system=prompt.system,
         user=prompt.user,
@@ -331,9 +329,10 @@ def make_agent(
     options = options or AgentOptions()
     if options.seed_policy is not None and options.seed_program is None:
         find_content("policies", options.seed_policy, ".py")
+    timeout_s = read_timeout_s()
     return Agent(
-        provider=make_provider(parse_spec(spec)),
-        options=options,
+        provider=make_provider(parse_spec(spec), timeout_s=timeout_s),
+        options=replace(options, max_turn_s=max(options.max_turn_s, TURN_ANSWERS * timeout_s)),
         folder=folder,
         evidence=evidence or NoEvidence(),
         explain=explain,

@@ -130,6 +130,8 @@ class TurnRecord(Model):
     limits: Limits = Limits()
     price: Price | None = None
     """Of the model, where it was known; what the price list says now may be another."""
+    max_seconds: float = 600.0
+    """That the turn was given."""
     spent: Cost = Cost()
     """By earlier turns."""
     system: str

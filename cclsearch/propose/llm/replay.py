@@ -108,6 +108,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Look
         limits=record.limits,
         spent=record.spent,
         patience=Patience(max_tries=1),
+        max_seconds=record.max_seconds,
     )
     result = Turn(recorded, desk, prompt, tools, settings).run()
     same_prompt = (prompt.system, prompt.user) == (record.system, record.user)

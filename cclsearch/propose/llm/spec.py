@@ -19,6 +19,9 @@ KEYS = {
     "compatible": "CCL_SEARCH_LLM_API_KEY",
 }
 """Protocol -> the environment variable that holds its key. A URL never gets OpenAI's own key."""
+TIMEOUT_NAME = "CCL_SEARCH_LLM_TIMEOUT_S"
+TIMEOUT_S = 120.0
+"""For one answer, where `CCL_SEARCH_LLM_TIMEOUT_S` does not say otherwise."""
 _MODEL = re.compile(r"[A-Za-z0-9][\w.:/@+\-]{0,199}")
 
 
@@ -78,7 +81,19 @@ def missing_key(spec: LlmSpec, environment: Mapping[str, str] | None = None) -> 
     return spec.key_name
 
 
-def make_provider(spec: LlmSpec, *, timeout_s: float = 120.0) -> Provider:
+def read_timeout_s(environment: Mapping[str, str] | None = None) -> float:
+    """Seconds that one answer may take, for a slow model or a person; raises UserError where it is no such number."""
+    given = (os.environ if environment is None else environment).get(TIMEOUT_NAME, "").strip()
+    try:
+        seconds = float(given) if given else TIMEOUT_S
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds <= 86_400.0:
+        raise UserError(f"{TIMEOUT_NAME} must be seconds from 1 to 86400; got {given!r}")
+    return seconds
+
+
+def make_provider(spec: LlmSpec, *, timeout_s: float = TIMEOUT_S) -> Provider:
     """The provider, with its key from the environment; raises UserError where the key is missing."""
     name = missing_key(spec)
     if name:
