@@ -3,7 +3,8 @@
 `python benchmarks/mutation.py --count 60` copies the repository's code and tests to a temporary folder, changes one
 operator, comparison or constant at a time (a fixed random sample), and runs the tests of these rooms: first the files
 that name the changed module, then, where those notice nothing, the others. Every operator, comparison, number and truth
-value outside annotations is a place; words (messages, names, documentation) are none.
+value outside annotations is a place. None are: words (messages, names, documentation), the length at which a message is
+cut (`one_line`), and `strict=` of `zip`, which like `assert` is the code's word about itself.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ CODE = ("cclsearch/score/*.py", "cclsearch/space/*.py", "cclsearch/noise.py")
 TESTS = (
     "test_admission", "test_admit", "test_judge", "test_noise", "test_objective", "test_space", "test_framework",
     "test_collect", "test_thresholds", "test_catalog", "test_expression",
+    "test_build", "test_parse", "test_table", "test_rules_of_degrees", "test_rules_of_knobs",
 )  # fmt: skip
 COPIED = ("cclsearch", "tests", "launchers", "objectives", "policies", "workloads")
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -84,6 +86,16 @@ class Mutator(ast.NodeTransformer):
                 return ast.copy_location(ast.Constant(not node.value), node)
         elif isinstance(node.value, int | float) and self._hit(node, f"{node.value} to {node.value + 1}"):
             return ast.copy_location(ast.Constant(node.value + 1), node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        called = node.func.id if isinstance(node.func, ast.Name) else ""
+        if called == "one_line":
+            node.args[:1] = [self.visit(text) for text in node.args[:1]]
+        elif called == "zip":
+            node.args = [self.visit(given) for given in node.args]
+        else:
+            self.generic_visit(node)
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:

@@ -294,7 +294,7 @@ def test_without_host_names_every_rank_is_taken_to_run_here() -> None:
 
 def test_the_host_with_the_most_ranks_counts() -> None:
     # 6 of 16 ranks on one of 8 cores: 2 idle, so 3.5 busy cores take 1.5 of 6, a quarter
-    uneven = {"hosts": ("a",) * 6 + ("b",) * 5 + ("c",) * 5, "logical_cores": 8}
+    uneven = {"hosts": ("a",) + ("b",) * 6 + ("c",) * 5 + ("d",) * 4, "logical_cores": 8}
     detail = broken_rules(judge({**uneven, "foreign_cpu_cores": 3.5}))["load"]
     assert detail.endswith("1.50 cores taken from the ranks; stop what else runs on a")
     assert broken_rules(judge({**uneven, "foreign_cpu_cores": 2.5})) == {}

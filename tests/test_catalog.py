@@ -33,9 +33,9 @@ def test_a_figure_of_the_run_script_is_taken_on_trust() -> None:
 
 def test_a_mistyped_name_is_answered_with_up_to_three_near_ones() -> None:
     with pytest.raises(UserError) as caught:
-        find_metric("tokens_per_s_per", "file")
+        find_metric("comm_frac", "file")
     told = str(caught.value)
-    assert told.startswith("file: there is no metric 'tokens_per_s_per'; did you mean tokens_per_s")
+    assert told.startswith("file: there is no metric 'comm_frac'; did you mean comm_wait_frac or compute_frac or ")
     assert told.count(" or ") == 2
     with pytest.raises(UserError, match=r"there are: step_time_s, tokens_per_s, .*trace_step_time"):
         find_metric("zzz", "file")

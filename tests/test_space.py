@@ -357,4 +357,6 @@ def test_knob_choices_follow_from_the_card() -> None:
     knob = FrameworkKnob.model_validate({"name": "ep", "choices": {"divisors_of": "experts", "most": 20}})
     assert knob.resolve(card).choices == (1, 2, 4, 5, 8, 10, 16, 20)
     assert list_divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+    assert [list_divisors(number) for number in (1, 2, 6, 12)] == [[1], [1, 2], [1, 2, 3, 6], [1, 2, 3, 4, 6, 12]]
+    assert knob.resolve(load_card("wl2")).choices == (1,), "a model without experts"
     assert "megatron" in list_frameworks()

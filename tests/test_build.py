@@ -1,0 +1,203 @@
+"""Building a space: which rules join, what is refused, and what each rule and choice is told of a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_space import change_card
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import KnobDeclaration
+from cclsearch.errors import UserError
+from cclsearch.space import build
+from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs, resolve_knobs
+from cclsearch.space.framework import Framework, FrameworkKnob
+from cclsearch.space.parse import parse_knob
+
+CARD = change_card(
+    load_card("wl2"),
+    num_heads=4,
+    num_kv_heads=4,
+    num_layers=4,
+    global_batch_size=8,
+    num_accelerators=4,
+    accelerators_per_node=4,
+)
+ALL_AT_WHOLE = {"num_accelerators", "accumulation_whole"}
+
+
+def own(*rules: Any, use_fewer: bool = False, **choices: tuple[Any, ...]) -> Framework:
+    """A framework with these knobs."""
+    knobs = tuple(
+        FrameworkKnob(name=name, choices=values, description=f"its {name}") for name, values in choices.items()
+    )
+    return Framework(name="mine", knobs=knobs, rules=rules, use_fewer=use_fewer)
+
+
+def verdict(framework: Framework, config: dict[str, Any], rule: str) -> RuleVerdict:
+    return next(v for v in explain_config(CARD, framework, config) if v.rule == rule)
+
+
+def test_a_rule_is_applied_with_the_last_of_its_knobs_even_where_that_is_the_last_of_all() -> None:
+    space = build_space(CARD, own(tp=(1, 2, 4), dp=(1, 2, 4)))
+    assert [dict(space.config(row)) for row in range(len(space))] == [
+        {"tp": 1, "dp": 4},
+        {"tp": 2, "dp": 2},
+        {"tp": 4, "dp": 1},
+    ]
+    assert space.num_raw == 9
+
+
+def test_rules_about_knobs_that_a_space_lacks_are_left_out_but_for_those_of_the_work() -> None:
+    space = build_space(CARD, own("micro_batches_cover_stages", micro_batch_size=(1, 2), pp=(4,)))
+    assert set(space.rules) == {*ALL_AT_WHOLE, "pp_at_most_layers", "micro_batches_cover_stages"}
+    needs_all = {"rule": "implies", "name": "odd", "when": {"kernel": "a"}, "then": {"fused": True}}
+    lacking = build_space(CARD, own(needs_all, tp=(4,), kernel=("a", "b")))
+    assert set(lacking.rules) == {*ALL_AT_WHOLE, "tp_divides_heads", "tp_divides_kv_heads"}
+    having = build_space(CARD, own(needs_all, tp=(4,), kernel=("a", "b"), fused=(True, False)))
+    assert "odd" in having.rules
+    assert len(having) == 3
+
+
+def test_the_order_is_that_of_the_knobs_and_of_their_choices() -> None:
+    space = build_space(CARD, own(kernel=("b", "a"), tp=(4, 1), dp=(1, 4)))
+    assert [tuple(space.config(row).values()) for row in range(len(space))] == [
+        ("b", 4, 1),
+        ("b", 1, 4),
+        ("a", 4, 1),
+        ("a", 1, 4),
+    ]
+
+
+def test_a_description_is_the_users_or_the_frameworks() -> None:
+    framework = own(tp=(1, 2, 4)).model_copy(
+        update={"optional_knobs": (FrameworkKnob(name="nccl_algo", choices=("Ring",), description="how NCCL reduces"),)}
+    )
+    declared = [
+        KnobDeclaration(name="tp", choices=(4,)),
+        KnobDeclaration(name="nccl_algo", choices=("Tree",)),
+        KnobDeclaration(name="new", choices=(1,)),
+    ]
+    assert [k.description for k in resolve_knobs(CARD, framework, declared)] == ["its tp", "how NCCL reduces", ""]
+    said = [knob.model_copy(update={"description": "as I say"}) for knob in declared]
+    assert {knob.description for knob in resolve_knobs(CARD, framework, said)} == {"as I say"}
+
+
+def test_choices_that_are_given_twice_count_once_and_truth_is_not_one() -> None:
+    odd = KnobDeclaration(name="odd", choices=(1, 2, 1, True, True))
+    assert [(type(c), c) for c in resolve_knobs(CARD, own(tp=(4,)), [odd])[1].choices] == [
+        (int, 1),
+        (int, 2),
+        (bool, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [("tp=0", 1), ("dp=0", 1), ("pp=0", 1), ("ep=0", 1), ("micro_batch_size=0", 1), ("virtual_pipeline=0", 1),
+     ("zero_stage=-1", 0), ("tp=1000001", 1), ("tp=2.5", 1), ("tp=true", 1), ("tp=many", 1)],
+)  # fmt: skip
+def test_counted_knobs_take_whole_numbers_from_their_least_to_a_million(text: str, least: int) -> None:
+    with pytest.raises(UserError, match=f"takes whole numbers from {least} to 1000000, not "):
+        resolve_knobs(CARD, own(kernel=("a",)), [parse_knob(text)])
+    name = text.partition("=")[0]
+    knobs = resolve_knobs(CARD, own(kernel=("a",)), [parse_knob(f"{name}={least},1000000")])
+    assert knobs[1].choices == (least, 1_000_000)
+
+
+def test_a_space_may_be_as_large_as_the_limit_and_no_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "MAX_ROWS", 12)
+    knobs = {"tp": (4,), "a": (1, 2, 3, 4), "b": (1, 2, 3)}
+    assert len(build_space(CARD, own(**knobs))) == 12
+    message = r"too large to enumerate \(16 combinations at knob 'b', at most 12\): give that knob fewer choices"
+    with pytest.raises(UserError, match=message):
+        build_space(CARD, own(**knobs | {"b": (1, 2, 3, 4)}))
+
+
+def test_a_knob_may_have_as_many_choices_as_its_codes_can_count() -> None:
+    assert len(build_space(CARD, own(tp=(4,), wide=tuple(range(32_767))))) == 32_767
+    with pytest.raises(UserError, match="too large to enumerate"):
+        build_space(CARD, own(tp=(4,), wide=tuple(range(32_768))))
+
+
+def test_a_model_that_lacks_every_knob_of_a_framework_has_no_space() -> None:
+    framework = Framework(name="mine", knobs=(FrameworkKnob(name="ep", choices=(1, 2), moe_only=True),))
+    with pytest.raises(UserError, match="has no legal configuration"):
+        build_space(CARD, framework)
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"tp": (1,), "dp": (2,), "kernel": ("a",)},
+         "this rule leaves nothing: num_accelerators (tp x dp x pp is 4, the accelerators there are)"),
+        # 3 leaves heads and KV heads over, and is no divisor of the 4 accelerators: none of these stands alone
+        ({"tp": (3,), "dp": (1, 4)},
+         "these rules together leave nothing: num_accelerators (tp x dp x pp is 4, the accelerators there are); "
+         "tp_divides_heads (tp divides the 4 attention heads); tp_divides_kv_heads (tp divides the 4 KV heads)"),
+    ],
+)  # fmt: skip
+def test_an_empty_space_names_the_rules_that_stand_in_the_way(choices: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build_space(CARD, own(**choices))
+    assert str(caught.value).endswith(f"has no legal configuration: {words}")
+
+
+def test_fewer_accelerators_are_used_where_the_framework_or_the_user_says_so() -> None:
+    choices = {"tp": (1, 2, 4, 8)}
+    assert build_space(CARD, own(**choices)).column("tp").tolist() == [4]
+    assert build_space(CARD, own(**choices), use_fewer=True).column("tp").tolist() == [1, 2, 4]
+    assert build_space(CARD, own(use_fewer=True, **choices)).column("tp").tolist() == [1, 2, 4]
+    told = explain_config(CARD, own(**choices), {"tp": 2}, use_fewer=True)
+    assert all(v.ok for v in told)
+
+
+TWO = own(tp=(1, 2, 4), fused=(False, True), zero_stage=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("config", "ok", "detail"),
+    [
+        ({"tp": 4, "fused": True, "zero_stage": 0}, True, "every value is a choice of its knob"),
+        ({"tp": 4}, None, "not given: fused, zero_stage"),
+        ({"tp": 3, "fused": True}, False, "tp=3 is none of 1, 2, 4"),
+        ({"tp": 3, "fused": 1}, False, "tp=3 is none of 1, 2, 4; fused=1 is none of false, true"),
+        ({"tp": True, "fused": True, "zero_stage": 0}, False, "tp=True is none of 1, 2, 4"),
+    ],
+)
+def test_the_first_verdict_is_on_the_choices(config: dict[str, Any], ok: bool | None, detail: str) -> None:
+    first = explain_config(CARD, TWO, config)[0]
+    assert (first.rule, first.ok, first.detail) == ("choices", ok, detail)
+
+
+@pytest.mark.parametrize(
+    ("rule", "config", "ok", "detail"),
+    [
+        ("num_accelerators", {"zero_stage": 0}, None, "cannot tell without tp"),
+        ("num_accelerators", {"tp": 4}, True, "tp 4 x dp 1 x pp 1 is 4 of 4 accelerators"),
+        ("num_accelerators", {"tp": 2}, False, "tp 2 x dp 1 x pp 1 is 2 of 4 accelerators"),
+        ("num_accelerators", {"tp": 0}, False, "tp must be a whole number of at least 1"),
+        ("num_accelerators", {"tp": 4.0}, False, "tp must be a whole number of at least 1"),
+        ("zero_needs_dp", {"zero_stage": -1}, False, "zero_stage must be a whole number of at least 0"),
+        ("zero_needs_dp", {"zero_stage": 1}, False, "zero_stage 1 with dp 1"),
+        ("sequence_parallel_needs_tp", {"tp": 4, "sequence_parallel": "maybe"}, False,
+         "one of tp, sequence_parallel is a word, not a number or truth value"),
+    ],
+)  # fmt: skip
+def test_a_rule_is_told_on_what_was_given(rule: str, config: dict[str, Any], ok: bool | None, detail: str) -> None:
+    framework = own("zero_needs_dp", "sequence_parallel_needs_tp", tp=(1, 4), zero_stage=(0, 1),
+                    sequence_parallel=(False, True))  # fmt: skip
+    told = verdict(framework, config, rule)
+    assert (told.ok, told.detail) == (ok, detail)
+    assert told.summary
+
+
+def test_a_knob_of_a_profile_is_known_beside_those_of_framework_and_card() -> None:
+    framework = own(tp=(4,))
+    site = KnobDeclaration(name="site_knob", choices=(1, 2))
+    require_known_knobs([site], CARD, framework, others=[site])
+    with pytest.raises(UserError, match=r"framework 'mine' has no knob 'site_knob'; there are: tp$"):
+        require_known_knobs([site], CARD, framework)
+    named = CARD.model_copy(update={"knobs": (site,)})
+    require_known_knobs([site], named, framework)

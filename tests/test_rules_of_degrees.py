@@ -1,0 +1,155 @@
+"""The rules of degrees, widths and batch: each on both sides of its bound, with the sentence that explains it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_space import change_card
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
+from cclsearch.space import framework  # noqa: F401  importing enters the rules
+from cclsearch.space.rule import RULES, Columns, Rule
+
+DENSE = change_card(
+    load_card("wl2"),
+    num_heads=12,
+    num_kv_heads=6,
+    num_layers=12,
+    hidden_size=48,
+    intermediate_size=96,
+    global_batch_size=24,
+    seq_len=20,
+    num_accelerators=24,
+    accelerators_per_node=4,
+)
+EXPERTS = load_card("wl6").arch.moe
+assert EXPERTS is not None
+MIXED = change_card(
+    DENSE,
+    moe=EXPERTS.model_copy(
+        update={"num_experts": 12, "num_shared_experts": 2, "expert_intermediate_size": 40, "num_dense_layers": 0}
+    ),
+)
+UNSHARED = change_card(
+    MIXED,
+    moe=EXPERTS.model_copy(update={"num_experts": 12, "num_shared_experts": 0, "expert_intermediate_size": 40}),
+)
+TIED = change_card(DENSE, tied_embeddings=True)
+SMALL = change_card(DENSE, num_accelerators=2)
+
+
+def make(rule: str, card: Card = DENSE, **options: Any) -> Rule:
+    made = RULES[rule](card, options)
+    assert made is not None
+    return made
+
+
+def ask(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
+    """Whether the rule allows it, and the sentence on it."""
+    columns = Columns({knob: np.array([value], dtype=object) for knob, value in config.items()}, 1)
+    return bool(rule.check(columns)[0]), rule.why(config)
+
+
+@pytest.mark.parametrize(
+    ("rule", "config", "ok", "sentence"),
+    [
+        (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 4}, True, "tp 2 x dp 3 x pp 4 is 24 of 24 accelerators"),
+        (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 2}, False, "tp 2 x dp 3 x pp 2 is 12 of 24 accelerators"),
+        (make("num_accelerators"), {"dp": 24}, True, "tp 1 x dp 24 x pp 1 is 24 of 24 accelerators"),
+        (make("num_accelerators", use_fewer=True), {"tp": 2, "dp": 3, "pp": 2}, True,
+         "tp 2 x dp 3 x pp 2 is 12 of 24 accelerators"),
+        (make("num_accelerators", use_fewer=True), {"tp": 24}, True, "tp 24 x dp 1 x pp 1 is 24 of 24 accelerators"),
+        (make("num_accelerators", use_fewer=True), {"tp": 25}, False, "tp 25 x dp 1 x pp 1 is 25 of 24 accelerators"),
+        (make("tp_divides_heads"), {"tp": 4}, True, "12 attention heads over tp 4 is 3 each"),
+        (make("tp_divides_heads"), {"tp": 8}, False, "12 attention heads over tp 8 is 1.5 each"),
+        (make("tp_divides_kv_heads"), {"tp": 3}, True, "6 KV heads over tp 3 is 2 each"),
+        (make("tp_divides_kv_heads"), {"tp": 4}, False, "6 KV heads over tp 4 is 1.5 each"),
+        (make("tp_divides_sequence"), {"tp": 5}, True, "20 tokens of a sequence over tp 5 is 4 each"),
+        (make("tp_divides_sequence"), {"tp": 8}, False, "20 tokens of a sequence over tp 8 is 2.5 each"),
+        (make("tp_divides_widths"), {"tp": 16}, True,
+         "hidden size 48, feed-forward width 96 over tp 16 are 3, 6"),
+        (make("tp_divides_widths"), {"tp": 32}, False,
+         "hidden size 48, feed-forward width 96 over tp 32 are 1.5, 3"),
+        (make("tp_divides_widths", MIXED), {"tp": 16}, True,
+         "hidden size 48, feed-forward width 96, width of the shared experts 80 over tp 16 are 3, 6, 5"),
+        (make("tp_divides_widths", MIXED, experts=True), {"tp": 16}, False,
+         "hidden size 48, feed-forward width 96, width of the shared experts 80, expert width 40 over tp 16 are "
+         "3, 6, 5, 2.5"),
+        (make("tp_divides_widths", UNSHARED), {"tp": 24}, True,
+         "hidden size 48, feed-forward width 96 over tp 24 are 2, 4"),
+        (make("moe_tp_divides_tokens", MIXED), {"tp": 8, "micro_batch_size": 2}, True,
+         "2 sequences of 20 tokens over tp 8"),
+        (make("moe_tp_divides_tokens", MIXED), {"tp": 8}, False, "1 sequences of 20 tokens over tp 8"),
+        (make("tp_inside_node"), {"tp": 4}, True, "tp 4 in nodes of 4 accelerators"),
+        (make("tp_inside_node"), {"tp": 3}, False, "tp 3 in nodes of 4 accelerators"),
+        (make("tp_inside_node", SMALL), {"tp": 4}, False, "tp 4 in nodes of 2 accelerators"),
+        (make("pp_at_most_layers"), {"pp": 12}, True, "pp 12 stages for 12 layers"),
+        (make("pp_at_most_layers"), {"pp": 13}, False, "pp 13 stages for 12 layers"),
+        (make("pp_divides_layers"), {"pp": 6}, True, "12 layers over pp 6 are 2 a stage"),
+        (make("pp_divides_layers"), {"pp": 8}, False, "12 layers over pp 8 are 1.5 a stage"),
+        (make("tied_embeddings_need_one_stage", TIED), {"pp": 1}, True, "tied embeddings with pp 1"),
+        (make("tied_embeddings_need_one_stage", TIED), {"pp": 2}, False, "tied embeddings with pp 2"),
+        (make("accumulation_whole"), {"dp": 4, "micro_batch_size": 3}, True,
+         "global batch 24 / (dp 4 x micro_batch_size 3) is 2"),
+        (make("accumulation_whole"), {"dp": 4, "micro_batch_size": 4}, False,
+         "global batch 24 / (dp 4 x micro_batch_size 4) is 1.5"),
+        (make("accumulation_whole"), {"dp": 24, "micro_batch_size": 2}, False,
+         "global batch 24 / (dp 24 x micro_batch_size 2) is 0.5"),
+        (make("accumulation_whole"), {"dp": 24}, True, "global batch 24 / (dp 24 x micro_batch_size 1) is 1"),
+        (make("micro_batches_cover_stages"), {"pp": 4, "dp": 3, "micro_batch_size": 2}, True,
+         "4 micro-batches for pp 4"),
+        (make("micro_batches_cover_stages"), {"pp": 5, "dp": 3, "micro_batch_size": 2}, False,
+         "4 micro-batches for pp 5"),
+        (make("micro_batches_cover_stages"), {"pp": 1, "dp": 24, "micro_batch_size": 2}, True,
+         "0.5 micro-batches for pp 1"),
+        (make("ep_divides_experts"), {"ep": 1}, True, "ep 1 for a model without experts"),
+        (make("ep_divides_experts"), {"ep": 2}, False, "ep 2 for a model without experts"),
+        (make("ep_divides_experts", MIXED), {"ep": 4}, True, "12 experts over ep 4 are 3 each"),
+        (make("ep_divides_experts", MIXED), {"ep": 8}, False, "12 experts over ep 8 are 1.5 each"),
+        (make("ep_inside_stage"), {"ep": 6, "tp": 2, "dp": 3}, True, "ep 6 among dp 3 x tp 2 = 6 ranks of a stage"),
+        (make("ep_inside_stage"), {"ep": 4, "tp": 2, "dp": 3}, False, "ep 4 among dp 3 x tp 2 = 6 ranks of a stage"),
+        (make("ep_divides_dp"), {"ep": 3, "dp": 6}, True, "ep 3 with dp 6"),
+        (make("ep_divides_dp"), {"ep": 6, "dp": 3}, False, "ep 6 with dp 3"),
+    ],
+)  # fmt: skip
+def test_a_rule_allows_what_it_says_and_explains_it_in_numbers(
+    rule: Rule, config: dict[str, Any], ok: bool, sentence: str
+) -> None:
+    assert ask(rule, config) == (ok, sentence)
+
+
+def test_a_rule_that_a_model_cannot_break_is_not_made_for_it() -> None:
+    assert RULES["tied_embeddings_need_one_stage"](DENSE, {}) is None
+    assert RULES["moe_tp_divides_tokens"](DENSE, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "summary"),
+    [
+        (make("num_accelerators"), "tp x dp x pp is 24, the accelerators there are"),
+        (make("num_accelerators", use_fewer=True), "tp x dp x pp is at most 24, the accelerators there are"),
+        (make("tp_inside_node"), "tp divides the 4 accelerators of a node, so that no tensor-parallel group leaves it"),
+        (make("ep_divides_experts"), "ep is 1: the model has no experts"),
+        (make("ep_divides_experts", MIXED), "ep divides the 12 experts"),
+    ],
+)
+def test_a_rule_says_what_it_demands_with_the_cards_numbers(rule: Rule, summary: str) -> None:
+    assert rule.summary == summary
+
+
+def test_a_whole_column_is_judged_at_once() -> None:
+    columns = Columns({"tp": np.array([1, 2, 5, 12]), "dp": np.array([24, 12, 5, 2])}, 4)
+    assert make("num_accelerators").check(columns).tolist() == [True, True, False, True]
+    assert make("tp_divides_heads").check(columns).tolist() == [True, True, False, True]
+
+
+def test_a_torus_gives_whole_axes_and_counts_a_missing_degree_as_one() -> None:
+    rule = make("degrees_on_torus", change_card(DENSE, torus=(2, 4)))
+    assert ask(rule, {"tp": 2, "dp": 4}) == (True, "tp 2, dp 4, pp 1 on a torus of 2x4")
+    assert ask(rule, {"tp": 4, "dp": 1, "pp": 2}) == (True, "tp 4, dp 1, pp 2 on a torus of 2x4")
+    assert ask(rule, {"tp": 2, "dp": 2, "pp": 2}) == (False, "tp 2, dp 2, pp 2 on a torus of 2x4")
+    assert ask(rule, {"tp": 2}) == (False, "tp 2, dp 1, pp 1 on a torus of 2x4")
+    assert RULES["degrees_on_torus"](DENSE, {}) is None
