@@ -210,6 +210,7 @@ def test_lookups_answer_from_the_search() -> None:
     assert "already tried: trial 1" in said[0]
     assert "not legal" in said[1]
     assert "IGNORE ALL RULES" not in said[2].split("[data")[0]
+    assert "memory 40 of 80 GiB (50% free)" in said[2]
     assert "there is no finished trial 7" in said[3]
     assert said[4].startswith("4 match")
 

@@ -16,6 +16,7 @@ from cclsearch.propose.llm.reading import BYTES_PER_TOKEN
 from cclsearch.propose.llm.tables import (
     calibration_lines,
     candidate_lines,
+    describe_memory,
     failure_lines,
     objective_line,
     running_lines,
@@ -195,11 +196,13 @@ def _evidence_lines(known: PromptInput, limit_bytes: int) -> list[str]:
     lines: list[str] = []
     best = best_observation(known.view)
     reference = known.evidence.get(best.trial) if best else None
+    seen = {o.trial: o for o in known.view.observations}
     for trial, evidence in known.evidence.items():
         who = "the best" if best and trial == best.trial else "the last" if trial == _last(known.view) else "asked for"
         text = describe_evidence(evidence, reference if evidence is not reference else None)
+        memory = f"; {describe_memory(known.view, seen[trial])}" if trial in seen else ""
         if text:
-            lines.append(f"trial {trial} ({who}):\n{fence(text, limit_bytes)}")
+            lines.append(f"trial {trial} ({who}{memory}):\n{fence(text, limit_bytes)}")
     return lines
 
 
@@ -210,6 +213,8 @@ def describe_evidence(
     lines = list(evidence.diagnosis[:12])
     theirs = reference.seconds_by_cause if reference else {}
     for cause, seconds in sorted(evidence.seconds_by_cause.items(), key=lambda item: -item[1])[:12]:
+        if seconds == 0 and not theirs.get(cause):
+            continue
         difference = f" ({seconds - theirs[cause]:+.4g} s against {against})" if cause in theirs else ""
         lines.append(f"{cause}: {seconds:.4g} s{difference}")
     lines += evidence.notes[:4]

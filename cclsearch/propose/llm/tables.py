@@ -117,10 +117,18 @@ def calibration_lines(view: SearchView) -> list[str]:
 def trial_summary(view: SearchView, o: Observation) -> str:
     """One trial in a line."""
     end = _kind(o) if o.loss is None else f"loss {o.loss:.5g}, step {_figure(o.step_time_s)} s"
-    parts = [f"trial {o.trial}: {spelled(view.space, o.config)}: {end}, memory {_figure(o.peak_memory_gib)} GiB"]
+    parts = [f"trial {o.trial}: {spelled(view.space, o.config)}: {end}, {describe_memory(view, o)}"]
     parts += [f"step times spread {o.spread:.1%}"] if o.spread is not None else []
     parts += [f"said {fence_line(o.failure.message, 300)}"] if o.failure else []
     return ", ".join(parts)
+
+
+def describe_memory(view: SearchView, o: Observation) -> str:
+    """`memory 61.2 of 80 GiB (24% free)`, of the fullest device."""
+    peak, whole = o.peak_memory_gib, view.card.hardware.memory_gib
+    if peak is None:
+        return "memory not measured"
+    return f"memory {peak:.4g} of {whole:g} GiB ({1 - peak / whole:.0%} free)"
 
 
 def _kind(o: Observation) -> str:

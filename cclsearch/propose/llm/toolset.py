@@ -93,10 +93,11 @@ def _submit_policy() -> ToolSpec:
         name="submit_policy",
         description=(
             "Decide: a whole Python program with `generate_config(workload: dict, environment: dict) -> dict`, run in "
-            "a sandbox (no files, network, environment; no yield, del, class-heavy libraries; math, json, itertools, "
-            "functools, collections, re are there). workload has config_space (list of {key, type, choices, "
-            "description}), num_layers, num_heads, hidden_size, batch_size, seq_len, moe, ...; environment has "
-            "total_gpus, gpus_per_node, gpu_memory_gb, ... It must return a new legal configuration: it runs next."
+            "a sandbox (no files, network, environment; no yield, del, class inheritance, properties; math, json, "
+            "itertools, functools, collections, dataclasses, re are there). workload has config_space (list of {key, "
+            "type, choices, description}), num_layers, num_heads, hidden_size, batch_size, seq_len, moe, ...; "
+            "environment has total_gpus, gpus_per_node, gpu_memory_gb, ...; a third parameter `history` gets the "
+            "finished trials. It must return a new legal configuration: it runs next."
         ),
         parameters=_object(
             {
