@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cclsearch.cli import COMMANDS, main
+from cclsearch.plugins import METRICS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -53,6 +55,44 @@ def test_the_tutorial_runs_as_it_is_written(
         shown = capsys.readouterr()
         allowed = {0, 1} if words[1] in ("doctor", "space") else {0}
         assert code in allowed, f"{command}: exit code {code}: {shown.err or shown.out[-500:]}"
+
+
+def blocks_of(page: str, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+def test_the_files_that_the_pages_show_work_as_they_are(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card, hardware = blocks_of("your-model.md", "yaml")
+    [objective] = blocks_of("your-objective.md", "yaml")
+    for name, text in {
+        "workloads/mine.yaml": card,
+        "workloads/chip.yaml": card.replace("nvidia_h100", "my_chip").replace("memory_gb: 80", "memory_gb: 24"),
+        "hardware.yaml": hardware,
+        "objectives/roomy.yaml": objective,
+    }.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    assert main(["predict", "--workload", "mine", "--top", "1"]) == 0
+    assert main(["predict", "--workload", "chip", "--top", "1"]) == 0
+    assert "a device has 24 GiB" in capsys.readouterr().out
+    replay = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "1"]
+    assert main([*replay, "--objective", "roomy:headroom=0.1"]) == 0
+
+
+def test_the_metrics_that_the_page_shows_measure_a_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = METRICS.names()
+    monkeypatch.setattr(METRICS, "_things", dict(METRICS._things))
+    for block in blocks_of("your-metric.md", "python"):
+        exec(compile(block, "your-metric.md", "exec"), {})
+    names = sorted(set(METRICS.names()) - set(before))
+    assert names == ["longest_kernel", "slowest_group"]
+    trace = str(ROOT / "tests" / "recorded" / "gloo-ddp2")
+    assert main(["score", trace, "--json", *(word for name in names for word in ("--metric", name))]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found[name]["status"] for name in names] == ["ok", "ok"]
+    assert all(found[name]["value"] > 0 for name in names)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)

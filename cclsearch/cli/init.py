@@ -52,7 +52,7 @@ workload:
       bandwidth_gbps: [10, 16] # to other nodes, inside a node; Gbit/s per accelerator, one direction
     xpu_spec:
       type: CPU
-      model: cpu # or nvidia_h100, nvidia_a100, tpu_v6e, ... (`hardware.yaml` lists what is known)
+      model: cpu # or nvidia_h100, nvidia_a100, tpu_v6e, ... (another one: describe it in a hardware.yaml)
       memory_gb: 4
       total_count: 4
       count_per_node: 4
