@@ -83,7 +83,9 @@ def compare_night(
     same = tuple(c for c in changes if c not in worse and c not in better)
     worse = [*failing, *worse]
     if not tonight.samples and not worse:
-        return Comparison(Verdict.NO_RESULT, _join(tell_unranked(tonight), ending), noise=noise)
+        waiting = any(trial.repeats for trial in tonight.unfinished)
+        verdict = Verdict.TROUBLE if waiting else Verdict.NO_RESULT
+        return Comparison(verdict, _join(tell_unranked(tonight), ending), noise=noise)
     verdict, text = _judge(tonight, earlier, worse, better, noise, tolerance=tolerance, confidence=confidence)
     return Comparison(verdict, text, tuple(worse), tuple(better), same, noise)
 
@@ -96,6 +98,10 @@ def tell_unranked(tonight: Night) -> str:
     if tonight.failed and (outcome := tonight.failed[-1].outcome) is not None and outcome.failure is not None:
         failure = outcome.failure
         told.append(f"{len(tonight.failed)} failed ({failure.kind.value}: {one_line(failure.message, 120)})")
+    if tonight.unfinished:
+        repeats = tonight.unfinished[-1].repeats
+        why = f" (its run before: {one_line(repeats[-1], 160)})" if repeats else ""
+        told.append(f"{len(tonight.unfinished)} did not end{why}")
     return f"no trial was ranked: {', '.join(told)}" if told else "no trial was ranked"
 
 
@@ -226,7 +232,8 @@ def _judge(
     held = [night for night in earlier if night.samples]
     if not held:
         return Verdict.FIRST, "the first night on this work: nothing to compare with"
-    pooled = {config for night in held for config in night.samples}
+    # in the order in which they ran: of several that are as fast, the first counts, and not whichever a set begins with
+    pooled = dict.fromkeys(config for night in held for config in night.samples)
     champion = min(pooled, key=lambda config: mean_of(find_reference(config, held)))
     if best != champion and best not in pooled:
         old = [s.value for s in tonight.samples.get(champion) or find_reference(champion, held)]
