@@ -127,9 +127,12 @@ def test_a_content_filter_is_not_a_refusal(stand_in: StandIn) -> None:
     assert connect("compatible", stand_in).ask(ASK).stop is Stop.FILTERED
 
 
-def test_system_and_tools_are_marked_for_the_prompt_cache(stand_in: StandIn) -> None:
-    connect("anthropic", stand_in).ask(ASK)
-    assert stand_in.bodies[0]["system"][-1]["cache_control"] == {"type": "ephemeral"}
+def test_what_stays_the_same_is_marked_for_the_prompt_cache(stand_in: StandIn) -> None:
+    more = (Message(role=Role.ASSISTANT, text="hm"), Message(role=Role.USER, text="well?"))
+    connect("anthropic", stand_in).ask(ASK.model_copy(update={"messages": (*ASK.messages, *more)}))
+    body = stand_in.bodies[0]
+    assert body["system"][-1]["cache_control"] == {"type": "ephemeral"}
+    assert ["cache_control" in message["content"][-1] for message in body["messages"]] == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,15 @@ def test_a_truncated_decision_is_never_used() -> None:
     assert think(Scripted(cut)).proposals == ()
 
 
+def test_a_model_that_was_cut_off_may_say_more() -> None:
+    cut = Answer(text="x", stop=Stop.TRUNCATED)
+    for name, most in (("openai:gpt-5", [4096, 8192, 16_384]), ("local:m", [4096, 4096, 4096])):
+        provider = Scripted(cut)
+        provider.name = name
+        think(provider)
+        assert [request.max_output_tokens for request in provider.requests] == most
+
+
 def test_a_decision_written_as_text_is_read() -> None:
     text = "Here: " + json.dumps({"tool": "submit", "arguments": {"configurations": [{"config": GOOD}]}})
     assert dict(think(Scripted(Answer(text=text, stop=Stop.DONE))).proposals[0].config) == GOOD

@@ -47,13 +47,18 @@ class AnthropicProvider:
 
 
 def anthropic_body(model: str, request: Request) -> dict[str, Any]:
-    """The request as that protocol has it; tools and system are marked for the provider's prompt cache."""
+    """The request as that protocol has it, marked for the provider's prompt cache.
+
+    Tools and system stay the same during a search, the first message during a turn.
+    """
     cached = {"cache_control": {"type": "ephemeral"}}
+    messages = [_message(message) for message in request.messages]
+    messages[0]["content"][-1].update(cached)
     return {
         "model": model,
         "max_tokens": request.max_output_tokens,
         "system": [{"type": "text", "text": request.system, **cached}],
-        "messages": [_message(message) for message in request.messages],
+        "messages": messages,
         "tools": [
             {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
             for tool in request.tools

@@ -39,6 +39,9 @@ MIN_REPLY_BYTES = 300
 MAX_ID = 48
 """Characters of a call's identifier that are kept."""
 LEFT_OUT = "(left out: no room)"
+THINKERS = ("anthropic:", "openai:")
+MAX_OUTPUT_TOKENS = 16_384
+"""Of one answer of theirs, after answers that were cut off."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Turn:
         self._settings = settings
         self._messages: list[Message] = [Message(role=Role.USER, text=prompt.user)]
         self._lookups = 0
+        self._max_output_tokens = settings.max_output_tokens
         self._ids: set[str] = set()
         self._result = TurnResult(None, None, Cost())
         self._started_s = settings.clock.now_s()
@@ -157,7 +161,10 @@ class Turn:
 
     def _complaint(self, answer: Answer) -> tuple[str, str] | None:
         if answer.stop is Stop.TRUNCATED:
-            most = self._settings.max_output_tokens
+            most = self._max_output_tokens
+            if self._provider.name.startswith(THINKERS):
+                # Models that think first may need more to get to an answer; a server of one's own may have no more.
+                self._max_output_tokens = min(2 * most, MAX_OUTPUT_TOKENS)
             return (
                 "truncated",
                 f"your answer was cut off after {most} tokens: answer again, briefly, with one tool call",
@@ -264,7 +271,7 @@ class Turn:
             system=self._system,
             messages=tuple(messages),
             tools=self._tools,
-            max_output_tokens=self._settings.max_output_tokens,
+            max_output_tokens=self._max_output_tokens,
         )
 
     def _shrink(self) -> None:
