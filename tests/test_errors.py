@@ -134,16 +134,37 @@ def test_a_run_that_cannot_be_read_is_left_out_of_all(mistakes: Path, capsys: py
     assert (mistakes / "all.html").is_file()
 
 
-def test_ctrl_c_in_a_command_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_help_with_a_command_is_that_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["help", "policy"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ccl-search policy")
+    assert main(["help", "polcy"]) == 2
+    assert "did you mean 'policy'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "interrupted", "says"),
+    [
+        ("init p", "builtins.input", "ccl-search: broken off\n"),
+        ("run -w wl2", "cclsearch.plan.plan_search", "`ccl-search resume last` goes on with it\n"),
+    ],
+)
+def test_ctrl_c_is_one_line_and_says_how_a_search_goes_on(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    interrupted: str,
+    says: str,
 ) -> None:
-    def interrupt(question: str) -> str:
+    def interrupt(asked: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("builtins.input", interrupt)
-    assert main(["init", "p"]) == EXIT_BROKEN_OFF
+    monkeypatch.setattr(interrupted, interrupt)
+    assert main(shlex.split(command)) == EXIT_BROKEN_OFF
     told = capsys.readouterr().err
-    assert "`ccl-search resume last`" in told
+    assert told.endswith(says)
     assert told.count("\n") == 1
 
 

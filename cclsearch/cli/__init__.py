@@ -66,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ccl-search: {redact(str(error))}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
-        print("ccl-search: broken off; if a search ran here, `ccl-search resume last` goes on with it", file=sys.stderr)
+        may_search = arguments[:1] in (["run"], ["resume"], ["sweep"])
+        hint = "; if a search ran here, `ccl-search resume last` goes on with it" if may_search else ""
+        print(f"ccl-search: broken off{hint}", file=sys.stderr)
         return EXIT_BROKEN_OFF
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         print(_overview())
         return EXIT_OK

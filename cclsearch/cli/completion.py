@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for line in [SCRIPTS[args.shell]] if args.words is None else complete_words(args.words):
+    for line in [SCRIPTS[args.shell].rstrip()] if args.words is None else complete_words(args.words):
         print(line)
     return EXIT_OK
 
