@@ -19,7 +19,7 @@ from cclsearch.launch.slurm.payloads import Program
 from cclsearch.launch.slurm.probe import look_at_needs
 from cclsearch.settings import Settings, load_settings
 from cclsearch.space.build import build_space
-from cclsearch.space.framework import list_frameworks, load_framework
+from cclsearch.space.framework import Need, list_frameworks, load_framework
 from cclsearch.space.model_limits import LIMITS
 
 OWN = """title: mine
@@ -223,6 +223,25 @@ def test_what_a_framework_needs_is_looked_for_on_the_node(tmp_path: Path, monkey
     assert [check(program)[0] for program in (named, unnamed)] == [False, False]
     (tmp_path / "pretrain_gpt.py").write_text("")
     assert check(named)[::2] == (True, "")
+
+
+def test_a_need_without_a_file_is_met_by_any_value_and_described_on_one_line(tmp_path: Path) -> None:
+    folder = Need(env="MY_PATH", what="a folder of mine")
+    holding = Need(env="MY_PATH", what="a folder of mine", file="train.py")
+    assert [folder.is_met(value) for value in ("/nowhere", None)] == [True, False]
+    assert [holding.is_met(value) for value in (str(tmp_path), None)] == [False, False]
+    (tmp_path / "train.py").write_text("")
+    assert holding.is_met(str(tmp_path))
+    assert folder.describe(None, is_met=False) == "not set; it names a folder of mine"
+    assert holding.describe("/x", is_met=False) == "'/x' is not a folder of mine with train.py"
+    assert holding.describe("/x", is_met=True) == "'/x' is a folder of mine with train.py"
+
+
+def test_a_knob_sets_its_variable_unless_it_is_left_alone() -> None:
+    megatron = load_framework("megatron")
+    assert megatron.knob_environment({"nccl_algo": "Ring", "tp": 2}) == {"NCCL_ALGO": "Ring"}
+    assert megatron.knob_environment({"nccl_algo": "default", "tp": 2}) == {}
+    assert megatron.knob_environment({"tp": 2}) == {}
 
 
 def test_a_slurm_launcher_knows_what_its_framework_needs() -> None:

@@ -167,8 +167,8 @@ class Framework(Model):
 
     def knob_environment(self, config: Mapping[str, Value]) -> dict[str, str]:
         """Variables that follow from knobs with an `env`; a knob at `default` leaves its variable alone."""
-        declared = [knob for knob in (*self.knobs, *self.optional_knobs) if knob.env and knob.name in config]
-        return {k.env: str(config[k.name]) for k in declared if k.env and config[k.name] != "default"}
+        declared = (*self.knobs, *self.optional_knobs)
+        return {k.env: str(config[k.name]) for k in declared if k.env and config.get(k.name, "default") != "default"}
 
     def make_rules(self, card: Card, *, use_fewer: bool) -> tuple[Rule, ...]:
         """The rules for that card, those that always hold first; one that cannot apply to the card is left out."""
