@@ -31,7 +31,8 @@ def find_run(name: str, chosen: Path | None = None) -> Path:
         if os.path.isfile(folder / SPEC_FILE):
             return folder.absolute()
     latest = [folder.name for folder in list_runs(chosen)][-5:]
-    known = f"the latest are: {', '.join(latest)}" if latest else "there are none yet"
+    none = "there are none yet: `ccl-search run --workload wl2 --budget 15` makes one"
+    known = f"the latest are: {', '.join(latest)}" if latest else none
     raise UserError(f"there is no run {name!r} in {str(runs_folder(chosen))!r}; {known}")
 
 

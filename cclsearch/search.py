@@ -83,7 +83,8 @@ def _must_stop(book: Book, parts: Parts, deadline_s: float) -> bool:
         parts.stop.request("the allocation has ended, or too little of it is left: resume in a new one")
     elif state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW:
         lost = state.num_lost_in_a_row
-        parts.stop.request(f"the infrastructure failed {lost} trials in a row: see `status` for why, and mend it")
+        why = f"`ccl-search status {parts.spec.run_id}` says why"
+        parts.stop.request(f"the infrastructure failed {lost} trials in a row: {why}; mend it")
     return parts.stop.is_set()
 
 

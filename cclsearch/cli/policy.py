@@ -11,7 +11,13 @@ EXAMPLE = """ccl-search policy test dense
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    test = actions.add_parser("test", help="run it on workloads: what it picks, and why something is rejected")
+    test = actions.add_parser(
+        "test",
+        help="run it on workloads: what it picks, and why something is rejected",
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     test.add_argument("policy", metavar="FILE", help="a file, or the bare name of a policy")
     test.add_argument("-w", "--workload", nargs="+", default=[], metavar="W", help="workloads (default: all there are)")
     test.add_argument("--use-fewer", action="store_true", help="also allow fewer accelerators than there are")

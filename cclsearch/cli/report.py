@@ -63,5 +63,6 @@ def _load_all(chosen: Path | None) -> list[Run]:
         except UserError as error:
             print(plain(f"note: {folder.name} is left out: {error}"))
     if not runs:
-        raise UserError(f"there is no run in {str(runs_folder(chosen))!r} yet: `ccl-search run` makes one")
+        make = "`ccl-search run --workload wl2 --budget 15` makes one"
+        raise UserError(f"there is no run in {str(runs_folder(chosen))!r} yet: {make}")
     return runs
