@@ -286,7 +286,8 @@ def break_searches(kind: str, moments: int, seed: int, *, away_s: float = 0.1) -
             wait(start(lambda: main(search.command()), folder, log))
             tally.unreadable += not search.check()
         if tally.tracebacks:
-            print(log.read_text()[-3000:], file=sys.stderr)
+            text = log.read_text()
+            print(text[max(0, text.find("Traceback")) :][:3000], file=sys.stderr)
     return tally
 
 

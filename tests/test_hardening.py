@@ -46,6 +46,20 @@ def test_a_full_disk_stops_the_search_with_one_line_and_resume_goes_on(project: 
     assert sorted(after) == list(range(1, 31))
 
 
+def test_a_disk_that_is_full_already_refuses_to_resume_in_one_line(project: Path) -> None:
+    assert main([*SEARCH, "--budget", "2"]) == 0
+    room = (project / "runs" / "r" / LEDGER_FILE).stat().st_size + 20
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))  # noqa: E731
+    command = [sys.executable, "-m", "cclsearch", "resume", "r", "--budget", "4", "--quiet"]
+    done = subprocess.run(
+        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "every finished trial is kept" in done.stderr
+    assert main(["resume", "r", "--budget", "4", "--quiet"]) == 0
+    assert finished(project / "runs" / "r") == [1, 2, 3, 4]
+
+
 def everything_under(folder: Path) -> str:
     return "\n".join(p.read_bytes().decode("utf-8", "replace") for p in sorted(folder.rglob("*")) if p.is_file())
 

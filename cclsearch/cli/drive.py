@@ -38,7 +38,7 @@ def drive_search(
     stop = Stop(leave_jobs=args.on_interrupt == "leave")
     with listen_for_stop(stop):
         parts = open_parts(folder, stop=stop)
-        with Book(folder) as book:
+        with Book(folder) as book, tell_unwritable(folder, args.runs):
             start_book(book, parts, budget=budget, confirm=confirm)
             for remark in remarks:
                 book.record(Note(time_s=time.time(), topic=remark.topic, text=remark.text, data=dict(remark.data)))
@@ -73,11 +73,20 @@ def _search(book: Book, parts: Parts, args: argparse.Namespace) -> None:
             name = name_run(book.folder, args.runs)
             ways = f"`ccl-search resume {name}` goes on, `ccl-search clean {name}` removes jobs that it left"
             raise UserError(f"{error}; the search stopped and kept all it had: {ways}") from None
-        except OSError as error:
-            raise UserError(
-                f"cannot go on writing {str(book.folder)!r}: {error.strerror or error}; every finished trial is kept:"
-                f" make room, then `ccl-search resume {name_run(book.folder, args.runs)}`"
-            ) from None
+
+
+@contextlib.contextmanager
+def tell_unwritable(folder: Path, runs: Path | None) -> Iterator[None]:
+    """Around what writes a run's ledger: an OSError in it is a UserError that says what is kept and how to go on."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # whoever read the output is gone: no fault of the disk
+    except OSError as error:
+        raise UserError(
+            f"cannot go on writing {str(folder)!r}: {error.strerror or error}; every finished trial is kept:"
+            f" make room, then `ccl-search resume {name_run(folder, runs)}`"
+        ) from None
 
 
 def stop_unread(watch: Watcher, stop: Stop) -> Watcher:
