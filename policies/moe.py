@@ -42,6 +42,9 @@ def layouts(choices, workload, environment):
                                 config["sequence_parallel"] = tp > 1 and True in choices["sequence_parallel"]
                             for ep in choices.get("ep", [1]):
                                 experts = workload.get("num_experts") or 1
+                                # Without sharding every replica holds all experts: not every framework spreads them.
+                                if zero == 0 and tp % ep != 0 and max(choices.get("zero_stage", [0])) > 0:
+                                    continue
                                 if experts % ep == 0 and (dp * tp) % ep == 0:
                                     found.append({**config, "ep": ep})
     return found

@@ -12,6 +12,7 @@ from llm.cases import CARD, SPACE, Search, plain_look, run_trial
 from cclsearch.card.model import MoEArch
 from cclsearch.cli import main
 from cclsearch.content import find_content, list_content
+from cclsearch.policy_check import check_policy
 from cclsearch.propose.llm.policy import SandboxRunner, policy_inputs, read_choice
 from cclsearch.propose.llm.sandbox import run_policy
 from cclsearch.space.table import Knob, space_from_rows
@@ -109,6 +110,21 @@ def test_the_moe_seed_spreads_the_experts() -> None:
     workload |= {"config_space": knobs, "num_params": 16_000_000_000}
     program = find_content("policies", "moe", ".py").read_text()
     assert run_policy(program, workload, environment)["ep"] > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "workloads"),
+    [
+        ("dense", ["tiny", "wl1", "wl2", "wl4"]),
+        ("moe", ["tiny-moe", "wl3", "wl5", "wl6", "wl7"]),
+        ("composite", ["wl3"]),
+    ],
+)
+def test_shipped_seeds_pick_what_is_legal_and_likely_fits_on_the_shipped_cards(name: str, workloads: list[str]) -> None:
+    program = find_content("policies", name, ".py").read_text()
+    for verdict in check_policy(program, workloads, use_fewer=name == "composite"):
+        assert verdict.is_legal, verdict
+        assert (verdict.fits or 0.0) >= 0.5, verdict
 
 
 def test_policies_are_found_by_name() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cclsearch.card.model import Card
+from cclsearch.predict.arch import count_parameters
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.llm.configs import nearest_rows, spelled
 from cclsearch.propose.llm.look import Look
@@ -76,7 +77,7 @@ def workload_fields(card: Card, space: Space) -> dict[str, Any]:
         "num_layers": arch.num_layers,
         "num_heads": arch.num_heads,
         "num_kv_heads": arch.num_kv_heads,
-        "num_params": arch.num_params,
+        "num_params": arch.num_params or count_parameters(arch),
         "hidden_size": arch.hidden_size,
         "head_dim": arch.head_dim,
         "intermediate_size": arch.intermediate_size,
