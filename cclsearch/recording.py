@@ -76,8 +76,10 @@ def load_recording(folder: Path | str) -> Recording:
     """
     folder = Path(folder)
     for name in ("card.yaml", "trials.csv"):
-        if not (folder / name).is_file():
-            raise UserError(f"a recording is a folder with card.yaml and trials.csv; {str(folder)!r} has no {name}")
+        if not os.path.isfile(folder / name):
+            raise UserError(
+                f"a recording is a folder with card.yaml and trials.csv; {str(folder)!r} has no {name} to read"
+            )
     knobs, rows, notes = _read_table(folder / "trials.csv")
     card, card_notes = _read_card(folder, rows)
     if not any(row.step_time_s is not None for row in rows):

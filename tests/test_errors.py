@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -176,3 +177,17 @@ def test_what_cannot_be_written_is_the_users_to_mend_and_leaves_nothing(tmp_path
     (tmp_path / "old").write_text("kept")
     require_writable(tmp_path / "old", "--out")
     assert (tmp_path / "old").read_text() == "kept"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("command", ["score", "what-if", "run -w wl2 --recording", "bench", "init --yes", "run -w"])
+def test_a_folder_that_may_not_be_read_is_the_users_to_mend(
+    command: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = project / "closed"
+    closed.mkdir(mode=0)
+    try:
+        assert main([*shlex.split(command), str(closed)]) == 2
+    finally:
+        closed.chmod(0o700)
+    assert capsys.readouterr().err.count("\n") == 1

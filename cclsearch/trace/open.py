@@ -28,13 +28,16 @@ def open_trace(
 ) -> TraceView:
     """The view over the traces at `path`; a trial's folder gives its own configuration unless one is handed in.
 
-    Raises UserError where nothing is at the path. What the files hold never raises: the trace set says what is wrong.
+    Raises UserError where nothing is at the path, or what is there may not be read. What the files hold never raises:
+    the trace set says what is wrong.
     """
     if not os.path.exists(path):
         raise UserError(f"there is nothing at {str(path)!r}: give a trace file, a folder of traces or a trial's folder")
-    folder = path / TRACE_FOLDER if (path / TRACE_FOLDER).is_dir() else path
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{str(path)!r} cannot be read: permission denied")
+    folder = path / TRACE_FOLDER if os.path.isdir(path / TRACE_FOLDER) else path
     beside = path / CONFIG_FILE
-    if config is None and folder != path and beside.is_file():
+    if config is None and folder != path and os.path.isfile(beside):
         config = read_config(beside)
     return TraceView(read_traces(folder, workers=workers), card=card, config=config, baseline=baseline)
 
