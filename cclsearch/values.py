@@ -15,6 +15,16 @@ Value = bool | int | float | str
 """What a knob may be set to."""
 
 
+def show_value(value: object) -> str:
+    """A value as it reads in a table and on the command line: truth is `true` and `false`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def show_config(config: Mapping[str, object]) -> str:
+    """`tp=2 dp=4 sequence_parallel=true`: a configuration, whole or in part, in one line."""
+    return " ".join(f"{knob}={show_value(value)}" for knob, value in config.items())
+
+
 class Model(BaseModel):
     """Base of every closed model: frozen, and an unknown field is an error."""
 
@@ -51,8 +61,7 @@ class Config(Mapping[str, Value]):
         return f"Config({self})"
 
     def __str__(self) -> str:
-        """`tp=2 dp=4 micro_batch_size=1`: how a configuration reads in a table and on the command line."""
-        return " ".join(f"{knob}={json.dumps(v) if isinstance(v, bool) else v}" for knob, v in self._values.items())
+        return show_config(self._values)
 
     def as_int(self, knob: str, default: int = 1) -> int:
         """The knob's value as a whole number; `default` where the space has no such knob."""

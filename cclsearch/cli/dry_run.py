@@ -16,6 +16,7 @@ from cclsearch.record.event import Purpose
 from cclsearch.record.trial import Trial
 from cclsearch.session import hold_back, make_input, make_planning_proposer
 from cclsearch.text import one_line, plain
+from cclsearch.values import show_value
 
 NUM_PROPOSALS = 3
 
@@ -33,7 +34,7 @@ def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
         print(f"note: {plain(line)}")
     print(f"space: {len(space):,} legal configurations of {space.num_raw:,} combinations")
     for knob in space.knobs:
-        print(f"  {knob.name}: {', '.join(str(choice) for choice in knob.choices)}")
+        print(f"  {knob.name}: {', '.join(show_value(choice) for choice in knob.choices)}")
     print(f"first proposals of strategy {spec.strategy}:")
     for proposal in proposals:
         print(f"  {proposal.config}  ({one_line(proposal.rationale, 160) or proposal.proposer})")

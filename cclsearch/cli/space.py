@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
     from cclsearch.space.build import build_space, resolve_rules
+    from cclsearch.values import show_value
 
     space = build_space(card, framework, extra, args.use_fewer)
     rules = resolve_rules(card, framework, space.knobs, use_fewer=args.use_fewer)
@@ -80,7 +81,7 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
         print(f"note: {note}")
     print("\nknobs")
     for knob in space.knobs:
-        print(f"  {knob.name:<26}{', '.join(_text(choice) for choice in knob.choices)}")
+        print(f"  {knob.name:<26}{', '.join(show_value(choice) for choice in knob.choices)}")
     print("\nrules")
     for rule in rules:
         print(f"  {rule.name:<36}{rule.summary}")
@@ -137,7 +138,9 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
 def _print_explanation(
     config: Mapping[str, Value], verdicts: tuple[RuleVerdict, ...], completions: int, is_complete: bool
 ) -> None:
-    print(" ".join(f"{knob}={_text(value)}" for knob, value in config.items()))
+    from cclsearch.values import show_config
+
+    print(show_config(config))
     for verdict in verdicts:
         mark = {True: "ok", False: "NO", None: "? "}[verdict.ok]
         print(f"  {mark}  {verdict.rule:<36}{verdict.detail}")
@@ -185,7 +188,3 @@ def _print_prediction(prediction: Mapping[str, Any], limit_gib: float) -> None:
     parts = ", ".join(f"{name.replace('_', ' ')} {gib:.2f}" for name, gib in prediction["memory_parts_gib"].items())
     print(f"predicted, not measured: memory {prediction['memory_gib']:.2f} GiB of {limit_gib:g} a device ({parts})")
     print(f"predicted, not measured: step time {prediction['step_time_s']:.3g} s")
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

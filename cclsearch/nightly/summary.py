@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cclsearch.nightly.compare import Change, Verdict
 from cclsearch.text import one_line
-from cclsearch.values import Model
+from cclsearch.values import Model, show_config
 
 SUMMARY_VERSION = 1
 EXIT_OK, EXIT_NO_RESULT, EXIT_USAGE, EXIT_REGRESSED, EXIT_TROUBLE, EXIT_BUSY = range(6)
@@ -187,11 +187,6 @@ def render_message(night: NightSummary) -> str:
     lines += [f"- {job.job}: {job.verdict.value}: {one_line(job.text, 220)}" for job in shown]
     more = len(night.jobs) - len(shown)
     return "\n".join([*lines, f"and {more} more"] if more else lines)
-
-
-def show_config(config: dict[str, bool | int | float | str]) -> str:
-    """`tp=2 dp=4`."""
-    return " ".join(f"{knob}={str(v).lower() if isinstance(v, bool) else v}" for knob, v in config.items())
 
 
 def show_best(job: JobSummary) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cclsearch.values import Value
+from cclsearch.values import Value, show_config
 
 RANKED, NOT_ADMITTED, FAILED, RUNNING = "ranked", "not admitted", "failed", "running"
 CONFIRMATION = "confirmation"
@@ -53,7 +53,7 @@ class TrialRow:
 
     @property
     def config_text(self) -> str:
-        return " ".join(f"{knob}={str(v).lower() if isinstance(v, bool) else v}" for knob, v in self.config.items())
+        return show_config(self.config)
 
     @property
     def step_time_s(self) -> float | None:

@@ -26,7 +26,7 @@ from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec
 from cclsearch.text import one_line
-from cclsearch.values import Provenance, Value
+from cclsearch.values import Provenance, Value, show_value
 
 TEXT_LIMIT = 2000
 
@@ -198,11 +198,7 @@ def _find_neighbours(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Ne
 def describe_change(old: Mapping[str, Value], new: Mapping[str, Value]) -> str:
     """`tp 2 → 4, dp 8 → 4`: the knobs in which two configurations differ."""
     changed = [knob for knob in old if new.get(knob) != old[knob]]
-    return ", ".join(f"{knob} {_show(old[knob])} → {_show(new.get(knob, '?'))}" for knob in changed)
-
-
-def _show(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return ", ".join(f"{knob} {show_value(old[knob])} → {show_value(new.get(knob, '?'))}" for knob in changed)
 
 
 def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str], ...]:

@@ -23,6 +23,7 @@ from cclsearch.report.data import RunPage, TrialRow
 from cclsearch.report.front import FrontPage, draw_front_page
 from cclsearch.report.scene import Scene
 from cclsearch.report.svg import palette_css, render_svg
+from cclsearch.values import show_value
 
 HERE = Path(__file__).parent
 RANKING_COLUMNS = (
@@ -233,7 +234,7 @@ def _number_cell(value: float | None) -> Cell:
 
 def _value_cell(value: object) -> Cell:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return Cell("" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
+        return Cell("" if value is None else show_value(value))
     return Cell(show_number(value), float(value))
 
 

@@ -13,7 +13,7 @@ from cclsearch.errors import UserError
 from cclsearch.space.framework import Framework
 from cclsearch.space.rule import Columns, Rule
 from cclsearch.space.table import Knob, Space
-from cclsearch.values import Model, Value
+from cclsearch.values import Model, Value, show_value
 
 MAX_ROWS = 20_000_000
 """Most combinations held at once while enumerating: beyond it the knobs must be narrowed."""
@@ -184,7 +184,7 @@ def _judge_choices(knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVe
     wrong = []
     for knob in knobs:
         if knob.name in config and not any(_is_choice(config[knob.name], choice) for choice in knob.choices):
-            wrong.append(f"{knob.name}={config[knob.name]} is none of {', '.join(_text(c) for c in knob.choices)}")
+            wrong.append(f"{knob.name}={config[knob.name]} is none of {', '.join(show_value(c) for c in knob.choices)}")
     missing = [knob.name for knob in knobs if knob.name not in config]
     detail = "; ".join(wrong) or (
         f"not given: {', '.join(missing)}" if missing else "every value is a choice of its knob"
@@ -218,10 +218,6 @@ def _judge(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) -> Ru
 
 def _is_choice(value: Value, choice: Value) -> bool:
     return isinstance(value, bool) == isinstance(choice, bool) and value == choice
-
-
-def _text(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _explain_empty(card: Card, knobs: Sequence[Knob], rules: Sequence[Rule]) -> str:

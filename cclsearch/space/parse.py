@@ -10,7 +10,7 @@ from cclsearch.errors import UserError
 from cclsearch.space.build import check_knob_names
 from cclsearch.space.table import Knob, Space
 from cclsearch.text import one_line
-from cclsearch.values import Config, Value
+from cclsearch.values import Config, Value, show_value
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
 _INTEGER = re.compile(r"^[+-]?\d{1,18}$")
@@ -70,8 +70,8 @@ def complete_config(given: Mapping[str, Value], space: Space) -> Config:
         value = given.get(knob.name, knob.choices[0])
         choice = _find_choice(value, knob)
         if choice is None:
-            choices = ", ".join(_text(choice) for choice in knob.choices)
-            raise UserError(f"{knob.name} must be one of {choices}, not {one_line(_text(value), 60)}")
+            choices = ", ".join(show_value(choice) for choice in knob.choices)
+            raise UserError(f"{knob.name} must be one of {choices}, not {one_line(show_value(value), 60)}")
         values[knob.name] = choice
     return Config(values)
 
@@ -96,7 +96,7 @@ def _split(text: str, knobs: Sequence[Knob]) -> list[str]:
 def _match(word: str, knob: Knob) -> Value:
     """The choice that is written so; else the word's own reading."""
     for choice in knob.choices:
-        if _text(choice) == word:
+        if show_value(choice) == word:
             return choice
     value = _read(word)
     return value if (found := _find_choice(value, knob)) is None else found
@@ -120,7 +120,3 @@ def _read(word: str) -> Value:
     if _INTEGER.match(word):
         return int(word)
     return float(word) if _DECIMAL.match(word) else word
-
-
-def _text(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -23,6 +23,7 @@ from cclsearch.propose.llm.tables import (
     trial_lines,
 )
 from cclsearch.text import one_line
+from cclsearch.values import show_value
 
 MAX_PROMPT_TOKENS = 12_000
 MAX_PROMPT_BYTES = MAX_PROMPT_TOKENS * BYTES_PER_TOKEN
@@ -129,7 +130,7 @@ def _describe_card(view: SearchView, options: PromptOptions) -> str:
 def _describe_knobs(view: SearchView) -> str:
     lines = []
     for knob in free_knobs(view.space):
-        choices = ", ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in knob.choices)
+        choices = ", ".join(show_value(choice) for choice in knob.choices)
         about = f"  {fence_line(knob.description, 160)}" if knob.description else ""
         lines.append(one_line(f"{knob.name}: {choices}", 300) + about)
     rules = f"; rules: {one_line(', '.join(view.space.rules), 300)}" if view.space.rules else ""
