@@ -8,7 +8,6 @@ and cancelling one ends all of its processes, those in sessions of their own inc
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from pydantic import Field
 
 from cclsearch import processes
+from cclsearch.atomic_file import write_atomically
 from cclsearch.errors import TrialError
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER, collect_result, tail_text
@@ -167,7 +167,7 @@ class LocalLauncher:
             oom_kills=_count_oom_kills(),
         )
         try:
-            _write(folder / JOB_FILE, record.model_dump_json(indent=1))
+            write_atomically(folder / JOB_FILE, record.model_dump_json(indent=1))
         except OSError as error:
             processes.end_processes({child.pid, *processes.find_marked(NAME_VARIABLE, job.name)})
             message = f"the trial's folder cannot be written: {error}"
@@ -320,15 +320,6 @@ def _clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for name in (TRACE_FOLDER, FAILURES_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.part")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def _count_oom_kills() -> int:
