@@ -16,6 +16,8 @@ from cclsearch.propose.llm.desk import Explain
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.redact import redact
+from cclsearch.score.catalog import Direction
+from cclsearch.score.objective import Objective, Term
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec
 from cclsearch.values import Config, Provenance
@@ -77,9 +79,36 @@ def read_options(spec: RunSpec) -> AgentOptions:
             max_tokens=int(tokens) if tokens is not None else None, max_usd=float(usd) if usd is not None else None
         ),
         anonymous=spec.provenance is not Provenance.MEASURED,
+        goal=describe_goal(spec.objective),
         seed_policy=str(seed_policy) if seed_policy else None,
         seed_program=str(options["seed_program"]) if options.get("seed_program") else None,
     )
+
+
+def describe_goal(objective: Objective) -> str:
+    """How the loss is made, in a line: its metrics, weights and bounds; empty for the step time alone."""
+    if objective.is_weighted:
+        shares = [
+            f"{term.weight:g} x {_of_reference(term, term.direction is Direction.MINIMIZE)}" for term in objective.terms
+        ]
+        parts = [f"loss = 1 / ({' + '.join(shares)})"]
+    else:
+        parts = [
+            f"{'loss' if i == 0 else 'beside it'} = {'1 / ' if term.reciprocal else ''}{term.metric}"
+            + ("" if term.direction is Direction.MINIMIZE or term.reciprocal else ", the greater the better")
+            for i, term in enumerate(objective.terms)
+            if objective.terms[0].metric != "step_time_s" or len(objective.terms) > 1
+        ]
+    for bound in objective.constraints:
+        limits = [f"at least {bound.at_least:g}"] if bound.at_least is not None else []
+        limits += [f"at most {bound.at_most:g}"] if bound.at_most is not None else []
+        parts.append(f"a trial counts only with {bound.metric} {' and '.join(limits)}")
+    return "; ".join(parts)
+
+
+def _of_reference(term: Term, is_minimised: bool) -> str:
+    reference = "that of the baseline trial" if term.reference is None else f"{term.reference:g}"
+    return f"({reference} / {term.metric})" if is_minimised else f"({term.metric} / {reference})"
 
 
 def _make_explain(spec: RunSpec) -> Explain | None:

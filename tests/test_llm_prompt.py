@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from llm.cases import CARD, SPACE, Search, plain_look, run_trial
 
+from cclsearch.agent import describe_goal
 from cclsearch.propose.base import Observation, Remark
 from cclsearch.propose.llm.account import Cost
 from cclsearch.propose.llm.agent import write_turn_prompt
@@ -20,6 +21,7 @@ from cclsearch.propose.llm.history import PastTurn, Submitted, turn_remark
 from cclsearch.propose.llm.prompt import MAX_PROMPT_BYTES, Prompt, PromptInput, PromptOptions
 from cclsearch.propose.llm.toolset import make_toolset
 from cclsearch.propose.llm.wire import Message, Request, Role
+from cclsearch.score.objective import load_objective
 from cclsearch.space.table import Knob, Space
 from cclsearch.values import Config, Failure, FailureKind, Stage
 
@@ -178,6 +180,25 @@ def test_an_objective_that_is_not_time_is_explained() -> None:
     prompt = write(known(search))
     assert "composite" in prompt.system
     assert "step_s" in prompt.user.split("TRIALS")[1].splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        ("step_time", ""),
+        ("throughput_per_accelerator", "loss = 1 / tokens_per_s_per_accelerator"),
+        ("composite:weight=0.3,reference_num_accelerators=16", "0.7 x (16 / num_accelerators)"),
+        ("composite", "0.5 x (that of the baseline trial / step_time_s)"),
+        ("pareto", "beside it = num_accelerators"),
+    ],
+)
+def test_the_prompt_says_how_a_loss_is_made(objective: str, words: str) -> None:
+    goal = describe_goal(load_objective(objective))
+    assert words in goal
+    assert bool(goal) is bool(words)
+    options = PromptOptions(goal=goal)
+    system = write_turn_prompt(known(rich_search()), make_toolset(SPACE, "configs", 1), options).system
+    assert goal in system
 
 
 def test_an_anonymous_prompt_names_nothing_of_the_workload_origin() -> None:

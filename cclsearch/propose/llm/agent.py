@@ -72,6 +72,8 @@ class AgentOptions:
     """`configs` or `policy`."""
     limits: Limits = field(default_factory=Limits)
     anonymous: bool = False
+    goal: str = ""
+    """How the objective's loss is made, in a line."""
     seed_policy: str | None = None
     """Name or path of the first policy program; None for the shipped one that fits the card."""
     seed_program: str | None = None
@@ -157,7 +159,9 @@ class Agent:
 
     def _run(self, known: PromptInput, desk: Desk, number: int) -> tuple[Prompt, TurnResult]:
         tools = make_toolset(known.view.space, self.options.mode, desk.max_submitted)
-        prompt = write_turn_prompt(known, tools, PromptOptions(self.options.mode, self.options.anonymous))
+        prompt = write_turn_prompt(
+            known, tools, PromptOptions(self.options.mode, self.options.anonymous, self.options.goal)
+        )
         settings = TurnSettings(
             clock=self.clock,
             jitter=random.Random(f"{known.view.seed}/{number}"),
@@ -227,7 +231,7 @@ class Agent:
             record = record_context(
                 known.view, model=self.provider.name, mode=options.mode, anonymous=options.anonymous
             )
-            write_record(context, record)
+            write_record(context, record.model_copy(update={"goal": options.goal}))
         write_record(
             turn_path(self.folder, number),
             make_record(known, desk, prompt, result, number=number, explained=explained).model_copy(

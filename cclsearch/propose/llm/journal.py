@@ -74,6 +74,8 @@ class ContextRecord(Model):
     num_raw: int
     rules: tuple[str, ...]
     objective: str
+    goal: str = ""
+    """How its loss is made, as the prompt says it."""
     seed: int
     prior: tuple[ObservationRecord, ...] = ()
 

@@ -41,6 +41,8 @@ class PromptOptions:
     """`configs` or `policy`."""
     anonymous: bool = False
     """Leaves out whatever names the workload's origin: a strong model remembers published results."""
+    goal: str = ""
+    """How the objective's loss is made, where it is not the step time alone."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
         "still win.",
         FENCE_RULE,
         "WORKLOAD\n" + _describe_card(view, options),
-        "OBJECTIVE\n" + objective_line(view),
+        "OBJECTIVE\n" + objective_line(view, options.goal),
         "KNOBS\n" + _describe_knobs(view),
     ]
     return "\n\n".join(parts)

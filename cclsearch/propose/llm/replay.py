@@ -99,7 +99,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Look
     evidence = {trial: found for trial, found in record.evidence.items() if trial in shown}
     known = PromptInput(view, desk.look, record.slots, evidence, record.program, record.program_note)
     tools = make_toolset(space, context.mode, record.max_submitted)
-    prompt = write_turn_prompt(known, tools, PromptOptions(mode=context.mode, anonymous=context.anonymous))
+    prompt = write_turn_prompt(known, tools, PromptOptions(context.mode, context.anonymous, context.goal))
     recorded = _Recorded(record)
     settings = TurnSettings(
         clock=recorded,

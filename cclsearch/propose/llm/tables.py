@@ -9,16 +9,19 @@ from cclsearch.propose.llm.configs import compact, header, spelled
 from cclsearch.propose.llm.fence import fence_line
 from cclsearch.propose.llm.history import past_turns
 from cclsearch.propose.llm.look import Look, best_observation
+from cclsearch.text import one_line
 
 MAX_TRIALS_SHOWN = 60
 MAX_RUNNING_SHOWN = 16
 
 
-def objective_line(view: SearchView) -> str:
-    """What the loss is."""
+def objective_line(view: SearchView, goal: str = "") -> str:
+    """What the loss is, and how it is made where somebody says so."""
+    made = f"\n{one_line(goal, 600)}" if goal else ""
     if view.objective == "step_time":
-        return "loss = seconds per optimizer step at the fixed work; lower is better"
-    return f"loss of objective {fence_line(view.objective, 60)}; lower is better (step time is shown beside it)"
+        return f"loss = seconds per optimizer step at the fixed work; lower is better{made}"
+    name = fence_line(view.objective, 60)
+    return f"loss of objective {name}; lower is better (step time is shown beside it){made}"
 
 
 def trial_lines(view: SearchView, noise: float) -> list[str]:
