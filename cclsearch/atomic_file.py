@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -22,3 +24,21 @@ def write_atomically(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """A hidden folder in `folder` for what is moved out of it once it is whole; gone afterwards, come what may."""
+    stage = Path(tempfile.mkdtemp(dir=folder, prefix=".partial-"))
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def arriving(path: Path) -> Iterator[Path]:
+    """A path of the same name to write to; what stands there takes the place of `path` at the end, unless it failed."""
+    with staging(path.parent) as stage:
+        yield stage / path.name
+        os.replace(stage / path.name, path)

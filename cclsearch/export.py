@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cclsearch.atomic_file import arriving
 from cclsearch.errors import UserError, require_writable, writing
 from cclsearch.report.data import RANKED, RunPage, TrialRow
 from cclsearch.report.front import guard_cell
 from cclsearch.report.gather import gather_run
 from cclsearch.run_folder import Run
 from cclsearch.score.objective import Objective
+from cclsearch.text import one_line
 from cclsearch.values import Value
 
 if TYPE_CHECKING:
@@ -37,8 +39,8 @@ def write_csv(run: Run, path: Path) -> None:
         if table[column].dtype.name in ("object", "string", "str"):
             table[column] = table[column].map(guard_cell, na_action="ignore")
     _require_new(path)
-    with writing(path):
-        table.to_csv(path, index=False)
+    with writing(path), arriving(path) as partial:
+        table.to_csv(partial, index=False)
 
 
 def write_parquet(run: Run, path: Path) -> None:
@@ -48,8 +50,8 @@ def write_parquet(run: Run, path: Path) -> None:
     except ImportError:
         raise UserError("Parquet needs pyarrow: `pip install ccl-search[parquet]`, or export to csv") from None
     _require_new(path)
-    with writing(path):
-        tabulate_run(gather_run(run)).to_parquet(path, index=False)
+    with writing(path), arriving(path) as partial:
+        tabulate_run(gather_run(run)).to_parquet(partial, index=False)
 
 
 def write_optuna(run: Run, path: Path) -> str:
@@ -58,14 +60,25 @@ def write_optuna(run: Run, path: Path) -> str:
     Ranked trials are COMPLETE with their loss (one value a metric for a front, in its own direction), failed and
     refused ones FAIL with the reason among their attributes, those still running are left out.
     """
-    import optuna
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
 
     _require_new(path)
     page = gather_run(run)
-    objective = run.spec.objective
+    try:
+        with writing(path), arriving(path) as partial:
+            _fill_study(page, run.spec.objective, f"sqlite:///{partial.absolute()}")
+    except (SQLAlchemyError, StorageInternalError) as error:
+        raise UserError(f"cannot write {str(path)!r}: {one_line(str(error), 200)}") from None
+    return f"sqlite:///{path.absolute()}"
+
+
+def _fill_study(page: RunPage, objective: Objective, url: str) -> None:
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    url = f"sqlite:///{path.absolute()}"
-    study = optuna.create_study(storage=url, study_name=page.run_id, directions=_directions(objective))
+    storage = optuna.storages.RDBStorage(url)
+    study = optuna.create_study(storage=storage, study_name=page.run_id, directions=_directions(objective))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(list(objective.metrics) if objective.is_multi else [_metric_name(objective)])
@@ -73,7 +86,7 @@ def write_optuna(run: Run, path: Path) -> str:
         study.set_user_attr(key, getattr(page, key))
     distributions = _distributions(page)
     study.add_trials([t for row in page.trials if (t := _as_optuna(row, objective, distributions)) is not None])
-    return url
+    storage.engine.dispose()
 
 
 def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:

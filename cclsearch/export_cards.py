@@ -13,14 +13,15 @@ from typing import IO, Any
 
 import yaml
 
+from cclsearch.atomic_file import staging, write_atomically
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError
+from cclsearch.errors import UserError, writing
 from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
 from cclsearch.redact import redact, secret_values
 from cclsearch.report.gather import clean
-from cclsearch.report.write import safe_stem, write_text
+from cclsearch.report.write import safe_stem
 from cclsearch.run_folder import Run
 
 EVIDENCE = (CONFIG_FILE, SCRIPT_FILE, STDOUT_FILE, STDERR_FILE, RESULT_FILE, METRICS_FILE, ADMISSION_FILE)
@@ -32,26 +33,33 @@ MANIFEST_FILE = "manifest.json"
 def write_cards(run: Run, trials: Sequence[Trial], folder: Path, *, traces: bool = True) -> list[Path]:
     """One folder a trial under `folder`: `<name>.yaml`, the card, and `evidence/` with a manifest of hashes.
 
-    Returns the folders. Raises UserError where one of them is there already or cannot be written.
+    Returns the folders. Raises UserError where one of them is there already or cannot be written: none is made then.
     """
-    made = []
-    for trial in trials:
-        name = f"{safe_stem(run.spec.card.name)}-{safe_stem(run.spec.run_id)}-t{trial.number:04d}"
-        target = folder / name
-        try:
-            target.mkdir(parents=True, exist_ok=False)
-        except FileExistsError:
-            raise UserError(f"{str(target)!r} is there already: name another folder with --out") from None
-        except OSError as error:
-            raise UserError(f"cannot make {str(target)!r}: {error.strerror}") from None
-        manifest = copy_evidence(run.trial_folder(trial.number), target / "evidence", traces=traces)
-        card = describe_trial(run, trial, manifest)
-        write_text(target / f"{name}.yaml", yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=120))
-        facts = {"run": run.spec.run_id, "trial": trial.number, "provenance": run.spec.provenance.value}
-        facts |= {"ledger_result_sha256": trial.result_sha256, "files": manifest}
-        write_text(target / "evidence" / MANIFEST_FILE, json.dumps(facts, indent=1) + "\n")
-        made.append(target)
-    return made
+    prefix = f"{safe_stem(run.spec.card.name)}-{safe_stem(run.spec.run_id)}"
+    targets = [folder / f"{prefix}-t{trial.number:04d}" for trial in trials]
+    with writing(folder):
+        there = next((target for target in targets if target.exists()), None)
+        if there is not None:
+            raise UserError(f"{str(there)!r} is there already: name another folder with --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        with staging(folder) as stage:
+            for trial, target in zip(trials, targets, strict=True):
+                _write_card(run, trial, stage / target.name, traces=traces)
+            for target in targets:
+                os.replace(stage / target.name, target)
+    return targets
+
+
+def _write_card(run: Run, trial: Trial, target: Path, *, traces: bool) -> None:
+    evidence = target / "evidence"
+    evidence.mkdir(parents=True)
+    manifest = copy_evidence(run.trial_folder(trial.number), evidence, traces=traces)
+    card = describe_trial(run, trial, manifest)
+    text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=120)
+    write_atomically(target / f"{target.name}.yaml", text)
+    facts = {"run": run.spec.run_id, "trial": trial.number, "provenance": run.spec.provenance.value}
+    facts |= {"ledger_result_sha256": trial.result_sha256, "files": manifest}
+    write_atomically(evidence / MANIFEST_FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def describe_trial(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

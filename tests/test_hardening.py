@@ -60,6 +60,22 @@ def test_a_disk_that_is_full_already_refuses_to_resume_in_one_line(project: Path
     assert finished(project / "runs" / "r") == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet", "optuna", "cards", "report"])
+def test_what_a_full_disk_cuts_short_leaves_nothing_half_written(project: Path, form: str) -> None:
+    assert main([*SEARCH, "--budget", "12"]) == 0
+    before = set(project.rglob("*"))
+    words = ["report", "r"] if form == "report" else ["export", "r", "--to", form]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (400, resource.RLIM_INFINITY))  # noqa: E731
+    command = [sys.executable, "-m", "cclsearch", *words]
+    done = subprocess.run(
+        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "cannot write" in done.stderr
+    assert set(project.rglob("*")) - before <= {project / "runs" / "r" / "cards"}
+    assert main(words) == 0, "and it works once there is room"
+
+
 def everything_under(folder: Path) -> str:
     return "\n".join(p.read_bytes().decode("utf-8", "replace") for p in sorted(folder.rglob("*")) if p.is_file())
 

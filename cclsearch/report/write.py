@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cclsearch.atomic_file import arriving, write_atomically
 from cclsearch.errors import writing
 from cclsearch.report.data import RunPage
 from cclsearch.report.front import FrontPage, draw_front_page, write_front_csv
@@ -55,15 +56,14 @@ def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: b
         folder.mkdir(parents=True, exist_ok=True)
         for stem, scene in scenes:
             path = folder / f"{stem}.png"
-            write_png(scene, path, dark=dark)
+            with arriving(path) as partial:
+                write_png(scene, partial, dark=dark)
             written.append(path)
     return written
 
 
 def write_text(path: Path, text: str) -> Path:
     """Write a file, its folder made if need be; returns it. Raises UserError where that cannot be."""
-    from cclsearch.atomic_file import write_atomically
-
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
