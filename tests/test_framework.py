@@ -237,6 +237,18 @@ def test_a_need_without_a_file_is_met_by_any_value_and_described_on_one_line(tmp
     assert holding.describe("/x", is_met=True) == "'/x' is a folder of mine with train.py"
 
 
+def test_what_a_framework_does_not_say_is_the_ordinary_case(project: Path) -> None:
+    write_framework(project, OWN)
+    framework = load_framework("mine")
+    assert (framework.runner, framework.forks_ranks, framework.use_fewer) == ("torchrun", False, False)
+    assert not framework.knobs[0].moe_only
+    write_framework(project, OWN.replace("of: accelerators}", "of: accelerators, most: 1}"))
+    assert load_framework("mine").knobs[1].resolve(load_card("wl2")).choices == (1,)
+    write_framework(project, OWN.replace("of: accelerators}", "of: accelerators, most: 0}"))
+    with pytest.raises(UserError, match=r"most.*greater than or equal to 1"):
+        load_framework("mine")
+
+
 def test_a_knob_sets_its_variable_unless_it_is_left_alone() -> None:
     megatron = load_framework("megatron")
     assert megatron.knob_environment({"nccl_algo": "Ring", "tp": 2}) == {"NCCL_ALGO": "Ring"}

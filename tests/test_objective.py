@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from cclsearch.content import list_content, shipped_root
 from cclsearch.errors import TrialError, UserError
-from cclsearch.score.objective import Objective, load_objective, split_spec
+from cclsearch.score.catalog import Direction
+from cclsearch.score.objective import Objective, Term, load_objective, split_spec
 
 # 16 accelerators, 0.5 s a step, 32 sequences of 1024 tokens: 65,536 tokens/s, 4,096 an accelerator; 8 accelerator-s a
 # step of 32,768 tokens are 244.140625 accelerator-s a million tokens; 6,553.6 J a step are 200,000 J a million tokens.
@@ -272,6 +273,12 @@ def test_a_metric_that_may_be_negative_is_turned_by_its_sign(tmp_path: Path) -> 
     objective = own_objective(tmp_path, HEADROOM)
     assert objective.loss(METRICS) == pytest.approx(-0.04)
     assert objective.read_loss(-0.04) == pytest.approx(0.04)
+
+
+def test_a_term_of_which_nothing_more_is_said_takes_the_metric_as_it_is() -> None:
+    low, high = (Term(metric="stalls", direction=way, unit=None) for way in Direction)
+    assert (low.minimised(2.0), high.minimised(2.0)) == (2.0, -2.0)
+    assert (low.restored(2.0), high.restored(-2.0)) == (2.0, 2.0)
 
 
 def test_only_several_metrics_without_weights_make_a_front(tmp_path: Path) -> None:

@@ -117,9 +117,7 @@ def require_known_knobs(
         )
 
 
-def resolve_rules(
-    card: Card, framework: Framework, knobs: Sequence[Knob], *, use_fewer: bool = False
-) -> tuple[Rule, ...]:
+def resolve_rules(card: Card, framework: Framework, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
     """The rules of a space, those about a knob that it lacks left out."""
     present = {knob.name for knob in knobs}
     rules = framework.make_rules(card, use_fewer=use_fewer or framework.use_fewer)
