@@ -76,6 +76,19 @@ def test_what_a_full_disk_cuts_short_leaves_nothing_half_written(project: Path, 
     assert main(words) == 0, "and it works once there is room"
 
 
+def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_room(project: Path) -> None:
+    jobs = "jobs: [{workload: wl2, launcher: replay, name: a, budget: {trials: 4}}]"
+    (project / "nightly.yaml").write_text(jobs)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))  # noqa: E731
+    command = [sys.executable, "-m", "cclsearch", "nightly", "nightly.yaml", "--once"]
+    done = subprocess.run(
+        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "cannot" in done.stderr
+    assert main(["nightly", "nightly.yaml", "--once"]) == 0
+
+
 def everything_under(folder: Path) -> str:
     return "\n".join(p.read_bytes().decode("utf-8", "replace") for p in sorted(folder.rglob("*")) if p.is_file())
 

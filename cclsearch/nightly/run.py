@@ -50,8 +50,16 @@ def run_night(
     with lock_held(lock):
         place = find_place(config, runs, time.time())
         night = NightRun(config, runs, place, stop=stop, lock=lock, say=say, plans=plans)
-        night.run()
-        return finish_night(night)
+        try:
+            night.run()
+            return finish_night(night)
+        except BrokenPipeError:
+            raise  # whoever read the output is gone: no fault of the disk
+        except OSError as error:
+            raise UserError(
+                f"cannot go on writing {str(place.folder)!r}: {error.strerror or error}; every finished trial is kept:"
+                " make room, then start the night again"
+            ) from None
 
 
 class lock_held:
