@@ -69,8 +69,9 @@ def choose_reference(values_NM: Floats, margin: float = 0.1) -> Floats:
 
 
 def trace_hypervolume(values_NM: Floats, reference_M: Floats) -> Floats:
-    """(N,) hypervolume after the first, the second, ... point."""
-    return np.array([measure_hypervolume(values_NM[: n + 1], reference_M) for n in range(len(values_NM))])
+    """(N,) hypervolume after the first, the second, ... point; it never shrinks, not by a rounding either."""
+    volumes_N = [measure_hypervolume(values_NM[: n + 1], reference_M) for n in range(len(values_NM))]
+    return np.maximum.accumulate(np.array(volumes_N))
 
 
 def find_knee(values_FM: Floats) -> int | None:
