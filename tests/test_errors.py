@@ -144,6 +144,23 @@ def test_help_with_a_command_is_that_commands_help(capsys: pytest.CaptureFixture
     assert "did you mean 'policy'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["launcher", "llm", "objective"])
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_wrong_name_in_the_settings_is_said_to_stand_there(
+    name: str, command: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "ccl-search.yaml").write_text(f"{name}: nowhere\n")
+    more = [] if name == "launcher" else ["--launcher", "replay"]
+    code = main([command, "--workload", "wl2", "--dry-run", *more])
+    told = capsys.readouterr().err
+    if (name, command) == ("objective", "sweep"):
+        assert code == 0  # a sweep's objective is its own
+        return
+    assert code == 2
+    assert "'nowhere'" in told
+    assert told.endswith(f"({name} of ccl-search.yaml)\n")
+
+
 @pytest.mark.parametrize(
     ("command", "interrupted", "says"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -79,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.runs_folder import runs_folder
     from cclsearch.session import create_run
 
-    plan = add_earlier(plan_search(make_request(args)), args)
+    with naming_settings(args):
+        plan = add_earlier(plan_search(make_request(args)), args)
     place = runs_folder(args.runs)
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
@@ -89,6 +92,23 @@ def run(args: argparse.Namespace) -> int:
 
     folder = create_run(plan, place)
     return drive_search(folder, args)
+
+
+@contextlib.contextmanager
+def naming_settings(args: argparse.Namespace) -> Iterator[None]:
+    """Around planning: a UserError about a value that nobody typed says that the project's settings hold it."""
+    from cclsearch.errors import UserError
+    from cclsearch.settings import SETTINGS_FILE, load_settings
+
+    try:
+        yield
+    except UserError as error:
+        settings = load_settings()
+        for name in ("launcher", "llm", "objective"):
+            value = getattr(settings, name)
+            if value and getattr(args, name) in (None, value) and repr(value) in str(error):
+                raise UserError(f"{error} ({name} of {SETTINGS_FILE})") from None
+        raise
 
 
 def add_earlier(plan: Plan, args: argparse.Namespace) -> Plan:

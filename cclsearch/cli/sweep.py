@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_runs_folder, positive_int
-from cclsearch.cli.run import add_earlier, add_output_arguments, add_search_arguments, make_request
+from cclsearch.cli.run import add_earlier, add_output_arguments, add_search_arguments, make_request, naming_settings
 
 EXAMPLE = "ccl-search sweep --workload wl2 --objective composite --weights 0:1:0.1 --budget 40"
 
@@ -37,9 +37,11 @@ def run(args: argparse.Namespace) -> int:
         from cclsearch.cli.dry_run import show_plan
 
         with tempfile.TemporaryDirectory() as joined:
-            planned = plan_sweep(make_request(args), weights, Path(joined))
+            with naming_settings(args):
+                planned = plan_sweep(make_request(args), weights, Path(joined))
             return show_plan(add_earlier(planned.plan, args), place, as_json=args.json)
-    planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
+    with naming_settings(args):
+        planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
     folder = create_sweep(replace(planned, plan=add_earlier(planned.plan, args)), place)
     code = drive_search(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):
