@@ -205,6 +205,16 @@ def test_a_launcher_that_is_away_is_trouble_and_the_others_have_their_night(
     assert "does not answer" in summary.jobs[0].text
 
 
+def test_a_trial_that_lost_its_node_and_got_no_other_is_trouble_and_one_that_only_waits_is_none(place: Path) -> None:
+    jobs = [{**BASE["jobs"][0], "budget": {"trials": 6, "hours": 1e-4}}]
+    DECIDE.append(lambda job: failed(FailureKind.NODE_FAILED) if job.attempt == 1 else None)
+    job = night(code=4, jobs=jobs).jobs[0]
+    assert "1 did not end (node_failed: the test said node_failed; no other run" in job.text
+    DECIDE.append(lambda job: None)
+    job = night(code=1, jobs=jobs, name="other").jobs[0]
+    assert "1 did not end; " in job.text
+
+
 def test_the_time_until_the_deadline_is_shared_so_that_no_job_waits_it_away(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from cclsearch.noise import Noise, confidence_better, estimate_noise
 from cclsearch.record.trial import Trial
 from cclsearch.redact import is_secret_name
 from cclsearch.text import one_line
-from cclsearch.values import Config
+from cclsearch.values import Config, FailureKind
 
 REFERENCE_NIGHTS = 5
 """Latest nights that ran a configuration: what it is held against."""
@@ -83,8 +83,7 @@ def compare_night(
     same = tuple(c for c in changes if c not in worse and c not in better)
     worse = [*failing, *worse]
     if not tonight.samples and not worse:
-        waiting = any(trial.repeats for trial in tonight.unfinished)
-        verdict = Verdict.TROUBLE if waiting else Verdict.NO_RESULT
+        verdict = Verdict.TROUBLE if find_lost(tonight.unfinished) else Verdict.NO_RESULT
         return Comparison(verdict, _join(tell_unranked(tonight), ending), noise=noise)
     verdict, text = _judge(tonight, earlier, worse, better, noise, tolerance=tolerance, confidence=confidence)
     return Comparison(verdict, text, tuple(worse), tuple(better), same, noise)
@@ -99,10 +98,17 @@ def tell_unranked(tonight: Night) -> str:
         failure = outcome.failure
         told.append(f"{len(tonight.failed)} failed ({failure.kind.value}: {one_line(failure.message, 120)})")
     if tonight.unfinished:
-        repeats = tonight.unfinished[-1].repeats
-        why = f" (its run before: {one_line(repeats[-1], 160)})" if repeats else ""
+        lost = find_lost(tonight.unfinished)
+        why = f" ({one_line(lost, 160)}; no other run of it ended)" if lost else ""
         told.append(f"{len(tonight.unfinished)} did not end{why}")
     return f"no trial was ranked: {', '.join(told)}" if told else "no trial was ranked"
+
+
+def find_lost(unfinished: Sequence[Trial]) -> str | None:
+    """How the infrastructure failed the latest of these trials that it failed; None where it failed none."""
+    kinds = {kind.value for kind in FailureKind if kind.is_infrastructure}
+    reasons = [reason for trial in unfinished for reason in trial.repeats if reason.partition(":")[0] in kinds]
+    return reasons[-1] if reasons else None
 
 
 def tell_refusal(trial: Trial) -> str:

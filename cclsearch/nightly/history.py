@@ -96,6 +96,8 @@ class Night:
     """Trials that failed by their own fault."""
     refused: tuple[Trial, ...] = ()
     """Trials that ran and were not admitted, so that they rank nowhere."""
+    unfinished: tuple[Trial, ...] = ()
+    """Trials that were begun and have no end."""
 
     @property
     def num_trials(self) -> int:
@@ -133,9 +135,13 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
     samples: dict[Config, list[Sample]] = {}
     failed: list[Trial] = []
     refused: list[Trial] = []
+    unfinished: list[Trial] = []
     lost = 0
     for trial in run.state.trials.values():
-        if trial.outcome is None or (trial.finished_s or 0.0) < since_s:
+        if trial.outcome is None:
+            unfinished.append(trial)
+            continue
+        if (trial.finished_s or 0.0) < since_s:
             continue
         value = trial.loss
         if value is not None and _by_step_time(run.spec):
@@ -157,6 +163,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
         num_lost=lost,
         failed=tuple(failed),
         refused=tuple(refused),
+        unfinished=tuple(unfinished),
     )
 
 
