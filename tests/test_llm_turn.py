@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from llm.cases import SPACE, Search, plain_look, run_trial
 from cclsearch.errors import UserError
 from cclsearch.propose.llm.account import Limits, Prices, describe_unkept, load_prices, price_usage
 from cclsearch.propose.llm.agent import Agent, AgentOptions, Thought
+from cclsearch.propose.llm.anthropic_api import anthropic_body
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.history import limits_remark, read_limits
 from cclsearch.propose.llm.journal import read_turns
 from cclsearch.propose.llm.look import Look
+from cclsearch.propose.llm.openai_api import chat_body, json_body
 from cclsearch.propose.llm.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
 from cclsearch.propose.llm.replay import replay_turns
 from cclsearch.propose.llm.spec import parse_spec, read_timeout_s
-from cclsearch.propose.llm.wire import Answer, ProviderError, Request, Stop, ToolCall, Trouble, Usage
+from cclsearch.propose.llm.wire import MAX_BODY_BYTES, Answer, ProviderError, Request, Stop, ToolCall, Trouble, Usage
 from cclsearch.values import Config
 
 GOOD = dict(SPACE.config(20))
@@ -289,6 +292,10 @@ def test_many_calls_in_one_answer_stay_within_the_bound(mode: str, many: list[tu
     agent.think(search.view, 1, max_submitted=1, overrules_left=1)
     assert len(provider.requests) > 1
     assert max(request.num_bytes for request in provider.requests) <= MAX_PROMPT_BYTES
+    for write in (anthropic_body, chat_body, json_body, partial(json_body, with_schema=False)):
+        for request in provider.requests:
+            sent = json.dumps(write("m", request), ensure_ascii=False, separators=(",", ":"))  # as the SDKs do
+            assert len(sent.encode()) <= MAX_BODY_BYTES
     for result in provider.requests[1].messages[-1].results:
         assert result.text.count("[data ") == result.text.count("[end ")
 
@@ -391,6 +398,20 @@ def test_an_implausible_choice_needs_credit() -> None:
     thought = agent.think(search.view, 1, max_submitted=1, overrules_left=0)
     assert thought.stall is not None
     assert thought.stall.cause == "implausible"
+
+
+def test_without_credit_the_choice_is_among_what_the_surrogate_finds_most_promising() -> None:
+    search = Search(observations=[run_trial(1, Config(TRIED))])
+    good = search.view.space.row(Config(GOOD))
+    assert good is not None
+    others = [row for row in plain_look().order if row != good]
+    for place, is_taken in ((0, True), (11, True), (12, False)):
+        order = (*others[:place], good, *others[place:])
+        look = replace(plain_look(), order=order)
+        agent = Agent(Scripted(submit(GOOD)), look=lambda view, look=look: look, clock=FakeClock())  # type: ignore[misc]
+        thought = agent.think(search.view, 1, max_submitted=1, overrules_left=0)
+        assert [proposal.config for proposal in thought.proposals] == ([Config(GOOD)] if is_taken else [])
+        assert (thought.stall.cause if thought.stall else "") == ("" if is_taken else "implausible")
 
 
 def test_finish_is_granted_when_nothing_is_left() -> None:

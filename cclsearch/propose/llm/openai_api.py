@@ -10,7 +10,17 @@ from typing import Any
 from cclsearch.propose.llm.reading import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
 from cclsearch.propose.llm.spec import name_model
 from cclsearch.propose.llm.transport import CONNECT_S, call_within, make_http_client, to_provider_error
-from cclsearch.propose.llm.wire import Answer, Message, ProviderError, Request, Stop, ToolCall, Trouble, Usage
+from cclsearch.propose.llm.wire import (
+    MAX_BODY_BYTES,
+    Answer,
+    Message,
+    ProviderError,
+    Request,
+    Stop,
+    ToolCall,
+    Trouble,
+    Usage,
+)
 
 _STOPS = {
     "stop": Stop.DONE,
@@ -103,9 +113,20 @@ def chat_body(model: str, request: Request) -> dict[str, Any]:
 
 
 def json_body(model: str, request: Request, *, with_schema: bool = True) -> dict[str, Any]:
-    """The request for a server without tools: the answer is one JSON object `{"tool": ..., "arguments": {...}}`."""
+    """The request for a server without tools: the answer is one JSON object `{"tool": ..., "arguments": {...}}`.
+
+    The schema of the arguments stands in the text too, where there is room for it twice.
+    """
+    body = _json_body(model, request, with_schema=with_schema, in_text=True)
+    if with_schema and len(_text_in_json(body).encode()) > MAX_BODY_BYTES:
+        return _json_body(model, request, with_schema=True, in_text=False)
+    return body
+
+
+def _json_body(model: str, request: Request, *, with_schema: bool, in_text: bool) -> dict[str, Any]:
     tools = "\n".join(
-        f"- {tool.name}: {tool.description} arguments: {_text_in_json(tool.parameters)}" for tool in request.tools
+        f"- {tool.name}: {tool.description}" + (f" arguments: {_text_in_json(tool.parameters)}" if in_text else "")
+        for tool in request.tools
     )
     how = f'\n\nAnswer with one JSON object {{"tool": NAME, "arguments": {{...}}}} and nothing else. Tools:\n{tools}'
     messages = [{"role": "system", "content": request.system + how}]
@@ -120,7 +141,7 @@ def json_body(model: str, request: Request, *, with_schema: bool = True) -> dict
 
 def _text_in_json(value: object) -> str:
     """As few bytes as may be: the bound on a request counts those of UTF-8."""
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _response_format(request: Request) -> dict[str, Any]:

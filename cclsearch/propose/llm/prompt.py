@@ -12,7 +12,6 @@ from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.fence import FENCE_RULE, clip_bytes, fence, fence_line
 from cclsearch.propose.llm.history import last_insights
 from cclsearch.propose.llm.look import Look, best_observation, estimate_noise
-from cclsearch.propose.llm.reading import BYTES_PER_TOKEN
 from cclsearch.propose.llm.tables import (
     calibration_lines,
     candidate_lines,
@@ -22,11 +21,13 @@ from cclsearch.propose.llm.tables import (
     running_lines,
     trial_lines,
 )
+from cclsearch.propose.llm.wire import MAX_BODY_BYTES
 from cclsearch.text import one_line
 from cclsearch.values import show_value
 
-MAX_PROMPT_TOKENS = 12_000
-MAX_PROMPT_BYTES = MAX_PROMPT_TOKENS * BYTES_PER_TOKEN
+ENVELOPE_BYTES = 1300
+"""What a wire protocol adds to a request of many calls, at most."""
+MAX_PROMPT_BYTES = MAX_BODY_BYTES - ENVELOPE_BYTES
 """Of one whole request: system, tools, and all messages of the turn."""
 MAX_KNOBS_BYTES = 6500
 MAX_LOOKUPS = 8

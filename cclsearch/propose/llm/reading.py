@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from cclsearch.propose.llm.transport import find_error
-from cclsearch.propose.llm.wire import ProviderError, Request, ToolCall, Trouble, Usage
+from cclsearch.propose.llm.wire import BYTES_PER_TOKEN, ProviderError, Request, ToolCall, Trouble, Usage
 
 MAX_TEXT = 20_000
 """Characters of free text that are kept of one answer."""
@@ -15,7 +15,6 @@ MAX_ARGUMENTS = 40_000
 """Characters of one call's arguments that are still looked at."""
 MAX_CALLS = 16
 """Calls of one answer that are looked at."""
-BYTES_PER_TOKEN = 3
 _MAX_DEPTH = 40
 
 

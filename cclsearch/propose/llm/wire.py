@@ -7,6 +7,11 @@ from typing import Any, Protocol
 
 from cclsearch.values import Model
 
+BYTES_PER_TOKEN = 3
+"""As tokens are counted where no tokenizer can be had."""
+MAX_BODY_BYTES = 12_000 * BYTES_PER_TOKEN
+"""Of one request as it goes over the wire."""
+
 
 class ToolSpec(Model):
     """One thing that the model may call. `parameters` is a JSON schema of type object."""
