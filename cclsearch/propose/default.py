@@ -19,7 +19,7 @@ FAILED_SHARE = 0.1
 """Share of a search's trials that may fail before failures grow dear."""
 HOPELESS = 0.02
 """Where no open configuration is at least this likely to succeed, the search has nothing more to ask."""
-FIRST_MARGIN = 0.3
+FIRST_MARGIN = 0.15
 """Before anything has succeeded, improvement is over this much more than the best that is expected (log units)."""
 
 
