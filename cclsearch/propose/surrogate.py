@@ -74,7 +74,7 @@ def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
     mean, sd, weight = time.draw(both, rng)
     log_time = weight @ mean
     if view.objective != "step_time":
-        mean, sd, weight = _loss_from_time(view, model, time, both)
+        mean, sd, weight = _loss_from_time(view, model, time, both, (mean, sd, weight))
     memory_gib, fits, works = feasibility.at(rows)
     size = len(rows)
     return Belief(
@@ -126,11 +126,17 @@ def _sift(model: CardModel, time: TimeModels, feasibility: Feasibility, rows: ND
 
 
 def loss_scale(losses: Sequence[float]) -> tuple[bool, float, float]:
-    """Whether losses are taken as logs, and the centre and spread by which they are standardised."""
+    """Whether losses are taken as logs, and the centre and spread by which they are scaled.
+
+    Losses of one sign are taken relatively, as step times are; those around zero by how much they differ.
+    """
     values = np.array(losses, dtype=np.float64)
     is_log = bool(np.all(values > 0))
-    scaled = np.log(values) if is_log else values
-    return is_log, float(np.median(scaled)), float(max(np.std(scaled), 1e-6 + 1e-3 * abs(np.median(scaled))))
+    if is_log:
+        return True, float(np.median(np.log(values))), 1.0
+    centre = float(np.median(values))
+    spread = abs(centre) if np.all(values < 0) else float(np.std(values))
+    return False, centre, max(spread, 1e-6 + 1e-3 * abs(centre))
 
 
 def _best(view: SearchView) -> float | None:
@@ -144,24 +150,56 @@ def _best(view: SearchView) -> float | None:
     return float(((np.log(lowest) if is_log else lowest) - centre) / spread)
 
 
+LOSS_NOISE = 0.02
+"""Relative noise of a loss whose step time is known."""
+RESIDUALS = (0.1, 1.0, 3.0)
+"""How much of a loss that is no step time may lie in what step time does not say, over the step time's own residual."""
+
+
 def _loss_from_time(
-    view: SearchView, model: CardModel, time: TimeModels, rows: NDArray[np.int64]
+    view: SearchView, model: CardModel, time: TimeModels, rows: NDArray[np.int64], drawn: tuple[Array, Array, Array]
 ) -> tuple[Array, Array, Array]:
-    """One model of a loss of any kind: a line in the predicted log time plus a Gaussian process over the knobs."""
+    """The models of the time (their means, deviations and weights at these rows) as models of a loss of any kind.
+
+    The loss is a line in the log time plus a Gaussian process over the knobs; the evidence weighs how large that is.
+    """
     seen = [o for o in view.observations if o.row is not None and o.loss is not None]
     is_log, centre, spread = loss_scale([o.loss for o in seen if o.loss is not None] or [1.0])
     losses = np.array([o.loss for o in seen], dtype=np.float64)
     values = ((np.log(losses) if is_log else losses) - centre) / spread
     seen_rows = np.array([o.row for o in seen], dtype=np.int64)
-    centre_time = float(np.median(time.mean(seen_rows if len(seen_rows) else rows)))
+    measured = {int(o.row): float(np.log(o.step_time_s)) for o in seen if o.row is not None and o.step_time_s}
+    seen_time = np.array(list(measured.values()) or time.mean(rows))
+    centre_time = float(np.median(seen_time))
+    is_relative = is_log or bool(np.all(losses < 0))
+    slope = 1.0 if is_relative else 1.0 / max(float(np.std(seen_time)), 0.05)
 
     def line(at: NDArray[np.int64]) -> Curve:
-        log_time = time.mean(at) - centre_time
+        expected = zip(at.tolist(), time.mean(at).tolist(), strict=True)
+        log_time = np.array([measured.get(row, value) for row, value in expected]) - centre_time
         return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * log_time)
 
-    shape = time.likeliest.prior.shape.scaled(3.0)
-    prior = Prior(np.array([0.0, 1.0]), np.array([1.0, 1.5]), shape, noise=0.1, freedom=4.0)
     zeros = np.zeros(len(seen))
-    posterior = calibrate(line, model.features, prior, Evidence(seen_rows, values, zeros.astype(np.int8), zeros))
-    mean, variance = posterior.marginals(rows)
-    return mean[None, :], np.sqrt(variance + prior.noise**2)[None, :], np.ones(1)
+    evidence = Evidence(seen_rows, values, zeros.astype(np.int8), zeros)
+    shape, noise = time.likeliest.prior.shape, LOSS_NOISE * slope
+    rivals = [
+        calibrate(
+            line,
+            model.features,
+            Prior(np.array([0.0, slope]), np.array([1.0, 0.5 * slope]), shape.scaled(slope * size), noise, freedom=4.0),
+            evidence,
+        )
+        for size in RESIDUALS
+    ]
+    score_r = np.array([rival.log_evidence for rival in rivals])
+    weight_r = np.exp(score_r - score_r.max())
+    weight_r /= weight_r.sum()
+    mean_km, sd_km, weight_k = drawn
+    off_km = mean_km - weight_k @ mean_km
+    means, sds = [], []
+    for rival in rivals:
+        mean_m, variance_m = rival.marginals(rows)
+        steepness = float(rival.theta_P[1])
+        means.append(mean_m + steepness * off_km)
+        sds.append(np.sqrt(variance_m + (steepness * sd_km) ** 2))
+    return np.concatenate(means), np.concatenate(sds), np.outer(weight_r, weight_k).ravel()
