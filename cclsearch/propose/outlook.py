@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from cclsearch.predict.layout import Array
 from cclsearch.predict.time import MULTIPLIERS
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.default import bar, choose_batch, expected_gain, failure_price
@@ -15,6 +16,8 @@ from cclsearch.values import Config
 
 NEGLIGIBLE = 0.01
 """An improvement below this share is none."""
+TENTH_PERCENTILE = 1.2816
+"""Standard deviations of a normal below its mean."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Candidate:
     works: float
     """Probability that the trial succeeds."""
     gain: float
-    """Expected relative improvement over the best so far, were it to succeed (in standard deviations of the loss where
-    the objective is not `step_time`)."""
+    """Expected relative improvement over the best so far, were it to succeed (of the loss, where the
+    objective is not `step_time`)."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,12 @@ def survey(view: SearchView, top: int = 10) -> Outlook:
 def survey_belief(view: SearchView, belief: Belief, top: int) -> Outlook:
     """The outlook that follows from a belief which is there already."""
     gain = expected_gain(belief, bar(belief))
+    reach = reach_m(view, belief)
     has_best = belief.best is not None
     return Outlook(
         candidates=tuple(
-            _candidate(view, belief, m, float(gain[m])) for m, _ in choose_batch(belief, top, failure_price(view))
+            _candidate(view, belief, m, gain=float(gain[m]), reach=float(reach[m]))
+            for m, _ in choose_batch(belief, top, failure_price(view))
         ),
         num_open=len(belief.rows_m),
         num_plausible=int(np.sum(belief.works_m >= 0.5)),
@@ -98,13 +103,9 @@ def survey_belief(view: SearchView, belief: Belief, top: int) -> Outlook:
     )
 
 
-def _candidate(view: SearchView, belief: Belief, m: int, gain: float) -> Candidate:
+def _candidate(view: SearchView, belief: Belief, m: int, *, gain: float, reach: float) -> Candidate:
     row = int(belief.rows_m[m])
-    reach = 1.2816 * float(belief.sd_m[m])  # 10 % on either side of a normal
     time_s = float(np.exp(belief.log_time_m[m]))
-    if view.objective != "step_time":
-        variance = belief.time.likeliest.marginals(belief.rows_m[m : m + 1])[1]
-        reach = 1.2816 * float(np.sqrt(variance[0]))
     return Candidate(
         config=view.space.config(row),
         row=row,
@@ -116,6 +117,13 @@ def _candidate(view: SearchView, belief: Belief, m: int, gain: float) -> Candida
         works=float(belief.works_m[m]),
         gain=gain,
     )
+
+
+def reach_m(view: SearchView, belief: Belief) -> Array:
+    """(m,) log units below and above the expected step time that leave 10 % of what may be measured on either side."""
+    if view.objective == "step_time":
+        return TENTH_PERCENTILE * belief.sd_m
+    return np.asarray(TENTH_PERCENTILE * np.sqrt(belief.time.likeliest.marginals(belief.rows_m)[1]))
 
 
 def _chance_of_better(belief: Belief) -> float:

@@ -27,7 +27,8 @@ class Rules(Model):
     """Trials of the fallback after the first stall; doubled with each further one."""
     explore_most: int = 8
     overrules: int = 1
-    """Times that the LLM may overrule the surrogate before one of them has paid."""
+    """Times that the LLM may overrule the surrogate before one of them has paid: beyond them, it chooses among what the
+    surrogate finds most promising."""
     max_queue: int = 3
     """Configurations that one turn may submit when trials run one after another."""
 
@@ -80,8 +81,16 @@ def overrules_left(view: SearchView, rules: Rules) -> int:
     """How often the LLM may still overrule the surrogate: each that paid gives one back and one more."""
     judged = judge_trials(view)
     paid = sum(j.item.is_overrule and j.improved for j in judged)
-    used = sum(item.is_overrule for turn in past_turns(view.remarks) for item in turn.submitted)
+    used = sum(
+        item.is_overrule and _was_taken_up(view, item) for turn in past_turns(view.remarks) for item in turn.submitted
+    )
     return rules.overrules + 2 * paid - used
+
+
+def _was_taken_up(view: SearchView, item: Submitted) -> bool:
+    """Whether it ran or runs: what a stall drops from a queue has cost nothing."""
+    row = view.space.row(item.config)
+    return row in view.closed or any(o.row == row for o in view.observations)
 
 
 def has_improved_since(view: SearchView, trial: int) -> bool:

@@ -14,7 +14,7 @@ from cclsearch.propose.llm.configs import nearest_rows, read_config, read_value,
 from cclsearch.propose.llm.evidence import Evidence, TrialEvidence
 from cclsearch.propose.llm.fence import clip_bytes, fence, fence_end
 from cclsearch.propose.llm.history import Submitted
-from cclsearch.propose.llm.look import Look, best_observation, open_rows
+from cclsearch.propose.llm.look import NUM_FOREMOST, Look, best_observation, open_rows
 from cclsearch.propose.llm.policy import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.llm.prompt import describe_evidence
 from cclsearch.propose.llm.tables import candidate_lines, trial_summary
@@ -33,8 +33,8 @@ MAX_REPLY_BYTES = 2400
 """Of one look-up's result."""
 MIN_FITS = 0.05
 MAX_SLOWER = 1.5
-"""A proposal overrules the surrogate where it gives it less than `MIN_FITS`, or where even its optimistic time does not
-beat the best's; before anything has run, where that is so many times the best prediction."""
+"""The surrogate speaks against a proposal where it gives it less than `MIN_FITS`, or where even its optimistic time
+does not beat the best's; before anything has run, where that is so many times the best prediction."""
 
 
 @dataclass(frozen=True)
@@ -252,11 +252,13 @@ class Desk:
             return Reply(f"a duplicate: {trial_summary(self.view, known)}. Choose an untried one", "duplicate")
         if row in self.view.closed or any(other.config == config for other in accepted):
             return Reply("it runs already, or is held back because it cannot fit. Choose another", "duplicate")
-        overrules = self._overrules(row)
+        against = self._speaks_against(row)
+        is_far = row not in self.look.order[:NUM_FOREMOST]
         spent = sum(other.is_overrule for other in accepted)
-        if overrules and self.overrules_left - spent <= 0:
+        if (against and self.overrules_left - spent <= 0) or (is_far and self.overrules_left <= 0):
             text = (
-                f"{overrules}. You overruled the surrogate before and it did not pay: choose one that it finds "
+                f"{against or f'it is not among the {NUM_FOREMOST} that the surrogate finds most promising'}. "
+                "You overruled the surrogate before and it did not pay: choose one that it finds "
                 "plausible (see `candidates`)"
             )
             return Reply(text, "implausible")
@@ -264,12 +266,13 @@ class Desk:
             config=config,
             expected_step_time_s=_positive(item.get("expected_step_time_s")),
             expected_memory_gib=_positive(item.get("expected_memory_gib")),
-            is_overrule=bool(overrules),
+            is_overrule=bool(against) or is_far,
             rationale=one_line(redact(str(item.get("rationale") or "")), 400),
             is_own_idea=row not in self.look.order[:FIRST_CHOICES],
         )
 
-    def _overrules(self, row: int) -> str:
+    def _speaks_against(self, row: int) -> str:
+        """Why the surrogate thinks that the row cannot win; empty where it may."""
         if self.look.fits_N[row] < MIN_FITS:
             return f"the surrogate gives it a probability of {self.look.fits_N[row]:.2f} to fit"
         if self.view.objective != "step_time":

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.default import bar, expected_gain
-from cclsearch.propose.outlook import Outlook, survey_belief
+from cclsearch.propose.outlook import Outlook, reach_m, survey_belief
 from cclsearch.propose.surrogate import believe
 
 Floats = NDArray[np.float64]
 
 NUM_FOREMOST = 12
-TENTH_PERCENTILE = 1.2816
 PLAUSIBLE = 0.05
 """Chance below which a candidate's win is no longer plausible."""
 LEAST_NOISE = 0.01
@@ -88,9 +87,8 @@ def survey_look(view: SearchView) -> Look:
         return Look(time_N, low_N, memory_N, fits_N, (), nothing_left=True, why=why)
     outlook = survey_belief(view, belief, NUM_FOREMOST)
     rows = belief.rows_m
-    _, variance = belief.time.likeliest.marginals(rows)
     time_N[rows] = np.exp(belief.log_time_m)
-    low_N[rows] = np.exp(belief.log_time_m - TENTH_PERCENTILE * np.sqrt(variance))
+    low_N[rows] = np.exp(belief.log_time_m - reach_m(view, belief))
     memory_N[rows] = belief.memory_gib_m
     fits_N[rows] = belief.fits_m
     foremost = [candidate.row for candidate in outlook.candidates]
