@@ -6,6 +6,7 @@ Each is a `Provider`, so that it can be given to an agent in-process, or put beh
 from __future__ import annotations
 
 import random
+import re
 import shlex
 from typing import Any
 
@@ -97,21 +98,37 @@ class Hostile(Player):
 
 
 class Expert(Player):
-    """Rules of thumb over what is shown: the surrogate's first choice as a rule, but every third trial one step towards
-    less model parallelism than the best has, at a small micro-batch, though the memory be doubtful."""
+    """Rules of thumb over what is shown. Where the surrogate has predicted well, its first choice as a rule, but every
+    third trial one step towards less model parallelism than the best has, though the memory be doubtful. Where it has
+    not, the least model parallelism that probably fits, with tensor parallelism inside the node."""
 
     name = "compatible:expert"
+    poor_record = 0.25
 
     def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
-        trials = read_trials(request.messages[0].text)
+        text = request.messages[0].text
+        trials = read_trials(text)
         found = listed(request)
         if not found:
             return "candidates", {"where": {}, "sort": "promise", "limit": 20}
-        if len(trials) >= 6 and len(trials) % 3 == 0:
-            bold = self.bolder(found, min(trials, key=lambda row: row["loss"]))
+        best = min(trials, key=lambda row: row["loss"], default=None)
+        was_refused = any(call.name == "submit" for message in request.messages for call in message.calls)
+        if best and read_error(text) > self.poor_record and not was_refused:
+            plain = self.plainest(found, read_node_size(text))
+            if plain:
+                return submit(
+                    plain, "the surrogate errs here; the least model parallelism inside the node is often best"
+                )
+        if best and len(trials) >= 6 and len(trials) % 3 == 0:
+            bold = self.bolder(found, best)
             if bold:
                 return submit(bold, "the least model parallelism that may fit is often the fastest")
         return submit(found[0], "the surrogate's first choice, which no rule of thumb speaks against")
+
+    def plainest(self, rows: list[Row], node_size: int) -> Row | None:
+        """The row that cuts the model least among those that probably fit; None if none."""
+        could = [row for row in rows if row["fits"] >= 0.5 and int(row["config"].get("tp", 1)) <= node_size]
+        return min(could, key=lambda row: (split(row), row["time"]), default=None)
 
     def bolder(self, rows: list[Row], best: Row) -> Row | None:
         """The most promising row with less model parallelism than the best that could beat it; None if none."""
@@ -126,6 +143,18 @@ class Expert(Player):
         return min(
             could, key=lambda row: (split(row), row["config"].get("micro_batch_size", 1), row["time"]), default=None
         )
+
+
+def read_error(text: str) -> float:
+    """The surrogate's median error as its record states it; 0 where it states none."""
+    found = re.search(r"median error over the measured trials[^:]*: ([0-9.]+)%", text)
+    return float(found[1]) / 100 if found else 0.0
+
+
+def read_node_size(text: str) -> int:
+    """Accelerators a node."""
+    found = re.search(r"(\d+) a node", text)
+    return int(found[1]) if found else 8
 
 
 def split(row: Row) -> int:
