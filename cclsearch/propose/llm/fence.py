@@ -17,7 +17,7 @@ FENCE_RULE = (
 
 
 def fence(text: str, limit_bytes: int = 1200) -> str:
-    """The text as fenced data; what was cut is said. The mark is a digest of the text, so the text cannot hold it."""
+    """The text as fenced data; what was cut is said. The mark is a digest of the text that the text does not hold."""
     safe = plain(redact(text)).strip()
     return _mark(safe, clip_bytes(safe, limit_bytes))
 
@@ -29,9 +29,17 @@ def fence_end(text: str, limit_bytes: int = 1200) -> str:
 
 
 def _mark(safe: str, clipped: str) -> str:
-    mark = hashlib.sha256(clipped.encode()).hexdigest()[:8]
+    mark, salt = _digest(clipped), 0
+    while mark in clipped:
+        # Somebody searched for a text that holds its own digest.
+        salt += 1
+        mark = _digest(f"{salt} {clipped}")
     cut = f" ({len(safe.encode()) - len(clipped.encode())} bytes left out)" if clipped != safe else ""
     return f"[data {mark}{cut}]\n{clipped}\n[end {mark}]"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def fence_line(text: str, limit: int = 200) -> str:
