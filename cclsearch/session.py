@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from cclsearch import __version__
+from cclsearch.atomic_file import write_atomically
 from cclsearch.earlier import load_prior
 from cclsearch.errors import UserError
 from cclsearch.flight import Flight, Stop
@@ -35,17 +37,22 @@ LEAST_CHANCE = 0.005
 """Probability to fit into memory below which a configuration is not launched."""
 
 
-def create_run(plan: Plan, runs_folder: Path) -> Path:
+def create_run(plan: Plan, runs_folder: Path, *, beside: Mapping[str, str] | None = None) -> Path:
     """Make the run's folder with its frozen inputs; raises UserError where that cannot be.
 
-    What a kill left of a folder before it had any is taken over.
+    `beside` (file name -> text) is there before `search.yaml` makes a run of the folder. What a kill left of a folder
+    before that is taken over.
     """
     folder = runs_folder.absolute() / plan.spec.run_id
+    others = beside or {}
+    unfinished = ("lock", f".{SPEC_FILE}.", *others, *(f".{name}." for name in others))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FolderLock(folder):
-            if any(not path.name.startswith(("lock", f".{SPEC_FILE}.")) for path in folder.iterdir()):
+            if any(not path.name.startswith(unfinished) for path in folder.iterdir()):
                 raise FileExistsError
+            for name, text in others.items():
+                write_atomically(folder / name, text)
             write_spec(folder, plan.spec)
     except FileExistsError:
         resume = f"`ccl-search resume {shlex.quote(str(folder))}`"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from cclsearch.atomic_file import write_atomically
 from cclsearch.card.load import load_card
 from cclsearch.destination import choose_destination
 from cclsearch.errors import UserError
@@ -42,13 +41,11 @@ class Sweep(Model):
     """The objective at weight 0 and at weight 1; between them its score is linear."""
     at_1: Objective | None = None
 
-    def score(self, metrics: Mapping[str, float], weight: float, baseline: Mapping[str, float] | None) -> float:
-        """The weighted score of these metrics, the greater the better; raises TrialError where one is missing."""
-        low, high = self.scores(metrics, baseline)
-        return (1 - weight) * low + weight * high
-
     def scores(self, metrics: Mapping[str, float], baseline: Mapping[str, float] | None) -> tuple[float, float]:
-        """The score at weight 0 and at weight 1; the references are the baseline's metrics where they are open."""
+        """The score at weight 0 and at weight 1, the greater the better; between them it is linear in the weight.
+
+        The references are the baseline's metrics where they are open. Raises TrialError where a metric is missing.
+        """
         if self.at_0 is None or self.at_1 is None:
             raise ValueError(f"objective {self.objective!r} has no weights")
         low, high = (o.score(metrics, baseline if o.needs_baseline else None) for o in (self.at_0, self.at_1))
@@ -113,9 +110,7 @@ def plan_sweep(request: Request, weights: Sequence[float] | None, joined: Path) 
 
 def create_sweep(planned: SweepPlan, runs_folder: Path) -> Path:
     """Make the run's folder with its frozen inputs and what it varies."""
-    folder = create_run(planned.plan, runs_folder)
-    write_atomically(folder / SWEEP_FILE, planned.sweep.model_dump_json(indent=1) + "\n")
-    return folder
+    return create_run(planned.plan, runs_folder, beside={SWEEP_FILE: planned.sweep.model_dump_json(indent=1) + "\n"})
 
 
 def read_sweep(folder: Path) -> Sweep | None:

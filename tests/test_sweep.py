@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from recorded_runs import search, write_recording
 
-from cclsearch.cli import main
+from cclsearch.cli import EXIT_BROKEN_OFF, main
 from cclsearch.errors import UserError
 from cclsearch.front_of_runs import gather_front, objective_over
 from cclsearch.plugins import METRICS
@@ -65,6 +65,23 @@ def test_a_sweep_measures_once_and_scores_at_every_weight(family: Path, capsys: 
     assert len(shares) == 8
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
+
+
+def test_a_kill_while_a_sweep_is_made_leaves_nothing_that_is_taken_for_a_run(
+    family: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(folder: Path, spec: object) -> None:
+        raise KeyboardInterrupt
+
+    toy = family / "toy-8"
+    command = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--budget", "6", "--name", "s"]
+    with monkeypatch.context() as broken:
+        broken.setattr("cclsearch.session.write_spec", killed)
+        assert main(command) == EXIT_BROKEN_OFF
+    assert (Path("runs") / "s" / "sweep.json").is_file()
+    assert main(["status", "s"]) == 2
+    assert main(command) == 0
+    assert read_sweep(Path("runs") / "s") is not None
 
 
 def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
