@@ -57,13 +57,9 @@ def _examine() -> Iterator[Finding]:
 
 
 def _check_python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Check(
-        name="python",
-        ok=sys.version_info >= (3, 11),
-        detail=f"{version} at {sys.executable}",
-        remedy="Python 3.11 or later is needed: make a virtual environment with one",
-    )
+    version, ok = ".".join(map(str, sys.version_info[:3])), sys.version_info >= (3, 11)
+    remedy = "" if ok else "Python 3.11 or later is needed: make a virtual environment with one"
+    return Check(name="python", ok=ok, detail=f"{version} at {sys.executable}", remedy=remedy)
 
 
 def _check_runs_folder() -> Check:
