@@ -328,6 +328,15 @@ def test_a_night_that_a_signal_stopped_is_gone_on_with_and_its_budget_counts(pla
     assert night(**more).night != cut.night
 
 
+def test_a_trial_that_one_night_cut_off_counts_on_the_night_that_ends_it(place: Path) -> None:
+    cut = run_stopped(2)
+    assert cut.spent.trials == 2
+    again = night(budget={"trials": 3})
+    assert (again.jobs[0].run, again.jobs[0].resumed) == (cut.jobs[0].run, True)
+    assert (again.spent.trials, again.jobs[0].trials) == (3, 3)
+    assert len(load_run(Path("runs") / str(cut.jobs[0].run)).state.trials) == 5
+
+
 def test_a_stop_after_the_last_trial_is_the_end_of_the_night(place: Path) -> None:
     cut = run_stopped(4, budget={"trials": 4})
     assert cut.spent.trials == 4

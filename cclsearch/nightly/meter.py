@@ -22,14 +22,17 @@ TICK_S = 1.0
 
 
 def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) -> Spent:
-    """What a search spent since a moment; wall time is not told from a ledger and stays 0."""
+    """What a search spent since a moment; wall time is not told from a ledger and stays 0.
+
+    A trial that was begun before, and cut off, counts where it ended.
+    """
     trials = [trial for trial in state.trials.values() if (trial.finished_s or now_s) >= since_s]
     tokens, usd = 0, 0.0
     for note in state.notes:
         if note.time_s >= since_s:
             tokens += int(sum(_number(note.data.get(name)) for name in TOKEN_FIELDS))
             usd += _number(note.data.get("usd"))
-    started = [trial for trial in trials if trial.proposed_s >= since_s]
+    started = [trial for trial in trials if trial.proposed_s >= since_s or trial.is_finished]
     return Spent(
         trials=sum(trial.costs_budget for trial in started),
         node_hours=sum(count_node_hours(spec, trial, since_s, now_s) for trial in trials),

@@ -182,12 +182,7 @@ class NightRun:
         assert state.folder is not None
         run = load_run(state.folder)
         spent = count_spent(run.spec, run.state, self.place.started_s, time.time())
-        return replace(spent, trials=spent.trials - self._count_cut_off(run))
-
-    def _count_cut_off(self, run: Run) -> int:
-        """Trials that began tonight, have no end, and go again when the search does; asked while no search runs."""
-        tonight = [trial for trial in run.state.unfinished if trial.proposed_s >= self.place.started_s]
-        return sum(trial.costs_budget for trial in tonight)
+        return replace(spent, trials=spent.trials - count_cut_off(run, since_s=self.place.started_s))
 
     def _is_done(self, state: JobState) -> bool:
         """Whether its search ended, and not merely because its part of the trials was used up."""
@@ -235,7 +230,7 @@ class NightRun:
         state.folder = run.folder
         state.resumed = state.resumed or (resumed and run.folder.name != self._own_name(job))
         self._save()
-        most = min(wish, run.state.num_spent - self._count_cut_off(run) + trials)
+        most = min(wish, run.state.num_spent - count_cut_off(run) + trials)
         self._say(f"{job.key}: {'goes on with' if resumed else 'starts'} {run.folder.name}, up to {most} trials")
         ending = self._search(state, run, most, limits) if most > run.state.num_spent or run.state.unfinished else ""
         state.was_cut = (most < wish and ending == BUDGET_USED) or ending.startswith("its part of the night's")
@@ -335,6 +330,11 @@ class NightRun:
         self._saved_monotonic_s = time.monotonic()
         place.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(place.folder / NIGHT_FILE, json.dumps(data, indent=1) + "\n")
+
+
+def count_cut_off(run: Run, since_s: float = 0.0) -> int:
+    """Trials begun since then that have no end, and go again when the search does; asked while no search runs."""
+    return sum(trial.costs_budget for trial in run.state.unfinished if trial.proposed_s >= since_s)
 
 
 def show_time(moment_s: float) -> str:
