@@ -67,6 +67,15 @@ def test_a_word_is_read_as_the_choice_that_it_names(text: str, value: Any) -> No
 
 
 @pytest.mark.parametrize(
+    ("words", "value"), [(("true", "TRUE", "yes", "Yes", "on"), True), (("false", "FALSE", "no", "No", "off"), False)]
+)
+def test_truth_has_several_words(words: tuple[str, ...], value: bool) -> None:
+    for word in words:
+        assert parse_knob(f"odd={word}").choices == (value,)
+        assert parse_assignments(f"fused={word}", (FUSED,))["fused"] is value
+
+
+@pytest.mark.parametrize(
     ("word", "value"), [("9" * 18, int("9" * 18)), ("9" * 19, float("9" * 19)), ("9" * 31, "9" * 31)]
 )
 def test_digits_beyond_what_a_number_holds_are_no_whole_number(word: str, value: Any) -> None:
