@@ -48,12 +48,8 @@ class Accelerator(Model):
     """Gbit/s to other nodes, one direction."""
     scale_up_latency_us: float = Field(gt=0)
     scale_out_latency_us: float = Field(gt=0)
-    torus_dims: int | None = None
-    """Dimensions of the ICI torus of a TPU; None elsewhere."""
-    torus_wrap: tuple[int, ...] = ()
-    """Lengths of a torus axis at which its ends are joined; any other length is an open line."""
     slices: tuple[tuple[int, ...], ...] = ()
-    """Chips along each axis of the slices that are offered."""
+    """Chips along each axis of the slices of a TPU that are offered; none elsewhere."""
     nominal: bool = False
     """No vendor states these figures: good enough to order predictions, never to report MFU."""
     source: str
@@ -71,10 +67,6 @@ class Accelerator(Model):
     def peak_flops_of(self, precision: str) -> float | None:
         """Dense peak FLOP/s at that dtype; None where the chip has no such units or nobody states the figure."""
         return self.peak_flops.get(PRECISIONS.get(precision.lower(), precision.lower()))
-
-    def has_wrap(self, axis_length: int) -> bool:
-        """Whether an ICI axis of that many chips is a ring (both ends joined)."""
-        return axis_length in self.torus_wrap
 
 
 PRECISIONS = {

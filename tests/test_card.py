@@ -77,14 +77,13 @@ def test_every_shipped_workload_is_a_complete_training_card(name: str) -> None:
     assert raw["sources"], "every number names its source"
 
 
-def test_wl2_is_as_the_mission_says() -> None:
+def test_wl2_is_llama_8b_on_sixteen_a100() -> None:
     card = load_card("wl2")
     arch, hardware = card.arch, card.hardware
     assert (arch.num_layers, arch.num_heads, arch.num_kv_heads, arch.hidden_size) == (32, 32, 8, 4096)
     assert (arch.intermediate_size, arch.vocab_size) == (14336, 128256)
     assert (card.global_batch_size, card.seq_len, card.tokens_per_step) == (32, 1024, 32768)
     assert (hardware.accelerator, hardware.num_accelerators, hardware.accelerators_per_node) == ("a100-40", 16, 4)
-    assert hardware.num_nodes == 4
     assert card.recording is not None
     assert (shipped_root() / "workloads" / "recordings" / card.recording / "trials.csv").is_file()
 

@@ -68,8 +68,8 @@ def test_every_entry_is_complete_and_plausible(key: str) -> None:
     assert chip.scale_up_gbps > chip.scale_out_gbps
     assert chip.peak_flops_of(SIXTEEN_BIT.get(key, "bf16")) is not None
     assert chip.peak_flops_of("bfloat16") == chip.peak_flops.get("bf16")
-    assert (chip.torus_dims is not None) == (chip.kind == "tpu")
-    assert all(len(shape) == chip.torus_dims for shape in chip.slices)
+    assert bool(chip.slices) == (chip.kind == "tpu")
+    assert len({len(shape) for shape in chip.slices}) <= 1
     assert chip.nominal == (key == "cpu")
 
 
@@ -79,12 +79,6 @@ def test_published_figures_stand() -> None:
     assert (a100.peak_flops["bf16"], a100.memory_bytes, a100.scale_up_gbps) == (312e12, 40 * 2**30, 2400)
     v5e = find_accelerator("tpu-v5e")
     assert (v5e.peak_flops["bf16"], v5e.scale_up_gbps, v5e.scale_out_gbps) == (197e12, 1600, 25)
-
-
-def test_only_full_torus_axes_are_rings() -> None:
-    assert find_accelerator("tpu-v5e").has_wrap(16)
-    assert not find_accelerator("tpu-v5e").has_wrap(4)
-    assert find_accelerator("tpu-v5p").has_wrap(4)
 
 
 OWN = """accelerators:

@@ -67,10 +67,6 @@ class Hardware(Model):
     host_cores: int | None = Field(default=None, ge=1)
     """Where the accelerators are processes on a CPU: cores that those of one node share. None elsewhere, or unknown."""
 
-    @property
-    def num_nodes(self) -> int:
-        return -(-self.num_accelerators // self.accelerators_per_node)
-
 
 class KnobDeclaration(Model):
     """A knob that a card, profile or framework declares, with its choices."""

@@ -261,8 +261,3 @@ def _partners(replay: Replay) -> dict[Member, list[Member]]:
                 last = max(members, key=lambda m: (int(replay.graphs[m[0]].start_ns[m[1]]), *m))
                 found[last] = members
     return found
-
-
-def ask_what_if(trace: TraceView, scenario: Scenario, ranks_per_domain: int | None = None) -> WhatIf:
-    """The step time under a scenario; raises NotAvailable where the trace has no steps to replay."""
-    return prepare_replay(trace, ranks_per_domain).time(scenario)
