@@ -17,7 +17,7 @@ DEGREES = ("tp", "dp", "pp", "ep")
 
 @dataclass(frozen=True)
 class Knob:
-    """One thing that may be set. `tp dp pp ep micro_batch_size activation_checkpointing` bear these names in every framework."""
+    """One thing that may be set. `tp dp pp ep micro_batch_size activation_checkpointing` are so named everywhere."""
 
     name: str
     choices: tuple[Value, ...]
