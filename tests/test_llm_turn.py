@@ -522,6 +522,22 @@ def test_a_program_with_something_like_a_secret_runs_as_it_is_kept(tmp_path: Pat
     assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
 
 
+def test_a_replay_needs_no_surrogate(tmp_path: Path) -> None:
+    look = plain_look()
+    look.fits_N[20] = 0.001
+    for answers in ((submit(GOOD),), (call("candidates", {"sort": "fits"}), submit(ILLEGAL), submit(GOOD))):
+        think(Scripted(*answers), folder=tmp_path, look=look)
+
+    def forget(view: object) -> Look:
+        raise AssertionError("the surrogate was asked again")
+
+    assert all(turn.is_same and turn.same_prompt for turn in replay_turns(tmp_path, look=forget))
+    path = tmp_path / "turns" / "0001.json"
+    path.write_text(path.read_text().replace('"times": "', '"times": "x'))
+    with pytest.raises(UserError, match="numbers of a turn's record cannot be read"):
+        replay_turns(tmp_path, look=forget)
+
+
 def test_a_tampered_turn_is_noticed(tmp_path: Path) -> None:
     think(Scripted(submit(GOOD)), folder=tmp_path)
     path = tmp_path / "turns" / "0001.json"

@@ -6,9 +6,10 @@ import base64
 import json
 import zlib
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from cclsearch.atomic_file import write_atomically
@@ -18,6 +19,7 @@ from cclsearch.propose.base import Observation, Remark, SearchView
 from cclsearch.propose.llm.account import Cost, Limits, Price
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.fence import redact_strings
+from cclsearch.propose.llm.look import Look
 from cclsearch.propose.llm.wire import Answer, Trouble
 from cclsearch.space.table import Knob, Space
 from cclsearch.values import Config, Failure, Model, Value
@@ -81,13 +83,39 @@ class ContextRecord(Model):
 
     def space(self) -> Space:
         """The space again; raises UserError where the record is damaged."""
-        try:
-            flat = np.frombuffer(zlib.decompress(base64.b64decode(self.codes)), dtype=np.int16)
-            codes = flat.reshape(-1, len(self.knobs))
-        except (ValueError, zlib.error) as error:
-            raise UserError(f"the legal set in {CONTEXT_FILE!r} cannot be read: {error}") from None
+        flat = _unpack(self.codes, np.int16)
+        if len(flat) % max(len(self.knobs), 1):
+            raise UserError(f"the legal set in {CONTEXT_FILE!r} cannot be read: a row of it is cut off")
+        codes = flat.reshape(-1, len(self.knobs))
         knobs = tuple(Knob(knob.name, knob.choices, knob.description) for knob in self.knobs)
         return Space(knobs, codes, self.num_raw, self.rules)
+
+
+class LookRecord(Model):
+    """What the surrogate thought when the turn was made: what it thinks later, or elsewhere, may be another thing."""
+
+    times: str
+    lows: str
+    memories: str
+    fits: str
+    """One float64 a row of the space, deflated, base 64; `order` the same of int32."""
+    order: str
+    nothing_left: bool
+    why: str
+    record: tuple[str, ...] = ()
+
+    def look(self) -> Look:
+        """The look again; raises UserError where the record is damaged."""
+        return Look(
+            time_N=_unpack(self.times, np.float64),
+            low_N=_unpack(self.lows, np.float64),
+            memory_gib_N=_unpack(self.memories, np.float64),
+            fits_N=_unpack(self.fits, np.float64),
+            order=tuple(int(row) for row in _unpack(self.order, np.int32)),
+            nothing_left=self.nothing_left,
+            why=self.why,
+            record=self.record,
+        )
 
 
 class ExchangeRecord(Model):
@@ -124,6 +152,8 @@ class TurnRecord(Model):
     slots: int
     max_submitted: int
     overrules_left: int
+    look: LookRecord | None = None
+    """None in records of older versions: the surrogate is asked again."""
     evidence: dict[int, TrialEvidence] = {}
     program: str | None = None
     program_note: str = ""
@@ -170,20 +200,44 @@ class TurnRecord(Model):
 
 def record_context(view: SearchView, *, model: str, mode: str, anonymous: bool) -> ContextRecord:
     """The context of a search, for its folder."""
-    codes = np.ascontiguousarray(view.space.codes_NK, dtype=np.int16).tobytes()
     return ContextRecord(
         model=model,
         mode=mode,
         anonymous=anonymous,
         card=view.card,
         knobs=tuple(KnobRecord(name=k.name, choices=k.choices, description=k.description) for k in view.space.knobs),
-        codes=base64.b64encode(zlib.compress(codes)).decode(),
+        codes=_pack(view.space.codes_NK, np.int16),
         num_raw=view.space.num_raw,
         rules=view.space.rules,
         objective=view.objective,
         seed=view.seed,
         prior=tuple(record_observation(o) for o in view.prior),
     )
+
+
+def record_look(look: Look) -> LookRecord:
+    """A look for a turn's file."""
+    return LookRecord(
+        times=_pack(look.time_N, np.float64),
+        lows=_pack(look.low_N, np.float64),
+        memories=_pack(look.memory_gib_N, np.float64),
+        fits=_pack(look.fits_N, np.float64),
+        order=_pack(np.array(look.order, dtype=np.int32), np.int32),
+        nothing_left=look.nothing_left,
+        why=look.why,
+        record=look.record,
+    )
+
+
+def _pack(array: NDArray[Any], kind: type[np.generic]) -> str:
+    return base64.b64encode(zlib.compress(np.ascontiguousarray(array, dtype=kind).tobytes())).decode()
+
+
+def _unpack(packed: str, kind: type[np.generic]) -> NDArray[Any]:
+    try:
+        return np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype=kind)
+    except (ValueError, zlib.error) as error:
+        raise UserError(f"numbers of a turn's record cannot be read: {error}") from None
 
 
 def record_observation(o: Observation) -> ObservationRecord:
@@ -206,9 +260,15 @@ def read_observation(record: ObservationRecord, space: Space) -> Observation:
     return Observation(row=space.row(record.config), **dict(record))
 
 
+_PACKED = {"codes", "look"}
+"""Numbers, which hold no secret: packed, they may look like one by chance."""
+
+
 def write_record(path: Path, record: Model) -> None:
     """Write one record, redacted string by string, in one atomic step."""
-    data = redact_strings(record.model_dump(mode="json"))
+    whole = record.model_dump(mode="json")
+    packed = {name: whole.pop(name) for name in _PACKED & set(whole)}
+    data = {**redact_strings(whole), **packed}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(data, indent=1, ensure_ascii=True) + "\n")
 

@@ -39,7 +39,10 @@ class ReplayedTurn:
 
 
 def replay_turns(folder: Path, look: LookFunction = survey_look) -> list[ReplayedTurn]:
-    """Every turn of a run folder, decided again from its record; raises UserError where the records cannot be read."""
+    """Every turn of a run folder, decided again from its record; raises UserError where the records cannot be read.
+
+    `look` is asked where a record of an older version does not hold what the surrogate thought.
+    """
     context = read_context(folder)
     space = context.space()
     return [_replay(context, space, record, look) for record in read_turns(folder)]
@@ -86,7 +89,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Look
 
     desk = Desk(
         view=view,
-        look=look(view),
+        look=record.look.look() if record.look else look(view),
         evidence=_RecordedEvidence(record),
         max_submitted=record.max_submitted,
         overrules_left=record.overrules_left,
