@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,15 @@ def test_the_metrics_that_the_page_shows_measure_a_trace(
     found = json.loads(capsys.readouterr().out)
     assert [found[name]["status"] for name in names] == ["ok", "ok"]
     assert all(found[name]["value"] > 0 for name in names)
+
+
+def test_the_optuna_study_that_the_page_shows_asks_for_a_legal_configuration() -> None:
+    [block] = blocks_of("how-it-works.md", "python")
+    made: dict[str, Any] = {}
+    exec(compile(block, "how-it-works.md", "exec"), made)
+    [trial] = made["study"].trials
+    assert trial.value == 1.25
+    assert made["space"].row(trial.params) is not None
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
