@@ -70,6 +70,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("predict -w wl2 --png folder", "--png: 'folder' is a folder: name a file"),
     ("predict -w wl2 --png LONG", "cannot write 'LONG'"),
     ("bench folder", "'folder' holds no landscape"),
+    ("bench folder --strategies ,", "--strategies names none; there are: default, "),
     ("bench folder --json nowhere/x.json", "--json: there is no folder"),
     ("score", "score takes one trace, or two to compare; 0 came"),
     ("score nowhere", "there is nothing at 'nowhere'"),

@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise UserError(f"{name} must be a whole number of at least 1; it is {value}")
     strategies = [name for word in args.strategies or DEFAULT_STRATEGIES for name in word.split(",") if name]
-    if strategies == ["all"]:
+    if not strategies:
+        raise UserError(f"--strategies names none; there are: {', '.join(PROPOSERS.names())}")
+    if "all" in strategies:
         strategies = PROPOSERS.names()
     if args.json:
         require_writable(args.json, "--json")
