@@ -53,6 +53,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("run -w wl2 --launcher replay --llm openai:m --strategy random", "--strategy random asks no LLM"),
     ("run -w wl2 --launcher replay --max-usd 1 --llm-mode policy", "--llm-mode and --max-usd: no LLM takes part"),
     ("run -w wl2 --launcher replay --runs empty", "cannot make the run folder"),
+    ("run -w wl2 --launcher replay --seed 4294967296", "--seed: must be under 4294967296"),
     ("sweep -w wl2 --launcher replay --weights 1:0:0.1", "they are '1:0:0.1'"),
     ("sweep -w wl2 --launcher replay --seed-policy dense", "--seed-policy: no LLM takes part"),
     ("show first x", "TRIAL: must be a whole number of at least 1, not 'x'"),

@@ -28,6 +28,14 @@ def whole_number(text: str) -> int:
     return number
 
 
+def seed_number(text: str) -> int:
+    """A whole number that every generator takes as its seed."""
+    number = whole_number(text)
+    if number >= 2**32:
+        raise argparse.ArgumentTypeError(f"must be under {2**32}, not {text!r}")
+    return number
+
+
 def positive_float(text: str) -> float:
     """A finite number above 0."""
     import math

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_int, whole_number
+from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_int, seed_number, whole_number
 
 if TYPE_CHECKING:
     from cclsearch.plan import Plan, Request
@@ -48,7 +48,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--llm-mode", choices=("configs", "policy"), help="what the LLM writes (default: configs)")
     parser.add_argument("--seed-policy", metavar="NAME", help="policy program to start from: a name, or a file")
     parser.add_argument(
-        "--seed", type=whole_number, default=0, metavar="N", help="makes the search reproducible (default: 0)"
+        "--seed", type=seed_number, default=0, metavar="N", help="makes the search reproducible (default: 0)"
     )
     parser.add_argument("--parallel", type=positive_int, default=1, metavar="N", help="trials in flight (default: 1)")
     parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="run N finalists again at the end")
