@@ -349,7 +349,9 @@ def test_a_request_that_is_sent_again_gets_its_answer_from_the_file(stand_in: St
     with pytest.raises(ProviderError) as caught:
         impatient.ask(ASK)
     assert caught.value.trouble is Trouble.TIMEOUT
-    (tmp_path / "0001.answer.json").write_text('{"calls": [{"name": "submit", "arguments": {"tp": 4}}]}')
+    part = tmp_path / "part"
+    part.write_text('{"calls": [{"name": "submit", "arguments": {"tp": 4}}]}')
+    part.rename(tmp_path / "0001.answer.json")
     (call,) = connect("compatible", stand_in).ask(ASK).calls
     assert call.arguments == {"tp": 4}
     assert [path.name for path in tmp_path.glob("*.request.json")] == ["0001.request.json"]

@@ -298,11 +298,14 @@ def through_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) 
         part.write_text(request.model_dump_json(indent=1), encoding="utf-8")
         part.rename(folder / f"{number:04d}.request.json")
         deadline = time.monotonic() + wait_s
-        while not answer.exists():
+        before, text = "", ""
+        # Somebody may be in the middle of writing it: it is taken when it has stayed as it is.
+        while not text.strip() or text != before:
             if time.monotonic() > deadline:
                 return Status(504, message="nobody answered")
             time.sleep(poll_s)
-        return read_answer(answer.read_text(encoding="utf-8"))
+            before, text = text, answer.read_text(encoding="utf-8") if answer.exists() else ""
+        return read_answer(text)
 
     return script
 
