@@ -137,6 +137,16 @@ def test_a_run_that_cannot_be_read_is_left_out_of_all(mistakes: Path, capsys: py
     assert (mistakes / "all.html").is_file()
 
 
+def test_verdicts_that_cannot_be_written_are_the_users_to_mend(
+    mistakes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdicts = mistakes / "runs" / "first" / "trials" / "0001" / "admission.json"
+    verdicts.unlink()
+    verdicts.mkdir()
+    assert main(["admit", "first", "--write"]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
 def test_help_with_a_command_is_that_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["help", "policy"])

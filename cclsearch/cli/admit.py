@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.errors import UserError
+    from cclsearch.errors import UserError, writing
     from cclsearch.rejudge import is_spec_unchanged, rejudge_run, rejudge_trial, write_admissions
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run
@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         rejudged = rejudge_run(loaded)
     if args.write:
-        write_admissions(loaded, rejudged)
+        with writing(loaded.folder):
+            write_admissions(loaded, rejudged)
     changed = not is_spec_unchanged(loaded)
     if args.json:
         print(json.dumps(_as_json(loaded, rejudged, changed)))
