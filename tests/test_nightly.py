@@ -203,6 +203,8 @@ def test_a_launcher_that_is_away_is_trouble_and_the_others_have_their_night(
     summary = night(code=4, jobs=jobs)
     assert [job.verdict.value for job in summary.jobs] == ["infrastructure trouble", "first"]
     assert "does not answer" in summary.jobs[0].text
+    cut = run_stopped(1, name="cut")
+    assert (cut.exit_code, cut.stopped) == (4, True)
 
 
 def test_a_trial_that_lost_its_node_and_got_no_other_is_trouble_and_one_that_only_waits_is_none(place: Path) -> None:

@@ -170,7 +170,8 @@ class NightRun:
         """Whether a signal stopped it before its end: something could still be done for what is left."""
         if not self.stop.is_set() or self.find_end():
             return False
-        return any(not state.error and not self._is_done(state) for state in self.states.values())
+        may_go_on = [state for state in self.states.values() if state.was_cut or not state.error]
+        return any(not self._is_done(state) for state in may_go_on)
 
     @property
     def _hours(self) -> float:
