@@ -37,6 +37,8 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.USub: ast.UAdd, ast.Not: ast.UAdd,
 }  # fmt: skip
 WAIT_S = 120.0
+UNNOTICED = (0, 5)
+"""Exit codes of pytest: every test passed, or none was there to run."""
 
 
 @dataclass(frozen=True)
@@ -109,29 +111,29 @@ class Mutator(ast.NodeTransformer):
         return node
 
 
-def find_sites() -> Iterator[Site]:
+def find_sites(root: Path) -> Iterator[Site]:
     """Every place in that code, in order."""
     for pattern in CODE:
-        for path in sorted(ROOT.glob(pattern)):
+        for path in sorted(root.glob(pattern)):
             mutator = Mutator()
             mutator.visit(ast.parse(path.read_text(encoding="utf-8")))
             for number, (line, what) in enumerate(mutator.sites):
-                yield Site(str(path.relative_to(ROOT)), number, line, what)
+                yield Site(str(path.relative_to(root)), number, line, what)
 
 
-def mutate(site: Site) -> str:
-    """The file's code with that one change."""
-    tree = Mutator(site.number).visit(ast.parse((ROOT / site.path).read_text(encoding="utf-8")))
+def mutate(code: str, number: int) -> str:
+    """The code with that one change."""
+    tree = Mutator(number).visit(ast.parse(code))
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def order_tests(module: str) -> tuple[list[str], list[str]]:
+def order_tests(tests: Path, module: str) -> tuple[list[str], list[str]]:
     """Test files that name the module (or are named for it), and the other ones."""
     own = [
         name
         for name in TESTS
         if name == f"test_{module.rpartition('.')[2]}"
-        or f"from {module} import" in (ROOT / "tests" / f"{name}.py").read_text(encoding="utf-8")
+        or f"from {module} import" in (tests / f"{name}.py").read_text(encoding="utf-8")
     ]
     return own, [name for name in TESTS if name not in own]
 
@@ -140,10 +142,10 @@ def is_noticed(folder: Path, site: Site) -> bool:
     """Whether a test fails over the copy, that place changed."""
     path = folder / site.path
     original = path.read_text(encoding="utf-8")
-    path.write_text(mutate(site), encoding="utf-8")
+    path.write_text(mutate(original, site.number), encoding="utf-8")
     try:
-        groups = order_tests(site.path.removesuffix(".py").replace("/", "."))
-        return any(run_tests(folder, names) != 0 for names in groups if names)
+        groups = order_tests(folder / "tests", site.path.removesuffix(".py").replace("/", "."))
+        return any(run_tests(folder, names) not in UNNOTICED for names in groups if names)
     finally:
         path.write_text(original, encoding="utf-8")
 
@@ -196,13 +198,13 @@ def measure() -> None:
     import yaml
 
     loaded = (hypothesis, msgspec, numpy, pandas, pydantic, pytest, scipy.stats, yaml)
-    sites = [site for site in find_sites() if args.only in site.path]
-    chosen = random.Random(args.seed).sample(sites, min(args.count, len(sites)))
     with tempfile.TemporaryDirectory(prefix="ccl-mutants-") as name:
         folder = Path(name)
         for part in COPIED:
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
+        sites = [site for site in find_sites(folder) if args.only in site.path]
+        chosen = random.Random(args.seed).sample(sites, min(args.count, len(sites)))
         if run_tests(folder, TESTS, keep_bytecode=True) != 0:
             raise SystemExit(f"the tests fail without any change (with {len(loaded)} packages loaded)")
         noticed = 0
