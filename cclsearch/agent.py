@@ -20,6 +20,7 @@ from cclsearch.score.catalog import Direction
 from cclsearch.score.objective import Objective, Term
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec
+from cclsearch.trial_folder import METRICS_FILE
 from cclsearch.values import Config, Provenance
 
 LOG_TAIL_BYTES = 4000
@@ -35,8 +36,6 @@ class FolderEvidence:
 
     def find(self, trial: int) -> TrialEvidence | None:
         """Diagnosis and log tail of a finished trial; None where its folder holds neither."""
-        from cclsearch.evidence import METRICS_FILE
-
         folder = self._folder / "trials" / f"{trial:04d}"
         outcome = _read_outcome(folder / METRICS_FILE)
         log = _read_tail(folder / STDERR_FILE) or _read_tail(folder / STDOUT_FILE)

@@ -16,13 +16,13 @@ import yaml
 from cclsearch.atomic_file import staging, write_atomically
 from cclsearch.card.model import Card
 from cclsearch.errors import UserError, writing
-from cclsearch.evidence import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
 from cclsearch.redact import redact, secret_values
 from cclsearch.report.gather import clean
 from cclsearch.report.write import safe_stem
 from cclsearch.run_folder import Run
+from cclsearch.trial_folder import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
 
 EVIDENCE = (CONFIG_FILE, SCRIPT_FILE, STDOUT_FILE, STDERR_FILE, RESULT_FILE, METRICS_FILE, ADMISSION_FILE)
 TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".sh", ".out", ".err")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cclsearch.errors import TrialError
-from cclsearch.evidence import prepare_folder
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
 from cclsearch.record.book import Book
@@ -16,6 +15,7 @@ from cclsearch.record.event import TrialFinished, TrialRepeated, TrialSubmitted,
 from cclsearch.record.trial import Trial
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec, hash_file
+from cclsearch.trial_folder import prepare_folder
 from cclsearch.values import Failure, FailureKind, Provenance
 
 LOAD_RULE = "load"

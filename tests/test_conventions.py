@@ -17,7 +17,7 @@ FLOORS = [
     {"errors", "values", "text", "redact", "yaml_file", "atomic_file", "processes", "noise"},
     {"content", "plugins", "card", "hardware", "space", "settings"},
     {"predict", "recording", "recording_card", "recording_family", "front"},
-    {"propose", "launch", "trace", "score", "record", "report", "evidence", "spec", "run_folder", "runs_folder"},
+    {"propose", "launch", "trace", "score", "record", "report", "trial_folder", "spec", "run_folder", "runs_folder"},
     {"destination", "earlier", "plan", "agent", "session", "search", "flight", "trial_trace", "judging"},
     {"bench", "sweep", "front_of_runs", "rejudge", "reporting", "export", "export_cards"}
     | {"nightly", "doctor", "policy_check"},

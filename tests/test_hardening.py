@@ -115,7 +115,7 @@ def test_planted_secrets_are_found_nowhere(
 
 
 def test_a_secret_in_a_job_log_is_masked_when_the_trial_lands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cclsearch.evidence import scrub_logs
+    from cclsearch.trial_folder import scrub_logs
 
     monkeypatch.setenv("MY_SERVICE_TOKEN", KEYS["MY_SERVICE_TOKEN"])
     (tmp_path / "stdout.log").write_bytes(b"as it is \xff\n" * 3)

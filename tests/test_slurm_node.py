@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch import evidence, redact
+from cclsearch import redact, trial_folder
 from cclsearch.errors import UserError
 from cclsearch.launch.base import Handle, JobState
 from cclsearch.launch.slurm import node
@@ -277,7 +277,7 @@ def test_what_one_attempt_said_of_its_end_is_not_the_next_ones(tmp_path: Path) -
     said = {"rank": 3, "time_ns": 1, "kind": "crashed", "message": "RuntimeError: of the first attempt"}
     (job.trial_dir / "failures").mkdir()
     (job.trial_dir / "failures" / "rank-00003.json").write_text(json.dumps(said))
-    evidence.prepare_folder(job, "script")
+    trial_folder.prepare_folder(job, "script")
     (job.trial_dir / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
     failure = classify_trial(job.trial_dir, 1)
     assert failure is not None

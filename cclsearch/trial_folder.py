@@ -1,4 +1,4 @@
-"""The evidence package of a trial: what is put there before it runs, and what earlier attempts left."""
+"""A trial's folder, its evidence: what is put there before it runs, what earlier attempts left, secrets in its logs."""
 
 from __future__ import annotations
 
