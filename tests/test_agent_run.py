@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from llm.players import Expert
-from llm.server import KEY, MODEL, Reaction, Say, serve
+from llm.server import KEY, MODEL, Raw, Reaction, Say, serve
 
 from cclsearch.agent import FolderEvidence, read_options
 from cclsearch.cli import main
@@ -48,6 +48,34 @@ def test_a_search_with_an_llm_ends_can_be_told_and_replays(
     assert all(turn["same"] and turn["same_prompt"] for turn in turns)
     assert not [path for path in (project / "runs").rglob("*") if path.is_file() and KEY in path.read_text()]
     assert len(list((project / "runs" / "asked" / "turns").glob("0*.json"))) == len(turns)
+
+
+def test_policy_programs_from_a_server_without_tools_decide_and_replay(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def script(request: Request) -> Reaction:
+        if request.tools:
+            return Raw(b'{"error": "this model does not support tools"}', code=400)
+        body = (
+            "n = environment['total_gpus']\n    return {'tensor_parallel': 2, 'pp_size': 1, 'DP': n // 2, 'mbs': '1'}"
+        )
+        program = f"def generate_config(workload, environment):\n    {body}\n"
+        call = {"tool": "submit_policy", "arguments": {"program": program, "rationale": "one split"}}
+        return Say(text=f"<think>{{hm}}</think>{json.dumps(call)}")
+
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with serve(script) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "4", "--llm-mode", "policy"]
+        assert main([*command, "--llm", f"openai:{MODEL}", "--name", "written", "--quiet"]) == 0
+        assert server.refused == []
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert "tensor_parallel" in (project / "runs" / "written" / "policies" / "v001.py").read_text()
+    capsys.readouterr()
+    assert main(["replay-turns", "written", "--json"]) == 0
+    turns = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "tp=2 pp=1" in turns[0]["decision"]
+    assert all(turn["same"] and turn["same_prompt"] for turn in turns)
 
 
 def test_without_a_key_the_search_says_so_and_goes_on(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,6 +197,14 @@ def test_a_wrong_address_is_told_from_an_unknown_model(provider: Provider, stand
     assert "address" not in caught.value.message
 
 
+def test_a_gateway_that_broke_off_is_asked_again(stand_in: StandIn) -> None:
+    choice = {"message": {"content": ""}, "finish_reason": "error", "error": {"code": 502, "message": "gone"}}
+    stand_in.script = in_turn(Raw(json.dumps({"choices": [choice]}).encode()), Say(text="back"))
+    clock = ManualClock()
+    patiently(connect("compatible", stand_in), clock)()
+    assert len(clock.waits) == 1
+
+
 def test_a_failed_connection_says_why() -> None:
     provider = OpenAIProvider(MODEL, api_key=KEY, base_url="http://127.0.0.1:1/v1")
     with pytest.raises(ProviderError, match=r"cut: .+") as caught:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cclsearch.propose.llm.reading import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
 from cclsearch.propose.llm.spec import name_model
-from cclsearch.propose.llm.transport import CONNECT_S, call_within, make_http_client, to_provider_error
+from cclsearch.propose.llm.transport import CONNECT_S, call_within, find_error, make_http_client, to_provider_error
 from cclsearch.propose.llm.wire import (
     MAX_BODY_BYTES,
     Answer,
@@ -187,6 +187,9 @@ def _text_of(content: object) -> str:
 def _read_answer(body: dict[str, Any], request: Request) -> Answer:
     choices = body.get("choices")
     choice = as_mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    failed = find_error({"error": choice.get("error")})
+    if failed:  # as gateways tell that what lies behind them broke off
+        raise failed
     message = as_mapping(choice.get("message"))
     calls: list[ToolCall] = []
     raw_calls = message.get("tool_calls")
