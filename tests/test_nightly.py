@@ -639,6 +639,33 @@ def test_installed_commands_survive_a_shell_with_hostile_paths(tmp_path: Path) -
     assert f"WorkingDirectory={tmp_path}/back\\/\n" in render_systemd(odd)["ccl-search-nightly-n.service"]
 
 
+def test_systemd_itself_accepts_the_units(tmp_path: Path) -> None:
+    from cclsearch.nightly.clock import parse_moment
+    from cclsearch.nightly.install import Setting, render_systemd
+
+    project = tmp_path / "we ird %h $HOME 'q\"d"
+    project.mkdir()
+    probe = tmp_path / "probe.service"
+    probe.write_text("[Service]\nExecStart=/bin/true\n")
+    if (said := verify_units(tmp_path, probe)) is None or said:
+        pytest.skip(f"no systemd-analyze that verifies units of a user: {said}")
+    units = render_systemd(Setting("n", project / "n.yaml", project, parse_moment("6:05 Europe/Paris")))
+    for name, text in units.items():
+        (tmp_path / name).write_text(text)
+    assert verify_units(tmp_path, *(tmp_path / name for name in units)) == ""
+
+
+def verify_units(runtime: Path, *units: Path) -> str | None:
+    """What `systemd-analyze` complains of, empty where of nothing; None where it is not there."""
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
+    command = ["systemd-analyze", "verify", "--user", *map(str, units)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    except OSError:
+        return None
+    return done.stderr if done.returncode == 0 or done.stderr else f"exit code {done.returncode}"
+
+
 def test_systemd_units_are_written_where_the_user_keeps_them(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
