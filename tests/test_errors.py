@@ -75,6 +75,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("bench folder --json nowhere/x.json", "--json: there is no folder"),
     ("score", "score takes one trace, or two to compare; 0 came"),
     ("score nowhere", "there is nothing at 'nowhere'"),
+    ("score runs/first", "name one of its trials, as runs/first/trials/0001"),
     (f"score {TRACE} --picture empty", "cannot write 'empty/breakdown.svg'"),
     (f"what-if {TRACE} --chakra empty", "cannot write 'empty'"),
     ("what-if nowhere", "there is nothing at 'nowhere'"),

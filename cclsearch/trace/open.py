@@ -16,6 +16,8 @@ from cclsearch.values import Config
 
 TRACE_FOLDER = "trace"
 CONFIG_FILE = "config.json"
+RUN_FILE = "search.yaml"
+"""Tells the folder of a whole search, whose trials have traces of their own."""
 
 
 def open_trace(
@@ -33,6 +35,10 @@ def open_trace(
     """
     if not os.path.exists(path):
         raise UserError(f"there is nothing at {str(path)!r}: give a trace file, a folder of traces or a trial's folder")
+    if os.path.isfile(path / RUN_FILE):
+        raise UserError(
+            f"{str(path)!r} is the folder of a search: name one of its trials, as {path / 'trials' / '0001'}"
+        )
     if not os.access(path, os.R_OK):
         raise UserError(f"{str(path)!r} cannot be read: permission denied")
     folder = path / TRACE_FOLDER if os.path.isdir(path / TRACE_FOLDER) else path
