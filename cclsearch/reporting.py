@@ -9,7 +9,7 @@ import numpy as np
 
 from cclsearch.errors import UserError
 from cclsearch.front_of_runs import gather_front
-from cclsearch.propose.base import SearchView
+from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.surrogate import believe
 from cclsearch.record.observe import Observer
 from cclsearch.report.data import Neighbour, RunPage
@@ -24,6 +24,8 @@ from cclsearch.values import Config, Value
 
 MOST_PREDICTED = 8
 """Neighbours that were not run and are shown with what the model expects of them."""
+MOST_LEARNED = 300
+"""Trials of a long search that what is expected of a neighbour is learned from."""
 MIN_WORKS = 0.5
 """Probability of success that such a neighbour must have."""
 
@@ -55,7 +57,7 @@ def predict_neighbours(run: Run) -> list[Neighbour]:
     except UserError:
         return []
     steps = [row for row in find_steps(space, best.config) if row is not None]
-    observations = Observer(space).observe(run.state)
+    observations = pick_nearest(Observer(space).observe(run.state), best.config)
     view = SearchView(
         card=run.spec.card,
         space=space,
@@ -75,6 +77,19 @@ def predict_neighbours(run: Run) -> list[Neighbour]:
             ratio = float(np.exp(belief.log_time_m[m])) / time_s
             found.append(Neighbour(describe_change(best.config, space.config(row)), ratio, None))
     return sorted(found, key=lambda neighbour: neighbour.ratio)[:MOST_PREDICTED]
+
+
+def pick_nearest(observations: Sequence[Observation], config: Config) -> Sequence[Observation]:
+    """All of them, or the `MOST_LEARNED` that differ from the configuration in the fewest knobs: learning from N takes
+    N x N x N steps, and what is said of a neighbour hangs on its neighbours."""
+    if len(observations) <= MOST_LEARNED:
+        return observations
+
+    def count_steps(observation: Observation) -> int:
+        return sum(value != config.get(knob) for knob, value in observation.config.items())
+
+    nearest = sorted(observations, key=count_steps)[:MOST_LEARNED]
+    return tuple(sorted(nearest, key=lambda observation: observation.trial))
 
 
 def find_steps(space: Space, config: Config) -> list[int | None]:

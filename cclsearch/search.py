@@ -69,15 +69,15 @@ def run_search(book: Book, parts: Parts) -> None:
 
 
 def find_deadline(parts: Parts) -> float:
-    """When this session's time is up, in seconds since the epoch; infinite without a limit."""
+    """When this session's time is up, by the clock that nobody sets (`time.monotonic`); infinite without a limit."""
     hours = parts.spec.limits.max_hours
-    return math.inf if hours is None else parts.now_s() + hours * 3600
+    return math.inf if hours is None else time.monotonic() + hours * 3600
 
 
 def _must_stop(book: Book, parts: Parts, deadline_s: float) -> bool:
     """Whether the search is to be stopped; asks for it where time, allocation or infrastructure are at their end."""
     state = book.state
-    if parts.now_s() >= deadline_s:
+    if time.monotonic() >= deadline_s:
         parts.stop.request(f"the {parts.spec.limits.max_hours:g} hours allowed are used up")
     elif state.is_allocation_over:
         parts.stop.request("the allocation has ended, or too little of it is left: resume in a new one")

@@ -22,6 +22,7 @@ from cclsearch.propose.first import FirstProposer
 from cclsearch.propose.front import FrontProposer
 from cclsearch.record.book import Book
 from cclsearch.record.event import Note, SearchResumed, SearchStarted
+from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.observe import Observer
 from cclsearch.record.trial import Trial
@@ -67,6 +68,7 @@ def start_book(book: Book, parts: Parts, *, budget: int = 0, confirm: int = 0) -
     now_s = time.time()
     state, spec = book.state, parts.spec
     if not state.run_id:
+        _require_no_trials(book)
         sha256 = hash_file(book.folder / SPEC_FILE)
         book.record(SearchStarted(time_s=now_s, run_id=spec.run_id, engine_version=__version__, spec_sha256=sha256))
         if parts.held_back:
@@ -85,6 +87,16 @@ def start_book(book: Book, parts: Parts, *, budget: int = 0, confirm: int = 0) -
             confirm=max(confirm, state.confirm_raised_to),
         )
     )
+
+
+def _require_no_trials(book: Book) -> None:
+    """A search that never began has no trials; where there are some, its ledger is lost, and none must run again."""
+    trials = book.trial_folder(1).parent
+    if trials.is_dir() and any(trials.iterdir()):
+        raise UserError(
+            f"{str(book.folder)!r} has trials, and its {LEDGER_FILE} tells of none: put that file back, or start"
+            " another search (--name)"
+        )
 
 
 def open_parts(folder: Path, *, stop: Stop | None = None) -> Parts:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import resource
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from cclsearch.cli import main
+from cclsearch.record.book import Book
 from cclsearch.record.event import TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE, read_events
+from cclsearch.search import run_search
+from cclsearch.session import open_parts, start_book
 
 ROOT = Path(__file__).parent.parent
 RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
@@ -87,6 +95,59 @@ def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_room(pro
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "cannot" in done.stderr
     assert main(["nightly", "nightly.yaml", "--once"]) == 0
+
+
+def test_a_search_whose_ledger_is_gone_does_not_run_its_trials_again(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SEARCH, "--budget", "3"]) == 0
+    ledger = project / "runs" / "r" / LEDGER_FILE
+    kept, results = ledger.read_bytes(), everything_under(project / "runs" / "r" / "trials")
+    for left in (None, kept[:40]):
+        ledger.unlink(missing_ok=True)
+        if left is not None:
+            ledger.write_bytes(left)
+        capsys.readouterr()
+        assert main(["resume", "r"]) == 2
+        assert "put that file back" in capsys.readouterr().err
+    ledger.write_bytes(kept)
+    assert main(["resume", "r", "--budget", "4", "--quiet"]) == 0
+    assert finished(project / "runs" / "r") == [1, 2, 3, 4]
+    assert everything_under(project / "runs" / "r" / "trials").startswith(results[:200])
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOSPC])
+def test_a_file_system_that_fails_anywhere_is_one_line(
+    project: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SEARCH, "--budget", "3"]) == 0
+    real = Path.stat
+
+    def failing(path: Path, **more: bool) -> os.stat_result:
+        if path.name == "result.json":
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, **more)
+
+    monkeypatch.setattr(Path, "stat", failing)
+    capsys.readouterr()
+    assert main(["admit", "r"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "result.json" in said
+    assert os.strerror(number) in said
+
+
+def test_a_clock_that_jumps_uses_up_no_hours(project: Path) -> None:
+    assert main([*SEARCH, "--budget", "1", "--max-hours", "1"]) == 0
+    run = project / "runs" / "r"
+    jumps = itertools.cycle((0.0, 172_800.0, -172_800.0))
+    parts = replace(open_parts(run), now_s=lambda: time.time() + next(jumps))
+    with Book(run) as book:
+        start_book(book, parts, budget=4)
+        run_search(book, parts)
+        assert book.state.ended is not None
+        assert book.state.ended.reason == "the budget is used up"
+    assert finished(run) == [1, 2, 3, 4]
 
 
 def everything_under(folder: Path) -> str:

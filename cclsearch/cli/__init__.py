@@ -7,6 +7,7 @@ is imported when the command is asked for, so that `ccl-search --help` imports n
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -42,6 +43,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command -> (module, one line of help)."""
 
+OUTSIDE = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EFBIG", "EIO", "ESTALE", "ENOTCONN", "EMFILE", "ENFILE"),
+        *("ENAMETOOLONG", "ELOOP", "ETIMEDOUT", "EHOSTDOWN", "ENODEV", "ENOLCK"),
+    )
+    if hasattr(errno, name)
+)
+"""Errors of the disk, its file system or its rights, wherever they strike: no bug of ours, and the user's to mend."""
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -73,6 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:
+        if error.errno not in OUTSIDE:
+            raise
+        from cclsearch.redact import redact
+
+        place = f"{str(error.filename)!r}: " if error.filename else ""
+        print(f"ccl-search: {redact(place + str(error.strerror))}", file=sys.stderr)
+        return EXIT_USAGE
 
 
 def _dispatch(arguments: list[str]) -> int:
