@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -463,6 +465,30 @@ def test_the_chat_is_told_and_its_address_is_in_no_file(place: Path, monkeypatch
     assert summary.notes == ()
     held = b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())
     assert b"very-secret-part" not in held
+
+
+def test_a_night_that_cannot_be_written_down_is_trouble_and_the_chat_is_told(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"workload": "wl2", "launcher": "replay", "name": "a", "budget": {"trials": 2}}
+    write(jobs=[job], webhook_env="NIGHT_HOOK")
+    command = [sys.executable, "-m", "cclsearch", "nightly", "nightly.yaml", "--once"]
+    with HTTPServer(("127.0.0.1", 0), _Chat) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("NIGHT_HOOK", f"http://127.0.0.1:{server.server_address[1]}/hook")
+        done = subprocess.run(
+            command, preexec_fn=forbid_large_files, capture_output=True, text=True, timeout=300, check=False
+        )
+        server.shutdown()
+    assert done.returncode == 4, done.stderr
+    assert "cannot go on writing" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cannot go on writing" in _Chat.heard[-1]["text"]
+
+
+def forbid_large_files() -> None:
+    """Inputs, ledgers and pages are larger; a lock and what is kept of a night that runs are not."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
 
 
 def test_a_chat_that_is_away_is_a_note_and_no_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

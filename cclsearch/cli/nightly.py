@@ -78,22 +78,27 @@ def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
 
 def try_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> int:
     """One night of a process that stays: where it cannot be, that is told, and the next night has its turn."""
-    import sys
-
-    from cclsearch.nightly.webhook import send_webhook
-    from cclsearch.redact import redact
-
     try:
         return one_night(args, config, stop)
     except BrokenPipeError:
         raise
     except (UserError, OSError) as error:
-        text = redact(f"{config.name}: this night failed: {error}")
-        print(f"ccl-search: {text}", file=sys.stderr, flush=True)
-        problem = send_webhook(config.webhook_env, f"ccl-search {text}") if config.webhook_env else None
-        if problem is not None:
-            print(f"note: {problem}", file=sys.stderr, flush=True)
+        tell_failure(config, str(error))
         return EXIT_USAGE
+
+
+def tell_failure(config: NightlyConfig, why: str) -> None:
+    """Say on standard error and in the chat that a night could not be."""
+    import sys
+
+    from cclsearch.nightly.webhook import send_webhook
+    from cclsearch.redact import redact
+
+    text = redact(f"{config.name}: this night failed: {why}")
+    print(f"ccl-search: {text}", file=sys.stderr, flush=True)
+    problem = send_webhook(config.webhook_env, f"ccl-search {text}") if config.webhook_env else None
+    if problem is not None:
+        print(f"note: {problem}", file=sys.stderr, flush=True)
 
 
 def wait_for_start(config: NightlyConfig, stop: object, *, quiet: bool) -> bool:
@@ -119,8 +124,8 @@ def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> 
 
     from cclsearch.flight import Stop
     from cclsearch.nightly.place import nights_folder
-    from cclsearch.nightly.run import NightBusyError, run_night
-    from cclsearch.nightly.summary import render_message
+    from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
+    from cclsearch.nightly.summary import EXIT_TROUBLE, render_message
     from cclsearch.runs_folder import runs_folder
     from cclsearch.text import plain
 
@@ -134,6 +139,9 @@ def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> 
     except NightBusyError as error:
         print(f"ccl-search: {error}", file=sys.stderr)
         return EXIT_BUSY
+    except NightBrokenError as error:
+        tell_failure(config, str(error))
+        return EXIT_TROUBLE
     if args.json:
         print(summary.model_dump_json())
     else:

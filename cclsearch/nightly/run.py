@@ -28,10 +28,17 @@ class NightBusyError(Exception):
     """Another night runs in this runs folder; the text says whose."""
 
 
+class NightBrokenError(Exception):
+    """The night began, and what it found cannot be written down; the text says why."""
+
+
 def run_night(
     config: NightlyConfig, runs: Path, *, stop: Stop, say: Callable[[str], None] = lambda line: None
 ) -> NightSummary:
-    """Run one night and leave its summary; raises NightBusyError while another runs, UserError for bad input."""
+    """Run one night and leave its summary; raises NightBusyError while another runs, UserError for bad input.
+
+    Raises NightBrokenError where the disk fails it: there is no summary then.
+    """
     if config.webhook_env is not None:
         declare_secret(config.webhook_env)
     plans = plan_jobs(config)
@@ -56,7 +63,7 @@ def run_night(
         except BrokenPipeError:
             raise  # whoever read the output is gone: no fault of the disk
         except OSError as error:
-            raise UserError(
+            raise NightBrokenError(
                 f"cannot go on writing {str(place.folder)!r}: {error.strerror or error}; every finished trial is kept:"
                 " make room, then start the night again"
             ) from None
