@@ -20,8 +20,8 @@ from cclsearch.propose.base import Observation
 NUM_MODELS = 48
 DEVIATIONS = (0.5, 1.0, 2.0)
 """How far the closed form may be off, over the prior's own figure."""
-NOISES = (1.0, 4.0, 20.0)
-"""How noisy the cluster may be, over the prior's own figure: on hundreds of nodes repeats differ by factors."""
+NOISES = (1.0, 3.0, 10.0)
+"""How noisy the cluster may be, over the prior's own figure."""
 LEAST_WEIGHT = 0.05
 """Rivals less probable than this are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
@@ -72,7 +72,7 @@ def learn_time(
             prior = replace(priors.time, shape=priors.time.shape.scaled(deviation), noise=priors.time.noise * noise)
             rival = model.calibrate_time(time_evidence(observations, earlier, prior), prior)
             rivals.append(rival)
-            scores.append(rival.log_evidence - 0.5 * np.log(deviation) ** 2 - 0.5 * np.log(noise))
+            scores.append(rival.log_evidence - 0.5 * np.log(deviation) ** 2 - 0.2 * np.log(noise))
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
     kept = np.flatnonzero(weights >= LEAST_WEIGHT)
