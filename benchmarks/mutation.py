@@ -216,7 +216,7 @@ def measure() -> None:
             if count % 10 == 0:
                 print(f"{noticed} of {count} noticed", flush=True)
     with contextlib.suppress(ZeroDivisionError):
-        print(f"mutation score: {noticed} of {len(chosen)} noticed ({noticed / len(chosen):.0%}), {len(sites)} places")
+        print(f"mutation score: {noticed} of {len(chosen)} noticed ({noticed / len(chosen):.1%}), {len(sites)} places")
 
 
 if __name__ == "__main__":
