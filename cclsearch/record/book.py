@@ -52,8 +52,9 @@ class Book:
         self._watchers.append(watcher)
 
     def record(self, event: Event) -> None:
-        """Put one event on disk, fold it in, tell the watchers."""
+        """Put one event on disk, fold it in, tell the watchers; raises UserError where another writes here now."""
         assert self._ledger is not None, "the book is not open"
+        self.lock.check_held()
         line, spot = self._ledger.append(event)
         self.state.take(line, spot)
         self.lock.refresh()

@@ -89,14 +89,16 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._end = self._cut_torn_line()
 
     def append(self, event: Event) -> tuple[bytes, int]:
         """Write one event and sync it; returns its line and where that begins.
 
-        On an error (disk full) the file is left as it was and OSError is raised.
+        On an error (disk full) the file is left as it was and OSError is raised; UserError where another wrote to it.
         """
+        if os.fstat(self._fd).st_size != self._end:
+            raise UserError(f"{str(self.path)!r} was written to by another process meanwhile")
         line = EVENT.dump_json(event, exclude_defaults=False) + b"\n"
         try:
             written = 0

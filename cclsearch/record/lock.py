@@ -50,6 +50,25 @@ class FolderLock:
             if self.path.read_text() == self._me:
                 self.path.unlink()
 
+    def check_held(self) -> None:
+        """Raise UserError where another took it over; a lock that was taken away and that nobody has is made again.
+
+        A process that slept or hung so long that it passed for dead must not write beside the one that goes on.
+        """
+        try:
+            holder = self.path.read_text()
+        except FileNotFoundError:
+            if self._try_create():
+                return
+            holder = ""
+        except OSError:
+            return  # the file system is away: writing will say so
+        if holder != self._me:
+            found = _read(self.path) or {}
+            raise UserError(
+                f"{str(self.path.parent)!r} was taken over by process {found.get('pid')} on {found.get('host')}"
+            )
+
     def refresh(self) -> None:
         """Show that the holder lives; to be called now and then."""
         if time.monotonic() - self._refreshed > REFRESH_EVERY_S:
