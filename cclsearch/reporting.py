@@ -24,7 +24,7 @@ from cclsearch.values import Config, Value
 
 MOST_PREDICTED = 8
 """Neighbours that were not run and are shown with what the model expects of them."""
-MOST_LEARNED = 300
+MOST_LEARNED = 100
 """Trials of a long search that what is expected of a neighbour is learned from."""
 MIN_WORKS = 0.5
 """Probability of success that such a neighbour must have."""

@@ -1,0 +1,19 @@
+"""What a report of a long search is learned from."""
+
+from __future__ import annotations
+
+from cclsearch.propose.observation import Observation
+from cclsearch.reporting import MOST_LEARNED, pick_nearest
+from cclsearch.values import Config
+
+
+def test_a_long_search_teaches_by_the_trials_around_its_winner() -> None:
+    configs = [Config(tp=tp, pp=pp, bucket=n) for n in range(40) for tp in (1, 2, 4) for pp in (1, 2)]
+    seen = [Observation(number, config, number, 1.0) for number, config in enumerate(configs, 1)]
+    picked = pick_nearest(seen, configs[77])
+    assert len(picked) == MOST_LEARNED
+    assert [o.trial for o in picked] == sorted(o.trial for o in picked)
+    steps = {o.trial: sum(value != configs[77][knob] for knob, value in o.config.items()) for o in seen}
+    taken = {o.trial for o in picked}
+    assert max(steps[n] for n in taken) <= min(steps[n] for n in steps if n not in taken)
+    assert pick_nearest(seen[:50], configs[77]) == seen[:50]
