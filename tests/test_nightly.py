@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 from cclsearch.cli import main
 from cclsearch.errors import AwayError
 from cclsearch.flight import Stop
-from cclsearch.launch.base import Job
+from cclsearch.launch.base import Handle, Job, JobStatus
 from cclsearch.nightly.run import NightBusyError, run_night
 from cclsearch.nightly.summary import NightSummary
 from cclsearch.plugins import LAUNCHERS
@@ -196,27 +196,51 @@ def test_one_job_that_cannot_go_on_does_not_end_the_others_night(place: Path) ->
 def test_a_launcher_that_is_away_is_trouble_and_the_others_have_their_night(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(self: object, handles: object) -> None:
+    poll = NightLauncher.poll
+
+    def away(self: NightLauncher, handles: Sequence[Handle]) -> list[JobStatus]:
+        if any("-a-" in handle.job_name for handle in handles):
+            raise AwayError("the queue does not answer, so jobs may go on")
+        return poll(self, handles)
+
+    monkeypatch.setattr(NightLauncher, "poll", away)
+    summary = night(code=4, jobs=[BASE["jobs"][0], {**BASE["jobs"][0], "name": "b"}])
+    assert [job.verdict.value for job in summary.jobs] == ["infrastructure trouble", "first"]
+    assert "does not answer" in summary.jobs[0].text
+
+
+def test_a_night_that_is_stopped_while_the_launcher_is_away_has_not_come_to_its_end(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: NightLauncher, handles: Sequence[Handle]) -> None:
         raise AwayError("the queue does not answer, so jobs may go on")
 
     monkeypatch.setattr(NightLauncher, "cancel", away)
-    DECIDE.append(lambda job: None if "-a-" in job.name else ran(job, time_of(job)))
-    jobs = [{**BASE["jobs"][0], "budget": {"trials": 6, "hours": 1e-4}}, {**BASE["jobs"][0], "name": "b"}]
-    summary = night(code=4, jobs=jobs)
-    assert [job.verdict.value for job in summary.jobs] == ["infrastructure trouble", "first"]
-    assert "does not answer" in summary.jobs[0].text
-    cut = run_stopped(1, name="cut")
+    cut = run_stopped(1)
     assert (cut.exit_code, cut.stopped) == (4, True)
+    assert "does not answer" in cut.jobs[0].text
 
 
 def test_a_trial_that_lost_its_node_and_got_no_other_is_trouble_and_one_that_only_waits_is_none(place: Path) -> None:
-    jobs = [{**BASE["jobs"][0], "budget": {"trials": 6, "hours": 1e-4}}]
-    DECIDE.append(lambda job: failed(FailureKind.NODE_FAILED) if job.attempt == 1 else None)
-    job = night(code=4, jobs=jobs).jobs[0]
-    assert "1 did not end (node_failed: the test said node_failed; no other run" in job.text
-    DECIDE.append(lambda job: None)
-    job = night(code=1, jobs=jobs, name="other").jobs[0]
-    assert "1 did not end; " in job.text
+    from cclsearch.nightly.config import load_nightly
+
+    def stop_at(attempt: int, name: str) -> NightSummary:
+        """A night whose nodes fail until that attempt of its first trial, which waits when the night is stopped."""
+        stop = Stop()
+
+        def decide(job: Job) -> Ending:
+            if job.attempt < attempt:
+                return failed(FailureKind.NODE_FAILED)
+            stop.request("stopped by SIGTERM")
+            return None
+
+        DECIDE.append(decide)
+        return run_night(load_nightly(write(name=name)), Path("runs").absolute(), stop=stop)
+
+    lost, waiting = stop_at(2, "lost"), stop_at(1, "waiting")
+    assert (lost.exit_code, waiting.exit_code) == (4, 1)
+    assert "1 did not end (node_failed: the test said node_failed; no other run" in lost.jobs[0].text
+    assert "1 did not end; " in waiting.jobs[0].text
 
 
 def test_the_time_until_the_deadline_is_shared_so_that_no_job_waits_it_away(
