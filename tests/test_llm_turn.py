@@ -405,7 +405,7 @@ def test_without_credit_the_choice_is_among_what_the_surrogate_finds_most_promis
     good = search.view.space.row(Config(GOOD))
     assert good is not None
     others = [row for row in plain_look().order if row != good]
-    for place, is_taken in ((0, True), (11, True), (12, False)):
+    for place, is_taken in ((0, True), (4, True), (5, False)):
         order = (*others[:place], good, *others[place:])
         look = replace(plain_look(), order=order)
         agent = Agent(Scripted(submit(GOOD)), look=lambda view, look=look: look, clock=FakeClock())  # type: ignore[misc]

@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from cclsearch.errors import UserError
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.default import failure_price
 from cclsearch.propose.outlook import survey
 from cclsearch.propose.pareto import propose_pareto
 from cclsearch.propose.sampler import LegalSetSampler, legal_set_distributions
@@ -191,3 +192,11 @@ def test_the_default_is_an_optuna_sampler(recording):
     assert study.best_value <= 1.2 * recording.best_step_time_s
     with pytest.raises(UserError, match="has no knob"):
         study.ask({"colour": optuna.distributions.CategoricalDistribution(("red", "blue"))})
+
+
+def test_a_failure_of_the_llms_own_does_not_make_the_surrogate_timid(recording):
+    failing = next(n for n, row in enumerate(recording.rows) if row.status == "failed")
+    running = next(n for n, row in enumerate(recording.rows) if row.status == "ok")
+    seen = [observe(recording, row, trial) for trial, row in enumerate((running, failing))]
+    view = replace(make_view(recording, seen), budget_left=5)
+    assert failure_price(replace(view, overruled=frozenset({failing}))) < failure_price(view)

@@ -48,6 +48,8 @@ class SearchView:
     """Number that the next trial will get; 0 where nobody counts."""
     held_back: frozenset[int] = frozenset()
     """Rows that are not launched: they cannot fit, or the infrastructure failed them in this session."""
+    overruled: frozenset[int] = frozenset()
+    """Rows that an LLM chose against the surrogate's advice: how they end is evidence, but not the surrogate's risk."""
 
     @property
     def closed(self) -> frozenset[int]:

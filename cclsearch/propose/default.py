@@ -59,9 +59,13 @@ def is_hopeless(belief: Belief) -> bool:
 
 
 def failure_price(view: SearchView) -> float:
-    """What one more failure costs: tenfold for each one beyond the share that a search may spend on learning limits."""
-    failed = sum(o.failure is not None for o in view.observations)
-    allowed = FAILED_SHARE * (len(view.observations) + view.budget_left)
+    """What one more failure costs: tenfold for each one beyond the share that a search may spend on learning limits.
+
+    What others tried against this strategy's advice does not make it timid.
+    """
+    own = [o for o in view.observations if o.row not in view.overruled]
+    failed = sum(o.failure is not None for o in own)
+    allowed = FAILED_SHARE * (len(own) + view.budget_left)
     return float(min(LOW_PRICE * 10 ** max(0.0, failed + 1 - allowed), HIGH_PRICE))
 
 

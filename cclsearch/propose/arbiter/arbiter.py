@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from cclsearch.errors import UserError
 from cclsearch.propose.arbiter.machine import Phase, State, next_trial, read_state, write_move
-from cclsearch.propose.arbiter.rules import Rules, find_stall, has_improved_since, overrules_left, queued
+from cclsearch.propose.arbiter.rules import (
+    Rules,
+    find_stall,
+    has_improved_since,
+    overruled_rows,
+    overrules_left,
+    queued,
+)
 from cclsearch.propose.arbiter.seeds import propose_seed
 from cclsearch.propose.base import Proposal, Proposer, Remark, SearchView
 from cclsearch.propose.llm.agent import Agent, Thought, to_proposal
@@ -51,6 +58,7 @@ class Arbiter:
         self._ending = None
         view = self._collect_overtaken(view)
         view = self._try_again(view)
+        view = replace(view, overruled=overruled_rows(view))
         taken: list[Proposal] = []
         for _ in range(_MOST_MOVES):
             state = read_state(view)

@@ -81,16 +81,16 @@ def overrules_left(view: SearchView, rules: Rules) -> int:
     """How often the LLM may still overrule the surrogate: each that paid gives one back and one more."""
     judged = judge_trials(view)
     paid = sum(j.item.is_overrule and j.improved for j in judged)
-    used = sum(
-        item.is_overrule and _was_taken_up(view, item) for turn in past_turns(view.remarks) for item in turn.submitted
+    return rules.overrules + 2 * paid - len(overruled_rows(view))
+
+
+def overruled_rows(view: SearchView) -> frozenset[int]:
+    """Rows that the LLM chose against the surrogate and that were taken up: what a stall drops from a queue is free."""
+    taken = view.taken_N
+    rows = (
+        view.space.row(item.config) for turn in past_turns(view.remarks) for item in turn.submitted if item.is_overrule
     )
-    return rules.overrules + 2 * paid - used
-
-
-def _was_taken_up(view: SearchView, item: Submitted) -> bool:
-    """Whether it ran or runs: what a stall drops from a queue has cost nothing."""
-    row = view.space.row(item.config)
-    return row in view.closed or any(o.row == row for o in view.observations)
+    return frozenset(row for row in rows if row is not None and taken[row])
 
 
 def has_improved_since(view: SearchView, trial: int) -> bool:

@@ -14,7 +14,7 @@ from cclsearch.propose.llm.configs import nearest_rows, read_config, read_value,
 from cclsearch.propose.llm.evidence import Evidence, TrialEvidence
 from cclsearch.propose.llm.fence import clip_bytes, fence, fence_end
 from cclsearch.propose.llm.history import Submitted
-from cclsearch.propose.llm.look import NUM_FOREMOST, Look, best_observation, open_rows
+from cclsearch.propose.llm.look import Look, best_observation, open_rows
 from cclsearch.propose.llm.policy import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.llm.prompt import describe_evidence
 from cclsearch.propose.llm.tables import candidate_lines, trial_summary
@@ -29,6 +29,8 @@ Explain = Callable[[Config], Sequence[str]]
 
 FIRST_CHOICES = 3
 """Of the surrogate's candidates, how many count as what it would run itself."""
+FOREMOST = 5
+"""Of the surrogate's candidates, among how many an LLM without credit chooses."""
 MAX_REPLY_BYTES = 2400
 """Of one look-up's result."""
 MIN_FITS = 0.05
@@ -253,11 +255,11 @@ class Desk:
         if row in self.view.closed or any(other.config == config for other in accepted):
             return Reply("it runs already, or is held back because it cannot fit. Choose another", "duplicate")
         against = self._speaks_against(row)
-        is_far = row not in self.look.order[:NUM_FOREMOST]
+        is_far = row not in self.look.order[:FOREMOST]
         spent = sum(other.is_overrule for other in accepted)
         if (against and self.overrules_left - spent <= 0) or (is_far and self.overrules_left <= 0):
             text = (
-                f"{against or f'it is not among the {NUM_FOREMOST} that the surrogate finds most promising'}. "
+                f"{against or f'it is not among the {FOREMOST} that the surrogate finds most promising'}. "
                 "You overruled the surrogate before and it did not pay: choose one that it finds "
                 "plausible (see `candidates`)"
             )
