@@ -142,3 +142,19 @@ def test_a_ledger_that_another_wrote_to_is_not_written_over(tmp_path: Path) -> N
         with pytest.raises(UserError, match="another process"):
             book.record(note)
     assert len(list(read_events(tmp_path / LEDGER_FILE))) == 2
+
+
+def test_a_search_whose_folder_was_exchanged_stops_before_it_writes(tmp_path: Path) -> None:
+    note = Note(time_s=1.0, topic="test", text="one")
+    folder = tmp_path / "r"
+    folder.mkdir()
+    with Book(folder) as book:
+        book.record(note)
+        folder.rename(tmp_path / "away")
+        folder.mkdir()
+        (folder / LEDGER_FILE).write_bytes(b"")
+        with pytest.raises(OSError, match="tale"):
+            book.record(note)
+    assert (folder / LEDGER_FILE).read_bytes() == b""
+    assert not (folder / "lock").exists()
+    assert len(list(read_events(tmp_path / "away" / LEDGER_FILE))) == 1

@@ -44,15 +44,20 @@ def drive_search(
                 book.record(Note(time_s=time.time(), topic=remark.topic, text=remark.text, data=dict(remark.data)))
             _search(book, parts, args)
             state = book.state
+    with tell_unwritable(folder, args.runs):
+        _tell_end(parts.spec, state, folder, args)
+        return EXIT_OK if state.best else EXIT_FAILED
+
+
+def _tell_end(spec: RunSpec, state: RunState, folder: Path, args: argparse.Namespace) -> None:
     if args.json:
         from cclsearch.report.summary import summarise_json
 
-        print(summarise_json(parts.spec, state, folder))
+        print(summarise_json(spec, state, folder))
     else:
         if not args.quiet:
             print()
-        print_end(parts.spec, state, folder, runs=args.runs)
-    return EXIT_OK if state.best else EXIT_FAILED
+        print_end(spec, state, folder, runs=args.runs)
 
 
 def _search(book: Book, parts: Parts, args: argparse.Namespace) -> None:

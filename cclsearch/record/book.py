@@ -54,6 +54,7 @@ class Book:
     def record(self, event: Event) -> None:
         """Put one event on disk, fold it in, tell the watchers; raises UserError where another writes here now."""
         assert self._ledger is not None, "the book is not open"
+        self._ledger.check_present()
         self.lock.check_held()
         line, spot = self._ledger.append(event)
         self.state.take(line, spot)

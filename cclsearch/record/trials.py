@@ -9,7 +9,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cclsearch.record.event import EVENT
+from pydantic import ValidationError
+
+from cclsearch.errors import UserError
+from cclsearch.record.event import EVENT, Event
 from cclsearch.record.trial import Trial, fold_trial
 
 NUM_KEPT = 256
@@ -145,5 +148,13 @@ class Trials(Mapping[int, Trial]):
         with self._path.open("rb") as file:
             for piece in reversed(pieces):
                 file.seek(self._spots[piece])
-                events += [EVENT.validate_json(file.readline()) for _ in range(self._counts[piece])]
+                events += [self._parse(file.readline()) for _ in range(self._counts[piece])]
         return fold_trial(events)
+
+    def _parse(self, line: bytes) -> Event:
+        try:
+            return EVENT.validate_json(line)
+        except ValidationError:
+            raise UserError(
+                f"{str(self._path)!r} is damaged, or another file took its place: a line is not what it was"
+            ) from None
