@@ -39,8 +39,11 @@ def open_trace(
         raise UserError(
             f"{str(path)!r} is the folder of a search: name one of its trials, as {path / 'trials' / '0001'}"
         )
-    if not os.access(path, os.R_OK):
-        raise UserError(f"{str(path)!r} cannot be read: permission denied")
+    try:
+        with os.scandir(path) if os.path.isdir(path) else path.open("rb"):
+            pass
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     folder = path / TRACE_FOLDER if os.path.isdir(path / TRACE_FOLDER) else path
     beside = path / CONFIG_FILE
     if config is None and folder != path and os.path.isfile(beside):
