@@ -16,9 +16,10 @@ from cclsearch.errors import UserError
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.default import failure_price
-from cclsearch.propose.outlook import survey
+from cclsearch.propose.outlook import Outlook, survey_belief
 from cclsearch.propose.pareto import propose_pareto
 from cclsearch.propose.sampler import LegalSetSampler, legal_set_distributions
+from cclsearch.propose.surrogate import believe
 from cclsearch.recording import Recording, load_recording
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.values import Failure, FailureKind, Stage
@@ -131,10 +132,13 @@ def test_a_failure_of_memory_makes_larger_ones_doubtful(recording):
     config = recording.space.config(row)
     failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="CUDA out of memory")
     seen = [Observation(0, config, row, None, failure=failure)]
-    unlucky = survey(make_view(recording, seen), top=120).candidates
-    before = {c.row: c.fits for c in survey(make_view(recording), top=121).candidates}
-    assert all(c.fits <= before[c.row] + 0.05 for c in unlucky)
-    assert np.mean([c.fits for c in unlucky]) < np.mean(list(before.values())) - 0.02
+    others = [n for n in range(len(recording.space)) if n != row]
+    before, after = (believe(make_view(recording, trials)) for trials in ([], seen))
+    assert before is not None
+    assert after is not None
+    assert after.rows_m.tolist() == others
+    assert np.all(after.fits_m <= before.fits_m[others] + 0.05)
+    assert np.mean(after.fits_m) < np.mean(before.fits_m) - 0.02
 
 
 def test_earlier_runs_are_used_as_a_prior(recording):
@@ -146,20 +150,27 @@ def test_earlier_runs_are_used_as_a_prior(recording):
     assert found.step_time_s <= 1.15 * recording.best_step_time_s
 
 
+def survey(recording: Recording, seen: Sequence[Observation], top: int = 10) -> Outlook:
+    view = make_view(recording, seen)
+    belief = believe(view)
+    assert belief is not None
+    return survey_belief(view, belief, top)
+
+
 def test_the_outlook_says_what_is_left_and_how_well_it_predicted(recording):
-    empty = survey(make_view(recording))
+    empty = survey(recording, [])
     assert empty.best_gain is None
     assert empty.median_error is None
-    assert len(empty.candidates) == 10
+    assert len(empty.foremost) == 10
     seen = search(recording, "default", 8)
-    later = survey(make_view(recording, seen), top=5)
+    later = survey(recording, seen, top=5)
     assert later.num_open == len(recording.space) - 8
     assert later.median_error is not None
     assert 0 <= (later.chance_of_better or 0) <= 1
-    assert all(c.low_s < c.step_time_s < c.high_s for c in later.candidates)
-    assert not {o.row for o in seen} & {c.row for c in later.candidates}
-    everything = [observe(recording, row, row) for row in range(len(recording.space))]
-    assert survey(make_view(recording, everything)).is_exhausted
+    assert not {o.row for o in seen} & set(later.foremost)
+    slowest = max((row.step_time_s or 0.0, n) for n, row in enumerate(recording.rows))[1]
+    all_but_one = [observe(recording, row, row) for row in range(len(recording.space)) if row != slowest]
+    assert survey(recording, all_but_one).is_exhausted
 
 
 def test_a_front_is_pushed_in_both_directions(recording):

@@ -72,11 +72,6 @@ def count_parameters(arch: ModelArch) -> int:
     return count_parts(arch).total
 
 
-def count_active_parameters(arch: ModelArch) -> int:
-    """Parameters that one token visits: all of them unless the model is a mixture of experts."""
-    return count_parts(arch).active
-
-
 def flops_per_token(arch: ModelArch, seq_len: int) -> float:
     """Training FLOP per token: 6 (N_active - N_input_embedding) + 12 L heads head_dim S.
 

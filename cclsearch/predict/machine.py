@@ -42,8 +42,6 @@ class Machine:
     """Host time to issue one kernel."""
     host_cores: float
     """Cores that the ranks of a node share where they run on its CPU; infinite where each has an accelerator."""
-    is_known: bool
-    """Whether `hardware.yaml` lists the accelerator."""
 
 
 def read_machine(card: Card) -> Machine:
@@ -67,5 +65,4 @@ def read_machine(card: Card) -> Machine:
         fixed_gib={"cpu": CPU_PROCESS_GIB, "tpu": TPU_RESERVED_GIB}.get(kind, DEVICE_CONTEXT_GIB),
         launch_s=LAUNCH_S[kind],
         host_cores=float(hardware.host_cores or math.inf) if kind == "cpu" else math.inf,
-        is_known=found is not None,
     )

@@ -11,34 +11,12 @@ from cclsearch.predict.layout import Array
 from cclsearch.predict.time import MULTIPLIERS
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.default import bar, choose_batch, expected_gain, failure_price
-from cclsearch.propose.surrogate import Belief, believe
-from cclsearch.values import Config
+from cclsearch.propose.surrogate import Belief
 
 NEGLIGIBLE = 0.01
 """An improvement below this share is none."""
 TENTH_PERCENTILE = 1.2816
 """Standard deviations of a normal below its mean."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One untried configuration as the surrogate sees it."""
-
-    config: Config
-    row: int
-    step_time_s: float
-    """Expected seconds per step."""
-    low_s: float
-    """The step time lies between `low_s` and `high_s` with probability 0.8."""
-    high_s: float
-    memory_gib: float
-    fits: float
-    """Probability of fitting into memory."""
-    works: float
-    """Probability that the trial succeeds."""
-    gain: float
-    """Expected relative improvement over the best so far, were it to succeed (of the loss, where the
-    objective is not `step_time`)."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +34,10 @@ class Lesson:
 class Outlook:
     """Where the search stands by the surrogate's own account."""
 
-    candidates: tuple[Candidate, ...]
-    """Best first: what the default strategy would run, one after another."""
+    foremost: tuple[int, ...]
+    """Rows, best first: what the default strategy would run, one after another."""
     num_open: int
     """Configurations neither tried nor pending."""
-    num_plausible: int
-    """Of them, those with at least an even chance of success."""
     best_gain: float | None
     """Largest expected improvement, chance of success counted; None before anything has succeeded."""
     chance_of_better: float | None
@@ -78,44 +54,17 @@ class Outlook:
         return self.num_open == 0 or (self.best_gain is not None and self.best_gain < 0.1 * NEGLIGIBLE)
 
 
-def survey(view: SearchView, top: int = 10) -> Outlook:
-    """The outlook with up to `top` candidates; cheap enough to ask before every trial."""
-    belief = believe(view)
-    return Outlook((), 0, 0, None, None, None, ()) if belief is None else survey_belief(view, belief, top)
-
-
 def survey_belief(view: SearchView, belief: Belief, top: int) -> Outlook:
     """The outlook that follows from a belief which is there already."""
     gain = expected_gain(belief, bar(belief))
-    reach = reach_m(view, belief)
     has_best = belief.best is not None
     return Outlook(
-        candidates=tuple(
-            _candidate(view, belief, m, gain=float(gain[m]), reach=float(reach[m]))
-            for m, _ in choose_batch(belief, top, failure_price(view))
-        ),
+        foremost=tuple(int(belief.rows_m[m]) for m, _ in choose_batch(belief, top, failure_price(view))),
         num_open=len(belief.rows_m),
-        num_plausible=int(np.sum(belief.works_m >= 0.5)),
         best_gain=float(np.max(gain * belief.works_m)) if has_best else None,
         chance_of_better=_chance_of_better(belief) if has_best else None,
         median_error=_median_error(belief),
         lessons=_lessons(belief),
-    )
-
-
-def _candidate(view: SearchView, belief: Belief, m: int, *, gain: float, reach: float) -> Candidate:
-    row = int(belief.rows_m[m])
-    time_s = float(np.exp(belief.log_time_m[m]))
-    return Candidate(
-        config=view.space.config(row),
-        row=row,
-        step_time_s=time_s,
-        low_s=time_s * float(np.exp(-reach)),
-        high_s=time_s * float(np.exp(reach)),
-        memory_gib=float(belief.memory_gib_m[m]),
-        fits=float(belief.fits_m[m]),
-        works=float(belief.works_m[m]),
-        gain=gain,
     )
 
 

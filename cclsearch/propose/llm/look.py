@@ -91,10 +91,9 @@ def survey_look(view: SearchView) -> Look:
     low_N[rows] = np.exp(belief.log_time_m - reach_m(view, belief))
     memory_N[rows] = belief.memory_gib_m
     fits_N[rows] = belief.fits_m
-    foremost = [candidate.row for candidate in outlook.candidates]
     promise = expected_gain(belief, bar(belief)) * belief.works_m
     rest = [int(row) for row in rows[np.argsort(-promise, kind="stable")]]
-    order = tuple(dict.fromkeys([*foremost, *rest]))
+    order = tuple(dict.fromkeys([*outlook.foremost, *rest]))
     left, why = _what_is_left(outlook, best_observation(view) is not None)
     return Look(
         time_N, low_N, memory_N, fits_N, order, nothing_left=not left, why=why, record=_describe_record(outlook)
