@@ -17,7 +17,7 @@ from cclsearch.predict.layout import Array
 from cclsearch.predict.model import CardModel, Priors
 from cclsearch.propose.base import Observation
 
-NUM_MODELS = 48
+NUM_MODELS = 128
 DEVIATIONS = (0.5, 1.0, 2.0)
 """How far the closed form may be off, over the prior's own figure."""
 NOISES = (1.0, 3.0, 10.0)
