@@ -1,6 +1,6 @@
 """How well the default strategy does on landscapes that its constants were not fitted on: the figures of `search.md`.
 
-    python benchmarks/search.py LANDSCAPES [LANDSCAPES ...] [--seeds 20] [--json FILE]
+    python benchmarks/search.py LANDSCAPES [LANDSCAPES ...] [--seeds 20] [--without NAME] [--json FILE]
 
 Three splits. `shipped`: constants as shipped (fitted on all landscapes given: an upper bound). `landscape`: each
 landscape is searched with constants fitted on all others. `framework`: with constants fitted on the landscapes of the
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("landscapes", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--splits", nargs="+", default=["shipped", *SPLITS])
+    parser.add_argument("--without", nargs="+", default=[], help="landscapes; a row more for all but each of them")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     folders = tuple(args.landscapes)
@@ -68,12 +69,14 @@ def main() -> None:
             family: summarise([search for search in own if families[search.landscape] == family])
             for family in sorted(set(families.values()))
         }
+        for landscape in args.without:
+            figures[split][f"no {landscape}"] = summarise([search for search in own if search.landscape != landscape])
         for name, summary in figures[split].items():
             gmean = summary["best_over_optimum"]["gmean"]
             told = " ".join(f"{gmean[k]:.4f}" for k in gmean)
             worst, share = summary["best_over_optimum"]["worst"]["15"], summary["within_5pct"]["15"]
             print(
-                f"{split:<10}{name:<22}{told}  worst {worst:.3f}  within 5 % {share:.1%}  "
+                f"{split:<10}{name:<24}{told}  worst {worst:.3f}  within 5 % {share:.1%}  "
                 f"failed {summary['failed_share']:.1%}  duplicates {summary['duplicate_share']:.1%}",
                 flush=True,
             )
