@@ -127,10 +127,10 @@ def interval(difference_by_landscape: dict[str, list[float]], draws: int = 4000)
     return float(means.mean()), float(low), float(high)
 
 
-def run_landscapes(folder: Path, num_seeds: int, workers: int, keep: Path | None) -> None:
+def run_landscapes(folder: Path, num_seeds: int, *, players: Sequence[str], workers: int, keep: Path | None) -> None:
     """Play everything that `keep` does not hold yet, seed by seed, and print the paired figures as Markdown."""
     paths = find_recordings(folder)
-    tasks = [(str(p), who, s) for s in range(num_seeds) for p in paths for who in (FALLBACK, *PLAYERS)]
+    tasks = [(str(p), who, s) for s in range(num_seeds) for p in paths for who in (FALLBACK, *players)]
     played = read_kept(keep)
     done = {(p.landscape, p.who, p.seed) for p in played}
     tasks = [(path, who, seed) for path, who, seed in tasks if (Path(path).name, who, seed) not in done]
@@ -140,7 +140,7 @@ def run_landscapes(folder: Path, num_seeds: int, workers: int, keep: Path | None
             if keep:
                 with keep.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(one)) + "\n")
-    print_figures(played)
+    print_figures(played, players)
 
 
 def read_kept(keep: Path | None) -> list[Played]:
@@ -151,9 +151,9 @@ def read_kept(keep: Path | None) -> list[Played]:
     return [Played(**{**row, "log_ratio": tuple(row["log_ratio"])}) for row in rows]
 
 
-def print_figures(played: Sequence[Played]) -> None:
+def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
     """Means, and paired differences from the fallback, over the seeds that are complete."""
-    count = len({p.landscape for p in played}) * (len(PLAYERS) + 1)
+    count = len({p.landscape for p in played}) * (len(players) + 1)
     seeds = [s for s in sorted({p.seed for p in played}) if sum(p.seed == s for p in played) == count]
     played = [p for p in played if p.seed in seeds]
     landscapes = len({p.landscape for p in played})
@@ -161,14 +161,14 @@ def print_figures(played: Sequence[Played]) -> None:
     print("| who | " + " | ".join(f"mean log at {k}" for k in MILESTONES) + " | failed of 15 | turns |")
     print("|---" * (len(MILESTONES) + 3) + "|")
     base = {(p.landscape, p.seed): p for p in played if p.who == FALLBACK}
-    for who in (FALLBACK, *PLAYERS):
+    for who in (FALLBACK, *players):
         own = [p for p in played if p.who == who]
         logs = [f"{np.mean([p.log_ratio[k - 1] for p in own]):.4f}" for k in MILESTONES]
         failed, turns = np.mean([p.num_failed for p in own]), np.mean([p.num_turns for p in own])
         print(f"| {who} | {' | '.join(logs)} | {failed:.2f} | {turns:.1f} |")
     print("\n| hybrid less fallback | " + " | ".join(f"at {k} (95 %)" for k in MILESTONES) + " |")
     print("|---" * (len(MILESTONES) + 1) + "|")
-    for who in PLAYERS:
+    for who in players:
         cells = []
         for k in MILESTONES:
             differences: dict[str, list[float]] = {}
@@ -249,12 +249,13 @@ def main() -> None:
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=1000)
+    parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=list(PLAYERS))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="file of finished searches: a broken-off call goes on from there")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.what == "landscapes":
-        run_landscapes(args.landscapes, args.seeds, args.workers, args.keep)
+        run_landscapes(args.landscapes, args.seeds, players=args.players, workers=args.workers, keep=args.keep)
     elif args.what == "policies":
         run_policies(args.landscapes)
     elif args.what == "chaos":
