@@ -52,12 +52,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("landscapes", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--splits", nargs="+", default=["shipped", *SPLITS])
+    parser.add_argument("--splits", nargs="+", default=["shipped", *SPLITS], choices=["shipped", *SPLITS])
     parser.add_argument("--without", nargs="+", default=[], help="landscapes; a row more for all but each of them")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     folders = tuple(args.landscapes)
     recordings = load_all(folders)
+    unknown = set(args.without) - {r.name for r in recordings}
+    if unknown or args.seeds < 1:
+        parser.error(f"no landscape {min(unknown)!r}" if unknown else f"--seeds must be at least 1; got {args.seeds}")
     tasks = [(r.folder, folders, split, args.seeds) for split in args.splits for r in recordings if r.folder]
     with ProcessPoolExecutor(2) as pool:
         played = list(pool.map(search_one, tasks))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 import shlex
+from abc import ABC, abstractmethod
 from typing import Any
 
 from cclsearch.propose.beliefs import LEVELS, PARTS
@@ -17,7 +18,7 @@ Row = dict[str, Any]
 """A candidate or a trial: its configuration under `config`, and its figures."""
 
 
-class Player:
+class Player(ABC):
     """Looks candidates up, then decides; subclasses say what to look for and which to take."""
 
     name = "compatible:player"
@@ -34,8 +35,9 @@ class Player:
         call = ToolCall(id=f"call_{len(request.messages)}", name=name, arguments=arguments)
         return Answer(calls=(call,), stop=Stop.TOOL, usage=Usage(input_tokens=request.num_bytes // 3, output_tokens=50))
 
+    @abstractmethod
     def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
-        raise NotImplementedError
+        """The call that answers this request: a tool's name and its arguments."""
 
 
 class Stubborn(Player):
