@@ -205,6 +205,19 @@ def test_the_default_is_an_optuna_sampler(recording):
         study.ask({"colour": optuna.distributions.CategoricalDistribution(("red", "blue"))})
 
 
+@pytest.mark.parametrize("name", ["nanotron-3b-2n", "vtrain-h1024-l20-g8-b32"])
+@pytest.mark.parametrize("of_time", [lambda s: -1000 / s, lambda s: math.log(s / 10), lambda s: 0.3 * s + 5])
+def test_a_loss_that_hangs_on_the_step_time_alone_is_known_as_well_as_it(name, of_time):
+    table = load_recording(LANDSCAPES / name)
+    seen = search(table, "default", 6)
+    other = [o if o.loss is None else replace(o, loss=of_time(o.loss)) for o in seen]
+    time, loss = believe(make_view(table, seen)), believe(make_view(table, other, objective="other"))
+    assert time is not None
+    assert loss is not None
+    doubt_of_time, doubt_of_loss = (np.median(b.sd_m) / np.ptp(b.mean_m) for b in (time, loss))
+    assert doubt_of_loss < 2 * doubt_of_time
+
+
 def test_a_failure_of_the_llms_own_does_not_make_the_surrogate_timid(recording):
     failing = next(n for n, row in enumerate(recording.rows) if row.status == "failed")
     running = next(n for n, row in enumerate(recording.rows) if row.status == "ok")

@@ -125,31 +125,36 @@ def _sift(model: CardModel, time: TimeModels, feasibility: Feasibility, rows: ND
     return np.sort(rows[order[:MOST_CANDIDATES]])
 
 
-def loss_scale(losses: Sequence[float]) -> tuple[bool, float, float]:
-    """Whether losses are taken as logs, and the centre and spread by which they are scaled.
+def loss_scale(seen: Sequence[Observation]) -> tuple[bool, float, float]:
+    """Whether losses are taken as logs, and the centre and spread by which they are scaled: to units of log step time.
 
-    Losses of one sign are taken relatively, as step times are; those around zero by how much they differ.
+    A loss that moves by so much where the step takes 1 % longer counts as 1 % worse by that; before two trials have
+    told, losses are taken relatively, as step times are.
     """
-    values = np.array(losses, dtype=np.float64)
-    is_log = bool(np.all(values > 0))
-    if is_log:
-        return True, float(np.median(np.log(values))), 1.0
+    losses = np.array([o.loss for o in seen], dtype=np.float64)
+    is_log = bool(np.all(losses > 0))
+    values = np.log(losses) if is_log else losses
     centre = float(np.median(values))
-    spread = abs(centre) if np.all(values < 0) else float(np.std(values))
-    return False, centre, max(spread, 1e-6 + 1e-3 * abs(centre))
+    log_time = np.log([o.step_time_s for o in seen if o.step_time_s])
+    time_spread = float(np.std(log_time)) if len(log_time) == len(losses) else 0.0
+    if time_spread > LEAST_TOLD and np.std(values) > 0:
+        return is_log, centre, float(np.std(values)) / time_spread
+    return is_log, centre, 1.0 if is_log else max(abs(centre), 1e-6)
 
 
 def _best(view: SearchView) -> float | None:
-    losses = [o.loss for o in view.observations if o.loss is not None]
-    if not losses:
+    ranked = [o for o in view.observations if o.loss is not None]
+    lowest = min((o.loss for o in ranked if o.loss is not None), default=None)
+    if lowest is None:
         return None
     if view.objective == "step_time":
-        return float(np.log(min(losses)))
-    is_log, centre, spread = loss_scale(losses)
-    lowest = min(losses)
+        return float(np.log(lowest))
+    is_log, centre, spread = loss_scale(ranked)
     return float(((np.log(lowest) if is_log else lowest) - centre) / spread)
 
 
+LEAST_TOLD = 1e-3
+"""Spread of log step times below which they do not tell how a loss goes with them."""
 LOSS_NOISE = 0.02
 """Relative noise of a loss whose step time is known."""
 RESIDUALS = (0.1, 1.0, 3.0)
@@ -164,15 +169,13 @@ def _loss_from_time(
     The loss is a line in the log time plus a Gaussian process over the knobs; the evidence weighs how large that is.
     """
     seen = [o for o in view.observations if o.row is not None and o.loss is not None]
-    is_log, centre, spread = loss_scale([o.loss for o in seen if o.loss is not None] or [1.0])
+    is_log, centre, spread = loss_scale(seen) if seen else (True, 0.0, 1.0)
     losses = np.array([o.loss for o in seen], dtype=np.float64)
     values = ((np.log(losses) if is_log else losses) - centre) / spread
     seen_rows = np.array([o.row for o in seen], dtype=np.int64)
     measured = {int(o.row): float(np.log(o.step_time_s)) for o in seen if o.row is not None and o.step_time_s}
     seen_time = np.array(list(measured.values()) or time.mean(rows))
     centre_time = float(np.median(seen_time))
-    is_relative = is_log or bool(np.all(losses < 0))
-    slope = 1.0 if is_relative else 1.0 / max(float(np.std(seen_time)), 0.05)
 
     def line(at: NDArray[np.int64]) -> Curve:
         expected = zip(at.tolist(), time.mean(at).tolist(), strict=True)
@@ -181,12 +184,12 @@ def _loss_from_time(
 
     zeros = np.zeros(len(seen))
     evidence = Evidence(seen_rows, values, zeros.astype(np.int8), zeros)
-    shape, noise = time.likeliest.prior.shape, LOSS_NOISE * slope
+    shape = time.likeliest.prior.shape
     rivals = [
         calibrate(
             line,
             model.features,
-            Prior(np.array([0.0, slope]), np.array([1.0, 0.5 * slope]), shape.scaled(slope * size), noise, freedom=4.0),
+            Prior(np.array([0.0, 1.0]), np.array([1.0, 0.5]), shape.scaled(size), LOSS_NOISE, freedom=4.0),
             evidence,
         )
         for size in RESIDUALS
