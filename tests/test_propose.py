@@ -218,6 +218,13 @@ def test_a_loss_that_hangs_on_the_step_time_alone_is_known_as_well_as_it(name, o
     assert doubt_of_loss < 2 * doubt_of_time
 
 
+def test_a_loss_that_goes_against_the_step_time_is_learned_too(recording):
+    seen = [o if o.loss is None else replace(o, loss=1000 / o.loss) for o in search(recording, "default", 5)]
+    belief = believe(make_view(recording, seen, objective="other"))
+    assert belief is not None
+    assert np.corrcoef(belief.mean_m, belief.log_time_m)[0, 1] < -0.5
+
+
 def test_a_failure_of_the_llms_own_does_not_make_the_surrogate_timid(recording):
     failing = next(n for n, row in enumerate(recording.rows) if row.status == "failed")
     running = next(n for n, row in enumerate(recording.rows) if row.status == "ok")

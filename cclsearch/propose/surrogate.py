@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +156,9 @@ def _best(view: SearchView) -> float | None:
 
 LEAST_TOLD = 1e-3
 """Spread of log step times below which they do not tell how a loss goes with them."""
+SLOPES = ((1.0, 0.5, 0.9), (0.0, 1.5, 0.1))
+"""How a loss may go with the log step time, in units of `loss_scale`: slope, its deviation, how probable that is. It
+goes with it as a rule, but a score of few accelerators goes against it."""
 LOSS_NOISE = 0.02
 """Relative noise of a loss whose step time is known."""
 RESIDUALS = (0.1, 1.0, 3.0)
@@ -185,16 +189,12 @@ def _loss_from_time(
     zeros = np.zeros(len(seen))
     evidence = Evidence(seen_rows, values, zeros.astype(np.int8), zeros)
     shape = time.likeliest.prior.shape
-    rivals = [
-        calibrate(
-            line,
-            model.features,
-            Prior(np.array([0.0, 1.0]), np.array([1.0, 0.5]), shape.scaled(size), LOSS_NOISE, freedom=4.0),
-            evidence,
-        )
-        for size in RESIDUALS
-    ]
-    score_r = np.array([rival.log_evidence for rival in rivals])
+    rivals, scores = [], []
+    for (slope, doubt, probability), size in product(SLOPES, RESIDUALS):
+        prior = Prior(np.array([0.0, slope]), np.array([1.0, doubt]), shape.scaled(size), LOSS_NOISE, freedom=4.0)
+        rivals.append(calibrate(line, model.features, prior, evidence))
+        scores.append(rivals[-1].log_evidence + float(np.log(probability)))
+    score_r = np.array(scores)
     weight_r = np.exp(score_r - score_r.max())
     weight_r /= weight_r.sum()
     mean_km, sd_km, weight_k = drawn
