@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from llm.players import PLAYERS  # noqa: E402
 
+from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.plugins import PROPOSERS  # noqa: E402
 from cclsearch.propose.arbiter.arbiter import Arbiter  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
@@ -36,7 +37,6 @@ from cclsearch.propose.llm.agent import Agent, AgentOptions, seed_program  # noq
 from cclsearch.propose.llm.look import survey_look  # noqa: E402
 from cclsearch.propose.llm.policy import SandboxRunner  # noqa: E402
 from cclsearch.recording import Recording, find_recordings, load_recording  # noqa: E402
-from cclsearch.values import Failure, FailureKind, Stage  # noqa: E402
 
 BUDGET = 15
 MILESTONES = (3, 5, 10, 15)

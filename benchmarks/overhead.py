@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.base import Handle
 from cclsearch.record.event import SearchStarted, TrialFinished, TrialProposed, TrialSubmitted, TrialSubmitting
 from cclsearch.record.ledger import Ledger, fold_ledger
 from cclsearch.score.outcome import Admission, Outcome, Verdict
-from cclsearch.values import Config, Provenance
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.front import choose_reference, find_front, measure_hypervolume, spread_axes
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
@@ -33,7 +34,6 @@ from cclsearch.propose.front import FrontProposer
 from cclsearch.recording import Recording, find_recordings, load_recording
 from cclsearch.recording_family import find_family, join_recordings
 from cclsearch.score.objective import Objective, load_objective
-from cclsearch.values import Failure, FailureKind, Stage
 
 WEIGHTS = tuple(round(0.1 * n, 1) for n in range(11))
 Loss = Callable[[dict[str, float]], float]

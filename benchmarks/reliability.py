@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from cclsearch.cli import main
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.record.event import TrialFinished, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 

@@ -33,7 +33,7 @@ from slurm.cluster import Cluster, start_cluster  # noqa: E402
 from slurm.searches import COMMAND, kill_and_resume  # noqa: E402
 from slurm.trials import make_job  # noqa: E402
 
-from cclsearch.errors import UserError  # noqa: E402
+from cclsearch.core.errors import UserError  # noqa: E402
 from cclsearch.launch.base import Handle, JobState, JobStatus  # noqa: E402
 from cclsearch.launch.slurm.launcher import SlurmLauncher  # noqa: E402
 from cclsearch.launch.slurm.payloads import Program, classify_trial  # noqa: E402

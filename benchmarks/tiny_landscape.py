@@ -19,13 +19,13 @@ from pathlib import Path
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
+from cclsearch.core.values import Config
 from cclsearch.launch.base import Job, JobState
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, TrialResult
 from cclsearch.launch.profile import load_profile, make_launcher
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
-from cclsearch.values import Config
 
 TIMEOUT_S = 300.0
 DISTURBED_CORES = 0.3

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cclsearch.core.redact import redact
+from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.arbiter.arbiter import make_arbiter
@@ -15,13 +17,11 @@ from cclsearch.propose.llm.agent import AgentOptions, make_agent
 from cclsearch.propose.llm.desk import Explain
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.spec import missing_key, parse_spec
-from cclsearch.redact import redact
 from cclsearch.score.catalog import Direction
 from cclsearch.score.objective import Objective, Term
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec
 from cclsearch.trial_folder import METRICS_FILE
-from cclsearch.values import Config, Provenance
 
 LOG_TAIL_BYTES = 4000
 OVERLAP_BYTES = 16_000

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
 from cclsearch.recording import RecordedRow, Recording, find_recordings, load_recording
-from cclsearch.values import Failure, FailureKind, Stage
 
 MILESTONES = (1, 3, 5, 10, 15)
 DEFAULT_STRATEGIES = ("default", "random", "heuristic", "tpe")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.card.model import Card
-from cclsearch.content import content_roots
-from cclsearch.errors import UserError
+from cclsearch.core.content import content_roots
+from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 
 RECORDINGS_FOLDER = Path("workloads") / "recordings"

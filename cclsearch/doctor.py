@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.content import project_root
-from cclsearch.errors import UserError
+from cclsearch.core.content import project_root
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 from cclsearch.launch.base import Check
-from cclsearch.text import one_line
 
 COMMAND_TIMEOUT_S = 20.0
 SLURM_COMMANDS = ("sbatch", "squeue", "scancel", "sacct")
@@ -63,7 +63,7 @@ def _check_python() -> Check:
 
 
 def _check_runs_folder() -> Check:
-    from cclsearch.settings import load_settings
+    from cclsearch.core.settings import load_settings
 
     try:
         folder = project_root() / load_settings().runs
@@ -92,7 +92,7 @@ def _check_write(name: str, folder: Path, remedy: str) -> Check:
 
 
 def _check_settings() -> Check:
-    from cclsearch.settings import SETTINGS_FILE, load_settings
+    from cclsearch.core.settings import SETTINGS_FILE, load_settings
 
     path = project_root() / SETTINGS_FILE
     try:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Provenance
 from cclsearch.propose.base import Observation
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.observe import Observer
 from cclsearch.spec import RunSpec, read_spec
-from cclsearch.values import Provenance
 
 AUTO = "auto"
 """In place of a run's name: every run there is that can teach this search."""

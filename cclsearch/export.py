@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cclsearch.atomic_file import arriving
-from cclsearch.errors import UserError, require_writable, writing
+from cclsearch.core.atomic_file import arriving
+from cclsearch.core.errors import UserError, require_writable, writing
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Value
 from cclsearch.report.data import RANKED, RunPage, TrialRow
 from cclsearch.report.front import guard_cell
 from cclsearch.report.gather import gather_run
 from cclsearch.run_folder import Run
 from cclsearch.score.objective import Objective
-from cclsearch.text import one_line
-from cclsearch.values import Value
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,12 +13,12 @@ from typing import IO, Any
 
 import yaml
 
-from cclsearch.atomic_file import staging, write_atomically
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError, writing
+from cclsearch.core.atomic_file import staging, write_atomically
+from cclsearch.core.errors import UserError, writing
+from cclsearch.core.redact import redact, secret_values
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
-from cclsearch.redact import redact, secret_values
 from cclsearch.report.gather import clean
 from cclsearch.report.write import safe_stem
 from cclsearch.run_folder import Run

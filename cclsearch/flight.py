@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cclsearch.errors import TrialError
+from cclsearch.core.errors import TrialError
+from cclsearch.core.values import Failure, FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
 from cclsearch.record.book import Book
@@ -16,7 +17,6 @@ from cclsearch.record.trial import Trial
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec, hash_file
 from cclsearch.trial_folder import prepare_folder
-from cclsearch.values import Failure, FailureKind, Provenance
 
 LOAD_RULE = "load"
 """The admission rule that a disturbed trial fails; such a trial is run again."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.errors import TrialError, UserError
+from cclsearch.core.errors import TrialError, UserError
+from cclsearch.core.values import Config, Provenance
 from cclsearch.front import (
     choose_by_weight,
     choose_reference,
@@ -27,7 +28,6 @@ from cclsearch.run_folder import Run
 from cclsearch.score.catalog import Direction, find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
 from cclsearch.sweep import Sweep, describe_sweep, open_front, read_sweep
-from cclsearch.values import Config, Provenance
 
 
 @dataclass(frozen=True)

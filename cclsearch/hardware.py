@@ -9,11 +9,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from cclsearch.content import content_roots
-from cclsearch.errors import UserError
-from cclsearch.text import one_line
-from cclsearch.values import Model
-from cclsearch.yaml_file import read_yaml, validate_mapping
+from cclsearch.core.content import content_roots
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Model
+from cclsearch.core.yaml_file import read_yaml, validate_mapping
 
 HARDWARE_FILE = "hardware.yaml"
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from cclsearch import __version__
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, KnobDeclaration
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
+from cclsearch.core.values import Config, Provenance, Value
 from cclsearch.destination import Destination, choose_destination
 from cclsearch.earlier import AUTO, load_prior
-from cclsearch.errors import UserError
 from cclsearch.hardware import match_accelerator
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
@@ -25,7 +27,6 @@ from cclsearch.propose.llm.account import describe_unkept, load_prices, prices_p
 from cclsearch.propose.llm.library import freeze_seed
 from cclsearch.propose.llm.spec import missing_key, parse_spec, read_timeout_s
 from cclsearch.recording import Recording, load_recording
-from cclsearch.redact import redact
 from cclsearch.runs_folder import LAST
 from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
 from cclsearch.score.measurable import require_measurable
@@ -34,7 +35,6 @@ from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 from cclsearch.spec import Limits, RecordingRef, RunSpec, hash_file
-from cclsearch.values import Config, Provenance, Value
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 LLM_STRATEGIES = ("hybrid", "llm")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])

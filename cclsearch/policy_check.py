@@ -10,13 +10,13 @@ import numpy as np
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.llm.look import Look, survey_look
 from cclsearch.propose.llm.policy import SandboxRunner
 from cclsearch.space.build import build_space, explain_config
 from cclsearch.space.framework import load_framework
-from cclsearch.values import Config
 
 
 @dataclass(frozen=True)

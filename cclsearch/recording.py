@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, Value
 from cclsearch.space.table import DEGREES, Knob, Space, space_from_rows
-from cclsearch.text import one_line
-from cclsearch.values import Config, Value
 
 STATUSES = ("ok", "oom", "failed")
 DERIVED = "grad_accum"
@@ -205,8 +205,8 @@ def _keep_faster(rows: Sequence[RecordedRow]) -> tuple[list[RecordedRow], tuple[
 
 def _read_card(folder: Path, rows: Sequence[RecordedRow]) -> tuple[Card, tuple[str, ...]]:
     from cclsearch.card.load import card_from_mapping
+    from cclsearch.core.yaml_file import read_yaml
     from cclsearch.recording_card import complete_card
-    from cclsearch.yaml_file import read_yaml
 
     path = folder / "card.yaml"
     data = read_yaml(path)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cclsearch.errors import UserError
-from cclsearch.text import one_line
-from cclsearch.values import Value
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Value
 
 _PARAMS_PER_LAYER = 12
 """Parameters of a transformer layer over hidden size squared (4 for attention, 8 for the feed-forward part)."""

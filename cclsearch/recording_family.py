@@ -12,11 +12,11 @@ from pathlib import Path
 
 import yaml
 
-from cclsearch.atomic_file import write_atomically
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError
+from cclsearch.core.yaml_file import read_yaml
 from cclsearch.recording import Recording, load_recording
-from cclsearch.yaml_file import read_yaml
 
 
 def find_family(folder: Path) -> list[Recording]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cclsearch.core.values import Failure, Provenance
 from cclsearch.judging import find_baseline, write_views
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
@@ -17,7 +18,6 @@ from cclsearch.score.thresholds import DEFAULT, Thresholds
 from cclsearch.session import make_input
 from cclsearch.spec import SPEC_FILE, hash_file
 from cclsearch.trial_trace import read_trace_evidence
-from cclsearch.values import Failure, Provenance
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config, Value
 from cclsearch.front_of_runs import gather_front
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.surrogate import believe
@@ -20,7 +21,6 @@ from cclsearch.run_folder import Run
 from cclsearch.session import rebuild_space
 from cclsearch.space.table import Space
 from cclsearch.sweep import read_sweep
-from cclsearch.values import Config, Value
 
 MOST_PREDICTED = 8
 """Neighbours that were not run and are shown with what the model expects of them."""

@@ -6,10 +6,10 @@ import os
 import shlex
 from pathlib import Path
 
-from cclsearch.content import project_root
-from cclsearch.errors import UserError
+from cclsearch.core.content import project_root
+from cclsearch.core.errors import UserError
+from cclsearch.core.settings import load_settings
 from cclsearch.record.ledger import LEDGER_FILE
-from cclsearch.settings import load_settings
 from cclsearch.spec import SPEC_FILE
 
 LAST = "last"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.values import Provenance
 from cclsearch.flight import Flight, Stop
 from cclsearch.propose.base import Closer, Narrator, Observation, Proposal, Proposer, Remark, SearchView
 from cclsearch.record.book import Book
@@ -20,7 +21,6 @@ from cclsearch.record.trial import Trial
 from cclsearch.score.objective import Objective
 from cclsearch.space.table import Space
 from cclsearch.spec import RunSpec
-from cclsearch.values import Provenance
 
 MAX_LOST_IN_A_ROW = 3
 """Trials lost one after another to the infrastructure before the search stops to be looked at."""

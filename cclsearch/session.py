@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cclsearch import __version__
-from cclsearch.atomic_file import write_atomically
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Provenance
 from cclsearch.earlier import load_prior
-from cclsearch.errors import UserError
 from cclsearch.flight import Flight, Stop
 from cclsearch.judging import TrialJudge
 from cclsearch.launch.contract import TrialInput
@@ -32,7 +33,6 @@ from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 from cclsearch.spec import SPEC_FILE, RunSpec, hash_file, read_spec, write_spec
-from cclsearch.values import Provenance
 
 LEAST_CHANCE = 0.005
 """Probability to fit into memory below which a configuration is not launched."""

@@ -9,13 +9,13 @@ from pathlib import Path
 import yaml
 from pydantic import Field
 
-from cclsearch.atomic_file import write_atomically
 from cclsearch.card.model import Card, KnobDeclaration
-from cclsearch.errors import UserError
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config, Model, Provenance
+from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.launch.profile import Profile
 from cclsearch.score.objective import Objective
-from cclsearch.values import Config, Model, Provenance
-from cclsearch.yaml_file import read_yaml, validate_mapping
 
 SPEC_FILE = "search.yaml"
 SPEC_VERSION = 1

@@ -9,8 +9,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cclsearch.card.load import load_card
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model
 from cclsearch.destination import choose_destination
-from cclsearch.errors import UserError
 from cclsearch.front import parse_weights
 from cclsearch.plan import Plan, Request, plan_search, require_recorded
 from cclsearch.recording import load_recording
@@ -19,7 +20,6 @@ from cclsearch.score.measurable import require_measurable
 from cclsearch.score.objective import Objective, load_objective
 from cclsearch.session import create_run
 from cclsearch.space.framework import load_framework
-from cclsearch.values import Model
 
 SWEEP_FILE = "sweep.json"
 WEIGHT = "weight"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TextIO, cast
 
-from cclsearch.atomic_file import write_atomically
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.redact import redact
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import FAILURES_FOLDER
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
-from cclsearch.redact import redact
 
 SCRIPT_FILE = "job.sh"
 METRICS_FILE = "metrics.json"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cclsearch.card.model import Card
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
 from cclsearch.launch.contract import TrialInput
-from cclsearch.redact import redact
 from cclsearch.score.evidence import TraceEvidence
-from cclsearch.text import one_line
 from cclsearch.trace.metric import MetricResult, Status
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import TraceScore, score_traces

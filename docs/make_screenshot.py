@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cclsearch.core.text import plain
 from cclsearch.report.summary import summarise_run
 from cclsearch.report.terminal import make_table
 from cclsearch.run_folder import load_run
-from cclsearch.text import plain
 
 COMMAND = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "15", "--name", "wl2-demo", "--quiet"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cclsearch.redact import is_secret_name
+from cclsearch.core.redact import is_secret_name
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import RESULT_FILE, RunStatus, TrialResult
-from cclsearch.values import Failure, FailureKind, Provenance, Stage
 
 Ending = TrialResult | Failure | None
 """A result file, the launcher's own failure, or None for a job that goes on."""

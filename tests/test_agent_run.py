@@ -102,7 +102,7 @@ def test_a_spec_that_is_none_is_one_line_and_starts_nothing(
 
 
 def recording() -> str:
-    from cclsearch.content import shipped_root
+    from cclsearch.core.content import shipped_root
 
     return str(shipped_root() / "workloads" / "recordings" / "nanotron-8b-2n")
 

@@ -12,7 +12,7 @@ import pytest
 from llm.cases import SPACE, Search, plain_look, run_trial
 from llm.players import Stubborn
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.arbiter.arbiter import Arbiter, make_arbiter
 from cclsearch.propose.arbiter.keyless import Keyless

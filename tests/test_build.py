@@ -9,7 +9,7 @@ from test_space import change_card
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import KnobDeclaration
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.space import build
 from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs, resolve_knobs
 from cclsearch.space.framework import Framework, FrameworkKnob

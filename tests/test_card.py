@@ -10,8 +10,8 @@ import yaml
 
 from cclsearch.card.load import card_from_mapping, inspect_card, inspect_mapping, load_card
 from cclsearch.card.model import Phase
-from cclsearch.content import list_content, shipped_root
-from cclsearch.errors import UserError
+from cclsearch.core.content import list_content, shipped_root
+from cclsearch.core.errors import UserError
 
 ARCH = {
     "num_layers": 32,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.score.catalog import CATALOG, ENERGY_METRICS, RECORDED_METRICS, Direction, find_metric
 
 

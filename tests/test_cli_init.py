@@ -9,8 +9,8 @@ import pytest
 
 from cclsearch.cli import main
 from cclsearch.cli.init import check_answer
-from cclsearch.errors import UserError
-from cclsearch.settings import Settings, load_settings
+from cclsearch.core.errors import UserError
+from cclsearch.core.settings import Settings, load_settings
 
 
 def test_init_writes_a_project_that_runs_at_once(

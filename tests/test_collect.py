@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.collect import classify_log, collect_result
-from cclsearch.values import Failure, FailureKind
 
 CUDA_OOM = """\
 [rank3]: Traceback (most recent call last):

@@ -14,13 +14,25 @@ ROOT = Path(__file__).parent.parent
 ENGINE = sorted((ROOT / "cclsearch").rglob("*.py"))
 
 FLOORS = [
-    {"errors", "values", "text", "redact", "yaml_file", "atomic_file", "processes", "noise"},
-    {"content", "plugins", "card", "hardware", "space", "settings"},
-    {"predict", "recording", "recording_card", "recording_family", "front"},
-    {"propose", "launch", "trace", "score", "record", "report", "trial_folder", "spec", "run_folder", "runs_folder"},
-    {"destination", "earlier", "plan", "agent", "session", "search", "flight", "trial_trace", "judging"},
-    {"bench", "sweep", "front_of_runs", "rejudge", "reporting", "export", "export_cards"}
-    | {"nightly", "doctor", "policy_check"},
+    {"core"},
+    {"plugins", "stats", "draw", "card", "noise", "hardware", "space"},
+    {"predict", "tasks", "recording", "recording_card", "recording_family", "front"},
+    {
+        "propose",
+        "launch",
+        "trace",
+        "score",
+        "record",
+        "report",
+        "run",
+        "trial_folder",
+        "spec",
+        "run_folder",
+        "runs_folder",
+    },
+    {"plan", "destination", "earlier", "agent", "session", "search", "flight", "trial_trace", "judging"},
+    {"bench", "sweep", "front_of_runs", "rejudge", "reporting", "export", "export_cards", "analysis"}
+    | {"nightly", "doctor", "policy_check", "checks"},
     {"cli", "__main__"},
 ]
 """Lower floors never import from higher ones; `propose launch trace score record report` are rooms of one floor."""

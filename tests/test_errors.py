@@ -10,7 +10,7 @@ import pytest
 from privileges import permissions_hold
 
 from cclsearch.cli import COMMANDS, EXIT_BROKEN_OFF, main
-from cclsearch.errors import UserError, require_writable, writing
+from cclsearch.core.errors import UserError, require_writable, writing
 
 TRACE = str(Path(__file__).parent / "recorded" / "gloo-ddp2")
 RUN = ["run", "--workload", "wl2", "--launcher", "replay"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 
+from cclsearch.core.values import FailureKind
 from cclsearch.flight import Flight, Stop
 from cclsearch.judging import TrialJudge
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
@@ -20,7 +21,6 @@ from cclsearch.score.objective import load_objective
 from cclsearch.search import Parts, run_search
 from cclsearch.session import create_run, make_input, open_parts, start_book
 from cclsearch.spec import Limits
-from cclsearch.values import FailureKind
 
 
 def open_search(project: Path, launcher: ScriptedLauncher, **limits: int) -> tuple[Path, Parts]:

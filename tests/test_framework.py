@@ -11,13 +11,13 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.card.model import ModelArch
 from cclsearch.cli import main
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.settings import Settings, load_settings
 from cclsearch.launch.profile import load_profile, make_launcher
 from cclsearch.launch.slurm.check import judge_needs
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.payloads import Program
 from cclsearch.launch.slurm.probe import look_at_needs
-from cclsearch.settings import Settings, load_settings
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import Need, list_frameworks, load_framework
 from cclsearch.space.model_limits import LIMITS

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from cclsearch.card.load import card_from_mapping
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.yaml_file import parse_yaml
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 from cclsearch.nightly.config import NightlyConfig, parse_nightly
 from cclsearch.record.event import Note, SearchStarted
 from cclsearch.record.ledger import fold_ledger, read_events
 from cclsearch.score.objective import Objective, load_objective
-from cclsearch.yaml_file import parse_yaml
 
 ROOT = Path(__file__).parent.parent
 LIGHT = settings(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.hardware import find_accelerator, load_accelerators, match_accelerator
 
 SIXTEEN_BIT = {"v100": "fp16"}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from test_admission import CARD, PAYLOAD, RESULT, TRACE
 
+from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.contract import RunStatus, TrialResult
 from cclsearch.score.judge import judge_failure, judge_trial
 from cclsearch.score.objective import load_objective
 from cclsearch.score.outcome import Outcome
-from cclsearch.values import Failure, FailureKind, Provenance, Stage
 
 
 def judge(result: TrialResult = RESULT, objective: str = "step_time", **fields: object) -> Outcome:

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from trials import make_input, make_job
 
+from cclsearch.core.processes import end_processes, start_ticks
+from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RunStatus, TrialResult
 from cclsearch.launch.local import LocalLauncher
 from cclsearch.launch.profile import make_launcher, profile_from_mapping
-from cclsearch.processes import end_processes, start_ticks
-from cclsearch.values import Failure, FailureKind
 
 WRITE_RESULT = """
 import json, os

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.record.event import Note, SearchStarted
 from cclsearch.record.ledger import Ledger, read_events
 

@@ -12,6 +12,7 @@ import pytest
 from llm.cases import CARD, SPACE, Search, plain_look, run_trial
 
 from cclsearch.agent import describe_goal
+from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation, Remark
 from cclsearch.propose.llm.account import Cost
 from cclsearch.propose.llm.agent import write_turn_prompt
@@ -23,7 +24,6 @@ from cclsearch.propose.llm.toolset import make_toolset
 from cclsearch.propose.llm.wire import Message, Request, Role
 from cclsearch.score.objective import load_objective
 from cclsearch.space.table import Knob, Space
-from cclsearch.values import Config, Failure, FailureKind, Stage
 
 GOLDEN = Path(__file__).parent / "llm" / "prompt.golden.txt"
 

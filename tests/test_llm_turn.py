@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from llm.cases import SPACE, Search, plain_look, run_trial
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config
 from cclsearch.propose.llm.account import Limits, Prices, describe_unkept, load_prices, price_usage
 from cclsearch.propose.llm.agent import Agent, AgentOptions, Thought
 from cclsearch.propose.llm.anthropic_api import anthropic_body
@@ -26,7 +27,6 @@ from cclsearch.propose.llm.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
 from cclsearch.propose.llm.replay import replay_turns
 from cclsearch.propose.llm.spec import parse_spec, read_timeout_s
 from cclsearch.propose.llm.wire import MAX_BODY_BYTES, Answer, ProviderError, Request, Stop, ToolCall, Trouble, Usage
-from cclsearch.values import Config
 
 GOOD = dict(SPACE.config(20))
 TRIED = dict(SPACE.config(0))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.record.book import Book
 from cclsearch.record.event import EVENT, Note
 from cclsearch.record.ledger import LEDGER_FILE, read_events
@@ -85,7 +85,7 @@ def test_of_many_at_once_exactly_one_gets_a_dead_lock(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(holder(boot="another boot"))
     code = (
         "import sys, time; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
-        "from cclsearch.errors import UserError\n"
+        "from cclsearch.core.errors import UserError\n"
         "try:\n"
         "    with FolderLock(Path(sys.argv[1])): print('got it', flush=True); sys.stdin.read()\n"
         "except UserError: print('refused', flush=True)"

@@ -8,7 +8,7 @@ import pytest
 from trials import DENSE, MOE, make_input, run_script
 
 from cclsearch.card.model import ModelArch
-from cclsearch.values import Value
+from cclsearch.core.values import Value
 
 pytest.importorskip("torch")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from trials import LAUNCHERS, MOE, make_input, make_job, run_script
 
+from cclsearch.core.values import Value
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import TrialResult, trial_environment
-from cclsearch.values import Value
 
 pytest.importorskip("jax")
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cclsearch.cli import main
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.nightly.clock import parse_moment
 from cclsearch.nightly.config import Budget, load_nightly, parse_nightly
 from cclsearch.nightly.place import find_place

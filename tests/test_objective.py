@@ -8,8 +8,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from cclsearch.content import list_content, shipped_root
-from cclsearch.errors import TrialError, UserError
+from cclsearch.core.content import list_content, shipped_root
+from cclsearch.core.errors import TrialError, UserError
 from cclsearch.score.catalog import Direction
 from cclsearch.score.objective import Objective, Term, load_objective, split_spec
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.observation import Observation, Shelf, rows_of
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.values import Config, Failure, FailureKind, Stage
 
 KNOBS = (Knob("tp", (1, 2, 4)), Knob("overlap", (False, True)), Knob("bucket", (0.5, 1.0)))
 OOM = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="out of memory", rank=3)

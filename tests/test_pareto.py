@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.front import (
     choose_by_weight,
     choose_reference,

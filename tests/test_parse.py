@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.space.parse import complete_config, parse_assignments, parse_config, parse_knob
 from cclsearch.space.table import Knob, Space, space_from_rows
 

@@ -11,7 +11,7 @@ from llm.cases import CARD, SPACE, Search, plain_look, run_trial
 
 from cclsearch.card.model import MoEArch
 from cclsearch.cli import main
-from cclsearch.content import find_content, list_content
+from cclsearch.core.content import find_content, list_content
 from cclsearch.policy_check import check_policy
 from cclsearch.propose.llm.policy import SandboxRunner, policy_inputs, read_choice
 from cclsearch.propose.llm.sandbox import run_policy

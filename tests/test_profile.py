@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cclsearch.cli import main
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.launch.local import LocalLauncher
 from cclsearch.launch.profile import list_profiles, load_profile, make_launcher
 from cclsearch.launch.slurm.settings import SlurmSettings

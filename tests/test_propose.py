@@ -12,7 +12,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.default import failure_price
@@ -22,7 +23,6 @@ from cclsearch.propose.sampler import LegalSetSampler, legal_set_distributions
 from cclsearch.propose.surrogate import believe
 from cclsearch.recording import Recording, load_recording
 from cclsearch.space.table import Knob, space_from_rows
-from cclsearch.values import Failure, FailureKind, Stage
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 LEGAL = ["default", "grid", "heuristic", "random", "tpe", "tpe-multivariate", "tpe-penalised"]

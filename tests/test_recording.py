@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config
 from cclsearch.recording import find_recordings, load_recording
-from cclsearch.values import Config
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 CARD = (LANDSCAPES / "nanotron-1b-1n" / "card.yaml").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cclsearch.redact import MASK, redact
+from cclsearch.core.redact import MASK, redact
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.launch.base import Job, JobState
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialInput, TrialResult
 from cclsearch.launch.profile import profile_from_mapping
 from cclsearch.launch.replay import ReplayLauncher
 from cclsearch.recording import Recording, load_recording
-from cclsearch.values import FailureKind, Provenance
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-2n"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from cclsearch.core.values import Config
 from cclsearch.propose.observation import Observation
 from cclsearch.reporting import MOST_LEARNED, pick_nearest
-from cclsearch.values import Config
 
 
 def test_a_long_search_teaches_by_the_trials_around_its_winner() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from trials import DENSE, LAUNCHERS, make_input, make_job, run_script
 
+from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import trial_environment
-from cclsearch.values import Failure, FailureKind
 
 pytest.importorskip("torch")
 

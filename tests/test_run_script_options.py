@@ -17,11 +17,11 @@ import pytest
 from trials import LAUNCHERS, MOE, make_input
 
 from cclsearch.card.load import load_card
+from cclsearch.core.values import Failure, FailureKind, Value
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import TrialInput, trial_environment
 from cclsearch.predict.arch import count_parameters
 from cclsearch.space.framework import load_framework
-from cclsearch.values import Failure, FailureKind, Value
 
 GOLDEN = Path(__file__).parent / "golden" / "options"
 

@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from slurm.cluster import Cluster, start_cluster
 from slurm.trials import make_job
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.launcher import SlurmLauncher
@@ -28,7 +29,6 @@ from cclsearch.launch.slurm.payload import SUBMITTED_FILE
 from cclsearch.launch.slurm.payloads import Program, classify_trial
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.space.framework import Need
-from cclsearch.values import FailureKind
 
 pytestmark = pytest.mark.serial
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch import redact, trial_folder
-from cclsearch.errors import UserError
+from cclsearch import trial_folder
+from cclsearch.core import redact
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, JobState
 from cclsearch.launch.slurm import node
 from cclsearch.launch.slurm.allocation import AllocationLauncher, Launched
@@ -32,7 +34,6 @@ from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.payload import prepare_folder, write_model
 from cclsearch.launch.slurm.payloads import Program, classify_trial, make_payload
 from cclsearch.launch.slurm.settings import SlurmSettings
-from cclsearch.values import FailureKind
 
 sys.path.insert(0, str(Path(__file__).parent))
 

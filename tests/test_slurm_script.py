@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import list_profiles, load_profile, make_launcher, profile_from_mapping
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.launcher import SlurmLauncher, read_slurm_settings

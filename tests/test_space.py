@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, KnobDeclaration, Phase
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config
 from cclsearch.space.build import build_space, explain_config, require_known_knobs, resolve_knobs
 from cclsearch.space.framework import Framework, FrameworkKnob, list_divisors, list_frameworks, load_framework
 from cclsearch.space.parse import complete_config, parse_assignments, parse_config, parse_knob
 from cclsearch.space.rule import ALWAYS, RULES
 from cclsearch.space.table import Space
 from cclsearch.space.torus import fit_degrees
-from cclsearch.values import Config
 
 SHIPPED = [f"wl{i}" for i in range(1, 8)] + ["tiny", "tiny-moe", "tiny-jax"]
 

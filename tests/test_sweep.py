@@ -10,7 +10,7 @@ import pytest
 from recorded_runs import search, write_recording
 
 from cclsearch.cli import EXIT_BROKEN_OFF, main
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.front_of_runs import gather_front, objective_over
 from cclsearch.plugins import METRICS
 from cclsearch.recording import load_recording

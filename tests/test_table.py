@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cclsearch.core.values import Config
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.rule import RULES, Columns
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.values import Config
 
 KNOBS = (Knob("tp", (1, 2, 4)), Knob("fused", (False, True)), Knob("kernel", ("flash", "torch")))
 ROWS = [

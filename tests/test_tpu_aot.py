@@ -8,9 +8,9 @@ import json
 import pytest
 
 from cclsearch.card.load import load_card
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config
 from cclsearch.predict.aot import compile_memory, find_topology, require_compiler
-from cclsearch.values import Config
 
 HAS_COMPILER = importlib.util.find_spec("libtpu") is not None and importlib.util.find_spec("jax") is not None
 CONFIG = Config(tp=2, dp=2, ep=1, micro_batch_size=4, activation_checkpointing="none")

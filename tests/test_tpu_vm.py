@@ -107,7 +107,7 @@ def test_shipped_profile_without_workers_is_refused_in_one_line_before_anything_
     ],
 )
 def test_what_no_slice_can_be_reached_by_is_refused(fields: dict[str, Any], says: str) -> None:
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
     from cclsearch.launch.profile import make_launcher, profile_from_mapping
 
     with pytest.raises(UserError, match=says):
@@ -145,7 +145,7 @@ def place_of(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
 def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing_is_tried_again(
     sshd: None, tmp_path: Path
 ) -> None:
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
 
     away = "UNAVAILABLE: The service is currently unavailable"
     with slices.open_cloud(tmp_path / "cloud") as cloud:
@@ -205,7 +205,7 @@ LOGIN_IS_OVER = (
 def test_search_ends_at_once_when_the_login_is_over_and_what_runs_is_adopted_after_it(
     sshd: None, tmp_path: Path
 ) -> None:
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
     from cclsearch.launch.tpu_vm.place import Waiting
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:

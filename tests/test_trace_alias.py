@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trace_tables import Tape, make_set
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.plugins import METRICS
 from cclsearch.trace.alias import ALIASES, StepScoreReference, check_name, list_names, measure_name
 from cclsearch.trace.events import CollectiveKind

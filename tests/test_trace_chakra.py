@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from trace_tables import Tape, make_set
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.trace.chakra import describe_gaps, export_chakra
 from cclsearch.trace.events import CollectiveKind, EventTable
 from cclsearch.trace.view import TraceView

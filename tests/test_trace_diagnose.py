@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from trace_tables import Tape, make_set
 
+from cclsearch.core.values import Config
 from cclsearch.trace.causes import Cause, median_causes
 from cclsearch.trace.diagnose import Diagnosis, diagnose_trace
 from cclsearch.trace.draw import draw_breakdown, draw_timeline
@@ -17,7 +18,6 @@ from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
 from cclsearch.trace.score import score_traces
 from cclsearch.trace.view import TraceView
-from cclsearch.values import Config
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

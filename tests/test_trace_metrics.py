@@ -17,6 +17,7 @@ from trace_measures import make_card, measure, step_tape, two_ranks
 from trace_tables import Tape, make_set
 
 from cclsearch.card.model import MoEArch, Phase
+from cclsearch.core.values import Config
 from cclsearch.plugins import METRICS
 from cclsearch.trace.events import (
     CollectiveKind,
@@ -29,7 +30,6 @@ from cclsearch.trace.metric import Draft, NotAvailable, Status, metric
 from cclsearch.trace.metrics.kernels import kernel_family
 from cclsearch.trace.score import score_traces
 from cclsearch.trace.view import RankView, TraceView
-from cclsearch.values import Config
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

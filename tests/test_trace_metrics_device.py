@@ -10,6 +10,7 @@ from trace_measures import make_card, measure, step_tape
 from trace_tables import Tape, make_set
 
 from cclsearch.card.model import MoEArch, Phase
+from cclsearch.core.values import Config
 from cclsearch.trace.alias import measure_name
 from cclsearch.trace.events import (
     ComputeClass,
@@ -25,7 +26,6 @@ from cclsearch.trace.events import (
 from cclsearch.trace.flops import count_op_flops
 from cclsearch.trace.metric import Status
 from cclsearch.trace.view import TraceView
-from cclsearch.values import Config
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

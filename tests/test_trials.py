@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Handle
 from cclsearch.record.event import (
     Event,
@@ -22,7 +23,6 @@ from cclsearch.record.event import (
 from cclsearch.record.ledger import Ledger, fold_ledger, read_events
 from cclsearch.record.trial import fold_trial
 from cclsearch.score.outcome import Admission, Outcome
-from cclsearch.values import Config, Failure, FailureKind, Provenance, Stage
 
 
 def live_through(number: int, *, tp: int, purpose: Purpose = Purpose.SEARCH, lost: bool = False) -> list[Event]:

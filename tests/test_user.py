@@ -22,8 +22,9 @@ from test_flight import open_search
 
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.destination import choose_destination
-from cclsearch.errors import UserError
 from cclsearch.flight import Stop
 from cclsearch.judging import TrialJudge
 from cclsearch.launch.base import Job
@@ -36,7 +37,6 @@ from cclsearch.run_folder import load_run
 from cclsearch.score.outcome import Admission, Outcome
 from cclsearch.search import Parts, run_search
 from cclsearch.session import start_book
-from cclsearch.values import FailureKind, Provenance
 
 RECORDING = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]

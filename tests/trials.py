@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cclsearch.card.model import ModelArch, MoEArch
+from cclsearch.core.values import Config, Value
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, TrialResult, trial_environment
-from cclsearch.values import Config, Value
 
 LAUNCHERS = Path(__file__).parent.parent / "launchers"
 

@@ -10,10 +10,10 @@ from typing import Any
 from cclsearch.card.check import check_values
 from cclsearch.card.fields import FIELDS, SETTABLE, FieldProblem, read_field
 from cclsearch.card.model import Card, Hardware, KnobDeclaration, ModelArch, MoEArch, Phase
-from cclsearch.content import find_content
-from cclsearch.errors import UserError
-from cclsearch.text import one_line
-from cclsearch.yaml_file import parse_yaml_value, read_yaml, validate_mapping
+from cclsearch.core.content import find_content
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.yaml_file import parse_yaml_value, read_yaml, validate_mapping
 
 SUFFIXES = (".yaml", ".yml")
 _GENERIC_STEMS = frozenset({"card", "workload", "workload_card"})

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from cclsearch.values import Model, Value
+from cclsearch.core.values import Model, Value
 
 
 class Phase(StrEnum):

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from cclsearch import __version__
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("cclsearch.cli.run", "search for the fastest configuration of a workload"),
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except UserError as error:
-        from cclsearch.redact import redact
+        from cclsearch.core.redact import redact
 
         print(f"ccl-search: {redact(str(error))}", file=sys.stderr)
         return EXIT_USAGE
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in OUTSIDE:
             raise
-        from cclsearch.redact import redact
+        from cclsearch.core.redact import redact
 
         place = f"{str(error.filename)!r}: " if error.filename else ""
         print(f"ccl-search: {redact(place + str(error.strerror))}", file=sys.stderr)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.errors import UserError, writing
+    from cclsearch.core.errors import UserError, writing
     from cclsearch.rejudge import is_spec_unchanged, rejudge_run, rejudge_trial, write_admissions
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_table(run: Run, rejudged: list[Rejudgement], *, whole: bool) -> None:
-    from cclsearch.text import one_line, plain
+    from cclsearch.core.text import one_line, plain
 
     admitted = sum(entry.now.is_ranked for entry in rejudged)
     print(plain(f"{run.spec.run_id} ({run.spec.provenance.value}): {admitted} of {len(rejudged)} trials admitted"))

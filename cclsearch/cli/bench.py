@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.bench import DEFAULT_STRATEGIES, run_bench
-    from cclsearch.errors import UserError, require_writable
+    from cclsearch.core.errors import UserError, require_writable
     from cclsearch.plugins import PROPOSERS
 
     for name, value in (("--seeds", args.seeds), ("--budget", args.budget), ("--workers", args.workers)):
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
 def _write_json(path: Path, figures: dict[str, Any]) -> None:
     import json
 
-    from cclsearch.errors import writing
+    from cclsearch.core.errors import writing
 
     with writing(path):
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
-    from cclsearch.text import plain
+    from cclsearch.core.text import plain
 
     strategies = figures["strategies"]
     if not overall_only:

@@ -19,12 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cclsearch.core.text import plain
     from cclsearch.report.flags import describe_flags
     from cclsearch.report.summary import best_as_json, summarise_run
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run
     from cclsearch.session import make_input
-    from cclsearch.text import plain
     from cclsearch.trial_folder import SCRIPT_FILE
 
     loaded = load_run(find_run(args.run, args.runs))

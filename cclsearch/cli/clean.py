@@ -24,12 +24,12 @@ def run(args: argparse.Namespace) -> int:
     """Cancel every job of the run that still lives; what a search that runs now has in flight is not touched."""
     import json
 
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
+    from cclsearch.core.text import one_line
     from cclsearch.launch.base import Cleaner, JobState
     from cclsearch.launch.profile import make_launcher
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run
-    from cclsearch.text import one_line
 
     folder = find_run(args.run, args.runs)
     found = load_run(folder)
@@ -58,7 +58,7 @@ def _clean_all(launcher: Cleaner, run_id: str, args: argparse.Namespace) -> int:
     """Show and remove jobs and resources of a launcher that creates both."""
     import json
 
-    from cclsearch.text import one_line
+    from cclsearch.core.text import one_line
 
     left = launcher.leftovers(run_id)
     if args.json:

@@ -113,7 +113,7 @@ def find_argument(
 
 def list_names(argument: argparse.Action | None) -> list[str]:
     """What an argument may be, as far as it can be listed: its choices, or names of content, of runs, of plugins."""
-    from cclsearch.content import list_content
+    from cclsearch.core.content import list_content
     from cclsearch.destination import list_recordings
     from cclsearch.launch.profile import list_profiles
     from cclsearch.plugins import METRICS, PROPOSERS

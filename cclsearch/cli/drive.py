@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import plain
 from cclsearch.flight import Stop
 from cclsearch.propose.base import Remark
 from cclsearch.record.book import Book, Watcher
@@ -25,7 +26,6 @@ from cclsearch.runs_folder import name_run
 from cclsearch.search import Parts, find_budget, run_search
 from cclsearch.session import open_parts, start_book
 from cclsearch.spec import RunSpec
-from cclsearch.text import plain
 
 
 def drive_search(

@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
+    from cclsearch.core.text import plain
     from cclsearch.export import write_csv, write_optuna, write_parquet
     from cclsearch.export_cards import write_cards
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run
-    from cclsearch.text import plain
 
     if args.to != "cards" and (args.trials or args.no_traces):
         raise UserError(f"--trials and --no-traces go with `--to cards`: {args.to} has every trial and no traces")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choose_trials(run: Run, which: str) -> list[Trial]:
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
 
     finished = [trial for trial in run.state.trials.values() if trial.outcome is not None]
     ranked = [trial for trial in finished if trial.loss is not None]

@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 
 EXAMPLE = "ccl-search init my-tuning --yes"
 
@@ -149,7 +149,7 @@ def check_answer(question: str, answer: str) -> str:
 
 def check_name(question: str, word: str, folder: Path) -> str:
     """The same answer; raises UserError with the names there are where the new project would not know it."""
-    from cclsearch.content import find_content
+    from cclsearch.core.content import find_content
     from cclsearch.propose.llm.spec import parse_spec
     from cclsearch.score.objective import load_objective, split_spec
 
@@ -165,7 +165,7 @@ def check_name(question: str, word: str, folder: Path) -> str:
 
 def find_launcher(folder: Path, name: str) -> str:
     """Which launcher (`local`, `slurm`, ...) a profile uses, as the project in `folder` finds it; else UserError."""
-    from cclsearch.content import find_content
+    from cclsearch.core.content import find_content
     from cclsearch.launch.profile import load_profile
 
     path = find_content("launchers", _require_bare("launcher", name), *SUFFIXES, project=folder)

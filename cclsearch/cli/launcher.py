@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
 
     if args.action == "list":
         if args.framework is not None or args.profile is not None:
@@ -37,9 +37,9 @@ def _list(*, as_json: bool) -> int:
     """Every profile with what it runs on; one that cannot be read says why."""
     import json
 
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
+    from cclsearch.core.text import one_line
     from cclsearch.launch.profile import list_profiles, load_profile
-    from cclsearch.text import one_line
 
     rows = []
     for name in list_profiles():
@@ -61,8 +61,8 @@ def _check(name: str, framework: str | None, *, as_json: bool) -> int:
     """Run the launcher's own checks; exit code 1 where one fails."""
     import json
 
+    from cclsearch.core.text import plain
     from cclsearch.launch.profile import load_profile, make_launcher
-    from cclsearch.text import plain
 
     profile = load_profile(name)
     launcher = make_launcher(profile.model_copy(update={"framework": framework or profile.framework}))

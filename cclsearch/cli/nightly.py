@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.cli.arguments import add_runs_folder
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 
 if TYPE_CHECKING:
     from cclsearch.nightly.config import NightlyConfig, Scrontab
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cclsearch.core.redact import declare_secret
     from cclsearch.nightly.config import load_nightly
-    from cclsearch.redact import declare_secret
 
     is_install = args.words[0] == "install"
     files = args.words[1:] if is_install else args.words
@@ -91,8 +91,8 @@ def tell_failure(config: NightlyConfig, why: str) -> None:
     """Say on standard error and in the chat that a night could not be."""
     import sys
 
+    from cclsearch.core.redact import redact
     from cclsearch.nightly.webhook import send_webhook
-    from cclsearch.redact import redact
 
     text = redact(f"{config.name}: this night failed: {why}")
     print(f"ccl-search: {text}", file=sys.stderr, flush=True)
@@ -122,12 +122,12 @@ def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> 
     """Run one night and print what it brought; returns its exit code."""
     import sys
 
+    from cclsearch.core.text import plain
     from cclsearch.flight import Stop
     from cclsearch.nightly.place import nights_folder
     from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
     from cclsearch.nightly.summary import EXIT_TROUBLE, render_message
     from cclsearch.runs_folder import runs_folder
-    from cclsearch.text import plain
 
     assert isinstance(stop, Stop)
     runs = runs_folder(args.runs).absolute()
@@ -156,11 +156,11 @@ def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
     """What a night would do: its jobs, their parts, the deadline, what would be pruned."""
     import time
 
+    from cclsearch.core.text import plain
     from cclsearch.nightly.night import plan_jobs, show_time
     from cclsearch.nightly.place import find_place
     from cclsearch.nightly.preview import preview_night
     from cclsearch.runs_folder import runs_folder
-    from cclsearch.text import plain
 
     runs = runs_folder(args.runs).absolute()
     plans = plan_jobs(config)
@@ -177,7 +177,7 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
     """Write what starts the nights, or show it."""
     import sys
 
-    from cclsearch.content import project_root
+    from cclsearch.core.content import project_root
     from cclsearch.nightly import install as installing
     from cclsearch.nightly.night import plan_jobs
 
@@ -207,8 +207,8 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
 
 def choose_scrontab(args: argparse.Namespace, config: NightlyConfig) -> Scrontab:
     """What Slurm is asked for: what the file says, and what the command line says over it."""
+    from cclsearch.core.yaml_file import validate_mapping
     from cclsearch.nightly.config import Scrontab
-    from cclsearch.yaml_file import validate_mapping
 
     given = {name: value for name in SCRONTAB_FLAGS if (value := getattr(args, name)) is not None}
     if given and not args.scrontab:

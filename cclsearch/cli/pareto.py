@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cclsearch.core.text import plain
     from cclsearch.front import parse_weights
     from cclsearch.front_of_runs import gather_front
     from cclsearch.report.write import write_front
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run, runs_folder
-    from cclsearch.text import plain
 
     folders = list(dict.fromkeys(find_run(name, args.runs) for name in args.run or ["last"]))
     page = gather_front(
@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def print_front(page: FrontPage) -> None:
     """The front as a table, and where the choice flips."""
+    from cclsearch.core.text import plain
     from cclsearch.report.axes import show_number
-    from cclsearch.text import plain
 
     mark = "" if page.provenance == "measured" else f" ({page.provenance})"
     print(plain(f"front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials"))

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.content import find_content, list_content
+    from cclsearch.core.content import find_content, list_content
     from cclsearch.policy_check import check_policy, describe_verdict, read_program
 
     program = read_program(find_content("policies", args.policy, ".py"))

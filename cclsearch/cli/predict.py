@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the fastest predicted configurations that are likely to fit, with time and memory by part."""
     from cclsearch.card.load import load_card
-    from cclsearch.errors import UserError, require_writable
+    from cclsearch.core.errors import UserError, require_writable
     from cclsearch.predict.model import predict_space
     from cclsearch.space.build import build_space, require_known_knobs
     from cclsearch.space.framework import load_framework
@@ -79,7 +79,7 @@ def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> l
 
     import numpy as np
 
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
     from cclsearch.space.parse import parse_assignments
 
     agree = np.ones(len(space), dtype=bool)
@@ -148,8 +148,8 @@ def _find_topology(card: Card, asked: str | None) -> str | None:
 
 def _compile_all(card: Card, described: list[dict[str, Any]], topology: str) -> None:
     """Put the compiler's figures beside each configuration's."""
+    from cclsearch.core.values import Config
     from cclsearch.predict.aot import compile_memory
-    from cclsearch.values import Config
 
     for row in described:
         found = compile_memory(card, Config(row["config"]), topology)
@@ -162,7 +162,7 @@ def _compile_all(card: Card, described: list[dict[str, Any]], topology: str) -> 
 
 
 def _print_compiled(described: list[dict[str, Any]]) -> None:
-    from cclsearch.text import one_line
+    from cclsearch.core.text import one_line
 
     rows = [row for row in described if "compiled" in row]
     if not rows:

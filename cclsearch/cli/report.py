@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
+    from cclsearch.core.text import plain
     from cclsearch.report.write import write_report
     from cclsearch.reporting import build_front_charts, build_page
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import LAST, find_run, runs_folder
-    from cclsearch.text import plain
 
     if args.all and args.run:
         raise UserError(f"--all shows every run there is: leave out {' '.join(args.run)}, or --all")
@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _load_all(chosen: Path | None) -> list[Run]:
     """Every run of the project; one that cannot be read is left out, and said so."""
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
+    from cclsearch.core.text import plain
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import list_runs, runs_folder
-    from cclsearch.text import plain
 
     runs = []
     for folder in list_runs(chosen):

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[Remark, ...]:
     """What the ledger is told of new limits on the LLM; raises UserError where no LLM takes part."""
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
     from cclsearch.propose.llm.account import Limits, describe_unkept
     from cclsearch.propose.llm.history import limits_remark
     from cclsearch.propose.llm.spec import parse_spec

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_int, seed_number, whole_number
 
 if TYPE_CHECKING:
+    from cclsearch.core.settings import Settings
     from cclsearch.plan import Plan, Request
-    from cclsearch.settings import Settings
 
 EXAMPLE = "ccl-search run --workload wl2 --budget 15\n  ccl-search run -w tiny --budget 8 --confirm 2"
 
@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def naming_settings(args: argparse.Namespace) -> Iterator[None]:
     """Around planning: a UserError about a value that nobody typed says that the project's settings hold it."""
-    from cclsearch.errors import UserError
-    from cclsearch.settings import SETTINGS_FILE, load_settings
+    from cclsearch.core.errors import UserError
+    from cclsearch.core.settings import SETTINGS_FILE, load_settings
 
     try:
         yield
@@ -123,7 +123,7 @@ def add_earlier(plan: Plan, args: argparse.Namespace) -> Plan:
 
 def _refuse_unheard(args: argparse.Namespace, settings: Settings) -> None:
     """Refuse what is said to an LLM that takes no part: nobody would hear it."""
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
 
     if args.llm and args.strategy not in (None, "hybrid", "llm"):
         raise UserError(
@@ -138,10 +138,10 @@ def _refuse_unheard(args: argparse.Namespace, settings: Settings) -> None:
 
 def make_request(args: argparse.Namespace) -> Request:
     """The request that the arguments make, with the project's settings for what was left out."""
+    from cclsearch.core.settings import load_settings
     from cclsearch.earlier import AUTO
     from cclsearch.plan import Request
     from cclsearch.runs_folder import find_run
-    from cclsearch.settings import load_settings
     from cclsearch.space.parse import parse_knob
     from cclsearch.spec import Limits
 

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
+    from cclsearch.core.values import Config
     from cclsearch.trace.metric import MetricResult
     from cclsearch.trace.view import TraceView
-    from cclsearch.values import Config
 
 EXAMPLE = (
     "ccl-search score runs/my-run/trials/0007 --card wl2\n"
@@ -162,7 +162,7 @@ def _print_results(views: list[TraceView], results: list[dict[str, MetricResult]
         shown = data[0] if len(data) == 1 else {"a": data[0], "b": data[1], "difference": compare_metrics(*results)}
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
         return
-    from cclsearch.text import plain
+    from cclsearch.core.text import plain
 
     print(plain("\n\n".join(filter(None, _text_parts(views, results, args)))))
 

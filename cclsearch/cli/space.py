@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
+    from cclsearch.core.values import Value
     from cclsearch.space.build import RuleVerdict
     from cclsearch.space.framework import Framework
     from cclsearch.space.table import Space
-    from cclsearch.values import Value
 
 EXAMPLE = """ccl-search space --workload wl2
   ccl-search space explain --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1"""
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the space, or the verdicts on one configuration; 1 where that one is illegal."""
     from cclsearch.card.load import load_card
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
     from cclsearch.space.build import require_known_knobs
     from cclsearch.space.framework import load_framework
     from cclsearch.space.parse import parse_knob
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
+    from cclsearch.core.values import show_value
     from cclsearch.space.build import build_space, resolve_rules
-    from cclsearch.values import show_value
 
     space = build_space(card, framework, extra, args.use_fewer)
     rules = resolve_rules(card, framework, space.knobs, use_fewer=args.use_fewer)
@@ -93,7 +93,7 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
 
 
 def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
     from cclsearch.space.build import build_space, explain_config, resolve_knobs
     from cclsearch.space.parse import parse_assignments
 
@@ -138,7 +138,7 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
 def _print_explanation(
     config: Mapping[str, Value], verdicts: tuple[RuleVerdict, ...], completions: int, is_complete: bool
 ) -> None:
-    from cclsearch.values import show_config
+    from cclsearch.core.values import show_config
 
     print(show_config(config))
     for verdict in verdicts:

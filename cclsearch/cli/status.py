@@ -26,9 +26,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_all(folders: list[Path], *, as_json: bool) -> int:
-    from cclsearch.errors import UserError
+    from cclsearch.core.errors import UserError
+    from cclsearch.core.text import plain
     from cclsearch.run_folder import load_run
-    from cclsearch.text import plain
 
     rows: list[dict[str, object]] = []
     for folder in folders:
@@ -58,7 +58,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
 
 
 def _row_text(row: dict[str, object]) -> str:
-    from cclsearch.text import one_line
+    from cclsearch.core.text import one_line
 
     if "why" in row:
         return f"{row['run']}  {row['standing']}: {one_line(str(row['why']))}"
@@ -70,6 +70,7 @@ def _row_text(row: dict[str, object]) -> str:
 
 
 def _show_one(folder: Path, *, as_json: bool) -> int:
+    from cclsearch.core.text import one_line, plain
     from cclsearch.propose.arbiter.telling import tell_moves
     from cclsearch.propose.base import Remark
     from cclsearch.propose.llm.history import MOVE_TOPIC, TURN_TOPIC
@@ -77,7 +78,6 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     from cclsearch.report.terminal import describe_trial, result_text
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import name_run
-    from cclsearch.text import one_line, plain
 
     run = load_run(folder)
     state, spec = run.state, run.spec

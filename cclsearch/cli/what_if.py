@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 
 if TYPE_CHECKING:
     from cclsearch.trace.whatif import Replay, WhatIf
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def _fail(reason: str, message: str, args: argparse.Namespace) -> int:
     import orjson
 
-    from cclsearch.text import one_line
+    from cclsearch.core.text import one_line
 
     if args.json:
         print(orjson.dumps({"status": "not_available", "reason": reason, "message": one_line(message)}).decode())
@@ -139,7 +139,7 @@ def _print_answer(replay: Replay, scenario: Scenario, exported: Exported, args: 
         }
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
         return
-    from cclsearch.text import plain
+    from cclsearch.core.text import plain
 
     print(plain("\n".join(_text_lines(replay, asked, utilities, exported))))
 

@@ -7,8 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from cclsearch.core.values import Failure, Model, Provenance
 from cclsearch.launch.contract import TrialInput
-from cclsearch.values import Failure, Model, Provenance
 
 
 class Job(Model):

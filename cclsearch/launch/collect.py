@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, RunStatus, TrialResult
-from cclsearch.text import one_line
-from cclsearch.values import Failure, FailureKind, Stage
 
 EXIT_FILE = "exit_code"
 """Exit code of the run script as a shell saw it (128 + n after signal n), where a launcher leaves one."""

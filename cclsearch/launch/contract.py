@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from cclsearch.card.model import ModelArch
-from cclsearch.values import Config, Failure, Model
+from cclsearch.core.values import Config, Failure, Model
 
 RESULT_FILE = "result.json"
 CONFIG_FILE = "config.json"

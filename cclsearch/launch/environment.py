@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cclsearch.core.redact import public_environment
 from cclsearch.launch.contract import TrialInput, trial_environment
-from cclsearch.redact import public_environment
 from cclsearch.space.framework import Framework
 
 _OURS = "CCL_"

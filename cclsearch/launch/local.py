@@ -18,9 +18,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from cclsearch import processes
-from cclsearch.atomic_file import write_atomically
-from cclsearch.errors import TrialError
+from cclsearch.core import processes
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import TrialError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER, collect_result, tail_text
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
@@ -28,8 +30,6 @@ from cclsearch.launch.environment import added_environment, inherited_environmen
 from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import Framework, load_framework
-from cclsearch.text import one_line
-from cclsearch.values import Failure, FailureKind, Model, Provenance, Stage
 
 JOB_FILE = "job.json"
 NAME_VARIABLE = "CCL_JOB_NAME"

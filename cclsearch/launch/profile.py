@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import Field, ValidationError
 
 from cclsearch.card.model import KnobDeclaration
-from cclsearch.content import FRAMEWORK_SUFFIX, find_content, list_content
-from cclsearch.errors import UserError
+from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, list_content
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model, Value
+from cclsearch.core.yaml_file import read_yaml
 from cclsearch.plugins import LAUNCHERS
-from cclsearch.values import Model, Value
-from cclsearch.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from cclsearch.launch.base import Launcher

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult
 from cclsearch.plugins import LAUNCHERS
-from cclsearch.redact import redact
-from cclsearch.text import one_line
-from cclsearch.values import Config, Failure, FailureKind, Provenance, Stage
 
 if TYPE_CHECKING:
     from cclsearch.launch.profile import Profile

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Provenance
 from cclsearch.nightly.compare import Comparison, Verdict, compare_night
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.history import Night, describe_figure, find_runs, mean_of, read_earlier, read_night
@@ -23,10 +26,7 @@ from cclsearch.nightly.summary import (
     summarise_changes,
 )
 from cclsearch.noise import estimate_noise, find_interval
-from cclsearch.redact import redact
 from cclsearch.run_folder import load_run
-from cclsearch.text import one_line
-from cclsearch.values import Provenance
 
 STOPPED = "the night was stopped before its end: the next start before that end goes on with it, its budget counted"
 

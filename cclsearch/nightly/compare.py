@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cclsearch.core.redact import is_secret_name
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.profile import Profile
 from cclsearch.nightly.history import Night, Sample, mean_of, read_surroundings
 from cclsearch.noise import Noise, confidence_better, estimate_noise
 from cclsearch.record.trial import Trial
-from cclsearch.redact import is_secret_name
-from cclsearch.text import one_line
-from cclsearch.values import Config, FailureKind
 
 REFERENCE_NIGHTS = 5
 """Latest nights that ran a configuration: what it is held against."""

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config
 from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.record.trial import Trial
 from cclsearch.run_folder import Run, load_run
 from cclsearch.spec import SPEC_FILE, RunSpec
-from cclsearch.values import Config
 
 STAMP = r"\d{8}-\d{6}"
 MOST_NIGHTS = 30

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cclsearch.atomic_file import write_atomically
-from cclsearch.errors import AwayError, UserError
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import AwayError, UserError
+from cclsearch.core.redact import redact
+from cclsearch.core.values import Config, Provenance
 from cclsearch.flight import Stop
 from cclsearch.nightly.config import DEFAULT_TRIALS, Job, NightlyConfig
 from cclsearch.nightly.history import (
@@ -28,13 +30,11 @@ from cclsearch.nightly.share import Spent, find_exhausted, find_left, lower_of, 
 from cclsearch.plan import Plan, Request, plan_search
 from cclsearch.record.book import Book
 from cclsearch.record.lock import FolderLock
-from cclsearch.redact import redact
 from cclsearch.run_folder import Run, load_run
 from cclsearch.search import MAX_LOST_IN_A_ROW, run_search
 from cclsearch.session import create_run, open_parts, start_book
 from cclsearch.space.parse import parse_knob
 from cclsearch.spec import Limits
-from cclsearch.values import Config, Provenance
 
 CONFIRM = 2
 LEARN_NIGHTS = 3

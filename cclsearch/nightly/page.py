@@ -8,6 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from cclsearch import __version__
+from cclsearch.core.values import Config, Provenance, show_config
 from cclsearch.nightly.assemble import JobNights
 from cclsearch.nightly.compare import Verdict
 from cclsearch.nightly.history import Night, mean_of
@@ -17,7 +18,6 @@ from cclsearch.report.axes import Frame, Scale, fit_scale, show_number
 from cclsearch.report.scene import SERIES, Item, Mark, Scene, Text
 from cclsearch.report.scene import Path as Line
 from cclsearch.report.svg import palette_css, render_svg
-from cclsearch.values import Config, Provenance, show_config
 
 HERE = Path(__file__).parent
 STYLE = HERE.parent / "report" / "page.css"

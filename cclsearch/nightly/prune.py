@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.launch.contract import TRACE_FOLDER
 from cclsearch.nightly.config import Keep
 from cclsearch.nightly.history import find_series, read_night

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cclsearch.atomic_file import write_atomically
-from cclsearch.errors import UserError
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import declare_secret, redact
 from cclsearch.flight import Stop
 from cclsearch.nightly.assemble import JobNights, assemble_jobs, assemble_summary
 from cclsearch.nightly.config import NightlyConfig
@@ -18,7 +19,6 @@ from cclsearch.nightly.prune import Pruned, prune_evidence
 from cclsearch.nightly.summary import NightSummary, render_markdown, render_message
 from cclsearch.nightly.webhook import send_webhook
 from cclsearch.record.lock import FolderLock, is_locked
-from cclsearch.redact import declare_secret, redact
 
 MOST_HISTORY = 60
 """Earlier nights that the page lists."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Model, show_config
 from cclsearch.nightly.compare import Change, Verdict
-from cclsearch.text import one_line
-from cclsearch.values import Model, show_config
 
 SUMMARY_VERSION = 1
 EXIT_OK, EXIT_NO_RESULT, EXIT_USAGE, EXIT_REGRESSED, EXIT_TROUBLE, EXIT_BUSY = range(6)

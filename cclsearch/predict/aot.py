@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError
-from cclsearch.redact import public_environment
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import public_environment
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
 from cclsearch.space.framework import load_framework
-from cclsearch.text import one_line
-from cclsearch.values import Config
 
 COMPILE_S = 1800.0
 REFERENCE = "jax-cpu"

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.core.values import Config
 from cclsearch.propose.observation import Observation as Observation
 from cclsearch.propose.observation import rows_of
 from cclsearch.space.table import Space
-from cclsearch.values import Config
 
 
 @dataclass(frozen=True)

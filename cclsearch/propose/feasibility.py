@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from cclsearch.core.values import FailureKind
 from cclsearch.predict.calibrate import Curve, Evidence, Posterior, Prior, calibrate
 from cclsearch.predict.layout import Array
 from cclsearch.predict.memory import MULTIPLIERS
 from cclsearch.predict.model import CardModel, Priors
 from cclsearch.propose.base import Observation
-from cclsearch.values import FailureKind
 
 _DOUBT = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
 _OTHER_DOUBT = 0.8

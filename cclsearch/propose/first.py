@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cclsearch.core.values import Config
 from cclsearch.propose.base import Closer, Narrator, Proposal, Proposer, Remark, SearchView
-from cclsearch.values import Config
 
 EARLIER = "earlier"
 

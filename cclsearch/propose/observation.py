@@ -11,8 +11,8 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.values import Config, Failure
 from cclsearch.space.table import Space
-from cclsearch.values import Config, Failure
 
 NUMBERS = ("loss", "step_time_s", "peak_memory_gib", "spread")
 """Fields of an observation that are a number or None."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposal, SearchView
 from cclsearch.propose.simple import open_rows
 from cclsearch.space.table import Space
-from cclsearch.values import Config
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -18,11 +18,11 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
 from cclsearch.space.table import Space
-from cclsearch.values import Config, Failure, FailureKind, Stage
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from cclsearch.core.values import Config, Failure, Model
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import Expectation
 from cclsearch.score.outcome import Outcome
-from cclsearch.values import Config, Failure, Model
 
 LEDGER_VERSION = 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from pydantic import ValidationError
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.record.event import EVENT, LEDGER_VERSION, Event, SearchStarted
 from cclsearch.record.state import RunState
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 
 STALE_AFTER_S = 600.0
 REFRESH_EVERY_S = 60.0

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
+from cclsearch.core.values import Config, FailureKind
 from cclsearch.record.event import EVENT, Note, Purpose, SearchEnded, SearchStopped
 from cclsearch.record.trial import Trial
 from cclsearch.record.trials import Trials
-from cclsearch.values import Config, FailureKind
 
 
 class _Failure(msgspec.Struct):

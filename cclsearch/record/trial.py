@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from cclsearch.core.values import Config
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import Expectation
 from cclsearch.record.event import (
@@ -17,7 +18,6 @@ from cclsearch.record.event import (
     TrialSubmitting,
 )
 from cclsearch.score.outcome import Outcome
-from cclsearch.values import Config
 
 
 @dataclass(frozen=True)

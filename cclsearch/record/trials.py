@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.record.event import EVENT, Event
 from cclsearch.record.trial import Trial, fold_trial
 

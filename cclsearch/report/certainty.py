@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cclsearch.core.values import Provenance
 from cclsearch.noise import (
     DEFAULT_CONFIDENCE,
     Interval,
@@ -15,7 +16,6 @@ from cclsearch.noise import (
 )
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.values import Provenance
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from cclsearch.core.values import Value
 from cclsearch.report.axes import Frame, Scale, fit_scale, make_ticks, show_number
 from cclsearch.report.data import CONFIRMATION, FAILED, NOT_ADMITTED, RANKED, RunPage, TrialRow
 from cclsearch.report.scene import SCALE, SERIES, Item, Mark, Path, Rect, Scene, Text
-from cclsearch.values import Value
 
 WIDTH = 880.0
 LEFT, RIGHT = 76.0, 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cclsearch.values import Value, show_config
+from cclsearch.core.values import Value, show_config
 
 RANKED, NOT_ADMITTED, FAILED, RUNNING = "ranked", "not admitted", "failed", "running"
 CONFIRMATION = "confirmation"

@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cclsearch.core.redact import public_environment
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
-from cclsearch.redact import public_environment
 from cclsearch.space.framework import Framework, load_framework
 from cclsearch.spec import RunSpec
 

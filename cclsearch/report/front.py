@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cclsearch.core.values import Value
 from cclsearch.report.axes import Frame, Scale, fit_scale, show_number
 from cclsearch.report.scene import SERIES, SHAPES, Item, Mark, Path, Scene, Text
-from cclsearch.values import Value
 
 WIDTH, LEFT, RIGHT = 880.0, 84.0, 24.0
 

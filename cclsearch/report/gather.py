@@ -6,9 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import timedelta
 
-from cclsearch.errors import TrialError
+from cclsearch.core.errors import TrialError
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Provenance, Value, show_value
 from cclsearch.record.trial import Trial
-from cclsearch.redact import redact
 from cclsearch.report.axes import show_number
 from cclsearch.report.certainty import judge_certainty
 from cclsearch.report.data import (
@@ -25,8 +27,6 @@ from cclsearch.run_folder import Run
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
 from cclsearch.spec import RunSpec
-from cclsearch.text import one_line
-from cclsearch.values import Provenance, Value, show_value
 
 TEXT_LIMIT = 2000
 

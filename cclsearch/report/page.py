@@ -16,6 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from cclsearch import __version__
+from cclsearch.core.values import show_value
 from cclsearch.report.axes import show_number
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
 from cclsearch.report.compare import Standing, draw_against_step_time, draw_bests, rank_runs, tell_frameworks
@@ -23,7 +24,6 @@ from cclsearch.report.data import RunPage, TrialRow
 from cclsearch.report.front import FrontPage, draw_front_page
 from cclsearch.report.scene import Scene
 from cclsearch.report.svg import palette_css, render_svg
-from cclsearch.values import show_value
 
 HERE = Path(__file__).parent
 RANKING_COLUMNS = (

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Provenance
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
@@ -16,8 +18,6 @@ from cclsearch.report.certainty import Certainty, judge_certainty
 from cclsearch.runs_folder import name_run
 from cclsearch.score.objective import Objective
 from cclsearch.spec import RunSpec
-from cclsearch.text import one_line
-from cclsearch.values import Provenance
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
+from cclsearch.core.text import one_line, plain
+from cclsearch.core.values import Provenance
 from cclsearch.record.event import (
     EVENT,
     Event,
@@ -16,8 +18,6 @@ from cclsearch.record.event import (
 )
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.text import one_line, plain
-from cclsearch.values import Provenance
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cclsearch.core.redact import redact
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.record.trial import Trial
-from cclsearch.redact import redact
 from cclsearch.report.terminal import result_text
 from cclsearch.run_folder import Run
 from cclsearch.score.outcome import Outcome

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cclsearch.atomic_file import arriving, write_atomically
-from cclsearch.errors import writing
+from cclsearch.core.atomic_file import arriving, write_atomically
+from cclsearch.core.errors import writing
 from cclsearch.report.data import RunPage
 from cclsearch.report.front import FrontPage, draw_front_page, write_front_csv
 from cclsearch.report.page import draw_comparisons, draw_run, render_front, render_page

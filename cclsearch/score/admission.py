@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from statistics import median
 
+from cclsearch.core.values import Provenance
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Admission, Verdict
 from cclsearch.score.work import check_declared_work, check_possible, check_traced_work
-from cclsearch.values import Provenance
 
 LOAD_RULE = "load"
 """The rule that a second run may pass: the run was sound, but something else ran beside it."""

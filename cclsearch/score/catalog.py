@@ -8,8 +8,8 @@ from __future__ import annotations
 import difflib
 from enum import StrEnum
 
-from cclsearch.errors import UserError
-from cclsearch.values import Model
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model
 
 
 class Direction(StrEnum):

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Model
+from cclsearch.core.yaml_file import read_yaml
 from cclsearch.score.catalog import Direction
-from cclsearch.text import one_line
-from cclsearch.values import Model
-from cclsearch.yaml_file import read_yaml
 
 BASELINE = "baseline"
 """In place of a number: what the baseline trial measured."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cclsearch.card.model import Card
+from cclsearch.core.values import Model, Provenance
 from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.score.thresholds import DEFAULT, Thresholds
-from cclsearch.values import Model, Provenance
 
 
 class TraceEvidence(Model):

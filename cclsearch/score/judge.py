@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cclsearch.card.model import Card
-from cclsearch.errors import TrialError
+from cclsearch.core.errors import TrialError
+from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.score.admission import WORK_RULES, admit
 from cclsearch.score.derive import derive_metrics, median_step_time, relative_spread
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Admission, Outcome, Verdict
-from cclsearch.values import Failure, FailureKind, Provenance, Stage
 
 
 def judge_trial(

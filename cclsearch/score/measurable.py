@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.score.catalog import ENERGY_METRICS
 from cclsearch.score.objective import Objective
 from cclsearch.space.framework import Framework

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from cclsearch.content import find_content
-from cclsearch.errors import TrialError, UserError
+from cclsearch.core.content import find_content
+from cclsearch.core.errors import TrialError, UserError
+from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.score.catalog import Direction, find_metric
 from cclsearch.score.declaration import (
     BASELINE,
@@ -25,7 +26,6 @@ from cclsearch.score.declaration import (
     resolve_parameters,
 )
 from cclsearch.score.expression import evaluate, names_in
-from cclsearch.values import Failure, FailureKind, Model, Stage
 
 MAX_PARETO_METRICS = 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cclsearch.values import Failure, Model, Provenance
+from cclsearch.core.values import Failure, Model, Provenance
 
 
 class Verdict(Model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from cclsearch.values import Model
+from cclsearch.core.values import Model
 
 
 class Thresholds(Model):

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card, KnobDeclaration, Phase
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model, Value, show_value
 from cclsearch.space.framework import Framework
 from cclsearch.space.rule import Columns, Rule
 from cclsearch.space.table import Knob, Space
-from cclsearch.values import Model, Value, show_value
 
 MAX_ROWS = 20_000_000
 """Most combinations held at once while enumerating: beyond it the knobs must be narrowed."""

@@ -10,15 +10,15 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from cclsearch.card.model import Card
-from cclsearch.content import content_roots, list_content
-from cclsearch.errors import UserError
+from cclsearch.core.content import content_roots, list_content
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Model, Value
+from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.space import rules_of_degrees, rules_of_knobs, torus  # noqa: F401  importing enters their rules
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.rule import ALWAYS, PARAMETERS, RULES, Rule
 from cclsearch.space.table import Knob
-from cclsearch.text import one_line
-from cclsearch.values import Model, Value
-from cclsearch.yaml_file import read_yaml, validate_mapping
 
 SUFFIX = ".framework.yaml"
 FOLDER = "launchers"

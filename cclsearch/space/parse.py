@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cclsearch.card.model import KnobDeclaration
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, Value, show_value
 from cclsearch.space.build import check_knob_names
 from cclsearch.space.table import Knob, Space
-from cclsearch.text import one_line
-from cclsearch.values import Config, Value, show_value
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
 _INTEGER = re.compile(r"^[+-]?\d{1,18}$")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
-from cclsearch.values import Value
+from cclsearch.core.values import Value
 
 BoolArray = NDArray[np.bool_]
 Check = Callable[["Columns"], BoolArray]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
+from cclsearch.core.values import Value
 from cclsearch.space.rule import BoolArray, Columns, Rule, count_of, make_rule
-from cclsearch.values import Value
 
 
 @make_rule("zero_needs_dp", "least")

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.values import Config, Value
+from cclsearch.core.values import Config, Value
 
 DEGREES = ("tp", "dp", "pp", "ep")
 """Parallel degrees; a space without one runs it at 1. `ep` lives inside `dp` x `tp`, so it multiplies nothing."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.plugins import METRICS
 from cclsearch.trace.events import CollectiveKind, Reason
 from cclsearch.trace.metric import MetricResult, Status

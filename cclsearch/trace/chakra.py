@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cclsearch.errors import UserError, writing
-from cclsearch.text import one_line
+from cclsearch.core.errors import UserError, writing
+from cclsearch.core.text import one_line
 from cclsearch.trace.causes import median_windows
 from cclsearch.trace.chakra_wire import (
     bytes_field,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cclsearch.text import one_line
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Model
 from cclsearch.trace.causes import Cause, combine_causes, median_causes
 from cclsearch.trace.collectives import group_label
 from cclsearch.trace.events import Reason
@@ -14,7 +15,6 @@ from cclsearch.trace.metrics.breakdown import find_least_waiting_rank
 from cclsearch.trace.metrics.communication import measure_last_arriver
 from cclsearch.trace.metrics.kernels import mean_family_seconds
 from cclsearch.trace.view import RankView, TraceView
-from cclsearch.values import Model
 
 NUM_TOP = 3
 EVIDENCE = {

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from cclsearch.text import one_line
+from cclsearch.core.text import one_line
 from cclsearch.trace.events import Reason, TraceSet
 from cclsearch.trace.metric import Draft, Metric, MetricResult, NotAvailable, Status
 from cclsearch.trace.view import TraceView

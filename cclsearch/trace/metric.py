@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import JsonValue, model_validator
 
+from cclsearch.core.values import Model
 from cclsearch.plugins import METRICS
 from cclsearch.trace.events import Reason
-from cclsearch.values import Model
 
 if TYPE_CHECKING:
     from cclsearch.trace.view import TraceView

@@ -8,11 +8,11 @@ from pathlib import Path
 import orjson
 
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError
-from cclsearch.text import one_line
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
-from cclsearch.values import Config
 
 TRACE_FOLDER = "trace"
 CONFIG_FILE = "config.json"

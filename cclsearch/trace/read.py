@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from cclsearch.core.text import one_line
 from cclsearch.plugins import READERS
-from cclsearch.text import one_line
 from cclsearch.trace.cache import cache_path, load_tables, save_tables
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
 from cclsearch.trace.find import TraceFile, find_traces

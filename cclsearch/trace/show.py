@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cclsearch.text import one_line
+from cclsearch.core.text import one_line
 from cclsearch.trace.diagnose import Diagnosis
 from cclsearch.trace.metric import MetricResult, Status
 from cclsearch.trace.view import TraceView

@@ -19,7 +19,7 @@ from cclsearch.trace.windows import Windows, find_windows
 
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
-    from cclsearch.values import Config
+    from cclsearch.core.values import Config
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from cclsearch.core.values import Model
 from cclsearch.trace.causes import median_windows
 from cclsearch.trace.collectives import count_unsized
 from cclsearch.trace.events import Kind, Reason
@@ -17,7 +18,6 @@ from cclsearch.trace.metrics.steps import measure_step_time
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif_graph import RankGraph, build_graph
 from cclsearch.trace.whatif_model import CommModel, Scenario, fit_comm_model
-from cclsearch.values import Model
 
 Floats = npt.NDArray[np.float64]
 

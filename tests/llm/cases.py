@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
+from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation, Proposal, Remark, SearchView
 from cclsearch.propose.llm.look import Look
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.values import Config, Failure, FailureKind, Stage
 
 CARD = Card(
     name="secret-name",

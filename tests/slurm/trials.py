@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cclsearch.card.model import ModelArch
+from cclsearch.core.values import Config, Value
 from cclsearch.launch.base import Job
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput
-from cclsearch.values import Config, Value
 
 ARCH = ModelArch(
     num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=2, head_dim=4, intermediate_size=8, vocab_size=16

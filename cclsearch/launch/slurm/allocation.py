@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cclsearch.errors import AwayError, UserError
+from cclsearch.core.errors import AwayError, UserError
+from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.launch.slurm.commands import (
     ControllerAway,
@@ -45,7 +46,6 @@ from cclsearch.launch.slurm.payload import (
 from cclsearch.launch.slurm.payloads import make_payload
 from cclsearch.launch.slurm.submit import render_chunk
 from cclsearch.launch.slurm.watch import DEADLINE_S, mark_cancelled
-from cclsearch.values import Failure, FailureKind, Model, Stage
 
 LAUNCHED_FILE = "launched.json"
 REFUSED_FILE = "refused.json"

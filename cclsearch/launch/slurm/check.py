@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cclsearch.content import shipped_root
-from cclsearch.errors import UserError
+from cclsearch.core.content import shipped_root
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 from cclsearch.launch.base import Check, JobState, JobStatus
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE
 from cclsearch.launch.slurm.commands import ControllerAway, SlurmRefusal, parse_duration, run_slurm, try_script
@@ -26,7 +27,6 @@ from cclsearch.launch.slurm.script import choose_shape, container_prefix, mounte
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import Submitter, overridden_defaults, render_chunk
 from cclsearch.launch.slurm.watch import Queue, Watcher, cancel_attempts
-from cclsearch.text import one_line
 
 PROBE = Path(__file__).with_name("probe.py")
 SCRIPT_VARIABLE = "CCL_CHECKED_SCRIPT"

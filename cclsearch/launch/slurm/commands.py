@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cclsearch.errors import UserError
-from cclsearch.redact import public_environment
-from cclsearch.text import one_line
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import public_environment
+from cclsearch.core.text import one_line
 
 SEPARATOR = "\x1f"
 QUEUE_FIELDS = ("%i", "%T", "%r", "%L", "%N", "%Z", "%k", "%j")

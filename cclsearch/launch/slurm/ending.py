@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.slurm.payload import CANCELLED_FILE, END_FILE, STARTED_FILE, End, NodeReport, Payload, read_model
-from cclsearch.text import one_line
-from cclsearch.values import Failure, FailureKind, Stage
 
 TAIL_BYTES = 64 * 1024
 

@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cclsearch.content import project_root
-from cclsearch.errors import AwayError, UserError
+from cclsearch.core.content import project_root
+from cclsearch.core.errors import AwayError, UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.slurm.commands import ControllerAway, QueueRow, SlurmRefusal, read_queue, require_command
@@ -29,8 +31,6 @@ from cclsearch.launch.slurm.settings import SlurmSettings, check_environment
 from cclsearch.launch.slurm.submit import Submitter, Unresolved
 from cclsearch.launch.slurm.watch import Classify, Queue, Watcher, cancel_attempts, mark_cancelled
 from cclsearch.plugins import LAUNCHERS
-from cclsearch.text import one_line
-from cclsearch.values import Failure, FailureKind, Provenance, Stage
 
 PATIENCE_S = 600.0
 """How long `find` waits for a controller that does not answer: resuming blindly could submit a job twice."""

@@ -6,7 +6,7 @@ import getpass
 import re
 import shutil
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.launch.slurm.commands import ControllerAway, SlurmRefusal, run_slurm
 from cclsearch.launch.slurm.settings import SlurmSettings
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from cclsearch.atomic_file import write_atomically
-from cclsearch.errors import UserError
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
-from cclsearch.values import Model
 
 PAYLOAD_FILE = "payload.json"
 JOBS_FILE = "jobs.json"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Failure, Value
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import trial_environment
 from cclsearch.launch.slurm.payload import NODE_PROGRAM, Payload, attempt_folder
 from cclsearch.launch.slurm.script import choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
-from cclsearch.values import Failure, Value
 
 if TYPE_CHECKING:
     from cclsearch.space.framework import Need

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from cclsearch.redact import is_secret_name
-from cclsearch.values import Model
+from cclsearch.core.redact import is_secret_name
+from cclsearch.core.values import Model
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

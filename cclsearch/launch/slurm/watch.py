@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import JobState, JobStatus
 from cclsearch.launch.slurm.commands import (
     AccountRow,
@@ -42,8 +44,6 @@ from cclsearch.launch.slurm.payload import (
 )
 from cclsearch.launch.slurm.refusal import never_starts
 from cclsearch.launch.slurm.settings import SlurmSettings
-from cclsearch.text import one_line
-from cclsearch.values import Failure, FailureKind, Stage
 
 AWAY_MAX_S = 60.0
 """Longest pause between two questions to a controller that does not answer."""

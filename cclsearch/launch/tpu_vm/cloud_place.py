@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cclsearch.errors import TrialError, UserError
+from cclsearch.core.errors import TrialError, UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import Check, Leftover
 from cclsearch.launch.tpu_vm.gcloud import (
     GONE_NODE,
@@ -31,8 +33,6 @@ from cclsearch.launch.tpu_vm.identity import (
 from cclsearch.launch.tpu_vm.job import read_model, write_model
 from cclsearch.launch.tpu_vm.place import Broken, Look, Ready, Waiting
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
-from cclsearch.text import one_line
-from cclsearch.values import Failure, FailureKind, Stage
 
 RUN_LABEL = "ccl-run"
 REQUEST_FILE = "queued-resource.json"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.launch.tpu_vm.fleet import WorkerAnswer
 from cclsearch.launch.tpu_vm.job import JobRecord
-from cclsearch.values import Failure, FailureKind, Stage
 
 
 def judge_end(record: JobRecord, by: Mapping[int, WorkerAnswer]) -> Failure | None:

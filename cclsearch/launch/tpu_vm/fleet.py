@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import public_environment
+from cclsearch.core.text import one_line
 from cclsearch.launch.tpu_vm.settings import HostTarget, TpuSettings
-from cclsearch.redact import public_environment
-from cclsearch.text import one_line
 
 MARK = "CCL-WORKER "
 CALL_S = 120.0

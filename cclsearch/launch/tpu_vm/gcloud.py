@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 from cclsearch.launch.tpu_vm.fleet import CALL_S, COPY_S, Answers, Unreachable, read_answers, run_program, shorten_error
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
-from cclsearch.text import one_line
 
 GONE_NODE = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "NOT_FOUND"})
 """States of a TPU VM in which its workers are not coming back by themselves."""

@@ -6,10 +6,10 @@ import re
 import secrets
 from pathlib import Path
 
+from cclsearch.core.values import Model
 from cclsearch.launch.tpu_vm.gcloud import Gcloud
 from cclsearch.launch.tpu_vm.job import read_model, write_model
 from cclsearch.launch.tpu_vm.settings import TpuSettings
-from cclsearch.values import Model
 
 IDENTITY_FILE = "tpu-identity.json"
 _TOKEN_BYTES = 5

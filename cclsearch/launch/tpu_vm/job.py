@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from cclsearch.atomic_file import write_atomically
-from cclsearch.errors import UserError
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model
 from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.contract import (
     CONFIG_FILE,
@@ -26,7 +27,6 @@ from cclsearch.launch.contract import (
 )
 from cclsearch.launch.tpu_vm.settings import TpuSettings
 from cclsearch.space.framework import Framework
-from cclsearch.values import Model
 
 M = TypeVar("M", bound=Model)
 

@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import is_secret_name
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.tpu_vm.cloud_place import QueuedPlace, TpuPlace
@@ -42,10 +45,7 @@ from cclsearch.launch.tpu_vm.job import (
 from cclsearch.launch.tpu_vm.place import Broken, HostsPlace, Place, Ready, Waiting
 from cclsearch.launch.tpu_vm.settings import TpuSettings
 from cclsearch.plugins import LAUNCHERS
-from cclsearch.redact import is_secret_name
 from cclsearch.space.framework import Framework, load_framework
-from cclsearch.text import one_line
-from cclsearch.values import Failure, FailureKind, Provenance, Stage
 
 BUNDLE_FILE = "bundle.tar.gz"
 DEADLINE_S = 120.0

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cclsearch.core.values import Failure
 from cclsearch.launch.base import Check, Leftover
 from cclsearch.launch.tpu_vm.fleet import Fleet, SshFleet, is_hopeless, run_program, shorten_error
 from cclsearch.launch.tpu_vm.settings import TpuSettings
-from cclsearch.values import Failure
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from cclsearch.values import Model
+from cclsearch.core.values import Model
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TARGET = re.compile(r"(?:(?P<user>[^@\s:]+)@)?(?P<host>[^@\s:]+|\[[0-9a-fA-F:]+\])(?::(?P<port>\d+))?")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 from cclsearch.propose.arbiter.machine import Phase, State, next_trial, read_state, write_move
 from cclsearch.propose.arbiter.rules import (
     Rules,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import takewhile
 
+from cclsearch.core.values import Model
 from cclsearch.propose.arbiter.machine import State
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.llm.history import PastTurn, Submitted, past_turns
 from cclsearch.propose.llm.look import estimate_noise
-from cclsearch.values import Model
 
 
 class Rules(Model):

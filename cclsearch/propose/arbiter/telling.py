@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cclsearch.core.text import one_line
 from cclsearch.propose.base import Remark
 from cclsearch.propose.llm.history import MOVE_TOPIC, past_turns, total_cost
-from cclsearch.text import one_line
 
 MOST_MOVES = 30
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 from pydantic import Field, ValidationError
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model
 from cclsearch.propose.llm.wire import Usage
-from cclsearch.values import Model
 
 PRICES_FILE = Path(__file__).parent.parent.parent / "prices.yaml"
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cclsearch.content import find_content
+from cclsearch.core.content import find_content
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
 from cclsearch.propose.base import Expectation, Proposal, Remark, SearchView
 from cclsearch.propose.llm.account import Cost, Limits, Price, Prices, load_prices, prices_path
 from cclsearch.propose.llm.clock import Clock, WallClock
@@ -53,8 +55,6 @@ from cclsearch.propose.llm.spec import make_provider, parse_spec, read_timeout_s
 from cclsearch.propose.llm.toolset import make_toolset
 from cclsearch.propose.llm.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.llm.wire import Message, Provider, Request, Role, ToolSpec
-from cclsearch.text import one_line
-from cclsearch.values import Config
 
 RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
 """Of the bound on a request, kept for the turn's look-ups."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, Value
 from cclsearch.space.table import Knob, Space
-from cclsearch.text import one_line
-from cclsearch.values import Config, Value
 
 
 def free_knobs(space: Space) -> tuple[Knob, ...]:

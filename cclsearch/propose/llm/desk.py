@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.beliefs import check_beliefs
 from cclsearch.propose.llm.configs import nearest_rows, read_config, read_value, spelled
@@ -20,9 +23,6 @@ from cclsearch.propose.llm.prompt import describe_evidence
 from cclsearch.propose.llm.tables import candidate_lines, trial_summary
 from cclsearch.propose.llm.toolset import LOOKUPS, MAX_LISTED, MAX_PREDICTED, SORTS
 from cclsearch.propose.llm.wire import ToolCall
-from cclsearch.redact import redact
-from cclsearch.text import one_line
-from cclsearch.values import Config
 
 Explain = Callable[[Config], Sequence[str]]
 """Why a configuration is no member, one line a broken rule; empty where there is nothing to say."""

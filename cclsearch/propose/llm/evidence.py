@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cclsearch.values import Model
+from cclsearch.core.values import Model
 
 
 class TrialEvidence(Model):

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
 from cclsearch.propose.base import Remark, SearchView
 from cclsearch.propose.beliefs import KEY, Beliefs, write_beliefs
 from cclsearch.propose.llm.account import Cost, Limits
 from cclsearch.propose.llm.wire import Usage
-from cclsearch.text import one_line
-from cclsearch.values import Config
 
 TURN_TOPIC = "llm_turn"
 MOVE_TOPIC = "arbiter"

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from cclsearch.atomic_file import write_atomically
 from cclsearch.card.model import Card
-from cclsearch.errors import UserError
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config, Failure, Model, Value
 from cclsearch.propose.base import Observation, Remark, SearchView
 from cclsearch.propose.llm.account import Cost, Limits, Price
 from cclsearch.propose.llm.evidence import TrialEvidence
@@ -22,7 +23,6 @@ from cclsearch.propose.llm.fence import redact_strings
 from cclsearch.propose.llm.look import Look
 from cclsearch.propose.llm.wire import Answer, Trouble
 from cclsearch.space.table import Knob, Space
-from cclsearch.values import Config, Failure, Model, Value
 
 TURNS_FOLDER = "turns"
 CONTEXT_FILE = "context.json"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cclsearch.content import find_content
-from cclsearch.errors import UserError
+from cclsearch.core.content import find_content
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
+from cclsearch.core.values import Value
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.llm.history import past_turns
-from cclsearch.redact import redact
-from cclsearch.values import Value
 
 POLICIES_FOLDER = "policies"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cclsearch.core.text import one_line
+from cclsearch.core.values import show_value
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.beliefs import collect_beliefs
 from cclsearch.propose.llm.configs import free_knobs
@@ -22,8 +24,6 @@ from cclsearch.propose.llm.tables import (
     trial_lines,
 )
 from cclsearch.propose.llm.wire import MAX_BODY_BYTES
-from cclsearch.text import one_line
-from cclsearch.values import show_value
 
 ENVELOPE_BYTES = 1300
 """What a wire protocol adds to a request of many calls, at most."""

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from cclsearch.core.values import Config
 from cclsearch.propose.llm.account import load_prices, prices_path
 from cclsearch.propose.llm.agent import write_turn_prompt
 from cclsearch.propose.llm.desk import Decision, Desk
@@ -19,7 +20,6 @@ from cclsearch.propose.llm.toolset import make_toolset
 from cclsearch.propose.llm.turn import Turn, TurnResult, TurnSettings
 from cclsearch.propose.llm.wire import Answer, ProviderError, Request, Trouble
 from cclsearch.space.table import Space
-from cclsearch.values import Config
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import random
 
 import tenacity
 
+from cclsearch.core.values import Model
 from cclsearch.propose.llm.clock import Clock
 from cclsearch.propose.llm.wire import Answer, Provider, ProviderError, Request
-from cclsearch.values import Model
 
 
 class Patience(Model):

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cclsearch.text import one_line, plain
-from cclsearch.values import Model
+from cclsearch.core.text import one_line, plain
+from cclsearch.core.values import Model
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 

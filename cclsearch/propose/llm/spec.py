@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model
 from cclsearch.propose.llm.wire import Provider
-from cclsearch.values import Model
 
 FORMS = "anthropic:MODEL, openai:MODEL, or the URL of an OpenAI-compatible server, http://HOST:PORT/v1#MODEL"
 KEYS = {

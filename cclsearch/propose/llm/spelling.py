@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from cclsearch.core.values import Value
 from cclsearch.propose.llm.configs import read_value
 from cclsearch.space.table import Knob, Space
-from cclsearch.values import Value
 
 _DEGREES = {"tensor": "tp", "pipeline": "pp", "data": "dp", "expert": "ep", "context": "cp"}
 _DEGREE = re.compile(

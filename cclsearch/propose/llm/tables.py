@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cclsearch.core.text import one_line
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.llm.configs import compact, header, spelled
 from cclsearch.propose.llm.fence import fence_line
 from cclsearch.propose.llm.history import past_turns
 from cclsearch.propose.llm.look import Look, best_observation
-from cclsearch.text import one_line
 
 MAX_TRIALS_SHOWN = 60
 MAX_RUNNING_SHOWN = 16

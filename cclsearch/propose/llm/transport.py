@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
 from cclsearch.propose.llm.wire import ProviderError, Trouble
-from cclsearch.redact import redact
-from cclsearch.text import one_line
 
 MAX_ANSWER_BYTES = 4_000_000
 """No honest answer comes near; what is longer is cut off unread."""

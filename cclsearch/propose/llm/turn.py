@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
 from cclsearch.propose.llm.account import Cost, Limits, Price, price_usage
 from cclsearch.propose.llm.clock import Clock
 from cclsearch.propose.llm.desk import MAX_REPLY_BYTES, Decision, Desk, Reply
@@ -28,8 +30,6 @@ from cclsearch.propose.llm.wire import (
     ToolSpec,
     Trouble,
 )
-from cclsearch.redact import redact
-from cclsearch.text import one_line
 
 MAX_ECHO_BYTES = 1500
 """Of one of the model's own earlier texts, when sent back to it."""

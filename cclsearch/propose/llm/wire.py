@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Protocol
 
-from cclsearch.values import Model
+from cclsearch.core.values import Model
 
 BYTES_PER_TOKEN = 3
 """As tokens are counted where no tokenizer can be had."""

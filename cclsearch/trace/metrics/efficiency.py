@@ -8,9 +8,9 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.card.model import Card, Phase
+from cclsearch.core.text import one_line
 from cclsearch.hardware import PRECISIONS, Accelerator, match_accelerator
 from cclsearch.predict.arch import count_parts, flops_per_token
-from cclsearch.text import one_line
 from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops
 from cclsearch.trace.metric import Draft, NotAvailable, metric

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.text import one_line
+from cclsearch.core.text import one_line
 from cclsearch.trace.events import ComputeClass, Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import RankView, TraceView

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from cclsearch.errors import UserError
-from cclsearch.text import one_line
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 
 MAX_BYTES = 8 * 2**20
 MAX_DEPTH = 60

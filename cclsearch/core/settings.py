@@ -6,9 +6,9 @@ from pathlib import Path, PurePath
 
 from pydantic import Field, field_validator
 
-from cclsearch.content import project_root
-from cclsearch.values import Model
-from cclsearch.yaml_file import parse_yaml_value, read_yaml, validate_mapping
+from cclsearch.core.content import project_root
+from cclsearch.core.values import Model
+from cclsearch.core.yaml_file import parse_yaml_value, read_yaml, validate_mapping
 
 SETTINGS_FILE = "ccl-search.yaml"
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cclsearch.errors import UserError
+from cclsearch.core.errors import UserError
 
 KINDS = {"workloads": "workload", "launchers": "launcher profile", "objectives": "objective", "policies": "policy"}
 """Content folder -> what one thing in it is called."""
@@ -21,8 +21,8 @@ FRAMEWORK_SUFFIX = ".framework"
 
 def shipped_root() -> Path:
     """The folder that holds the shipped content folders: `cclsearch/_content` in a wheel, the repository otherwise."""
-    inside = Path(__file__).parent / "_content"
-    return inside if inside.is_dir() else Path(__file__).parent.parent
+    inside = Path(__file__).parent.parent / "_content"
+    return inside if inside.is_dir() else Path(__file__).parent.parent.parent
 
 
 def project_root() -> Path:

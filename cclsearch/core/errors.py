@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cclsearch.values import Failure
+    from cclsearch.core.values import Failure
 
 
 class UserError(Exception):
