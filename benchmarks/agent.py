@@ -36,7 +36,7 @@ from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E4
 from cclsearch.propose.llm.agent import Agent, AgentOptions, seed_program  # noqa: E402
 from cclsearch.propose.llm.look import survey_look  # noqa: E402
 from cclsearch.propose.llm.policy import SandboxRunner  # noqa: E402
-from cclsearch.recording import Recording, find_recordings, load_recording  # noqa: E402
+from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
 
 BUDGET = 15
 MILESTONES = (3, 5, 10, 15)

@@ -23,7 +23,7 @@ import numpy as np
 from cclsearch.predict import memory, time
 from cclsearch.predict.calibrate import Evidence, Posterior
 from cclsearch.predict.model import PRIOR_FILE, Priors, model_of, read_priors
-from cclsearch.recording import Recording, find_recordings, load_recording
+from cclsearch.recording.load import Recording, find_recordings, load_recording
 
 GUESS_FILE = Path(__file__).with_name("prior_guess.json")
 """Multipliers and widths from the literature and from physics, before any landscape was seen."""

@@ -31,8 +31,8 @@ from cclsearch.front import choose_reference, find_front, measure_hypervolume, s
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
 from cclsearch.propose.front import FrontProposer
-from cclsearch.recording import Recording, find_recordings, load_recording
-from cclsearch.recording_family import find_family, join_recordings
+from cclsearch.recording.join import find_family, join_recordings
+from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.score.objective import Objective, load_objective
 
 WEIGHTS = tuple(round(0.1 * n, 1) for n in range(11))

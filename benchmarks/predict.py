@@ -26,7 +26,7 @@ from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.default import DefaultProposer
 from cclsearch.propose.ensemble import learn_time
 from cclsearch.propose.feasibility import learn_feasibility
-from cclsearch.recording import Recording, load_recording
+from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, Space
 
 AFTER = (0, 3, 5)

@@ -21,7 +21,7 @@ from fit_prior import fit_prior
 from cclsearch.bench import ReplayedSearch, replay_search, summarise
 from cclsearch.predict.model import Priors, load_priors, read_priors
 from cclsearch.propose.default import DefaultProposer
-from cclsearch.recording import Recording, find_recordings, load_recording
+from cclsearch.recording.load import Recording, find_recordings, load_recording
 
 SPLITS: dict[str, Callable[[Recording, Recording], bool]] = {
     "landscape": lambda fitted, searched: fitted.folder != searched.folder,

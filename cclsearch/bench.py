@@ -23,7 +23,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
-from cclsearch.recording import RecordedRow, Recording, find_recordings, load_recording
+from cclsearch.recording.load import RecordedRow, Recording, find_recordings, load_recording
 
 MILESTONES = (1, 3, 5, 10, 15)
 DEFAULT_STRATEGIES = ("default", "random", "heuristic", "tpe")

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cclsearch import __version__
+from cclsearch.card.hardware import match_accelerator
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
@@ -20,13 +21,12 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance, Value
 from cclsearch.destination import Destination, choose_destination
 from cclsearch.earlier import AUTO, load_prior
-from cclsearch.hardware import match_accelerator
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.llm.account import describe_unkept, load_prices, prices_path
 from cclsearch.propose.llm.library import freeze_seed
 from cclsearch.propose.llm.spec import missing_key, parse_spec, read_timeout_s
-from cclsearch.recording import Recording, load_recording
+from cclsearch.recording.load import Recording, load_recording
 from cclsearch.runs_folder import LAST
 from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
 from cclsearch.score.measurable import require_measurable

@@ -27,7 +27,7 @@ from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.observe import Observer
 from cclsearch.record.trial import Trial
-from cclsearch.recording import load_recording
+from cclsearch.recording.load import load_recording
 from cclsearch.search import Parts
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework

@@ -14,8 +14,8 @@ from cclsearch.core.values import Model
 from cclsearch.destination import choose_destination
 from cclsearch.front import parse_weights
 from cclsearch.plan import Plan, Request, plan_search, require_recorded
-from cclsearch.recording import load_recording
-from cclsearch.recording_family import find_family, join_recordings
+from cclsearch.recording.join import find_family, join_recordings
+from cclsearch.recording.load import load_recording
 from cclsearch.score.measurable import require_measurable
 from cclsearch.score.objective import Objective, load_objective
 from cclsearch.session import create_run

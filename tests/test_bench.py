@@ -11,7 +11,7 @@ import pytest
 from cclsearch.bench import replay_search, run_bench
 from cclsearch.cli import main
 from cclsearch.propose.base import Proposal
-from cclsearch.recording import load_recording
+from cclsearch.recording.load import load_recording
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 

@@ -15,8 +15,8 @@ ENGINE = sorted((ROOT / "cclsearch").rglob("*.py"))
 
 FLOORS = [
     {"core"},
-    {"plugins", "stats", "draw", "card", "noise", "hardware", "space"},
-    {"predict", "tasks", "recording", "recording_card", "recording_family", "front"},
+    {"plugins", "stats", "draw", "card", "noise", "space"},
+    {"predict", "tasks", "recording", "front"},
     {
         "propose",
         "launch",

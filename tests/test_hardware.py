@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cclsearch.card.hardware import find_accelerator, load_accelerators, match_accelerator
 from cclsearch.core.errors import UserError
-from cclsearch.hardware import find_accelerator, load_accelerators, match_accelerator
 
 SIXTEEN_BIT = {"v100": "fp16"}
 

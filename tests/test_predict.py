@@ -17,7 +17,7 @@ from cclsearch.predict.layout import read_layout
 from cclsearch.predict.machine import read_machine
 from cclsearch.predict.memory import memory_parts
 from cclsearch.predict.model import predict_space
-from cclsearch.recording import find_recordings, load_recording
+from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"

@@ -21,7 +21,7 @@ from cclsearch.propose.outlook import Outlook, survey_belief
 from cclsearch.propose.pareto import propose_pareto
 from cclsearch.propose.sampler import LegalSetSampler, legal_set_distributions
 from cclsearch.propose.surrogate import believe
-from cclsearch.recording import Recording, load_recording
+from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, space_from_rows
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"

@@ -9,7 +9,7 @@ import pytest
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
-from cclsearch.recording import find_recordings, load_recording
+from cclsearch.recording.load import find_recordings, load_recording
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 CARD = (LANDSCAPES / "nanotron-1b-1n" / "card.yaml").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from cclsearch.launch.base import Job, JobState
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialInput, TrialResult
 from cclsearch.launch.profile import profile_from_mapping
 from cclsearch.launch.replay import ReplayLauncher
-from cclsearch.recording import Recording, load_recording
+from cclsearch.recording.load import Recording, load_recording
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-2n"
 

@@ -20,7 +20,7 @@ from cclsearch.space.framework import Framework, FrameworkKnob, list_divisors, l
 from cclsearch.space.parse import complete_config, parse_assignments, parse_config, parse_knob
 from cclsearch.space.rule import ALWAYS, RULES
 from cclsearch.space.table import Space
-from cclsearch.space.torus import fit_degrees
+from cclsearch.space.torus_rule import fit_degrees
 
 SHIPPED = [f"wl{i}" for i in range(1, 8)] + ["tiny", "tiny-moe", "tiny-jax"]
 

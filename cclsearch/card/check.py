@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cclsearch.card.fields import BANDWIDTH_PATH, BY_NAME, FieldProblem, look_up, read_number
+from cclsearch.card.hardware import Accelerator, find_accelerator, match_accelerator
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.hardware import Accelerator, find_accelerator, match_accelerator
 
 MOE_FIELDS = ("num_experts", "top_k", "expert_intermediate_size")
 

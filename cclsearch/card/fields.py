@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cclsearch.card.hardware import PRECISIONS
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
-from cclsearch.hardware import PRECISIONS
 
 _ABSENT_WORDS = frozenset({"", "-", "?", "n/a", "na", "n.a.", "none", "null", "tbd", "todo", "nil", "~"})
 _PHASES = {"training": "training", "inference": "inference", "serving": "inference"}

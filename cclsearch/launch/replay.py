@@ -17,7 +17,7 @@ from cclsearch.plugins import LAUNCHERS
 
 if TYPE_CHECKING:
     from cclsearch.launch.profile import Profile
-    from cclsearch.recording import RecordedRow, Recording
+    from cclsearch.recording.load import RecordedRow, Recording
 
 _FAILURES = {
     "oom": (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
@@ -43,7 +43,7 @@ class ReplayLauncher:
     @classmethod
     def from_profile(cls, profile: Profile) -> ReplayLauncher:
         """The launcher over the profile's `recording`, a folder; raises UserError where it holds no recording."""
-        from cclsearch.recording import load_recording
+        from cclsearch.recording.load import load_recording
 
         folder = profile.settings.get("recording")
         if not isinstance(folder, str) or not folder:

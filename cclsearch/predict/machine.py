@@ -46,7 +46,7 @@ class Machine:
 
 def read_machine(card: Card) -> Machine:
     """The machine of a card: rates from `hardware.yaml`, bandwidths from the card where it states them."""
-    from cclsearch.hardware import match_accelerator
+    from cclsearch.card.hardware import match_accelerator
 
     hardware = card.hardware
     found = match_accelerator(hardware.accelerator, hardware.memory_gib) or match_accelerator(hardware.accelerator)

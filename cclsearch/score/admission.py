@@ -111,7 +111,7 @@ def check_ranks_traced(evidence: Evidence) -> Verdict:
 
 def check_devices(evidence: Evidence) -> Verdict:
     """Whether it ran on the accelerator that the frozen inputs name."""
-    from cclsearch.hardware import match_accelerator
+    from cclsearch.card.hardware import match_accelerator
 
     traced = evidence.trace.devices if evidence.trace else ()
     names = Counter((*evidence.result.devices, *(name for name in traced if match_accelerator(name))))

@@ -104,7 +104,7 @@ def find_step_flops(card: Card) -> float | None:
 
 def find_mfu(card: Card, tokens_per_s_per_accelerator: float) -> float | None:
     """Model FLOP utilisation, 0 to 1; None where no vendor states the accelerator's peak at the card's precision."""
-    from cclsearch.hardware import match_accelerator
+    from cclsearch.card.hardware import match_accelerator
 
     accelerator = match_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
     step_flops = find_step_flops(card)

@@ -15,7 +15,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
-from cclsearch.space import rules_of_degrees, rules_of_knobs, torus  # noqa: F401  importing enters their rules
+from cclsearch.space import degree_rules, knob_rules, torus_rule  # noqa: F401  importing registers their rules
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.rule import ALWAYS, PARAMETERS, RULES, Rule
 from cclsearch.space.table import Knob

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import JsonValue
 
+from cclsearch.card.hardware import PRECISIONS, Accelerator, match_accelerator
 from cclsearch.card.model import Card, Phase
 from cclsearch.core.text import one_line
-from cclsearch.hardware import PRECISIONS, Accelerator, match_accelerator
 from cclsearch.predict.arch import count_parts, flops_per_token
 from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops

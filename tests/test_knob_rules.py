@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_rules_of_degrees import DENSE, MIXED, ask, make
+from test_degree_rules import DENSE, MIXED, ask, make
 
 from cclsearch.space.rule import RULES, Rule
 

@@ -206,7 +206,7 @@ def _keep_faster(rows: Sequence[RecordedRow]) -> tuple[list[RecordedRow], tuple[
 def _read_card(folder: Path, rows: Sequence[RecordedRow]) -> tuple[Card, tuple[str, ...]]:
     from cclsearch.card.load import card_from_mapping
     from cclsearch.core.yaml_file import read_yaml
-    from cclsearch.recording_card import complete_card
+    from cclsearch.recording.defaults import complete_card
 
     path = folder / "card.yaml"
     data = read_yaml(path)

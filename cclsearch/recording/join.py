@@ -16,7 +16,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.yaml_file import read_yaml
-from cclsearch.recording import Recording, load_recording
+from cclsearch.recording.load import Recording, load_recording
 
 
 def find_family(folder: Path) -> list[Recording]:

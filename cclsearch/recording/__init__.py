@@ -1,0 +1,1 @@
+"""Recorded landscapes: measured configurations that a search can replay instead of running anything."""
