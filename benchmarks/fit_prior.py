@@ -1,4 +1,4 @@
-"""Fits `cclsearch/predict/prior.json`: what is believed of the multipliers before anything was measured.
+"""Fits `cclsearch/tasks/training/prior.json`: what is believed of the multipliers before anything was measured.
 
     python benchmarks/fit_prior.py LANDSCAPES [--leave-out FAMILY] [--out FILE]
 
@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.predict import memory, time
-from cclsearch.predict.calibrate import Evidence, Posterior
-from cclsearch.predict.model import PRIOR_FILE, Priors, model_of, read_priors
 from cclsearch.recording.load import Recording, find_recordings, load_recording
+from cclsearch.stats.calibration import Evidence, Posterior
+from cclsearch.tasks.training import memory, time
+from cclsearch.tasks.training.prediction import PRIOR_FILE, Priors, model_of, read_priors
 
 GUESS_FILE = Path(__file__).with_name("prior_guess.json")
 """Multipliers and widths from the literature and from physics, before any landscape was seen."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-CODE = ("cclsearch/score/*.py", "cclsearch/space/*.py", "cclsearch/noise.py")
+CODE = ("cclsearch/score/*.py", "cclsearch/space/*.py", "cclsearch/stats/*.py")
 TESTS = (
     "test_admission", "test_admit", "test_judge", "test_noise", "test_objective", "test_space", "test_framework",
     "test_collect", "test_thresholds", "test_catalog", "test_expression",

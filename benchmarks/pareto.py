@@ -27,13 +27,13 @@ from pathlib import Path
 import numpy as np
 
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.front import choose_reference, find_front, measure_hypervolume, spread_axes
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
 from cclsearch.propose.front import FrontProposer
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.score.objective import Objective, load_objective
+from cclsearch.stats.pareto import choose_reference, find_front, measure_hypervolume, spread_axes
 
 WEIGHTS = tuple(round(0.1 * n, 1) for n in range(11))
 Loss = Callable[[dict[str, float]], float]

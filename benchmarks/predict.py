@@ -21,13 +21,13 @@ from scipy.stats import spearmanr
 from search import load_all
 
 from cclsearch.bench import _Table
-from cclsearch.predict.model import Priors, load_priors, model_of, predict_space, read_priors
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.default import DefaultProposer
 from cclsearch.propose.ensemble import learn_time
 from cclsearch.propose.feasibility import learn_feasibility
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, Space
+from cclsearch.tasks.training.prediction import Priors, load_priors, model_of, predict_space, read_priors
 
 AFTER = (0, 3, 5)
 NEAR = 2.0

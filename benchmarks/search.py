@@ -19,9 +19,9 @@ from typing import Any
 from fit_prior import fit_prior
 
 from cclsearch.bench import ReplayedSearch, replay_search, summarise
-from cclsearch.predict.model import Priors, load_priors, read_priors
 from cclsearch.propose.default import DefaultProposer
 from cclsearch.recording.load import Recording, find_recordings, load_recording
+from cclsearch.tasks.training.prediction import Priors, load_priors, read_priors
 
 SPLITS: dict[str, Callable[[Recording, Recording], bool]] = {
     "landscape": lambda fitted, searched: fitted.folder != searched.folder,

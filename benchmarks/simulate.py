@@ -20,10 +20,10 @@ import numpy as np
 import yaml
 
 from cclsearch.card.load import card_from_mapping
-from cclsearch.predict import memory, time
-from cclsearch.predict.features import KernelShape, kernel
-from cclsearch.predict.model import model_of
 from cclsearch.space.table import Knob, space_from_rows
+from cclsearch.stats.kernel import KernelShape, kernel
+from cclsearch.tasks.training import memory, time
+from cclsearch.tasks.training.prediction import model_of
 
 MODELS = {  # hidden, layers, heads, feed-forward: published shapes
     "1b": (2048, 16, 32, 8192),

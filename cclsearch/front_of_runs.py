@@ -9,7 +9,15 @@ import numpy as np
 
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.values import Config, Provenance
-from cclsearch.front import (
+from cclsearch.record.state import collect_losses
+from cclsearch.record.trial import Trial
+from cclsearch.report.front import Axis, FrontPage, FrontPoint
+from cclsearch.report.gather import clean, describe_work
+from cclsearch.run_folder import Run
+from cclsearch.score.catalog import Direction, find_metric
+from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
+from cclsearch.stats.noise import Noise, estimate_noise, find_interval
+from cclsearch.stats.pareto import (
     choose_by_weight,
     choose_reference,
     find_front,
@@ -19,14 +27,6 @@ from cclsearch.front import (
     spread_axes,
     trace_hypervolume,
 )
-from cclsearch.noise import Noise, estimate_noise, find_interval
-from cclsearch.record.state import collect_losses
-from cclsearch.record.trial import Trial
-from cclsearch.report.front import Axis, FrontPage, FrontPoint
-from cclsearch.report.gather import clean, describe_work
-from cclsearch.run_folder import Run
-from cclsearch.score.catalog import Direction, find_metric
-from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
 from cclsearch.sweep import Sweep, describe_sweep, open_front, read_sweep
 
 

@@ -197,7 +197,7 @@ def finalists(book: Book, count: int, objective: Objective) -> list[Trial]:
     metrics those of the front, spread along it."""
     if objective.is_multi:
         return _front(book, count, objective)
-    from cclsearch.noise import estimate_noise, pick_finalists
+    from cclsearch.stats.noise import estimate_noise, pick_finalists
 
     runs = collect_losses(book.state)
     noise = estimate_noise(list(runs.values()))
@@ -206,7 +206,7 @@ def finalists(book: Book, count: int, objective: Objective) -> list[Trial]:
 
 def _front(book: Book, count: int, objective: Objective) -> list[Trial]:
     """First ranked runs of configurations that no other beats in every metric, its ends first."""
-    from cclsearch.front import find_front
+    from cclsearch.stats.pareto import find_front
 
     trials = [book.state.trials[number] for number in book.state.losses_by_trial()]
     values_NM = np.array([objective.values(trial.outcome.metrics) for trial in trials if trial.outcome])

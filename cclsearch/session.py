@@ -184,7 +184,7 @@ def hold_back(spec: RunSpec, space: Space) -> frozenset[int]:
     """
     if spec.recording is not None:
         return frozenset()
-    from cclsearch.predict.model import predict_space
+    from cclsearch.tasks.training.prediction import predict_space
 
     hopeless_N = predict_space(spec.card, space).fits_N < LEAST_CHANCE
     return frozenset() if hopeless_N.all() else frozenset(hopeless_N.nonzero()[0].tolist())
@@ -192,7 +192,7 @@ def hold_back(spec: RunSpec, space: Space) -> frozenset[int]:
 
 def describe_held_back(spec: RunSpec, space: Space, rows: frozenset[int]) -> str:
     """What is held back and why, with the largest and the smallest of them."""
-    from cclsearch.predict.model import predict_space
+    from cclsearch.tasks.training.prediction import predict_space
 
     memory_gib_N = predict_space(spec.card, space).memory_gib_N
     ordered = sorted(rows, key=lambda row: float(memory_gib_N[row]))

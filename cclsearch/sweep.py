@@ -12,7 +12,6 @@ from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
 from cclsearch.destination import choose_destination
-from cclsearch.front import parse_weights
 from cclsearch.plan import Plan, Request, plan_search, require_recorded
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
@@ -20,6 +19,7 @@ from cclsearch.score.measurable import require_measurable
 from cclsearch.score.objective import Objective, load_objective
 from cclsearch.session import create_run
 from cclsearch.space.framework import load_framework
+from cclsearch.stats.pareto import parse_weights
 
 SWEEP_FILE = "sweep.json"
 WEIGHT = "weight"

@@ -10,13 +10,13 @@ import pytest
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, FailureKind, Provenance
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
-from cclsearch.predict.arch import count_parameters, flops_per_token
 from cclsearch.score.admission import admit
 from cclsearch.score.derive import derive_metrics, relative_spread
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.judge import judge_trial
 from cclsearch.score.objective import load_objective
 from cclsearch.score.outcome import Verdict
+from cclsearch.tasks.training.arch import count_parameters, flops_per_token
 
 ARCH = ModelArch(
     num_layers=32,

@@ -15,8 +15,9 @@ ENGINE = sorted((ROOT / "cclsearch").rglob("*.py"))
 
 FLOORS = [
     {"core"},
-    {"plugins", "stats", "draw", "card", "noise", "space"},
-    {"predict", "tasks", "recording", "front"},
+    {"plugins", "draw", "card", "space"},
+    {"stats"},
+    {"tasks", "recording"},
     {
         "propose",
         "launch",

@@ -9,11 +9,11 @@ import pytest
 
 from cclsearch.card.load import load_card
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
-from cclsearch.predict.layout import read_layout
-from cclsearch.predict.model import load_priors, model_of
 from cclsearch.propose.base import Observation
 from cclsearch.propose.feasibility import Feasibility, learn_feasibility
 from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.training.prediction import load_priors, model_of
 
 CARD = load_card("wl2")  # 8 billion parameters on 16 A100 of 40 GB
 FAILED = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="out of memory")

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from cclsearch.noise import (
+from cclsearch.stats.noise import (
     PRIOR_RELATIVE,
     Noise,
     chances_to_be_best,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cclsearch.core.errors import UserError
-from cclsearch.front import (
+from cclsearch.stats.pareto import (
     choose_by_weight,
     choose_reference,
     find_front,

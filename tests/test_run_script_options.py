@@ -20,8 +20,8 @@ from cclsearch.card.load import load_card
 from cclsearch.core.values import Failure, FailureKind, Value
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import TrialInput, trial_environment
-from cclsearch.predict.arch import count_parameters
 from cclsearch.space.framework import load_framework
+from cclsearch.tasks.training.arch import count_parameters
 
 GOLDEN = Path(__file__).parent / "golden" / "options"
 

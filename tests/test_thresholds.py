@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 from test_admission import ARCH, CARD, PAYLOAD, STEP_FLOPS, judge, verdict_of
 
-from cclsearch.predict.arch import count_parameters
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.thresholds import Thresholds
+from cclsearch.tasks.training.arch import count_parameters
 
 ON_CPU = {"memory_kind": "rss"}
 QUIET_ASK = {"payload": PAYLOAD.model_copy(update={"timed_steps": 1, "warmup_steps": 0})}

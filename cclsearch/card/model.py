@@ -46,7 +46,7 @@ class ModelArch(Model):
     """Three matrices in the feed-forward part (SwiGLU) rather than two."""
     moe: MoEArch | None = None
     num_params: int | None = None
-    """As the card states it; `cclsearch.predict.arch.count_parameters` derives the number from the widths."""
+    """As the card states it; `cclsearch.tasks.training.arch.count_parameters` derives the number from the widths."""
 
 
 class Hardware(Model):

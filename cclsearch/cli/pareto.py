@@ -32,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import plain
-    from cclsearch.front import parse_weights
     from cclsearch.front_of_runs import gather_front
     from cclsearch.report.write import write_front
     from cclsearch.run_folder import load_run
     from cclsearch.runs_folder import find_run, runs_folder
+    from cclsearch.stats.pareto import parse_weights
 
     folders = list(dict.fromkeys(find_run(name, args.runs) for name in args.run or ["last"]))
     page = gather_front(

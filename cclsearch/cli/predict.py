@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
-    from cclsearch.predict.model import Prediction
     from cclsearch.space.table import Space
+    from cclsearch.tasks.training.prediction import Prediction
 
 EXAMPLE = """ccl-search predict --workload wl2 --top 5
   ccl-search predict --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1 --png parts.png
@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the fastest predicted configurations that are likely to fit, with time and memory by part."""
     from cclsearch.card.load import load_card
     from cclsearch.core.errors import UserError, require_writable
-    from cclsearch.predict.model import predict_space
     from cclsearch.space.build import build_space, require_known_knobs
     from cclsearch.space.framework import load_framework
     from cclsearch.space.parse import parse_knob
+    from cclsearch.tasks.training.prediction import predict_space
 
     if args.top < 1:
         raise UserError(f"--top must be a whole number of at least 1; it is {args.top}")
@@ -137,7 +137,7 @@ def _print_table(card: Card, space: Space, described: list[dict[str, Any]]) -> N
 
 
 def _find_topology(card: Card, asked: str | None) -> str | None:
-    from cclsearch.predict.aot import find_topology, require_compiler
+    from cclsearch.tasks.training.aot import find_topology, require_compiler
 
     if asked is None:
         return None
@@ -149,7 +149,7 @@ def _find_topology(card: Card, asked: str | None) -> str | None:
 def _compile_all(card: Card, described: list[dict[str, Any]], topology: str) -> None:
     """Put the compiler's figures beside each configuration's."""
     from cclsearch.core.values import Config
-    from cclsearch.predict.aot import compile_memory
+    from cclsearch.tasks.training.aot import compile_memory
 
     for row in described:
         found = compile_memory(card, Config(row["config"]), topology)

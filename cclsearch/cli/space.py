@@ -174,7 +174,7 @@ def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str,
     row = space.row(config)
     if row is None:
         return None
-    from cclsearch.predict.model import predict_space
+    from cclsearch.tasks.training.prediction import predict_space
 
     prediction = predict_space(card, space)
     return {

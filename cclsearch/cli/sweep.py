@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.cli.drive import drive_search
-    from cclsearch.front import parse_weights
     from cclsearch.runs_folder import name_run, runs_folder
+    from cclsearch.stats.pareto import parse_weights
     from cclsearch.sweep import JOINED_FOLDER, create_sweep, plan_sweep
 
     weights = parse_weights(args.weights) if args.weights is not None else None

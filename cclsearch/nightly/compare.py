@@ -11,8 +11,8 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.profile import Profile
 from cclsearch.nightly.history import Night, Sample, mean_of, read_surroundings
-from cclsearch.noise import Noise, confidence_better, estimate_noise
 from cclsearch.record.trial import Trial
+from cclsearch.stats.noise import Noise, confidence_better, estimate_noise
 
 REFERENCE_NIGHTS = 5
 """Latest nights that ran a configuration: what it is held against."""

@@ -13,11 +13,11 @@ from cclsearch.nightly.assemble import JobNights
 from cclsearch.nightly.compare import Verdict
 from cclsearch.nightly.history import Night, mean_of
 from cclsearch.nightly.summary import NightSummary, show_best
-from cclsearch.noise import estimate_noise, find_interval
 from cclsearch.report.axes import Frame, Scale, fit_scale, show_number
 from cclsearch.report.scene import SERIES, Item, Mark, Scene, Text
 from cclsearch.report.scene import Path as Line
 from cclsearch.report.svg import palette_css, render_svg
+from cclsearch.stats.noise import estimate_noise, find_interval
 
 HERE = Path(__file__).parent
 STYLE = HERE.parent / "report" / "page.css"

@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cclsearch.predict.calibrate import Prior
-from cclsearch.predict.time import MULTIPLIERS
 from cclsearch.propose.base import SearchView
+from cclsearch.stats.calibration import Prior
+from cclsearch.tasks.training.time import MULTIPLIERS
 
 KEY = "beliefs"
 """Where a remark's data holds them, as JSON: part -> level."""

@@ -8,10 +8,10 @@ import numpy as np
 from scipy.special import ndtr
 
 from cclsearch.plugins import PROPOSERS
-from cclsearch.predict.layout import Array
-from cclsearch.predict.model import Priors
 from cclsearch.propose.base import Expectation, Proposal, SearchView
 from cclsearch.propose.surrogate import Belief, believe
+from cclsearch.tasks.training.layout import Array
+from cclsearch.tasks.training.prediction import Priors
 
 LOW_PRICE, HIGH_PRICE = 0.001, 0.05
 """What a failed trial costs, in units of relative improvement: where little is to be gained, the safe choice wins."""

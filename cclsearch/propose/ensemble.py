@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.predict.calibrate import Evidence, Posterior, Prior
-from cclsearch.predict.layout import Array
-from cclsearch.predict.model import CardModel, Priors
 from cclsearch.propose.base import Observation
+from cclsearch.stats.calibration import Evidence, Posterior, Prior
+from cclsearch.tasks.training.layout import Array
+from cclsearch.tasks.training.prediction import CardModel, Priors
 
 NUM_MODELS = 128
 DEVIATIONS = (0.5, 1.0, 2.0)

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from cclsearch.core.values import FailureKind
-from cclsearch.predict.calibrate import Curve, Evidence, Posterior, Prior, calibrate
-from cclsearch.predict.layout import Array
-from cclsearch.predict.memory import MULTIPLIERS
-from cclsearch.predict.model import CardModel, Priors
 from cclsearch.propose.base import Observation
+from cclsearch.stats.calibration import Curve, Evidence, Posterior, Prior, calibrate
+from cclsearch.tasks.training.layout import Array
+from cclsearch.tasks.training.memory import MULTIPLIERS
+from cclsearch.tasks.training.prediction import CardModel, Priors
 
 _DOUBT = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
 _OTHER_DOUBT = 0.8

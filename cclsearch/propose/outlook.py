@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from cclsearch.predict.layout import Array
-from cclsearch.predict.time import MULTIPLIERS
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.default import bar, choose_batch, expected_gain, failure_price
 from cclsearch.propose.surrogate import Belief
+from cclsearch.tasks.training.layout import Array
+from cclsearch.tasks.training.time import MULTIPLIERS
 
 NEGLIGIBLE = 0.01
 """An improvement below this share is none."""

@@ -12,12 +12,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.predict.calibrate import Curve, Evidence, Prior, calibrate
-from cclsearch.predict.layout import Array
-from cclsearch.predict.model import model_of
 from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
 from cclsearch.propose.default import HIGH_PRICE
 from cclsearch.propose.surrogate import Belief, believe
+from cclsearch.stats.calibration import Curve, Evidence, Prior, calibrate
+from cclsearch.tasks.training.layout import Array
+from cclsearch.tasks.training.prediction import model_of
 
 Direction = Literal["minimize", "maximize"]
 NUM_DIRECTIONS = 64

@@ -58,8 +58,8 @@ class HeuristicProposer:
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """The next `count` members of that order."""
-        from cclsearch.predict.memory import combine_memory
-        from cclsearch.predict.model import load_priors, model_of
+        from cclsearch.tasks.training.memory import combine_memory
+        from cclsearch.tasks.training.prediction import load_priors, model_of
 
         model = model_of(view.card, view.space)
         layout = model.layout

@@ -9,13 +9,13 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.predict.calibrate import Curve, Evidence, Prior, calibrate
-from cclsearch.predict.layout import Array
-from cclsearch.predict.model import CardModel, Priors, load_priors, model_of
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.beliefs import collect_beliefs, shift_prior
 from cclsearch.propose.ensemble import TimeModels, learn_time
 from cclsearch.propose.feasibility import Feasibility, learn_feasibility
+from cclsearch.stats.calibration import Curve, Evidence, Prior, calibrate
+from cclsearch.tasks.training.layout import Array
+from cclsearch.tasks.training.prediction import CardModel, Priors, load_priors, model_of
 
 MOST_CANDIDATES = 1500
 """Rows that get a full posterior; a larger space is first sifted by the calibrated closed form."""

@@ -211,7 +211,7 @@ class RunState:
 
     def _defend(self, groups: list[list[int]]) -> list[int]:
         """The best of those that ran most often, unless one that ran less often beats it beyond the noise."""
-        from cclsearch.noise import estimate_noise, is_better
+        from cclsearch.stats.noise import estimate_noise, is_better
 
         noise = estimate_noise(list(self.losses_by_trial().values()))
         counts = sorted({len(group) for group in groups}, reverse=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cclsearch.core.values import Provenance
-from cclsearch.noise import (
+from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial
+from cclsearch.stats.noise import (
     DEFAULT_CONFIDENCE,
     Interval,
     Noise,
@@ -14,8 +16,6 @@ from cclsearch.noise import (
     estimate_noise,
     find_interval,
 )
-from cclsearch.record.state import RunState
-from cclsearch.record.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ def _doubt(trial: Trial, state: RunState) -> str:
     """Where a trial leads within the noise: over which one, and how sure that is."""
     if trial.outcome is None or trial.outcome.provenance is not Provenance.MEASURED:
         return ""
-    from cclsearch.noise import DEFAULT_CONFIDENCE
     from cclsearch.report.certainty import find_lead
+    from cclsearch.stats.noise import DEFAULT_CONFIDENCE
 
     lead = find_lead(state, trial)
     if lead is None or lead[1] >= DEFAULT_CONFIDENCE:

@@ -88,14 +88,14 @@ def _check_parameters(evidence: Evidence) -> list[str]:
 
 def count_card_parameters(card: Card) -> int:
     """Parameters of the card's model: as its widths make them."""
-    from cclsearch.predict.arch import count_parameters
+    from cclsearch.tasks.training.arch import count_parameters
 
     return count_parameters(card.arch)
 
 
 def find_step_flops(card: Card) -> float | None:
     """Model FLOPs of one optimizer step, recomputation apart (PaLM, appendix B); None unless it trains."""
-    from cclsearch.predict.arch import flops_per_token
+    from cclsearch.tasks.training.arch import flops_per_token
 
     if card.phase is not Phase.TRAINING:
         return None

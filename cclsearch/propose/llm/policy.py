@@ -10,13 +10,13 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
-from cclsearch.predict.arch import count_parameters
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.llm.configs import nearest_rows, spelled
 from cclsearch.propose.llm.look import Look
 from cclsearch.propose.llm.sandbox import Limits, SandboxError, run_policy
 from cclsearch.propose.llm.spelling import find_choice, find_knob
 from cclsearch.space.table import Space
+from cclsearch.tasks.training.arch import count_parameters
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from cclsearch.card.hardware import PRECISIONS, Accelerator, match_accelerator
 from cclsearch.card.model import Card, Phase
 from cclsearch.core.text import one_line
-from cclsearch.predict.arch import count_parts, flops_per_token
+from cclsearch.tasks.training.arch import count_parts, flops_per_token
 from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops
 from cclsearch.trace.metric import Draft, NotAvailable, metric

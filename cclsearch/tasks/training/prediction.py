@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from cclsearch.card.model import Card
-from cclsearch.predict import memory, time
-from cclsearch.predict.calibrate import Curve, Evidence, Posterior, Prior, calibrate
-from cclsearch.predict.features import Features, KernelShape, read_features
-from cclsearch.predict.layout import Array, Layout, read_layout
-from cclsearch.predict.machine import Machine, read_machine
 from cclsearch.space.table import Space
+from cclsearch.stats.calibration import Curve, Evidence, Posterior, Prior, calibrate
+from cclsearch.stats.kernel import Features, KernelShape, read_features
+from cclsearch.tasks.training import memory, time
+from cclsearch.tasks.training.layout import Array, Layout, read_layout
+from cclsearch.tasks.training.machine import Machine, read_machine
 
 USABLE_MEMORY = 0.95
 """Share of the device's memory that a job can fill before the allocator gives up."""

@@ -1,6 +1,6 @@
 """Compiles one configuration's optimizer step for a TPU topology, in a process of its own; prints JSON.
 
-    python -m cclsearch.predict.aot_compile REQUEST.json
+    python -m cclsearch.tasks.training.aot_compile REQUEST.json
 
 The step is that of the run script `jax_cpu.py` (model, AdamW, gradient accumulation) on the mesh of the topology's
 chips; no chip takes part: JAX asks the TPU compiler in `libtpu`.

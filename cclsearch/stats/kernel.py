@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.predict.layout import Array
 from cclsearch.space.table import Knob, Space
+
+Array = NDArray[np.float64]
 
 _IDLE_AT_ONE = {
     "sequence_parallel": "tp",

@@ -10,7 +10,7 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
-from cclsearch.predict.aot import compile_memory, find_topology, require_compiler
+from cclsearch.tasks.training.aot import compile_memory, find_topology, require_compiler
 
 HAS_COMPILER = importlib.util.find_spec("libtpu") is not None and importlib.util.find_spec("jax") is not None
 CONFIG = Config(tp=2, dp=2, ep=1, micro_batch_size=4, activation_checkpointing="none")
@@ -44,7 +44,7 @@ def test_missing_compiler_is_told_with_the_remedy() -> None:
 
 
 def test_answer_for_another_device_is_no_figure() -> None:
-    from cclsearch.predict.aot import _read
+    from cclsearch.tasks.training.aot import _read
 
     sizes = {f"{part}_bytes": 2**30 for part in ("arguments", "temporary", "output", "aliased", "code")}
     assert _read({**sizes, "device": "cpu"}, "v5e:2x2").total_gib is None

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
-from cclsearch.predict.arch import ParameterCount, count_parts
-from cclsearch.predict.layout import Array, Layout
-from cclsearch.predict.machine import Machine
-from cclsearch.predict.multipliers import Multipliers, name_multipliers
+from cclsearch.tasks.training.arch import ParameterCount, count_parts
+from cclsearch.tasks.training.layout import Array, Layout
+from cclsearch.tasks.training.machine import Machine
+from cclsearch.tasks.training.multipliers import Multipliers, name_multipliers
 
 GIB = float(2**30)
 EAGER_NORM_BYTES = 2 * 8.0

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
-from cclsearch.predict.arch import count_parts
-from cclsearch.predict.layout import Array, Layout
-from cclsearch.predict.machine import Machine
-from cclsearch.predict.multipliers import Multipliers, name_multipliers
+from cclsearch.tasks.training.arch import count_parts
+from cclsearch.tasks.training.layout import Array, Layout
+from cclsearch.tasks.training.machine import Machine
+from cclsearch.tasks.training.multipliers import Multipliers, name_multipliers
 
 MULTIPLIERS = (
     "scale",
@@ -223,7 +223,7 @@ def _layer_matmul(card: Card) -> float:
 
 
 def _parameters_per_rank(counts: object, num_layers: int, layout: Layout) -> Array:
-    from cclsearch.predict.memory import parameters_per_rank
+    from cclsearch.tasks.training.memory import parameters_per_rank
 
     return parameters_per_rank(counts, num_layers, layout)  # type: ignore[arg-type]
 

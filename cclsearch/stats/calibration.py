@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from cclsearch.predict.features import Features, KernelShape, kernel, kernel_diagonal
-from cclsearch.predict.layout import Array
+from cclsearch.stats.kernel import Array, Features, KernelShape, kernel, kernel_diagonal
 
 Curve = Callable[[Array], Array]
 """(P,) log multipliers -> (n,) log of the closed form at some rows; (S, P) -> (S, n)."""

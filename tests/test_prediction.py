@@ -12,13 +12,13 @@ from scipy.stats import spearmanr
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, ModelArch, MoEArch
 from cclsearch.cli import main
-from cclsearch.predict.arch import count_parameters, count_parts, flops_per_token
-from cclsearch.predict.layout import read_layout
-from cclsearch.predict.machine import read_machine
-from cclsearch.predict.memory import memory_parts
-from cclsearch.predict.model import predict_space
 from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.tasks.training.arch import count_parameters, count_parts, flops_per_token
+from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.training.machine import read_machine
+from cclsearch.tasks.training.memory import memory_parts
+from cclsearch.tasks.training.prediction import predict_space
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cclsearch.predict.calibrate import Evidence, Posterior
-from cclsearch.predict.model import CardModel, load_priors, model_of
-from cclsearch.predict.time import MULTIPLIERS
 from cclsearch.recording.load import load_recording
+from cclsearch.stats.calibration import Evidence, Posterior
+from cclsearch.tasks.training.prediction import CardModel, load_priors, model_of
+from cclsearch.tasks.training.time import MULTIPLIERS
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-4n"
 

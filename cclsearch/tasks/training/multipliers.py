@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.predict.layout import Array
+from cclsearch.tasks.training.layout import Array
 
 Multipliers = dict[str, Array]
 """Name -> multiplier: a scalar, or (S, 1) for S sets of them at once."""

@@ -1,1 +1,0 @@
-"""What a configuration will take, before it runs: step time and memory with their parts."""

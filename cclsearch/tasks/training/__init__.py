@@ -1,0 +1,1 @@
+"""Training: predicted step time and memory of a configuration."""
