@@ -66,7 +66,7 @@ def _calibrate_each(recordings: Sequence[Recording], priors: Priors, part: str) 
 
 
 def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
-    from cclsearch.propose.ensemble import temper
+    from cclsearch.propose.bayes.time_ensemble import temper
 
     rows = [n for n, row in enumerate(recording.rows) if row.step_time_s is not None]
     values = np.log([recording.rows[n].step_time_s or 0.0 for n in rows])

@@ -29,7 +29,7 @@ import numpy as np
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
-from cclsearch.propose.front import FrontProposer
+from cclsearch.propose.bayes.pareto_proposer import FrontProposer
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.score.objective import Objective, load_objective

@@ -21,8 +21,8 @@ import numpy as np
 from cclsearch.cli import bench
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, SearchView
-from cclsearch.propose.peers import PENALTY
-from cclsearch.propose.simple import open_rows
+from cclsearch.propose.baselines.optuna_baselines import PENALTY
+from cclsearch.propose.baselines.simple import open_rows
 
 NUM_RANDOM = 5
 

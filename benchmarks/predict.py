@@ -22,9 +22,9 @@ from search import load_all
 
 from cclsearch.bench import _Table
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.default import DefaultProposer
-from cclsearch.propose.ensemble import learn_time
-from cclsearch.propose.feasibility import learn_feasibility
+from cclsearch.propose.bayes.feasibility import learn_feasibility
+from cclsearch.propose.bayes.proposer import DefaultProposer
+from cclsearch.propose.bayes.time_ensemble import learn_time
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, Space
 from cclsearch.tasks.training.prediction import Priors, load_priors, model_of, predict_space, read_priors

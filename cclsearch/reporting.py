@@ -11,7 +11,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
 from cclsearch.front_of_runs import gather_front
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.surrogate import believe
+from cclsearch.propose.bayes.surrogate import believe
 from cclsearch.record.observe import Observer
 from cclsearch.report.data import Neighbour, RunPage
 from cclsearch.report.front import draw_front_page

@@ -19,8 +19,8 @@ from cclsearch.launch.profile import make_launcher
 from cclsearch.plan import LLM_STRATEGIES, Plan, hash_space
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
-from cclsearch.propose.first import FirstProposer
-from cclsearch.propose.front import FrontProposer
+from cclsearch.propose.bayes.pareto_proposer import FrontProposer
+from cclsearch.propose.enqueued import FirstProposer
 from cclsearch.record.book import Book
 from cclsearch.record.event import Note, SearchResumed, SearchStarted
 from cclsearch.record.ledger import LEDGER_FILE

@@ -44,7 +44,7 @@ BETWEEN_ROOMS = {
     ("report", "score"): {"objective", "outcome"},
     ("score", "launch"): {"contract"},
     ("record", "launch"): {"base", "contract"},
-    ("record", "propose"): {"base", "observation"},
+    ("record", "propose"): {"base", "observations"},
     ("record", "score"): {"outcome"},
 }
 """Room -> other room -> the modules of frozen values that may cross."""

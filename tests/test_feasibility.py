@@ -10,7 +10,7 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation
-from cclsearch.propose.feasibility import Feasibility, learn_feasibility
+from cclsearch.propose.bayes.feasibility import Feasibility, learn_feasibility
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.prediction import load_priors, model_of

@@ -10,7 +10,7 @@ from recorded_runs import write_recording
 
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.front import FrontProposer, split_by_size
+from cclsearch.propose.bayes.pareto_proposer import FrontProposer, split_by_size
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, load_recording
 

@@ -16,11 +16,11 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.default import failure_price
-from cclsearch.propose.outlook import Outlook, survey_belief
-from cclsearch.propose.pareto import propose_pareto
-from cclsearch.propose.sampler import LegalSetSampler, legal_set_distributions
-from cclsearch.propose.surrogate import believe
+from cclsearch.propose.bayes.hypervolume import propose_pareto
+from cclsearch.propose.bayes.proposer import failure_price
+from cclsearch.propose.bayes.snapshot import Outlook, survey_belief
+from cclsearch.propose.bayes.surrogate import believe
+from cclsearch.propose.optuna_sampler import LegalSetSampler, legal_set_distributions
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, space_from_rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cclsearch.core.values import Config
-from cclsearch.propose.observation import Observation
+from cclsearch.propose.observations import Observation
 from cclsearch.reporting import MOST_LEARNED, pick_nearest
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Config
-from cclsearch.propose.observation import Observation as Observation
-from cclsearch.propose.observation import rows_of
+from cclsearch.propose.observations import Observation as Observation
+from cclsearch.propose.observations import rows_of
 from cclsearch.space.table import Space
 
 

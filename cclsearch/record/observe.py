@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cclsearch.propose.observation import Observation, Observations, Shelf
+from cclsearch.propose.observations import Observation, Observations, Shelf
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial

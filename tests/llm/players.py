@@ -11,7 +11,7 @@ import shlex
 from abc import ABC, abstractmethod
 from typing import Any
 
-from cclsearch.propose.beliefs import LEVELS, PARTS
+from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS
 from cclsearch.propose.llm.wire import Answer, Request, Stop, ToolCall, Usage
 
 Row = dict[str, Any]

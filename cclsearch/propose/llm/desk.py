@@ -12,7 +12,7 @@ from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.beliefs import check_beliefs
+from cclsearch.propose.bayes.prior_hints import check_beliefs
 from cclsearch.propose.llm.configs import nearest_rows, read_config, read_value, spelled
 from cclsearch.propose.llm.evidence import Evidence, TrialEvidence
 from cclsearch.propose.llm.fence import clip_bytes, fence, fence_end

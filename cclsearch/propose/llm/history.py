@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.propose.base import Remark, SearchView
-from cclsearch.propose.beliefs import KEY, Beliefs, write_beliefs
+from cclsearch.propose.bayes.prior_hints import KEY, Beliefs, write_beliefs
 from cclsearch.propose.llm.account import Cost, Limits
 from cclsearch.propose.llm.wire import Usage
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.default import bar, expected_gain
-from cclsearch.propose.outlook import Outlook, reach_m, survey_belief
-from cclsearch.propose.surrogate import believe
+from cclsearch.propose.bayes.proposer import bar, expected_gain
+from cclsearch.propose.bayes.snapshot import Outlook, reach_m, survey_belief
+from cclsearch.propose.bayes.surrogate import believe
 
 Floats = NDArray[np.float64]
 

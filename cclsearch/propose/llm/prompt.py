@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cclsearch.core.text import one_line
 from cclsearch.core.values import show_value
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.beliefs import collect_beliefs
+from cclsearch.propose.bayes.prior_hints import collect_beliefs
 from cclsearch.propose.llm.configs import free_knobs
 from cclsearch.propose.llm.evidence import TrialEvidence
 from cclsearch.propose.llm.fence import FENCE_RULE, clip_bytes, fence, fence_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cclsearch.propose.beliefs import LEVELS, PARTS
+from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS
 from cclsearch.propose.llm.configs import config_schema, where_schema
 from cclsearch.propose.llm.wire import ToolSpec
 from cclsearch.space.table import Space

@@ -8,8 +8,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.default import bar, choose_batch, expected_gain, failure_price
-from cclsearch.propose.surrogate import Belief
+from cclsearch.propose.bayes.proposer import bar, choose_batch, expected_gain, failure_price
+from cclsearch.propose.bayes.surrogate import Belief
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.time import MULTIPLIERS
 

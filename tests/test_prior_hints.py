@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cclsearch.propose.base import Observation, Remark, SearchView
-from cclsearch.propose.beliefs import LEVELS, PARTS, check_beliefs, collect_beliefs, write_beliefs
-from cclsearch.propose.surrogate import believe
+from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS, check_beliefs, collect_beliefs, write_beliefs
+from cclsearch.propose.bayes.surrogate import believe
 from cclsearch.recording.load import load_recording
 
 RECORDING = load_recording(Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n")

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.beliefs import collect_beliefs, shift_prior
-from cclsearch.propose.ensemble import TimeModels, learn_time
-from cclsearch.propose.feasibility import Feasibility, learn_feasibility
+from cclsearch.propose.bayes.feasibility import Feasibility, learn_feasibility
+from cclsearch.propose.bayes.prior_hints import collect_beliefs, shift_prior
+from cclsearch.propose.bayes.time_ensemble import TimeModels, learn_time
 from cclsearch.stats.calibration import Curve, Evidence, Prior, calibrate
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import CardModel, Priors, load_priors, model_of

@@ -18,7 +18,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposal, SearchView
-from cclsearch.propose.simple import open_rows
+from cclsearch.propose.baselines.simple import open_rows
 from cclsearch.space.table import Space
 
 if TYPE_CHECKING:

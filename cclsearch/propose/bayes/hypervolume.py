@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
-from cclsearch.propose.default import HIGH_PRICE
-from cclsearch.propose.surrogate import Belief, believe
+from cclsearch.propose.bayes.proposer import HIGH_PRICE
+from cclsearch.propose.bayes.surrogate import Belief, believe
 from cclsearch.stats.calibration import Curve, Evidence, Prior, calibrate
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import model_of

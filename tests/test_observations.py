@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
-from cclsearch.propose.observation import Observation, Shelf, rows_of
+from cclsearch.propose.observations import Observation, Shelf, rows_of
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 KNOBS = (Knob("tp", (1, 2, 4)), Knob("overlap", (False, True)), Knob("bucket", (0.5, 1.0)))

@@ -9,7 +9,7 @@ from scipy.special import ndtr
 
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Expectation, Proposal, SearchView
-from cclsearch.propose.surrogate import Belief, believe
+from cclsearch.propose.bayes.surrogate import Belief, believe
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import Priors
 

@@ -4,7 +4,7 @@ Over step time and the number of accelerators the second metric is known before 
 one search for each number of accelerators, each with a model of its own, and the expected hypervolume improvement of a
 candidate is exact: its expected improvement over the best of all sizes up to its own, times the width of its strip
 (Yang et al. 2019, box decomposition in two dimensions, on logarithmic axes). Any other metrics go through
-`cclsearch.propose.pareto`.
+`cclsearch.propose.bayes.hypervolume`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
-from cclsearch.propose.default import bar, expected_gain, failure_price
-from cclsearch.propose.pareto import Direction, propose_pareto
-from cclsearch.propose.surrogate import Belief, believe
+from cclsearch.propose.bayes.hypervolume import Direction, propose_pareto
+from cclsearch.propose.bayes.proposer import bar, expected_gain, failure_price
+from cclsearch.propose.bayes.surrogate import Belief, believe
 from cclsearch.space.table import Space
 
 STEP_TIME_AND_SIZE: tuple[tuple[str, Direction], ...] = (("step_time_s", "minimize"), ("num_accelerators", "minimize"))

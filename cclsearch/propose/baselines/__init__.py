@@ -1,0 +1,1 @@
+"""Strategies to compare with: random, heuristic and Optuna's own samplers."""
