@@ -31,11 +31,11 @@ from llm.players import PLAYERS  # noqa: E402
 
 from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.plugins import PROPOSERS  # noqa: E402
-from cclsearch.propose.arbiter.arbiter import Arbiter  # noqa: E402
+from cclsearch.propose.agent.agent import Agent, AgentOptions, seed_program  # noqa: E402
+from cclsearch.propose.agent.arbiter.proposer import Arbiter  # noqa: E402
+from cclsearch.propose.agent.policy.runner import SandboxRunner  # noqa: E402
+from cclsearch.propose.agent.surrogate_table import survey_look  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
-from cclsearch.propose.llm.agent import Agent, AgentOptions, seed_program  # noqa: E402
-from cclsearch.propose.llm.look import survey_look  # noqa: E402
-from cclsearch.propose.llm.policy import SandboxRunner  # noqa: E402
 from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
 
 BUDGET = 15
@@ -224,7 +224,7 @@ def run_sandbox_bench() -> None:
     """Every hostile program; prints those that returned anything."""
     from llm.hostile import HOSTILE, SLOW
 
-    from cclsearch.propose.llm.sandbox import Limits, SandboxError, run_policy
+    from cclsearch.propose.agent.policy.sandbox import Limits, SandboxError, run_policy
 
     limits = Limits(time_s=0.5, memory_bytes=48 * 2**20, output_bytes=20_000)
 

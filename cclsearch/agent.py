@@ -9,14 +9,14 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.arbiter.arbiter import make_arbiter
-from cclsearch.propose.arbiter.keyless import Keyless
+from cclsearch.propose.agent.agent import AgentOptions, make_agent
+from cclsearch.propose.agent.arbiter.keyless import Keyless
+from cclsearch.propose.agent.arbiter.proposer import make_arbiter
+from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.providers.cost import Limits
+from cclsearch.propose.agent.providers.spec import missing_key, parse_spec
+from cclsearch.propose.agent.tool_handlers import Explain
 from cclsearch.propose.base import Proposer
-from cclsearch.propose.llm.account import Limits
-from cclsearch.propose.llm.agent import AgentOptions, make_agent
-from cclsearch.propose.llm.desk import Explain
-from cclsearch.propose.llm.evidence import TrialEvidence
-from cclsearch.propose.llm.spec import missing_key, parse_spec
 from cclsearch.score.catalog import Direction
 from cclsearch.score.objective import Objective, Term
 from cclsearch.score.outcome import Outcome

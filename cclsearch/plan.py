@@ -23,9 +23,9 @@ from cclsearch.destination import Destination, choose_destination
 from cclsearch.earlier import AUTO, load_prior
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.llm.account import describe_unkept, load_prices, prices_path
-from cclsearch.propose.llm.library import freeze_seed
-from cclsearch.propose.llm.spec import missing_key, parse_spec, read_timeout_s
+from cclsearch.propose.agent.policy.store import freeze_seed
+from cclsearch.propose.agent.providers.cost import describe_unkept, load_prices, prices_path
+from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.runs_folder import LAST
 from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS

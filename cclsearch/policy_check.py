@@ -12,9 +12,9 @@ from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
+from cclsearch.propose.agent.policy.runner import SandboxRunner
+from cclsearch.propose.agent.surrogate_table import Look, survey_look
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.llm.look import Look, survey_look
-from cclsearch.propose.llm.policy import SandboxRunner
 from cclsearch.space.build import build_space, explain_config
 from cclsearch.space.framework import load_framework
 

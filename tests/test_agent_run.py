@@ -12,7 +12,7 @@ from llm.server import KEY, MODEL, Raw, Reaction, Say, serve
 from cclsearch.agent import FolderEvidence, read_options
 from cclsearch.cli import main
 from cclsearch.launch.contract import STDERR_FILE
-from cclsearch.propose.llm.wire import Request
+from cclsearch.propose.agent.providers.types import Request
 from cclsearch.spec import read_spec
 
 pytestmark = pytest.mark.serial

@@ -14,16 +14,25 @@ from llm.players import Stubborn
 
 from cclsearch.core.errors import UserError
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.arbiter.arbiter import Arbiter, make_arbiter
-from cclsearch.propose.arbiter.keyless import Keyless
-from cclsearch.propose.arbiter.machine import ALLOWED, Phase, State, read_state, write_move
-from cclsearch.propose.arbiter.rules import Rules
+from cclsearch.propose.agent.agent import Agent, AgentOptions
+from cclsearch.propose.agent.arbiter.keyless import Keyless
+from cclsearch.propose.agent.arbiter.proposer import Arbiter, make_arbiter
+from cclsearch.propose.agent.arbiter.rules import Rules
+from cclsearch.propose.agent.arbiter.states import ALLOWED, Phase, State, read_state, write_move
+from cclsearch.propose.agent.history import PastTurn, Submitted, limits_remark, past_turns, turn_remark
+from cclsearch.propose.agent.providers.cost import Cost, Limits
+from cclsearch.propose.agent.providers.types import (
+    Answer,
+    Provider,
+    ProviderError,
+    Request,
+    Stop,
+    ToolCall,
+    Trouble,
+    Usage,
+)
+from cclsearch.propose.agent.surrogate_table import Look, open_rows
 from cclsearch.propose.base import Proposal, Proposer, SearchView
-from cclsearch.propose.llm.account import Cost, Limits
-from cclsearch.propose.llm.agent import Agent, AgentOptions
-from cclsearch.propose.llm.history import PastTurn, Submitted, limits_remark, past_turns, turn_remark
-from cclsearch.propose.llm.look import Look, open_rows
-from cclsearch.propose.llm.wire import Answer, Provider, ProviderError, Request, Stop, ToolCall, Trouble, Usage
 
 
 class Frozen:
@@ -144,7 +153,7 @@ def test_trials_without_improvement_hand_over() -> None:
 
 
 def test_an_improvement_within_the_noise_is_none() -> None:
-    from cclsearch.propose.arbiter.rules import judge_trials
+    from cclsearch.propose.agent.arbiter.rules import judge_trials
 
     search = Search()
     search.ask(make(Chooses(FAST[3]), rules=Rules(num_seeds=1)))
@@ -329,7 +338,7 @@ def test_a_turn_that_the_end_overtakes_is_paid_for() -> None:
 
 
 def test_a_turn_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cclsearch.propose.arbiter.arbiter._CLOSE_S", 0.01)
+    monkeypatch.setattr("cclsearch.propose.agent.arbiter.proposer._CLOSE_S", 0.01)
     search = Search(budget=4)
     provider = Held(FAST[0])
     arbiter = make(provider, parallel=2, rules=Rules(num_seeds=0))

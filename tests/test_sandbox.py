@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from llm.hostile import HOSTILE, SLOW
 
-from cclsearch.propose.llm.sandbox import Limits, SandboxError, run_policy
+from cclsearch.propose.agent.policy.sandbox import Limits, SandboxError, run_policy
 
 TIGHT = Limits(time_s=0.4, memory_bytes=48 * 2**20, output_bytes=20_000)
 INPUT = ({"config_space": [{"key": "tp", "type": "int", "choices": [1, 2], "description": ""}]}, {"total_gpus": 2})

@@ -150,7 +150,7 @@ def check_answer(question: str, answer: str) -> str:
 def check_name(question: str, word: str, folder: Path) -> str:
     """The same answer; raises UserError with the names there are where the new project would not know it."""
     from cclsearch.core.content import find_content
-    from cclsearch.propose.llm.spec import parse_spec
+    from cclsearch.propose.agent.providers.spec import parse_spec
     from cclsearch.score.objective import load_objective, split_spec
 
     if word and question == "launcher":

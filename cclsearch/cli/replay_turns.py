@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import one_line
-    from cclsearch.propose.llm.replay import replay_turns
+    from cclsearch.propose.agent.replay import replay_turns
     from cclsearch.runs_folder import find_run
 
     turns = replay_turns(find_run(args.run, args.runs))

@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
 def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[Remark, ...]:
     """What the ledger is told of new limits on the LLM; raises UserError where no LLM takes part."""
     from cclsearch.core.errors import UserError
-    from cclsearch.propose.llm.account import Limits, describe_unkept
-    from cclsearch.propose.llm.history import limits_remark
-    from cclsearch.propose.llm.spec import parse_spec
+    from cclsearch.propose.agent.history import limits_remark
+    from cclsearch.propose.agent.providers.cost import Limits, describe_unkept
+    from cclsearch.propose.agent.providers.spec import parse_spec
     from cclsearch.spec import read_spec
 
     if args.max_tokens is None and args.max_usd is None:

@@ -71,9 +71,9 @@ def _row_text(row: dict[str, object]) -> str:
 
 def _show_one(folder: Path, *, as_json: bool) -> int:
     from cclsearch.core.text import one_line, plain
-    from cclsearch.propose.arbiter.telling import tell_moves
+    from cclsearch.propose.agent.arbiter.telling import tell_moves
+    from cclsearch.propose.agent.history import MOVE_TOPIC, TURN_TOPIC
     from cclsearch.propose.base import Remark
-    from cclsearch.propose.llm.history import MOVE_TOPIC, TURN_TOPIC
     from cclsearch.report.summary import best_as_json, summarise_run
     from cclsearch.report.terminal import describe_trial, result_text
     from cclsearch.run_folder import load_run

@@ -8,8 +8,8 @@ import numpy as np
 
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
+from cclsearch.propose.agent.surrogate_table import Look
 from cclsearch.propose.base import Observation, Proposal, Remark, SearchView
-from cclsearch.propose.llm.look import Look
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 CARD = Card(

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cclsearch.propose.arbiter.arbiter import Arbiter
-from cclsearch.propose.arbiter.rules import Rules
+from cclsearch.propose.agent.agent import Agent, AgentOptions
+from cclsearch.propose.agent.arbiter.proposer import Arbiter
+from cclsearch.propose.agent.arbiter.rules import Rules
+from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.agent.prompt import MAX_PROMPT_BYTES
+from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
+from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
+from cclsearch.propose.agent.providers.retry import Patience
+from cclsearch.propose.agent.providers.types import Request
+from cclsearch.propose.agent.surrogate_table import LookFunction
 from cclsearch.propose.base import Proposer
-from cclsearch.propose.llm.agent import Agent, AgentOptions
-from cclsearch.propose.llm.anthropic_api import AnthropicProvider
-from cclsearch.propose.llm.evidence import TrialEvidence
-from cclsearch.propose.llm.history import past_turns
-from cclsearch.propose.llm.look import LookFunction
-from cclsearch.propose.llm.openai_api import OpenAIProvider
-from cclsearch.propose.llm.prompt import MAX_PROMPT_BYTES
-from cclsearch.propose.llm.retry import Patience
-from cclsearch.propose.llm.wire import Request
 
 from .cases import SPACE, Search
 from .server import KEY, MODEL, Cut, Hang, Raw, Reaction, Say, StandIn, Status, serve

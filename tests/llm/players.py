@@ -11,8 +11,8 @@ import shlex
 from abc import ABC, abstractmethod
 from typing import Any
 
+from cclsearch.propose.agent.providers.types import Answer, Request, Stop, ToolCall, Usage
 from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS
-from cclsearch.propose.llm.wire import Answer, Request, Stop, ToolCall, Usage
 
 Row = dict[str, Any]
 """A candidate or a trial: its configuration under `config`, and its figures."""

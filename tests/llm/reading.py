@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from cclsearch.propose.llm.wire import Message, Request, Role, ToolCall, ToolResult, ToolSpec
+from cclsearch.propose.agent.providers.types import Message, Request, Role, ToolCall, ToolResult, ToolSpec
 
 
 class BadRequest(Exception):

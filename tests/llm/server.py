@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cclsearch.propose.llm.wire import Request
+from cclsearch.propose.agent.providers.types import Request
 
 from .reading import BadRequest, read_anthropic, read_openai
 

@@ -1,0 +1,1 @@
+"""The LLM agent: its prompt, its turns, its tools and its memory."""

@@ -1,0 +1,1 @@
+"""Decides at each step whether the LLM or the fallback proposes."""

@@ -1,0 +1,1 @@
+"""Policy programs that the LLM writes, and the sandbox that runs them."""

@@ -1,0 +1,91 @@
+"""Which knob a policy program means by a key, and which choice by a value, in the spellings that are about."""
+
+from __future__ import annotations
+
+import re
+
+from cclsearch.core.values import Value
+from cclsearch.propose.agent.configs import read_value
+from cclsearch.space.table import Knob, Space
+
+_DEGREES = {"tensor": "tp", "pipeline": "pp", "data": "dp", "expert": "ep", "context": "cp"}
+_DEGREE = re.compile(
+    rf"(?:ici_|dcn_)?(?P<kind>{'|'.join(_DEGREES)})_?(?:model_?)?(?:parallel(?:ism)?)(?:_(?:size|degree|world_size|dim))?"
+    rf"|(?P<short>{'|'.join(_DEGREES.values())})_(?:size|degree|dim|world_size)"
+)
+"""`tensor_parallel`, `tensor_model_parallel_size`, `pipeline_parallel_degree`, `tp_size`, ..."""
+_NAMES = {
+    "micro_batch_size": (
+        "micro_batch microbatch microbatch_size micro_bs mbs micro_batchsize micro_batch_size_per_gpu "
+        "train_micro_batch_size_per_gpu micro_batch_per_gpu"
+    ),
+    "activation_checkpointing": (
+        "ac activation_checkpoint activation_ckpt act_ckpt act_checkpointing checkpointing gradient_checkpointing "
+        "recompute recomputation recompute_granularity recompute_activations activation_recompute "
+        "activation_recomputation remat remat_policy ckpt"
+    ),
+    "zero_stage": "zero zero_level zero_optimization_stage use_distributed_optimizer distributed_optimizer",
+    "sequence_parallel": "sp seq_parallel sequence_parallelism use_sequence_parallel",
+    "virtual_pipeline": (
+        "virtual_pp vpp vp virtual_pipeline_size virtual_pipeline_stages virtual_pipeline_model_parallel_size "
+        "interleaved_stages"
+    ),
+    "compile": "compile_mode torch_compile use_compile",
+}
+_ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in aliases.split()}
+_YES = {"full", "true", "yes", "on", "enabled", "enable"}
+_NO = {"none", "false", "no", "off", "disabled", "disable"}
+"""What frameworks and published policies write where another has a boolean."""
+_COMPILE_MODES = {"inductor": True, "eager": False}
+
+
+def find_knob(space: Space, key: str) -> Knob | None:
+    """The knob that is called so, or that another framework calls so; None where there is none."""
+    by_name = {knob.name: knob for knob in space.knobs}
+    if key in by_name:
+        return by_name[key]
+    plain = re.sub(r"[\s.\-]+", "_", key.strip()).lower().lstrip("_")
+    lowered = {knob.name.lower(): knob for knob in space.knobs}
+    if plain in lowered:
+        return lowered[plain]
+    degree = _DEGREE.fullmatch(plain)
+    if degree:
+        return by_name.get(degree["short"] or _DEGREES[degree["kind"]])
+    return by_name.get(_ALIASES.get(plain, ""))
+
+
+def find_choice(knob: Knob, value: object) -> Value | None:
+    """The choice that was meant: a boolean stands for `full` / `none` and the other way round; None where none is."""
+    found = read_value(knob, value)
+    if found is not None:
+        return found
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word in _YES | _NO:
+            return _of_truth(knob, word in _YES)
+        return _COMPILE_MODES.get(word) if _is_switch(knob) else _of_number(knob, word)
+    if isinstance(value, bool):
+        return _of_truth(knob, value)
+    # `int(tp > 1)` for a knob that is true or false; never the other way round: `tp: True` is a mistake.
+    return value == 1 if value in (0, 1) and _is_switch(knob) else None
+
+
+def _of_truth(knob: Knob, value: bool) -> Value | None:
+    if _is_switch(knob):
+        return value
+    if knob.name == "zero_stage":
+        # A framework with one kind of sharding has a switch for it.
+        stages = sorted(choice for choice in knob.choices if isinstance(choice, int))
+        return stages[-1] if value and len(stages) == 2 else 0 if not value and 0 in stages else None
+    return read_value(knob, "full" if value else "none")
+
+
+def _is_switch(knob: Knob) -> bool:
+    return all(isinstance(choice, bool) for choice in knob.choices)
+
+
+def _of_number(knob: Knob, word: str) -> Value | None:
+    try:
+        return read_value(knob, float(word))
+    except ValueError:
+        return None

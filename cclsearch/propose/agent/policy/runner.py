@@ -1,0 +1,179 @@
+"""Policy programs: what they are given, how they are run, and which configuration of the space they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from cclsearch.card.model import Card
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, Value
+from cclsearch.propose.agent.configs import nearest_rows, spelled
+from cclsearch.propose.agent.policy.knob_aliases import find_choice, find_knob
+from cclsearch.propose.agent.policy.sandbox import Limits, SandboxError, run_policy
+from cclsearch.propose.agent.surrogate_table import Look
+from cclsearch.propose.base import SearchView
+from cclsearch.space.table import Space
+from cclsearch.tasks.training.arch import count_parameters
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """What a program chose."""
+
+    config: Config | None
+    problem: str = ""
+    """Why there is no configuration; written for the program's author."""
+    note: str = ""
+    """What was left out or filled in."""
+    named: Config | None = None
+    """The knobs that it named, where they make no legal configuration."""
+
+
+class PolicyRunner(Protocol):
+    """Runs policy programs for the desk."""
+
+    def choose(self, program: str, view: SearchView, look: Look) -> PolicyChoice: ...
+
+
+class SandboxRunner:
+    """Runs them in the sandbox."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+
+    def choose(self, program: str, view: SearchView, look: Look) -> PolicyChoice:
+        """The configuration that the program means; it need not be new."""
+        try:
+            raw = run_policy(program, *policy_inputs(view), limits=self._limits)
+        except SandboxError as error:
+            return PolicyChoice(None, str(error))
+        return read_choice(view.space, raw, [int(row) for row in look.order])
+
+
+def hide_origin(view: SearchView) -> SearchView:
+    """The view with nothing in its card that names where the workload comes from."""
+    blank = dict.fromkeys(("name", "title", "family", "framework", "source", "licence"), "")
+    return replace(view, card=view.card.model_copy(update=blank))
+
+
+def policy_inputs(view: SearchView) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """The `workload`, `environment` and `history` that a program is given, as published policies read them."""
+    return workload_fields(view.card, view.space), environment_fields(view.card, view.space), history_records(view)
+
+
+def workload_fields(card: Card, space: Space) -> dict[str, Any]:
+    """The workload as one flat mapping, with `config_space`."""
+    arch = card.arch
+    moe = arch.moe
+    return {
+        "name": card.name,
+        "model_family": card.family,
+        "phase": card.phase.value,
+        "moe": moe is not None,
+        "precision": card.precision,
+        "num_layers": arch.num_layers,
+        "num_heads": arch.num_heads,
+        "num_kv_heads": arch.num_kv_heads,
+        "num_params": arch.num_params or count_parameters(arch),
+        "hidden_size": arch.hidden_size,
+        "head_dim": arch.head_dim,
+        "intermediate_size": arch.intermediate_size,
+        "vocab_size": arch.vocab_size,
+        "num_experts": moe.num_experts if moe else None,
+        "top_k": moe.top_k if moe else None,
+        "expert_intermediate_size": moe.expert_intermediate_size if moe else None,
+        "batch_size": card.global_batch_size,
+        "seq_len": card.seq_len,
+        "run_script": None,
+        "trace_dir": None,
+        "config_space": [
+            {
+                "key": knob.name,
+                "type": type(knob.choices[0]).__name__,
+                "choices": list(knob.choices),
+                "description": knob.description,
+            }
+            for knob in space.knobs
+        ],
+    }
+
+
+def environment_fields(card: Card, space: Space) -> dict[str, Any]:
+    """The hardware as one flat mapping; `min_gpus` is the fewest that a legal configuration may use."""
+    hardware = card.hardware
+    return {
+        "gpu_model": hardware.accelerator,
+        "gpu_memory_gb": hardware.memory_gib,
+        "total_gpus": hardware.num_accelerators,
+        "min_gpus": int(space.num_accelerators_N.min()),
+        "gpus_per_node": hardware.accelerators_per_node,
+        "intra_node_bandwidth_gbps": hardware.scale_up_gbps,
+        "inter_node_bandwidth_gbps": hardware.scale_out_gbps,
+        "network_topology": "",
+        "driver_version": "",
+        "framework": card.framework,
+        "framework_version": "",
+    }
+
+
+def history_records(view: SearchView) -> list[dict[str, Any]]:
+    """Finished trials for a program with a third parameter, `history`."""
+    return [
+        {
+            "config": dict(o.config),
+            "metrics": dict(o.metrics),
+            "score": o.loss,
+            "status": "success" if o.loss is not None else "error",
+        }
+        for o in view.observations[-100:]
+    ]
+
+
+def read_choice(space: Space, raw: dict[str, Any], preferred: list[int]) -> PolicyChoice:
+    """The configuration that a program's dictionary means.
+
+    Knobs of other spaces are left out, knobs that it does not name are filled in with those of the most promising
+    configuration that agrees with it; both are said.
+    """
+    named: dict[str, Value] = {}
+    ignored: list[str] = []
+    for key, value in raw.items():
+        knob = find_knob(space, key)
+        if knob is None:
+            ignored.append(one_line(str(key), 40))
+            continue
+        choice = find_choice(knob, value)
+        if choice is None:
+            said = one_line(repr(value), 60) + ("" if key == knob.name else f" (as {one_line(key, 40)!r})")
+            return PolicyChoice(None, f"{knob.name} must be one of {list(knob.choices)}; got {said}")
+        if named.get(knob.name, choice) != choice:
+            return PolicyChoice(None, f"{knob.name} is given twice, as {named[knob.name]!r} and as {choice!r}")
+        named[knob.name] = choice
+    if not named:
+        keys = ", ".join(knob.name for knob in space.knobs)
+        return PolicyChoice(None, f"the program named no knob of this space; the knobs are {keys}")
+    filled = _fill(space, named, preferred)
+    missing = [knob.name for knob in space.knobs if knob.name not in named and len(knob.choices) > 1]
+    notes = [f"left out: {', '.join(ignored[:8])}"] if ignored else []
+    notes += [f"filled in: {', '.join(f'{m}={filled[m]}' for m in missing)}"] if missing and filled else []
+    if filled is None:
+        near = "; ".join(spelled(space, space.config(row)) for row in nearest_rows(space, named, preferred))
+        chosen = Config(named)
+        problem = f"not legal: {chosen}. Nearest untried legal ones: {near or 'none'}"
+        return PolicyChoice(None, problem, named=chosen)
+    return PolicyChoice(filled, note="; ".join(notes))
+
+
+def _fill(space: Space, named: dict[str, Value], preferred: list[int]) -> Config | None:
+    agree = np.ones(len(space), dtype=bool)
+    for k, knob in enumerate(space.knobs):
+        if knob.name in named:
+            agree &= space.codes_NK[:, k] == knob.choices.index(named[knob.name])
+    row = next((row for row in preferred if agree[row]), None)
+    if row is None:
+        rows = np.flatnonzero(agree)
+        return space.config(int(rows[0])) if len(rows) else None
+    return space.config(row)

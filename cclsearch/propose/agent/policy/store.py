@@ -1,0 +1,70 @@
+"""Versions of the policy program that a search has seen: `policies/v001.py` ... in the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cclsearch.core.content import find_content
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
+from cclsearch.core.values import Value
+from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.base import SearchView
+
+POLICIES_FOLDER = "policies"
+
+
+def freeze_seed(options: Mapping[str, Value | None]) -> dict[str, Value | None]:
+    """The options with the text of `seed_policy` (a name or a path) in `seed_program`; raises UserError without one."""
+    name = options.get("seed_policy")
+    if not name:
+        return dict(options)
+    path = find_content("policies", str(name), ".py")
+    try:
+        return {**options, "seed_program": path.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the policy {str(path)!r}: {error}") from None
+
+
+class PolicyLibrary:
+    """The programs of one run; without a folder nothing is kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder / POLICIES_FOLDER if folder else None
+
+    def add(self, program: str) -> int | None:
+        """Keep a program; returns its version."""
+        if self._folder is None:
+            return None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        version = max(self._versions(), default=0) + 1
+        text = redact(program).encode("utf-8", "replace").decode()
+        (self._folder / f"v{version:03d}.py").write_text(text, encoding="utf-8")
+        return version
+
+    def best(self, view: SearchView, seed: str) -> tuple[str, str]:
+        """The program whose configuration measured best so far, and a note on which it is; the seed before that."""
+        losses = {o.config.digest: o.loss for o in view.observations if o.loss is not None}
+        scored = [
+            (losses[item.config.digest], turn.policy)
+            for turn in past_turns(view.remarks)
+            for item in turn.submitted
+            if turn.policy is not None and item.config.digest in losses
+        ]
+        for loss, version in sorted(scored, key=lambda pair: pair[0] or 0.0):
+            text = self._read(version)
+            if text is not None:
+                return text, f" (version {version}, loss {loss:.5g})"
+        return seed, " (the seed; it was not measured as a program)"
+
+    def _versions(self) -> list[int]:
+        assert self._folder is not None
+        stems = (path.stem[1:] for path in self._folder.glob("v*.py"))
+        return [int(stem) for stem in stems if stem.isdigit()]
+
+    def _read(self, version: int | None) -> str | None:
+        if self._folder is None or version is None:
+            return None
+        path = self._folder / f"v{version:03d}.py"
+        return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -1,0 +1,1 @@
+"""LLM providers: requests, responses, retries and cost."""

@@ -1,0 +1,220 @@
+"""The HTTP client under both SDKs: an answer is bounded in bytes and in time, and never redirected."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
+from cclsearch.propose.agent.providers.types import ProviderError, Trouble
+
+MAX_ANSWER_BYTES = 4_000_000
+"""No honest answer comes near; what is longer is cut off unread."""
+
+
+CONNECT_S = 20.0
+"""For the connection, at most."""
+
+T = TypeVar("T")
+
+
+class AnswerTooLargeError(Exception):
+    """The body passed the limit."""
+
+
+class AnswerTooSlowError(Exception):
+    """The answer kept dripping past the deadline."""
+
+
+class AnswerUnreadableError(Exception):
+    """The body is compressed in a way that was not asked for."""
+
+
+def call_within(call: Callable[[], T], timeout_s: float) -> T:
+    """What the call gives, or raises; raises AnswerTooSlowError where it takes longer, whatever it waits for.
+
+    An HTTP library bounds each read, and a server that drips headers, or a resolver that hangs, is no read. What is
+    late is left to end in its thread.
+    """
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            done.append(call())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="llm-request", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if done:
+        return done[0]
+    if failed:
+        raise failed[0]
+    raise AnswerTooSlowError(f"the answer was not complete after {timeout_s:g} s")
+
+
+def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> Any:
+    """An SDK's own HTTP client class, with bounded answers.
+
+    `default_client` is `anthropic.DefaultHttpxClient` or `openai.DefaultHttpxClient`; which HTTP library lies beneath
+    differs between releases, so it is taken from there.
+    """
+    base = next(cls for cls in default_client.__mro__ if cls.__module__.split(".")[0].startswith("httpx"))
+    httpx = importlib.import_module(base.__module__.split(".")[0])
+
+    class BoundedStream(httpx.SyncByteStream):  # type: ignore[misc, name-defined]
+        def __init__(self, inner: Any, deadline_s: float, is_compressed: bool) -> None:
+            self._inner = inner
+            self._deadline_s = deadline_s
+            self._unpack = zlib.decompressobj(wbits=47) if is_compressed else None
+
+        def __iter__(self) -> Iterator[bytes]:
+            seen = 0
+            for chunk in self._inner:
+                if self._unpack:
+                    chunk = _unpacked(self._unpack, chunk, max_bytes + 1)
+                seen += len(chunk)
+                if seen > max_bytes:
+                    raise AnswerTooLargeError(f"the answer is longer than {max_bytes:,} bytes")
+                if time.monotonic() > self._deadline_s:
+                    raise AnswerTooSlowError(f"the answer was not complete after {timeout_s:g} s")
+                yield chunk
+
+        def close(self) -> None:
+            self._inner.close()
+
+    def ask_plain(request: Any) -> None:
+        request.headers["accept-encoding"] = "identity"
+
+    def bound(response: Any) -> None:
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in {"identity", "gzip", "x-gzip", "deflate"}:
+            raise AnswerUnreadableError("the answer is compressed in a way that was not asked for")
+        # Unpacked here, where the bound is on what comes out.
+        response.headers.pop("content-encoding", None)
+        response.stream = BoundedStream(response.stream, time.monotonic() + timeout_s, encoding != "identity")
+
+    return default_client(
+        timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
+        event_hooks={"request": [ask_plain], "response": [bound]},
+        follow_redirects=False,
+    )
+
+
+def _unpacked(unpack: Any, chunk: bytes, max_bytes: int) -> bytes:
+    try:
+        return bytes(unpack.decompress(chunk, max_bytes))
+    except zlib.error:
+        raise AnswerUnreadableError("the answer is said to be compressed and is not") from None
+
+
+def to_provider_error(error: Exception) -> ProviderError:
+    """What an SDK's exception means; both SDKs use the same class names, and `status_code` on answers of the server."""
+    root: BaseException = error
+    while True:
+        if isinstance(root, AnswerTooLargeError):
+            return ProviderError(Trouble.TOO_LARGE, str(root))
+        if isinstance(root, AnswerUnreadableError):
+            return ProviderError(Trouble.MALFORMED, str(root))
+        if isinstance(root, AnswerTooSlowError):
+            return ProviderError(Trouble.TIMEOUT, str(root))
+        if root.__cause__ is None:
+            break
+        root = root.__cause__
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return _of_status(status, _words_of(error), error)
+    name = type(error).__name__
+    if "Timeout" in name:
+        return ProviderError(Trouble.TIMEOUT, "no answer in time")
+    if "Connection" in name:
+        why = f": {_safe(root)}" if root is not error and str(root) else ""
+        return ProviderError(Trouble.CONNECTION, f"the connection failed or was cut{why}")
+    return ProviderError(Trouble.MALFORMED, f"{name}: {_safe(error)}")
+
+
+def find_error(body: Mapping[str, Any]) -> ProviderError | None:
+    """The error in a body that came with status 200, as gateways send one where what lies behind them failed."""
+    found = body.get("error")
+    if not found or body.get("choices") or body.get("content"):
+        return None
+    code = found.get("code") if isinstance(found, Mapping) else None
+    status = int(code) if isinstance(code, int | str) and str(code).isdigit() and len(str(code)) == 3 else 500
+    return _of_status(max(status, 400), one_line(redact(_message_in(body)), 200), None)
+
+
+def _of_status(status: int, words: str, error: Exception | None) -> ProviderError:
+    codes = {str(getattr(error, name, "")) for name in ("code", "type")}
+    trouble = _trouble_of(status, f"{words} {' '.join(sorted(codes))}")
+    hint = ""
+    if 300 <= status < 400:
+        hint = " (it redirects, which is not followed: give the address itself)"
+    elif trouble is Trouble.UNKNOWN_MODEL and "model" not in words.lower():
+        hint = " (no such path, or no such model: is the address right, with its /v1?)"
+    said = "" if words == str(status) else f": {words}"
+    return ProviderError(trouble, f"HTTP {status}{said}{hint}", _retry_after_s(error))
+
+
+def _words_of(error: Exception) -> str:
+    """What the server said, which not every SDK repeats; the SDK's words where it said nothing."""
+    said = one_line(redact(_message_in(getattr(error, "body", None))), 300)
+    return said or _safe(error).removeprefix("Error code: ")
+
+
+def _message_in(body: object) -> str:
+    """What an error's body says: `{"error": {"message": ...}}`, `{"detail": ...}`, `{"error": "..."}`, or text."""
+    if isinstance(body, Mapping):
+        return next((_message_in(body[key]) for key in ("error", "message", "detail", "msg") if body.get(key)), "")
+    if isinstance(body, list):
+        return "; ".join(_message_in(item) for item in body[:3])
+    return body[:2000] if isinstance(body, str) else ""
+
+
+def _safe(error: BaseException) -> str:
+    return one_line(redact(str(error)), 300)
+
+
+def _trouble_of(status: int, words: str) -> Trouble:
+    if status == 429:
+        # A used-up quota answers 429 too, and no waiting helps.
+        return Trouble.AUTHENTICATION if "insufficient_quota" in words else Trouble.RATE_LIMIT
+    if status in {401, 402, 403}:
+        return Trouble.AUTHENTICATION
+    if status == 404:
+        return Trouble.UNKNOWN_MODEL
+    if status == 529 or status == 503:
+        return Trouble.OVERLOADED
+    if status in {408, 409, 425, 504}:
+        return Trouble.TIMEOUT
+    return Trouble.SERVER if status >= 500 else Trouble.BAD_REQUEST
+
+
+def _retry_after_s(error: Exception | None) -> float | None:
+    """Seconds that the server asks us to wait; None where it does not say or says nonsense."""
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return _plausible(float(headers[name]) * unit_s)
+        except (KeyError, ValueError):
+            continue
+    return _seconds_until(headers["retry-after"]) if "retry-after" in headers else None
+
+
+def _seconds_until(date: str) -> float | None:
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return _plausible(parsedate_to_datetime(date).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _plausible(seconds: float) -> float | None:
+    return max(seconds, 0.0) if seconds == seconds and seconds != float("inf") else None

@@ -1,0 +1,141 @@
+"""Reads what a provider sent: every field may be missing, of another type, or enormous."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from cclsearch.propose.agent.providers.http import find_error
+from cclsearch.propose.agent.providers.types import BYTES_PER_TOKEN, ProviderError, Request, ToolCall, Trouble, Usage
+
+MAX_TEXT = 20_000
+"""Characters of free text that are kept of one answer."""
+MAX_ARGUMENTS = 40_000
+"""Characters of one call's arguments that are still looked at."""
+MAX_CALLS = 16
+"""Calls of one answer that are looked at."""
+_MAX_DEPTH = 40
+
+
+def parse_body(content: bytes) -> dict[str, Any]:
+    """The body as a JSON object; raises ProviderError where it is none, or only tells of an error."""
+    try:
+        body = _clean(json.loads(content))
+    except (ValueError, RecursionError):
+        raise ProviderError(Trouble.MALFORMED, "the answer's body is not JSON") from None
+    if not isinstance(body, dict):
+        raise ProviderError(Trouble.MALFORMED, "the answer's body is not a JSON object")
+    error = find_error(body)
+    if error:
+        raise error
+    return body
+
+
+def _clean(value: Any, depth: int = 0) -> Any:
+    """The value without what JSON or UTF-8 cannot carry back: lone surrogates, NaN, numbers and nesting without end."""
+    if depth > _MAX_DEPTH:
+        return None
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case float():
+            return value if math.isfinite(value) else None
+        case int():
+            return value if abs(value) < 2**63 else None
+        case list():
+            return [_clean(item, depth + 1) for item in value]
+        case dict():
+            return {_clean(key): _clean(item, depth + 1) for key, item in value.items()}
+    return value
+
+
+def as_mapping(value: object) -> dict[str, Any]:
+    """The value where it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_text(value: object) -> str:
+    """The value where it is text, bounded, else nothing."""
+    return value[:MAX_TEXT] if isinstance(value, str) else ""
+
+
+def as_count(value: object) -> int:
+    """The value where it is a plausible count, else 0."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12
+    return value if is_count else 0  # type: ignore[return-value]
+
+
+def make_call(call_id: object, name: object, arguments: object, position: int) -> ToolCall:
+    """One call from its raw parts; arguments may come as an object or as JSON text."""
+    given_id = call_id if isinstance(call_id, str) and 0 < len(call_id) <= 100 else f"call_{position}"
+    given_name = name[:80] if isinstance(name, str) and name else "(no name)"
+    parsed, fault = _parse_arguments(arguments)
+    return ToolCall(id=given_id, name=given_name, arguments=parsed, fault=fault)
+
+
+def call_in_text(text: str, tool_names: set[str]) -> ToolCall | None:
+    """A call written out as text, `{"tool": NAME, "arguments": {...}}` with or without prose around; None if none."""
+    if len(text) > MAX_ARGUMENTS:
+        return None
+    start = text.find("{")
+    for _ in range(_MOST_BRACES):
+        if start < 0:
+            return None
+        found = _call_at(text, start, tool_names)
+        if found:
+            return found
+        start = text.find("{", start + 1)
+    return None
+
+
+_MOST_BRACES = 200
+"""Places in a text where a call is looked for: what a model thought aloud may hold braces too."""
+
+
+def _call_at(text: str, start: int, tool_names: set[str]) -> ToolCall | None:
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict):
+        return None
+    name = value.get("tool", value.get("name"))
+    if not isinstance(name, str) or name not in tool_names:
+        return None
+    arguments = value.get("arguments", value.get("parameters", value.get("input", {})))
+    return make_call(None, name, arguments, 0)
+
+
+def estimate_usage(request: Request, num_answer_bytes: int) -> Usage:
+    """Tokens as bytes / 3, for a provider that does not count."""
+    return Usage(
+        input_tokens=-(-request.num_bytes // BYTES_PER_TOKEN),
+        output_tokens=-(-num_answer_bytes // BYTES_PER_TOKEN),
+        is_estimated=True,
+    )
+
+
+def _parse_arguments(arguments: object) -> tuple[dict[str, Any] | None, str]:
+    for _ in range(2):
+        # Some servers encode them twice.
+        if not isinstance(arguments, str):
+            break
+        if len(arguments) > MAX_ARGUMENTS:
+            return None, f"the arguments are {len(arguments):,} characters long; at most {MAX_ARGUMENTS:,} are read"
+        try:
+            arguments = _clean(json.loads(arguments or "{}"))
+        except (ValueError, RecursionError):
+            return None, "the arguments are not valid JSON"
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, dict):
+        return None, "the arguments are not a JSON object"
+    try:
+        num_characters = len(json.dumps(arguments))
+    except (ValueError, RecursionError):
+        return None, "the arguments are nested too deeply"
+    if num_characters > MAX_ARGUMENTS:
+        return None, f"the arguments are {num_characters:,} characters long; at most {MAX_ARGUMENTS:,} are read"
+    return arguments, ""

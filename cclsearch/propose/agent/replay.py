@@ -1,0 +1,133 @@
+"""Replays a run's turns without a provider: what it answered is read from the turns' files."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.core.values import Config
+from cclsearch.propose.agent.agent import write_turn_prompt
+from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.policy.runner import SandboxRunner
+from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, last_observation
+from cclsearch.propose.agent.providers.cost import load_prices, prices_path
+from cclsearch.propose.agent.providers.retry import Patience
+from cclsearch.propose.agent.providers.types import Answer, ProviderError, Request, Trouble
+from cclsearch.propose.agent.surrogate_table import LookFunction, best_observation, survey_look
+from cclsearch.propose.agent.tool_handlers import Decision, Desk
+from cclsearch.propose.agent.tool_schemas import make_toolset
+from cclsearch.propose.agent.turn import Turn, TurnResult, TurnSettings
+from cclsearch.propose.agent.turn_records import ContextRecord, TurnRecord, read_context, read_turns
+from cclsearch.space.table import Space
+
+
+@dataclass(frozen=True)
+class ReplayedTurn:
+    """One turn, again."""
+
+    turn: int
+    decision: str
+    """What the record says, in words."""
+    again: str
+    """What came out this time."""
+    same_prompt: bool
+
+    @property
+    def is_same(self) -> bool:
+        return self.decision == self.again
+
+
+def replay_turns(folder: Path, look: LookFunction = survey_look) -> list[ReplayedTurn]:
+    """Every turn of a run folder, decided again from its record; raises UserError where the records cannot be read.
+
+    `look` is asked where a record of an older version does not hold what the surrogate thought.
+    """
+    context = read_context(folder)
+    space = context.space()
+    return [_replay(context, space, record, look) for record in read_turns(folder)]
+
+
+class _Recorded:
+    """A provider that gives what was given; it stands still in between, as the record says."""
+
+    name = "recorded"
+
+    def __init__(self, record: TurnRecord) -> None:
+        self._left = list(record.exchanges)
+        self._time_s = 0.0
+
+    def ask(self, request: Request) -> Answer:
+        if not self._left:
+            raise ProviderError(Trouble.BAD_REQUEST, "the record ends here: this turn asked more than it did then")
+        exchange = self._left.pop(0)
+        self._time_s = exchange.at_s
+        if exchange.answer is None:
+            raise ProviderError(exchange.trouble or Trouble.MALFORMED, exchange.message)
+        return exchange.answer
+
+    def now_s(self) -> float:
+        return self._time_s
+
+    def sleep(self, seconds: float) -> None:
+        """Nothing is waited for."""
+
+
+class _RecordedEvidence:
+    def __init__(self, record: TurnRecord) -> None:
+        self._evidence = record.evidence
+
+    def find(self, trial: int) -> TrialEvidence | None:
+        return self._evidence.get(trial)
+
+
+def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: LookFunction) -> ReplayedTurn:
+    view = record.view(context, space)
+
+    def explain(config: Config) -> tuple[str, ...]:
+        return record.explanations.get(config.digest, ())
+
+    desk = Desk(
+        view=view,
+        look=record.look.look() if record.look else look(view),
+        evidence=_RecordedEvidence(record),
+        max_submitted=record.max_submitted,
+        overrules_left=record.overrules_left,
+        mode=context.mode,
+        anonymous=context.anonymous,
+        explain=explain if record.explanations else None,
+        policies=SandboxRunner(),
+    )
+    shown = {o.trial for o in (best_observation(view), last_observation(view)) if o}
+    evidence = {trial: found for trial, found in record.evidence.items() if trial in shown}
+    known = PromptInput(view, desk.look, record.slots, evidence, record.program, record.program_note)
+    tools = make_toolset(space, context.mode, record.max_submitted)
+    prompt = write_turn_prompt(known, tools, PromptOptions(context.mode, context.anonymous, context.goal))
+    recorded = _Recorded(record)
+    settings = TurnSettings(
+        clock=recorded,
+        jitter=random.Random(0),
+        price=record.price if "price" in record.model_fields_set else load_prices(prices_path()).find(context.model),
+        limits=record.limits,
+        spent=record.spent,
+        patience=Patience(max_tries=1),
+        max_seconds=record.max_seconds,
+    )
+    result = Turn(recorded, desk, prompt, tools, settings).run()
+    same_prompt = (prompt.system, prompt.user) == (record.system, record.user)
+    return ReplayedTurn(record.turn, _told(record), _said(result), same_prompt)
+
+
+def _told(record: TurnRecord) -> str:
+    if record.decision == "submit":
+        return "submit " + "; ".join(str(item.config) for item in record.submitted)
+    return f"finish: {record.finish}" if record.decision == "finish" else f"no decision: {record.stall_cause}"
+
+
+def _said(result: TurnResult) -> str:
+    decision = result.decision or Decision()
+    if decision.finish is not None:
+        return f"finish: {decision.finish}"
+    if decision.submitted:
+        return "submit " + "; ".join(str(item.config) for item in decision.submitted)
+    return f"no decision: {result.stall.cause if result.stall else ''}"

@@ -1,0 +1,149 @@
+"""The compact tables of a prompt: trials, failures, candidates, and how expectations held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cclsearch.core.text import one_line
+from cclsearch.propose.agent.configs import compact, header, spelled
+from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.agent.quoting import fence_line
+from cclsearch.propose.agent.surrogate_table import Look, best_observation
+from cclsearch.propose.base import Observation, SearchView
+
+MAX_TRIALS_SHOWN = 60
+MAX_RUNNING_SHOWN = 16
+
+
+def objective_line(view: SearchView, goal: str = "") -> str:
+    """What the loss is, and how it is made where somebody says so."""
+    made = f"\n{one_line(goal, 600)}" if goal else ""
+    if view.objective == "step_time":
+        return f"loss = seconds per optimizer step at the fixed work; lower is better{made}"
+    name = fence_line(view.objective, 60)
+    return f"loss of objective {name}; lower is better (step time is shown beside it){made}"
+
+
+def trial_lines(view: SearchView, noise: float) -> list[str]:
+    """Ranked trials from the best, then those that were not admitted; failed trials have a table of their own."""
+    ranked = sorted(
+        (o for o in view.observations if o.loss is not None),
+        key=lambda o: (o.loss, o.trial),  # type: ignore[return-value]
+    )
+    if not ranked:
+        return []
+    with_time = view.objective != "step_time"
+    best = ranked[0].loss
+    lines = [f"trial loss {'step_s ' if with_time else ''}vs_best mem_GiB | {header(view.space)}"]
+    lines += [_trial_line(view, o, best, noise, with_time) for o in ranked[:MAX_TRIALS_SHOWN]]
+    if len(ranked) > MAX_TRIALS_SHOWN:
+        lines.append(f"({len(ranked) - MAX_TRIALS_SHOWN} slower trials left out; `trial` shows any)")
+    return lines
+
+
+def _trial_line(view: SearchView, o: Observation, best: float | None, noise: float, with_time: bool) -> str:
+    assert o.loss is not None
+    ratio = o.loss / best if best else None
+    near = "~" if ratio is not None and ratio - 1 <= noise and o.loss != best else ""
+    time = f"{_figure(o.step_time_s)} " if with_time else ""
+    versus = f"x{ratio:.3f}{near}" if ratio is not None else "-"
+    again = " (repeat)" if o.is_confirmation else ""
+    return (
+        f"{o.trial} {o.loss:.5g} {time}{versus} {_figure(o.peak_memory_gib)} | {compact(view.space, o.config)}{again}"
+    )
+
+
+def failure_lines(view: SearchView) -> list[str]:
+    """Failures by kind: how many, which configurations, the latest one's root message."""
+    by_kind: dict[str, list[Observation]] = {}
+    for o in view.observations:
+        if o.loss is None:
+            by_kind.setdefault(_kind(o), []).append(o)
+    # The table of ranked trials has the same columns.
+    is_named = not by_kind or any(o.loss is not None for o in view.observations)
+    lines: list[str] = [] if is_named else [f"trial | {header(view.space)}"]
+    for kind, failed in sorted(by_kind.items(), key=lambda item: -len(item[1])):
+        message = failed[-1].failure.message if failed[-1].failure else "it ran, but may not be ranked"
+        lines.append(f"{kind} x{len(failed)}; latest said {fence_line(message, 240)}")
+        shown = failed[-12:]
+        lines += [f"  trial {o.trial} | {compact(view.space, o.config)}" for o in shown[::-1]]
+        if len(failed) > len(shown):
+            lines.append(f"  ({len(failed) - len(shown)} earlier ones left out)")
+    return lines
+
+
+def running_lines(view: SearchView) -> list[str]:
+    """Configurations that run now."""
+    shown = sorted(view.pending)[:MAX_RUNNING_SHOWN]
+    lines = [spelled(view.space, view.space.config(row)) for row in shown]
+    return lines + ([f"({len(view.pending) - len(shown)} more)"] if len(view.pending) > len(shown) else [])
+
+
+def candidate_lines(view: SearchView, look: Look, rows: Iterable[int], count: int) -> list[str]:
+    """Configurations as the surrogate sees them."""
+    chosen = list(rows)
+    if not chosen:
+        return ["none is left"]
+    best = best_observation(view)
+    reference = best.step_time_s or None if best else None
+    lines = [f"pred_step_s optimistic_s vs_best mem_GiB P(fits) | {header(view.space)}"]
+    for row in chosen[:count]:
+        versus = f"x{look.time_N[row] / reference:.3f}" if reference else "-"
+        lines.append(
+            f"{look.time_N[row]:.4g} {look.low_N[row]:.4g} {versus} {look.memory_gib_N[row]:.3g} {look.fits_N[row]:.2f}"
+            f" | {compact(view.space, view.space.config(row))}"
+        )
+    if len(chosen) > count:
+        lines.append(f"({len(chosen) - count} more; `candidates` lists others)")
+    return lines
+
+
+def calibration_lines(view: SearchView) -> list[str]:
+    """What earlier turns expected, beside what was measured; latest first."""
+    seen: dict[str, Observation] = {o.config.digest: o for o in view.observations if not o.is_confirmation}
+    lines: list[str] = []
+    for turn in past_turns(view.remarks)[::-1]:
+        for item in turn.submitted:
+            o = seen.get(item.config.digest)
+            if o is None:
+                continue
+            expected = f"{_figure(item.expected_step_time_s)} s, {_figure(item.expected_memory_gib)} GiB"
+            got = (
+                f"{_kind(o)}"
+                if o.loss is None
+                else f"{_figure(o.step_time_s or o.loss)} s, {_figure(o.peak_memory_gib)} GiB"
+            )
+            lines.append(f"trial {o.trial}: expected {expected}; got {got}{_error(item.expected_step_time_s, o)}")
+    return lines[:12]
+
+
+def trial_summary(view: SearchView, o: Observation) -> str:
+    """One trial in a line."""
+    end = _kind(o) if o.loss is None else f"loss {o.loss:.5g}, step {_figure(o.step_time_s)} s"
+    parts = [f"trial {o.trial}: {spelled(view.space, o.config)}: {end}, {describe_memory(view, o)}"]
+    parts += [f"step times spread {o.spread:.1%}"] if o.spread is not None else []
+    parts += [f"said {fence_line(o.failure.message, 300)}"] if o.failure else []
+    return ", ".join(parts)
+
+
+def describe_memory(view: SearchView, o: Observation) -> str:
+    """`memory 61.2 of 80 GiB (24% free)`, of the fullest device."""
+    peak, whole = o.peak_memory_gib, view.card.hardware.memory_gib
+    if peak is None:
+        return "memory not measured"
+    return f"memory {peak:.4g} of {whole:g} GiB ({1 - peak / whole:.0%} free)"
+
+
+def _kind(o: Observation) -> str:
+    return o.failure.kind.value if o.failure else "not_admitted"
+
+
+def _error(expected: float | None, o: Observation) -> str:
+    measured = o.step_time_s or o.loss
+    if expected is None or measured is None or not measured:
+        return ""
+    return f" ({expected / measured - 1:+.0%} off)"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

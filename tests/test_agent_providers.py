@@ -1,0 +1,373 @@
+"""Both wire protocols through the real SDKs, against a server that refuses what the providers would refuse."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from llm.server import (
+    KEY,
+    MODEL,
+    Cut,
+    Drip,
+    Hang,
+    Raw,
+    Reaction,
+    Say,
+    StandIn,
+    Status,
+    answer_once,
+    in_turn,
+    serve,
+    through_files,
+)
+
+from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
+from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
+from cclsearch.propose.agent.providers.parse import call_in_text
+from cclsearch.propose.agent.providers.retry import Patience, ask_patiently
+from cclsearch.propose.agent.providers.types import (
+    Message,
+    Provider,
+    ProviderError,
+    Request,
+    Role,
+    Stop,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Trouble,
+)
+
+pytestmark = pytest.mark.serial
+
+TOOL = ToolSpec(name="submit", description="decide", parameters={"type": "object", "properties": {}})
+ASK = Request(system="be brief", messages=(Message(role=Role.USER, text="go"),), tools=(TOOL,))
+PROTOCOLS = ("anthropic", "compatible")
+
+
+class ManualClock:
+    """A clock that only waiting moves."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        self.waits: list[float] = []
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.time_s += seconds
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    with serve(in_turn(Say())) as server:
+        yield server
+
+
+@pytest.fixture(params=PROTOCOLS)
+def provider(request: pytest.FixtureRequest, stand_in: StandIn) -> Provider:
+    return connect(request.param, stand_in)
+
+
+def connect(protocol: str, server: StandIn, *, key: str = KEY, model: str = MODEL, timeout_s: float = 30.0) -> Provider:
+    if protocol == "anthropic":
+        return AnthropicProvider(model, api_key=key, base_url=server.url, timeout_s=timeout_s)
+    return OpenAIProvider(model, api_key=key, base_url=f"{server.url}/v1", timeout_s=timeout_s)
+
+
+def patiently(provider: Provider, clock: ManualClock, **patience: float) -> Callable[[], object]:
+    return lambda: ask_patiently(
+        provider,
+        ASK,
+        clock=clock,
+        patience=Patience(**patience),
+        jitter=random.Random(0),  # type: ignore[arg-type]
+    )
+
+
+def test_tool_calls_text_stop_and_usage_come_through(provider: Provider, stand_in: StandIn) -> None:
+    stand_in.script = in_turn(Say((("submit", {"tp": 2}), ("submit", {})), text="so", usage=(900, 40), cached=100))
+    answer = provider.ask(ASK)
+    assert [(call.name, call.arguments) for call in answer.calls] == [("submit", {"tp": 2}), ("submit", {})]
+    assert (answer.text, answer.stop) == ("so", Stop.TOOL)
+    usage = answer.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens) == (900, 40, 100)
+    assert stand_in.requests[0].system == "be brief"
+    assert stand_in.requests[0].tools[0].name == "submit"
+
+
+def test_a_conversation_with_tool_results_is_accepted(provider: Provider, stand_in: StandIn) -> None:
+    calls = (ToolCall(id="a", name="submit", arguments={}), ToolCall(id="b", name="submit", arguments=None))
+    results = (ToolResult(id="a", text="1"), ToolResult(id="b", text="bad", is_error=True))
+    talk = (
+        *ASK.messages,
+        Message(role=Role.ASSISTANT, calls=calls),
+        Message(role=Role.USER, text="now", results=results),
+    )
+    provider.ask(ASK.model_copy(update={"messages": talk}))
+    assert stand_in.refused == []
+    assert [result.text for result in stand_in.requests[0].messages[-1].results] == ["1", "bad"]
+
+
+@pytest.mark.parametrize(("word", "stop"), [("truncated", Stop.TRUNCATED), ("refused", Stop.REFUSED), ("", Stop.DONE)])
+def test_stop_reasons_are_told_apart(provider: Provider, stand_in: StandIn, word: str, stop: Stop) -> None:
+    stand_in.script = in_turn(Say(text="x", stop=word))
+    assert provider.ask(ASK).stop is stop
+
+
+def test_a_content_filter_is_not_a_refusal(stand_in: StandIn) -> None:
+    stand_in.script = in_turn(Say(text="x", stop="filtered"))
+    assert connect("compatible", stand_in).ask(ASK).stop is Stop.FILTERED
+
+
+def test_what_stays_the_same_is_marked_for_the_prompt_cache(stand_in: StandIn) -> None:
+    more = (Message(role=Role.ASSISTANT, text="hm"), Message(role=Role.USER, text="well?"))
+    connect("anthropic", stand_in).ask(ASK.model_copy(update={"messages": (*ASK.messages, *more)}))
+    body = stand_in.bodies[0]
+    assert body["system"][-1]["cache_control"] == {"type": "ephemeral"}
+    assert ["cache_control" in message["content"][-1] for message in body["messages"]] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("reaction", "trouble"),
+    [
+        (Status(429, {"retry-after": "7"}), Trouble.RATE_LIMIT),
+        (Status(529), Trouble.OVERLOADED),
+        (Status(500), Trouble.SERVER),
+        (Status(400), Trouble.BAD_REQUEST),
+        (Status(403), Trouble.AUTHENTICATION),
+        (Cut(), Trouble.CONNECTION),
+        (Raw(b"<html>"), Trouble.MALFORMED),
+        (Raw(b"[1]"), Trouble.MALFORMED),
+        (Raw(b'"' + b"x" * 10_000_000 + b'"'), Trouble.TOO_LARGE),
+        (Raw(b"{}", {"content-encoding": "gzip"}), Trouble.MALFORMED),
+        (Raw(b"{}", {"content-encoding": "br"}), Trouble.MALFORMED),
+        (Raw(gzip.compress(b" " * 10_000_000), {"content-encoding": "gzip"}), Trouble.TOO_LARGE),
+        (Raw(b""), Trouble.MALFORMED),
+        (Raw(b'{"error": {"message": "upstream is busy", "code": 429}}'), Trouble.RATE_LIMIT),
+        (Raw(b'{"error": {"message": "no", "type": "insufficient_quota"}}', code=429), Trouble.AUTHENTICATION),
+        (Status(402), Trouble.AUTHENTICATION),
+        (Status(408), Trouble.TIMEOUT),
+        (Status(409), Trouble.TIMEOUT),
+        (Status(413), Trouble.BAD_REQUEST),
+        (Status(422), Trouble.BAD_REQUEST),
+        (Status(302, {"location": "http://127.0.0.1:1/v1/messages"}), Trouble.BAD_REQUEST),
+    ],
+)
+def test_every_failure_has_its_name(
+    provider: Provider, stand_in: StandIn, reaction: Reaction, trouble: Trouble
+) -> None:
+    stand_in.script = in_turn(reaction)
+    with pytest.raises(ProviderError) as caught:
+        provider.ask(ASK)
+    assert caught.value.trouble is trouble
+    assert KEY not in caught.value.message
+    assert stand_in.url not in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"error": "no tools, said LM Studio"}', "no tools, said LM Studio"),
+        (b'{"object": "error", "message": "said vLLM"}', "said vLLM"),
+        (b'{"detail": [{"loc": ["body"], "msg": "said FastAPI"}]}', "said FastAPI"),
+        (b"<html>said a gateway</html>", "said a gateway"),
+    ],
+)
+def test_what_a_server_says_of_an_error_is_told(provider: Provider, stand_in: StandIn, body: bytes, words: str) -> None:
+    stand_in.script = in_turn(Raw(body, code=418))
+    with pytest.raises(ProviderError, match=f"HTTP 418: .*{words}"):
+        provider.ask(ASK)
+
+
+def test_a_wrong_address_is_told_from_an_unknown_model(provider: Provider, stand_in: StandIn) -> None:
+    stand_in.script = in_turn(Raw(b'{"detail": "Not Found"}', code=404), Status(404, message="model m not found"))
+    with pytest.raises(ProviderError, match="is the address right"):
+        provider.ask(ASK)
+    with pytest.raises(ProviderError) as caught:
+        provider.ask(ASK)
+    assert "address" not in caught.value.message
+
+
+def test_a_gateway_that_broke_off_is_asked_again(stand_in: StandIn) -> None:
+    choice = {"message": {"content": ""}, "finish_reason": "error", "error": {"code": 502, "message": "gone"}}
+    stand_in.script = in_turn(Raw(json.dumps({"choices": [choice]}).encode()), Say(text="back"))
+    clock = ManualClock()
+    patiently(connect("compatible", stand_in), clock)()
+    assert len(clock.waits) == 1
+
+
+def test_a_failed_connection_says_why() -> None:
+    provider = OpenAIProvider(MODEL, api_key=KEY, base_url="http://127.0.0.1:1/v1")
+    with pytest.raises(ProviderError, match=r"cut: .+") as caught:
+        provider.ask(ASK)
+    assert caught.value.trouble is Trouble.CONNECTION
+
+
+def test_a_compressed_answer_is_read(provider: Provider, stand_in: StandIn) -> None:
+    body = b'{"content": [{"type": "text", "text": "yes"}], "choices": [{"message": {"content": "yes"}}]}'
+    stand_in.script = in_turn(Raw(gzip.compress(body), {"content-encoding": "gzip"}))
+    assert provider.ask(ASK).text == "yes"
+
+
+@pytest.mark.parametrize("reaction", [Hang(1.5), Drip(3.0)])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_silence_is_a_timeout(stand_in: StandIn, protocol: str, reaction: Reaction) -> None:
+    stand_in.script = in_turn(reaction)
+    with pytest.raises(ProviderError) as caught:
+        connect(protocol, stand_in, timeout_s=0.4).ask(ASK)
+    assert caught.value.trouble is Trouble.TIMEOUT
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_wrong_key_and_an_unknown_model_are_asked_once(stand_in: StandIn, protocol: str) -> None:
+    for wrong, trouble in (
+        ({"key": "sk-wrong"}, Trouble.AUTHENTICATION),
+        ({"model": "no-such"}, Trouble.UNKNOWN_MODEL),
+    ):
+        clock = ManualClock()
+        with pytest.raises(ProviderError) as caught:
+            patiently(connect(protocol, stand_in, **wrong), clock)()  # type: ignore[arg-type]
+        assert caught.value.trouble is trouble
+        assert clock.waits == []
+
+
+def test_waiting_honours_retry_after_and_grows_with_jitter(provider: Provider, stand_in: StandIn) -> None:
+    clock = ManualClock()
+    stand_in.script = in_turn(Status(500), Status(429, {"retry-after": "30"}), Status(529), Say(text="at last"))
+    patiently(provider, clock)()
+    assert len(clock.waits) == 3
+    assert 0.5 <= clock.waits[0] <= 1.0
+    assert clock.waits[1] >= 30
+    assert 2.0 <= clock.waits[2] <= 4.0
+
+
+def test_waiting_ends_within_the_total_limit(provider: Provider, stand_in: StandIn) -> None:
+    clock = ManualClock()
+    stand_in.script = in_turn(Status(429, {"retry-after": "3600"}))
+    with pytest.raises(ProviderError):
+        patiently(provider, clock, total_s=180)()
+    assert clock.waits == []
+    stand_in.script = in_turn(Status(503))
+    with pytest.raises(ProviderError):
+        patiently(provider, clock, total_s=20, max_tries=50)()
+    assert sum(clock.waits) <= 20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"content": 3, "choices": {"0": 1}, "usage": "many"}',
+        b'{"content": [1, {"type": "tool_use"}], "choices": [{"message": {"tool_calls": [7, {"function": 1}]}}]}',
+        b'{"content": [{"type": "text", "text": "\\ud800"}], "choices": [{"message": {"content": "\\ud800"}}]}',
+        b'{"usage": {"input_tokens": -5, "output_tokens": 1e999, "prompt_tokens": true, "completion_tokens": "7"}}',
+        b'{"choices": [' + b"[" * 30 + b"]" * 30 + b"]}",
+    ],
+)
+def test_wrong_shapes_give_an_answer_that_can_be_kept(provider: Provider, stand_in: StandIn, body: bytes) -> None:
+    stand_in.script = in_turn(Raw(body))
+    answer = provider.ask(ASK)
+    assert answer.model_dump_json()
+    assert answer.usage.is_estimated
+
+
+def test_malformed_arguments_are_a_fault_of_the_call(stand_in: StandIn) -> None:
+    stand_in.script = in_turn(
+        Say((("submit", '{"tp": '), ("submit", "[1]"), ("submit", '{"a": "' + "x" * 50_000 + '"}')))
+    )
+    calls = connect("compatible", stand_in).ask(ASK).calls
+    assert [call.arguments for call in calls] == [None, None, None]
+    assert all(call.fault for call in calls)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"tool_calls": [{"id": "", "function": {"name": "submit", "arguments": '{"tp": 2}'}}]},
+        {"content": "", "tool_calls": [{"id": None, "function": {"name": "submit", "arguments": {"tp": 2}}}]},
+        {"content": None, "tool_calls": [{"function": {"name": "submit", "arguments": '"{\\"tp\\": 2}"'}}]},
+        {"tool_calls": [], "function_call": {"name": "submit", "arguments": '{"tp": 2}'}, "reasoning_content": "hm"},
+    ],
+)
+def test_calls_are_read_as_compatible_servers_write_them(stand_in: StandIn, message: dict[str, object]) -> None:
+    for finish in ("tool_calls", "stop", "eos_token", None):
+        stand_in.script = in_turn(
+            Raw(json.dumps({"choices": [{"message": message, "finish_reason": finish}]}).encode())
+        )
+        (call,) = connect("compatible", stand_in).ask(ASK).calls
+        assert (call.name, call.arguments) == ("submit", {"tp": 2})
+        assert call.id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<think>{"tp"} or {"tp": 1}?</think><tool_call>{"name": "submit", "arguments": {"tp": 2}}</tool_call>',
+        'So:\n```json\n{"tool": "submit", "arguments": "{\\"tp\\": 2}"}\n```',
+        '[{"type": "function", "function": {"name": "submit", "parameters": {"tp": 2}}}]',
+    ],
+)
+def test_a_call_is_found_in_what_a_model_thinks_aloud(text: str) -> None:
+    call = call_in_text(text, {"submit"})
+    assert call is not None
+    assert call.arguments == {"tp": 2}
+
+
+def test_a_server_is_asked_in_the_way_that_it_takes(stand_in: StandIn) -> None:
+    stand_in.script = in_turn(
+        Status(400, message="'max_tokens' is not supported with this model: use 'max_completion_tokens'"),
+        Raw(b'{"error": "this model does not support tools"}', code=400),
+        Status(422, message="response_format of type json_schema is unavailable"),
+        Say((("submit", {"tp": 1}),)),
+    )
+    provider = connect("compatible", stand_in)
+    assert provider.ask(ASK).calls
+    assert len(stand_in.bodies) == 4
+    last = stand_in.bodies[-1]
+    assert "max_completion_tokens" in last
+    assert not {"max_tokens", "tools", "response_format"} & set(last)
+    assert '{"tool": NAME' in last["messages"][0]["content"]
+    stand_in.script = in_turn(Status(400, message="no tools, no schema, no format"))
+    with pytest.raises(ProviderError):
+        provider.ask(ASK)
+    assert len(stand_in.bodies) == 5
+
+
+def test_a_server_without_tools_is_asked_for_json(stand_in: StandIn) -> None:
+    stand_in.script = in_turn(Status(400, message="this model does not support tools"), Say((("submit", {"tp": 1}),)))
+    provider = connect("compatible", stand_in)
+    assert '"tool": "submit"' in provider.ask(ASK).text
+    assert stand_in.bodies[-1]["response_format"]["type"] == "json_schema"
+    provider.ask(ASK)
+    assert "tools" not in stand_in.bodies[-1]
+
+
+def test_a_request_that_is_sent_again_gets_its_answer_from_the_file(stand_in: StandIn, tmp_path: Path) -> None:
+    stand_in.script = answer_once(through_files(tmp_path, poll_s=0.02, wait_s=60))
+    impatient = connect("compatible", stand_in, timeout_s=0.3)
+    with pytest.raises(ProviderError) as caught:
+        impatient.ask(ASK)
+    assert caught.value.trouble is Trouble.TIMEOUT
+    part = tmp_path / "part"
+    part.write_text('{"calls": [{"name": "submit", "arguments": {"tp": 4}}]}')
+    part.rename(tmp_path / "0001.answer.json")
+    (call,) = connect("compatible", stand_in).ask(ASK).calls
+    assert call.arguments == {"tp": 4}
+    assert [path.name for path in tmp_path.glob("*.request.json")] == ["0001.request.json"]
+
+
+def test_streaming_is_refused(stand_in: StandIn) -> None:
+    import openai
+
+    client = openai.OpenAI(api_key=KEY, base_url=f"{stand_in.url}/v1", max_retries=0)
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True)
