@@ -31,7 +31,7 @@ sys.path.insert(0, {root!r})
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import score_traces, score_view
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.whole_file import summarize_file
+from cclsearch.trace.file_summary import summarize_file
 import numpy, msgspec
 names = "trace_step_time compute_frac exposed_comm_frac exposed_mem_frac idle_frac comm_time overlap".split()
 read_traces({warm!r}, use_cache=False)

@@ -11,8 +11,8 @@ import pytest
 from trace_tables import Tape, make_set
 
 from cclsearch.core.errors import UserError
-from cclsearch.trace.chakra import describe_gaps, export_chakra
 from cclsearch.trace.events import CollectiveKind, EventTable
+from cclsearch.trace.export.chakra import describe_gaps, export_chakra
 from cclsearch.trace.view import TraceView
 
 COMP_NODE, MEM_LOAD_NODE, COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE = 4, 2, 5, 6, 7

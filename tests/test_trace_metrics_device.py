@@ -11,7 +11,7 @@ from trace_tables import Tape, make_set
 
 from cclsearch.card.model import MoEArch, Phase
 from cclsearch.core.values import Config
-from cclsearch.trace.alias import measure_name
+from cclsearch.trace.ccl_bench import measure_name
 from cclsearch.trace.events import (
     ComputeClass,
     DeviceInfo,

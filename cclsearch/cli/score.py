@@ -103,7 +103,7 @@ def _check_reference(args: argparse.Namespace) -> None:
 
 def _list_metrics() -> str:
     from cclsearch.plugins import METRICS
-    from cclsearch.trace.alias import ALIASES, STEP_SCORE
+    from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE
     from cclsearch.trace.show import format_table
 
     rows = [(name, METRICS.get(name).unit, METRICS.get(name).summary) for name in METRICS.names()]
@@ -116,7 +116,7 @@ def _list_metrics() -> str:
 
 def _wanted_names(args: argparse.Namespace) -> list[str]:
     from cclsearch.plugins import METRICS
-    from cclsearch.trace.alias import check_name
+    from cclsearch.trace.ccl_bench import check_name
 
     for name in args.metric:
         check_name(name)
@@ -143,7 +143,7 @@ def _open_views(args: argparse.Namespace) -> list[TraceView]:
 
 def _measure(view: TraceView, names: list[str], args: argparse.Namespace) -> dict[str, MetricResult]:
     from cclsearch.plugins import METRICS
-    from cclsearch.trace.alias import StepScoreReference, measure_name
+    from cclsearch.trace.ccl_bench import StepScoreReference, measure_name
 
     reference = StepScoreReference(args.reference_accelerators, args.reference_step_time, args.reference_weight)
     results: dict[str, MetricResult] = {}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from cclsearch.core.errors import UserError
 
 if TYPE_CHECKING:
-    from cclsearch.trace.whatif import Replay, WhatIf
-    from cclsearch.trace.whatif_model import Scenario
+    from cclsearch.trace.whatif.cost_model import Scenario
+    from cclsearch.trace.whatif.projection import Replay, WhatIf
 
 EXAMPLE = (
     "ccl-search what-if runs/my-run/trials/0007 --scale-out-bw 2x\n"
@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 where there is an answer, 1 where the trace holds none."""
     from cclsearch.card.load import load_card
-    from cclsearch.trace.chakra import describe_gaps, export_chakra
+    from cclsearch.trace.export.chakra import describe_gaps, export_chakra
     from cclsearch.trace.metric import NotAvailable
     from cclsearch.trace.open import open_trace
-    from cclsearch.trace.whatif import prepare_replay
+    from cclsearch.trace.whatif.projection import prepare_replay
 
     scenario = _read_scenario(args)
     card = load_card(args.card) if args.card else None
@@ -75,7 +75,7 @@ def _fail(reason: str, message: str, args: argparse.Namespace) -> int:
 
 
 def _read_scenario(args: argparse.Namespace) -> Scenario:
-    from cclsearch.trace.whatif_model import Scenario
+    from cclsearch.trace.whatif.cost_model import Scenario
 
     for name in ("scale_up_domain", "ranks_per_domain"):
         value = getattr(args, name)
@@ -125,7 +125,7 @@ class Exported:
 def _print_answer(replay: Replay, scenario: Scenario, exported: Exported, args: argparse.Namespace) -> None:
     import orjson
 
-    from cclsearch.trace.whatif_model import Scenario as Unchanged
+    from cclsearch.trace.whatif.cost_model import Scenario as Unchanged
 
     asked = replay.time(scenario) if scenario != Unchanged() else None
     utilities = replay.utilities()

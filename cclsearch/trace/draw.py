@@ -8,8 +8,8 @@ from html import escape
 import numpy as np
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.causes import Cause, median_windows
-from cclsearch.trace.diagnose import Diagnosis
+from cclsearch.trace.diagnosis.causes import Cause, median_windows
+from cclsearch.trace.diagnosis.diagnose import Diagnosis
 from cclsearch.trace.intervals import Int64s, clip_spans
 from cclsearch.trace.view import RankView, TraceView
 

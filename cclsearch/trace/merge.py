@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cclsearch.trace.align import blocking_groups, share_clock
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
 from cclsearch.trace.find import TraceFile
+from cclsearch.trace.matching import blocking_groups, share_clock
 
 MAX_GAP_NS = 600 * 10**9
 """Profiled windows of one run's ranks lie this close at least, on one clock."""

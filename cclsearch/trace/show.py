@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.diagnose import Diagnosis
+from cclsearch.trace.diagnosis.diagnose import Diagnosis
 from cclsearch.trace.metric import MetricResult, Status
 from cclsearch.trace.view import TraceView
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from cclsearch.trace.align import Matching, match_collectives
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
+from cclsearch.trace.matching import Matching, match_collectives
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.windows import Windows, find_windows
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from cclsearch.plugins import METRICS
-from cclsearch.trace.alias import measure_name
-from cclsearch.trace.diagnose import diagnose_trace
+from cclsearch.trace.ccl_bench import measure_name
+from cclsearch.trace.diagnosis.diagnose import diagnose_trace
 from cclsearch.trace.events import Kind
+from cclsearch.trace.file_summary import summarize_file
 from cclsearch.trace.intervals import total_ns
 from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.whole_file import summarize_file
 
 FOLDER = os.environ.get("CCL_CONFORMANCE_TRACES", "")
 pytestmark = pytest.mark.skipif(

@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 
-from cclsearch.trace.align import WORLD, Matching
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.matching import WORLD, Matching
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import TraceView
 

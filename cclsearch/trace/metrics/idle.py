@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.trace.gaps import CAUSES, split_idle_ns
+from cclsearch.trace.diagnosis.gaps import CAUSES, split_idle_ns
 from cclsearch.trace.metric import Draft, metric
 from cclsearch.trace.view import TraceView
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.trace.causes import Cause, median_causes
+from cclsearch.trace.diagnosis.causes import Cause, median_causes
+from cclsearch.trace.diagnosis.critical_path import SHARES, walk_critical_path
+from cclsearch.trace.diagnosis.gaps import MIN_MATCHED, launch_matched_share
 from cclsearch.trace.events import Reason
-from cclsearch.trace.gaps import MIN_MATCHED, launch_matched_share
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.walk import SHARES, walk_critical_path
 
 
 @metric(

@@ -6,12 +6,12 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.trace.collectives import sized_share
+from cclsearch.trace.diagnosis.gaps import launch_matched_share
 from cclsearch.trace.events import Kind
-from cclsearch.trace.gaps import launch_matched_share
+from cclsearch.trace.file_summary import summarize_file
 from cclsearch.trace.intervals import total_ns
 from cclsearch.trace.metric import Draft, metric
 from cclsearch.trace.view import RankView, TraceView
-from cclsearch.trace.whole_file import summarize_file
 
 
 def unattributed_share(view: RankView) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.trace.causes import median_windows
+from cclsearch.trace.diagnosis.causes import median_windows
 from cclsearch.trace.events import Kind
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.view import RankView, TraceView

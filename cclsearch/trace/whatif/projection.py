@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cclsearch.core.values import Model
-from cclsearch.trace.causes import median_windows
 from cclsearch.trace.collectives import count_unsized
+from cclsearch.trace.diagnosis.causes import median_windows
 from cclsearch.trace.events import Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.whatif_graph import RankGraph, build_graph
-from cclsearch.trace.whatif_model import CommModel, Scenario, fit_comm_model
+from cclsearch.trace.whatif.cost_model import CommModel, Scenario, fit_comm_model
+from cclsearch.trace.whatif.graph import RankGraph, build_graph
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,8 +10,8 @@ import pytest
 from trace_tables import Tape, make_set
 
 from cclsearch.core.values import Config
-from cclsearch.trace.causes import Cause, median_causes
-from cclsearch.trace.diagnose import Diagnosis, diagnose_trace
+from cclsearch.trace.diagnosis.causes import Cause, median_causes
+from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
 from cclsearch.trace.draw import draw_breakdown, draw_timeline
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind, Reason
 from cclsearch.trace.metric import NotAvailable

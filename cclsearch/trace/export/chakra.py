@@ -12,8 +12,10 @@ from pathlib import Path
 
 from cclsearch.core.errors import UserError, writing
 from cclsearch.core.text import one_line
-from cclsearch.trace.causes import median_windows
-from cclsearch.trace.chakra_wire import (
+from cclsearch.trace.collectives import count_unsized, group_label
+from cclsearch.trace.diagnosis.causes import median_windows
+from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
+from cclsearch.trace.export.protobuf import (
     bytes_field,
     delimited,
     packed_field,
@@ -21,10 +23,8 @@ from cclsearch.trace.chakra_wire import (
     text_field,
     uint_field,
 )
-from cclsearch.trace.collectives import count_unsized, group_label
-from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.view import RankView, TraceView
-from cclsearch.trace.whatif_graph import RankGraph, build_graph
+from cclsearch.trace.whatif.graph import RankGraph, build_graph
 
 SCHEMA_VERSION = "0.0.4"
 _COMP_NODE, _SEND_NODE, _RECV_NODE, _COLL_NODE = 4, 5, 6, 7

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from cclsearch.trace.diagnosis.gaps import split_idle_ns
 from cclsearch.trace.events import Collective, CollectiveKind
-from cclsearch.trace.gaps import split_idle_ns
 from cclsearch.trace.intervals import Int64s, clip_spans, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, TraceView

@@ -7,7 +7,7 @@ from trace_tables import Tape, make_set
 
 from cclsearch.core.errors import UserError
 from cclsearch.plugins import METRICS
-from cclsearch.trace.alias import ALIASES, StepScoreReference, check_name, list_names, measure_name
+from cclsearch.trace.ccl_bench import ALIASES, StepScoreReference, check_name, list_names, measure_name
 from cclsearch.trace.events import CollectiveKind
 from cclsearch.trace.metric import MetricResult, Status
 from cclsearch.trace.view import TraceView

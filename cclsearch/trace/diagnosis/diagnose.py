@@ -6,8 +6,8 @@ import numpy as np
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
-from cclsearch.trace.causes import Cause, combine_causes, median_causes
 from cclsearch.trace.collectives import group_label
+from cclsearch.trace.diagnosis.causes import Cause, combine_causes, median_causes
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import covered_ns
 from cclsearch.trace.metric import NotAvailable

@@ -1,0 +1,1 @@
+"""Step time under another network, projected from a trace."""
