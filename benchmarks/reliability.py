@@ -236,7 +236,7 @@ def break_by_clock(search: Search, log: Path) -> int:
         return real() + rng.choice((-172_800.0, -3_600.0, 0.0, 3_600.0, 172_800.0))
 
     def action() -> int:
-        from cclsearch.record.book import Book
+        from cclsearch.record.writer import Book
         from cclsearch.search import run_search
         from cclsearch.session import open_parts, start_book
 

@@ -17,11 +17,11 @@ from cclsearch.propose.agent.providers.cost import Limits
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec
 from cclsearch.propose.agent.tool_handlers import Explain
 from cclsearch.propose.base import Proposer
+from cclsearch.run.spec import RunSpec
+from cclsearch.run.trial_folder import METRICS_FILE
 from cclsearch.score.catalog import Direction
 from cclsearch.score.objective import Objective, Term
 from cclsearch.score.outcome import Outcome
-from cclsearch.spec import RunSpec
-from cclsearch.trial_folder import METRICS_FILE
 
 LOG_TAIL_BYTES = 4000
 OVERLAP_BYTES = 16_000

@@ -11,7 +11,7 @@ from cclsearch.core.values import Provenance
 from cclsearch.propose.base import Observation
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.observe import Observer
-from cclsearch.spec import RunSpec, read_spec
+from cclsearch.run.spec import RunSpec, read_spec
 
 AUTO = "auto"
 """In place of a run's name: every run there is that can teach this search."""

@@ -12,9 +12,9 @@ from cclsearch.core.errors import UserError, require_writable, writing
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
 from cclsearch.report.data import RANKED, RunPage, TrialRow
-from cclsearch.report.front import guard_cell
 from cclsearch.report.gather import gather_run
-from cclsearch.run_folder import Run
+from cclsearch.report.pareto import guard_cell
+from cclsearch.run.folder import Run
 from cclsearch.score.objective import Objective
 
 if TYPE_CHECKING:

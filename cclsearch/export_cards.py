@@ -21,8 +21,8 @@ from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STD
 from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean
 from cclsearch.report.write import safe_stem
-from cclsearch.run_folder import Run
-from cclsearch.trial_folder import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
+from cclsearch.run.folder import Run
+from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
 
 EVIDENCE = (CONFIG_FILE, SCRIPT_FILE, STDOUT_FILE, STDERR_FILE, RESULT_FILE, METRICS_FILE, ADMISSION_FILE)
 TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".sh", ".out", ".err")

@@ -11,12 +11,12 @@ from cclsearch.core.errors import TrialError
 from cclsearch.core.values import Failure, FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
-from cclsearch.record.book import Book
 from cclsearch.record.event import TrialFinished, TrialRepeated, TrialSubmitted, TrialSubmitting
 from cclsearch.record.trial import Trial
+from cclsearch.record.writer import Book
+from cclsearch.run.spec import RunSpec, hash_file
+from cclsearch.run.trial_folder import prepare_folder
 from cclsearch.score.outcome import Outcome
-from cclsearch.spec import RunSpec, hash_file
-from cclsearch.trial_folder import prepare_folder
 
 LOAD_RULE = "load"
 """The admission rule that a disturbed trial fails; such a trial is run again."""

@@ -11,9 +11,9 @@ from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.values import Config, Provenance
 from cclsearch.record.state import collect_losses
 from cclsearch.record.trial import Trial
-from cclsearch.report.front import Axis, FrontPage, FrontPoint
 from cclsearch.report.gather import clean, describe_work
-from cclsearch.run_folder import Run
+from cclsearch.report.pareto import Axis, FrontPage, FrontPoint
+from cclsearch.run.folder import Run
 from cclsearch.score.catalog import Direction, find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
 from cclsearch.stats.noise import Noise, estimate_noise, find_interval

@@ -10,13 +10,13 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Failure, Provenance
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput, TrialResult
-from cclsearch.record.book import Book
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
+from cclsearch.record.writer import Book
+from cclsearch.run.spec import RunSpec
+from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, scrub_logs
 from cclsearch.score.judge import judge_failure, judge_trial
 from cclsearch.score.outcome import Outcome
-from cclsearch.spec import RunSpec
-from cclsearch.trial_folder import ADMISSION_FILE, METRICS_FILE, scrub_logs
 from cclsearch.trial_trace import read_trace_evidence
 
 

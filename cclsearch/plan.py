@@ -27,14 +27,14 @@ from cclsearch.propose.agent.policy.store import freeze_seed
 from cclsearch.propose.agent.providers.cost import describe_unkept, load_prices, prices_path
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.runs_folder import LAST
+from cclsearch.run.catalog import LAST
+from cclsearch.run.spec import Limits, RecordingRef, RunSpec, hash_file
 from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
 from cclsearch.score.measurable import require_measurable
 from cclsearch.score.objective import Objective, load_objective
 from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
-from cclsearch.spec import Limits, RecordingRef, RunSpec, hash_file
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 LLM_STRATEGIES = ("hybrid", "llm")

@@ -10,13 +10,13 @@ from cclsearch.judging import find_baseline, write_views
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
-from cclsearch.run_folder import Run
+from cclsearch.run.folder import Run
+from cclsearch.run.spec import SPEC_FILE, hash_file
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.judge import judge_evidence, judge_failure
 from cclsearch.score.outcome import Outcome, Verdict
 from cclsearch.score.thresholds import DEFAULT, Thresholds
 from cclsearch.session import make_input
-from cclsearch.spec import SPEC_FILE, hash_file
 from cclsearch.trial_trace import read_trace_evidence
 
 

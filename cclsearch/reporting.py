@@ -9,15 +9,15 @@ import numpy as np
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
+from cclsearch.draw.scene import Scene
 from cclsearch.front_of_runs import gather_front
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import believe
 from cclsearch.record.observe import Observer
 from cclsearch.report.data import Neighbour, RunPage
-from cclsearch.report.front import draw_front_page
 from cclsearch.report.gather import describe_change, gather_run
-from cclsearch.report.scene import Scene
-from cclsearch.run_folder import Run
+from cclsearch.report.pareto import draw_front_page
+from cclsearch.run.folder import Run
 from cclsearch.session import rebuild_space
 from cclsearch.space.table import Space
 from cclsearch.sweep import read_sweep

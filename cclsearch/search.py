@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from cclsearch.core.values import Provenance
 from cclsearch.flight import Flight, Stop
 from cclsearch.propose.base import Closer, Narrator, Observation, Proposal, Proposer, Remark, SearchView
-from cclsearch.record.book import Book
 from cclsearch.record.event import Note, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.observe import Observer
 from cclsearch.record.state import collect_losses
 from cclsearch.record.trial import Trial
+from cclsearch.record.writer import Book
+from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
 from cclsearch.space.table import Space
-from cclsearch.spec import RunSpec
 
 MAX_LOST_IN_A_ROW = 3
 """Trials lost one after another to the infrastructure before the search stops to be looked at."""

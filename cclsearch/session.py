@@ -21,18 +21,18 @@ from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
 from cclsearch.propose.bayes.pareto_proposer import FrontProposer
 from cclsearch.propose.enqueued import FirstProposer
-from cclsearch.record.book import Book
 from cclsearch.record.event import Note, SearchResumed, SearchStarted
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.observe import Observer
 from cclsearch.record.trial import Trial
+from cclsearch.record.writer import Book
 from cclsearch.recording.load import load_recording
+from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec, write_spec
 from cclsearch.search import Parts
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
-from cclsearch.spec import SPEC_FILE, RunSpec, hash_file, read_spec, write_spec
 
 LEAST_CHANCE = 0.005
 """Probability to fit into memory below which a configuration is not launched."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from cclsearch.core.text import plain
 from cclsearch.report.summary import summarise_run
 from cclsearch.report.terminal import make_table
-from cclsearch.run_folder import load_run
+from cclsearch.run.folder import load_run
 
 COMMAND = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "15", "--name", "wl2-demo", "--quiet"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from cclsearch.cli import main
-from cclsearch.run_folder import Run, load_run
+from cclsearch.run.folder import Run, load_run
 
 CARD = {
     "version": 1,

@@ -10,7 +10,7 @@ from recorded_runs import search, write_recording
 
 from cclsearch.cli import main
 from cclsearch.rejudge import rejudge_run, write_admissions
-from cclsearch.run_folder import Run, load_run
+from cclsearch.run.folder import Run, load_run
 
 
 @pytest.fixture

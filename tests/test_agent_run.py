@@ -13,7 +13,7 @@ from cclsearch.agent import FolderEvidence, read_options
 from cclsearch.cli import main
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.propose.agent.providers.types import Request
-from cclsearch.spec import read_spec
+from cclsearch.run.spec import read_spec
 
 pytestmark = pytest.mark.serial
 

@@ -13,11 +13,11 @@ from test_flight import open_search
 
 from cclsearch.cli import main
 from cclsearch.core.values import Provenance
-from cclsearch.record.book import Book
-from cclsearch.run_folder import load_run
+from cclsearch.record.writer import Book
+from cclsearch.run.folder import load_run
+from cclsearch.run.spec import SPEC_FILE
 from cclsearch.search import run_search
 from cclsearch.session import start_book
-from cclsearch.spec import SPEC_FILE
 
 AUTO = ["run", "--workload", "tiny", "--learn-from", "auto"]
 

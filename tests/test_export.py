@@ -15,7 +15,7 @@ from recorded_runs import search, write_recording
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
 from cclsearch.export_cards import copy_evidence
-from cclsearch.run_folder import Run
+from cclsearch.run.folder import Run
 
 SECRET = "hunter2-but-much-longer"
 
@@ -146,7 +146,7 @@ def test_nothing_is_written_over_and_no_name_leaves_the_folder(run: Run, capsys:
 
 
 def test_text_that_a_spreadsheet_would_run_is_quoted(project: Path) -> None:
-    from cclsearch.report.front import guard_cell
+    from cclsearch.report.pareto import guard_cell
 
     assert guard_cell('=HYPERLINK("http://x")') == '\'=HYPERLINK("http://x")'
     assert guard_cell("plain") == "plain"

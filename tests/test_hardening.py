@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from cclsearch.cli import main
-from cclsearch.record.book import Book
 from cclsearch.record.event import TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE, read_events
+from cclsearch.record.writer import Book
 from cclsearch.search import run_search
 from cclsearch.session import open_parts, start_book
 
@@ -176,7 +176,7 @@ def test_planted_secrets_are_found_nowhere(
 
 
 def test_a_secret_in_a_job_log_is_masked_when_the_trial_lands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cclsearch.trial_folder import scrub_logs
+    from cclsearch.run.trial_folder import scrub_logs
 
     monkeypatch.setenv("MY_SERVICE_TOKEN", KEYS["MY_SERVICE_TOKEN"])
     (tmp_path / "stdout.log").write_bytes(b"as it is \xff\n" * 3)

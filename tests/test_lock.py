@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.record.book import Book
 from cclsearch.record.event import EVENT, Note
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 from cclsearch.record.lock import STALE_AFTER_S, FolderLock, is_locked
+from cclsearch.record.writer import Book
 
 
 def holder(**changes: object) -> str:

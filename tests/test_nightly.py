@@ -28,7 +28,7 @@ from cclsearch.nightly.run import NightBusyError, run_night
 from cclsearch.nightly.summary import NightSummary
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.record.lock import FolderLock
-from cclsearch.run_folder import load_run
+from cclsearch.run.folder import load_run
 
 DECIDE: list[Callable[[Job], Ending]] = []
 """How trials end now: the last entry decides."""

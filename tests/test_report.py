@@ -16,14 +16,14 @@ from recorded_runs import search, write_recording
 from report_pages import HOSTILE, make_page, make_trial
 
 from cclsearch.cli import main
-from cclsearch.report.axes import Scale, fit_scale, make_ticks, show_number
+from cclsearch.draw.axes import Scale, fit_scale, make_ticks, show_number
+from cclsearch.draw.png import write_png
+from cclsearch.draw.scene import PALETTE, Mark, Rect, Scene, Text
+from cclsearch.draw.svg import render_svg
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
 from cclsearch.report.compare import draw_against_step_time, draw_bests, rank_runs, tell_frameworks
 from cclsearch.report.gather import describe_change
 from cclsearch.report.page import dump_for_script, render_page
-from cclsearch.report.png import write_png
-from cclsearch.report.scene import PALETTE, Mark, Rect, Scene, Text
-from cclsearch.report.svg import render_svg
 from cclsearch.reporting import build_page, find_steps
 from cclsearch.session import rebuild_space
 

@@ -15,7 +15,7 @@ import pytest
 from cclsearch.cli import main
 from cclsearch.record.event import TrialFinished, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE, read_events
-from cclsearch.run_folder import Run, load_run
+from cclsearch.run.folder import Run, load_run
 
 ROOT = Path(__file__).parent.parent
 SEARCH = ["run", "--workload", "wl2", "--launcher", "replay", "--name", "r"]

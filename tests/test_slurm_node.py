@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch import trial_folder
 from cclsearch.core import redact
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind
@@ -34,6 +33,7 @@ from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.payload import prepare_folder, write_model
 from cclsearch.launch.slurm.payloads import Program, classify_trial, make_payload
 from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.run import trial_folder
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -15,7 +15,7 @@ from cclsearch.front_of_runs import gather_front, objective_over
 from cclsearch.plugins import METRICS
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
-from cclsearch.run_folder import load_run
+from cclsearch.run.folder import load_run
 from cclsearch.score.catalog import CATALOG
 from cclsearch.sweep import describe_sweep, read_sweep
 

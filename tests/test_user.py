@@ -28,12 +28,12 @@ from cclsearch.destination import choose_destination
 from cclsearch.flight import Stop
 from cclsearch.judging import TrialJudge
 from cclsearch.launch.base import Job
-from cclsearch.record.book import Book
 from cclsearch.record.event import SearchResumed
 from cclsearch.record.ledger import LEDGER_FILE
+from cclsearch.record.writer import Book
 from cclsearch.report.summary import best_as_json, summarise_run
 from cclsearch.report.terminal import watch_lines
-from cclsearch.run_folder import load_run
+from cclsearch.run.folder import load_run
 from cclsearch.score.outcome import Admission, Outcome
 from cclsearch.search import Parts, run_search
 from cclsearch.session import start_book

@@ -11,7 +11,7 @@ from cclsearch.cli.arguments import add_run, positive_int
 
 if TYPE_CHECKING:
     from cclsearch.rejudge import Rejudgement
-    from cclsearch.run_folder import Run
+    from cclsearch.run.folder import Run
 
 EXAMPLE = "ccl-search admit last\n  ccl-search admit last --trial 1"
 
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.errors import UserError, writing
     from cclsearch.rejudge import is_spec_unchanged, rejudge_run, rejudge_trial, write_admissions
-    from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import find_run
+    from cclsearch.run.catalog import find_run
+    from cclsearch.run.folder import load_run
 
     loaded = load_run(find_run(args.run, args.runs))
     if args.trial is not None:

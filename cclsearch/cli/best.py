@@ -22,10 +22,10 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import plain
     from cclsearch.report.flags import describe_flags
     from cclsearch.report.summary import best_as_json, summarise_run
-    from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import find_run
+    from cclsearch.run.catalog import find_run
+    from cclsearch.run.folder import load_run
+    from cclsearch.run.trial_folder import SCRIPT_FILE
     from cclsearch.session import make_input
-    from cclsearch.trial_folder import SCRIPT_FILE
 
     loaded = load_run(find_run(args.run, args.runs))
     best = loaded.state.best

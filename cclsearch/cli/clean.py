@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import one_line
     from cclsearch.launch.base import Cleaner, JobState
     from cclsearch.launch.profile import make_launcher
-    from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import find_run
+    from cclsearch.run.catalog import find_run
+    from cclsearch.run.folder import load_run
 
     folder = find_run(args.run, args.runs)
     found = load_run(folder)

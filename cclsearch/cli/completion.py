@@ -117,7 +117,7 @@ def list_names(argument: argparse.Action | None) -> list[str]:
     from cclsearch.destination import list_recordings
     from cclsearch.launch.profile import list_profiles
     from cclsearch.plugins import METRICS, PROPOSERS
-    from cclsearch.runs_folder import list_runs
+    from cclsearch.run.catalog import list_runs
     from cclsearch.space.framework import list_frameworks
 
     if argument is None:

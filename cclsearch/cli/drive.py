@@ -17,15 +17,15 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
 from cclsearch.flight import Stop
 from cclsearch.propose.base import Remark
-from cclsearch.record.book import Book, Watcher
 from cclsearch.record.event import Event, Note
 from cclsearch.record.state import RunState
+from cclsearch.record.writer import Book, Watcher
 from cclsearch.report.summary import summarise_run
 from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
-from cclsearch.runs_folder import name_run
+from cclsearch.run.catalog import name_run
+from cclsearch.run.spec import RunSpec
 from cclsearch.search import Parts, find_budget, run_search
 from cclsearch.session import open_parts, start_book
-from cclsearch.spec import RunSpec
 
 
 def drive_search(

@@ -11,7 +11,7 @@ from cclsearch.cli.arguments import add_run
 
 if TYPE_CHECKING:
     from cclsearch.record.trial import Trial
-    from cclsearch.run_folder import Run
+    from cclsearch.run.folder import Run
 
 EXAMPLE = "ccl-search export last --to csv\n  ccl-search export last --to cards --trials best --out evidence/"
 
@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import plain
     from cclsearch.export import write_csv, write_optuna, write_parquet
     from cclsearch.export_cards import write_cards
-    from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import find_run
+    from cclsearch.run.catalog import find_run
+    from cclsearch.run.folder import load_run
 
     if args.to != "cards" and (args.trials or args.no_traces):
         raise UserError(f"--trials and --no-traces go with `--to cards`: {args.to} has every trial and no traces")

@@ -66,7 +66,7 @@ def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
 
         from cclsearch.nightly.night import plan_jobs
         from cclsearch.nightly.place import find_cut
-        from cclsearch.runs_folder import runs_folder
+        from cclsearch.run.catalog import runs_folder
 
         plan_jobs(config)
         if find_cut(config, runs_folder(args.runs).absolute(), time.time()) is not None:
@@ -127,7 +127,7 @@ def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> 
     from cclsearch.nightly.place import nights_folder
     from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
     from cclsearch.nightly.summary import EXIT_TROUBLE, render_message
-    from cclsearch.runs_folder import runs_folder
+    from cclsearch.run.catalog import runs_folder
 
     assert isinstance(stop, Stop)
     runs = runs_folder(args.runs).absolute()
@@ -160,7 +160,7 @@ def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
     from cclsearch.nightly.night import plan_jobs, show_time
     from cclsearch.nightly.place import find_place
     from cclsearch.nightly.preview import preview_night
-    from cclsearch.runs_folder import runs_folder
+    from cclsearch.run.catalog import runs_folder
 
     runs = runs_folder(args.runs).absolute()
     plans = plan_jobs(config)

@@ -11,7 +11,7 @@ from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_runs_folder
 
 if TYPE_CHECKING:
-    from cclsearch.report.front import FrontPage
+    from cclsearch.report.pareto import FrontPage
 
 EXAMPLE = (
     "ccl-search pareto last\n  ccl-search pareto run-a run-b --metrics step_time_s,num_accelerators,peak_memory_gib"
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import plain
     from cclsearch.front_of_runs import gather_front
     from cclsearch.report.write import write_front
-    from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import find_run, runs_folder
+    from cclsearch.run.catalog import find_run, runs_folder
+    from cclsearch.run.folder import load_run
     from cclsearch.stats.pareto import parse_weights
 
     folders = list(dict.fromkeys(find_run(name, args.runs) for name in args.run or ["last"]))
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 def print_front(page: FrontPage) -> None:
     """The front as a table, and where the choice flips."""
     from cclsearch.core.text import plain
-    from cclsearch.report.axes import show_number
+    from cclsearch.draw.axes import show_number
 
     mark = "" if page.provenance == "measured" else f" ({page.provenance})"
     print(plain(f"front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials"))

@@ -179,8 +179,8 @@ def _print_compiled(described: list[dict[str, Any]]) -> None:
 
 
 def _draw(path: Path, described: list[dict[str, Any]], card: Card) -> None:
+    from cclsearch.draw.png import write_png
     from cclsearch.report.parts import PartsBar, draw_parts
-    from cclsearch.report.png import write_png
 
     labels = _short_labels([row["config"] for row in described])
     time_bars = [PartsBar(label, row["time_parts_s"]) for label, row in zip(labels, described, strict=True)]

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import one_line
     from cclsearch.propose.agent.replay import replay_turns
-    from cclsearch.runs_folder import find_run
+    from cclsearch.run.catalog import find_run
 
     turns = replay_turns(find_run(args.run, args.runs))
     for turn in turns:

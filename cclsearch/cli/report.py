@@ -10,7 +10,7 @@ from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_runs_folder
 
 if TYPE_CHECKING:
-    from cclsearch.run_folder import Run
+    from cclsearch.run.folder import Run
 
 EXAMPLE = "ccl-search report last\n  ccl-search report --all --out ranking.html"
 
@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import plain
     from cclsearch.report.write import write_report
     from cclsearch.reporting import build_front_charts, build_page
-    from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import LAST, find_run, runs_folder
+    from cclsearch.run.catalog import LAST, find_run, runs_folder
+    from cclsearch.run.folder import load_run
 
     if args.all and args.run:
         raise UserError(f"--all shows every run there is: leave out {' '.join(args.run)}, or --all")
@@ -53,8 +53,8 @@ def _load_all(chosen: Path | None) -> list[Run]:
     """Every run of the project; one that cannot be read is left out, and said so."""
     from cclsearch.core.errors import UserError
     from cclsearch.core.text import plain
-    from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import list_runs, runs_folder
+    from cclsearch.run.catalog import list_runs, runs_folder
+    from cclsearch.run.folder import load_run
 
     runs = []
     for folder in list_runs(chosen):

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.cli.drive import drive_search
-    from cclsearch.runs_folder import find_run
+    from cclsearch.run.catalog import find_run
 
     folder = find_run(args.run, args.runs)
     remarks = _read_limits(folder, args)
@@ -41,7 +41,7 @@ def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[Remark, ...]:
     from cclsearch.propose.agent.history import limits_remark
     from cclsearch.propose.agent.providers.cost import Limits, describe_unkept
     from cclsearch.propose.agent.providers.spec import parse_spec
-    from cclsearch.spec import read_spec
+    from cclsearch.run.spec import read_spec
 
     if args.max_tokens is None and args.max_usd is None:
         return ()

@@ -78,7 +78,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.plan import plan_search
-    from cclsearch.runs_folder import runs_folder
+    from cclsearch.run.catalog import runs_folder
     from cclsearch.session import create_run
 
     with naming_settings(args):
@@ -114,7 +114,7 @@ def naming_settings(args: argparse.Namespace) -> Iterator[None]:
 def add_earlier(plan: Plan, args: argparse.Namespace) -> Plan:
     """The plan with the runs as a prior that `--learn-from auto` finds, where that was asked for."""
     from cclsearch.earlier import AUTO, learn_from_all
-    from cclsearch.runs_folder import list_runs
+    from cclsearch.run.catalog import list_runs
 
     if AUTO not in args.learn_from:
         return plan
@@ -141,9 +141,9 @@ def make_request(args: argparse.Namespace) -> Request:
     from cclsearch.core.settings import load_settings
     from cclsearch.earlier import AUTO
     from cclsearch.plan import Request
-    from cclsearch.runs_folder import find_run
+    from cclsearch.run.catalog import find_run
+    from cclsearch.run.spec import Limits
     from cclsearch.space.parse import parse_knob
-    from cclsearch.spec import Limits
 
     settings = load_settings()
     _refuse_unheard(args, settings)

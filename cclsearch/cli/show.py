@@ -22,8 +22,8 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.core.errors import UserError
     from cclsearch.core.text import plain
     from cclsearch.report.trial import describe_one, one_as_json
-    from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import find_run
+    from cclsearch.run.catalog import find_run
+    from cclsearch.run.folder import load_run
 
     loaded = load_run(find_run(args.run, args.runs))
     trial = loaded.state.trials.get(args.trial)

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.runs_folder import find_run, list_runs
+    from cclsearch.run.catalog import find_run, list_runs
 
     if args.run is None:
         return _list_all(list_runs(args.runs), as_json=args.json)
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 def _list_all(folders: list[Path], *, as_json: bool) -> int:
     from cclsearch.core.errors import UserError
     from cclsearch.core.text import plain
-    from cclsearch.run_folder import load_run
+    from cclsearch.run.folder import load_run
 
     rows: list[dict[str, object]] = []
     for folder in folders:
@@ -76,8 +76,8 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     from cclsearch.propose.base import Remark
     from cclsearch.report.summary import best_as_json, summarise_run
     from cclsearch.report.terminal import describe_trial, result_text
-    from cclsearch.run_folder import load_run
-    from cclsearch.runs_folder import name_run
+    from cclsearch.run.catalog import name_run
+    from cclsearch.run.folder import load_run
 
     run = load_run(folder)
     state, spec = run.state, run.spec

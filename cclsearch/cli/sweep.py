@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.cli.drive import drive_search
-    from cclsearch.runs_folder import name_run, runs_folder
+    from cclsearch.run.catalog import name_run, runs_folder
     from cclsearch.stats.pareto import parse_weights
     from cclsearch.sweep import JOINED_FOLDER, create_sweep, plan_sweep
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if code == EXIT_OK and not (args.json or args.quiet):
         from cclsearch.cli.pareto import print_front
         from cclsearch.front_of_runs import gather_front
-        from cclsearch.run_folder import load_run
+        from cclsearch.run.folder import load_run
 
         print_front(gather_front([load_run(folder)]))
         print(f"draw it: ccl-search pareto {name_run(folder, args.runs)}")

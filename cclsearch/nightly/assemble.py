@@ -25,7 +25,7 @@ from cclsearch.nightly.summary import (
     count_verdicts,
     summarise_changes,
 )
-from cclsearch.run_folder import load_run
+from cclsearch.run.folder import load_run
 from cclsearch.stats.noise import estimate_noise, find_interval
 
 STOPPED = "the night was stopped before its end: the next start before that end goes on with it, its budget counted"

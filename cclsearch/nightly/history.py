@@ -13,8 +13,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.record.trial import Trial
-from cclsearch.run_folder import Run, load_run
-from cclsearch.spec import SPEC_FILE, RunSpec
+from cclsearch.run.folder import Run, load_run
+from cclsearch.run.spec import SPEC_FILE, RunSpec
 
 STAMP = r"\d{8}-\d{6}"
 MOST_NIGHTS = 30

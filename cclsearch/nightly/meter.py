@@ -15,7 +15,7 @@ from cclsearch.nightly.share import Spent
 from cclsearch.record.event import Event, Note, Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.spec import RunSpec
+from cclsearch.run.spec import RunSpec
 
 TOKEN_FIELDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
 TICK_S = 1.0

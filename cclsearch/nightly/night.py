@@ -28,13 +28,13 @@ from cclsearch.nightly.meter import Allowance, Meter, count_spent
 from cclsearch.nightly.place import NIGHT_FILE, NightPlace
 from cclsearch.nightly.share import Spent, find_exhausted, find_left, lower_of, split_left
 from cclsearch.plan import Plan, Request, plan_search
-from cclsearch.record.book import Book
 from cclsearch.record.lock import FolderLock
-from cclsearch.run_folder import Run, load_run
+from cclsearch.record.writer import Book
+from cclsearch.run.folder import Run, load_run
+from cclsearch.run.spec import Limits
 from cclsearch.search import MAX_LOST_IN_A_ROW, run_search
 from cclsearch.session import create_run, open_parts, start_book
 from cclsearch.space.parse import parse_knob
-from cclsearch.spec import Limits
 
 CONFIRM = 2
 LEARN_NIGHTS = 3

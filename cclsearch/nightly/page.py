@@ -9,14 +9,14 @@ from markupsafe import Markup
 
 from cclsearch import __version__
 from cclsearch.core.values import Config, Provenance, show_config
+from cclsearch.draw.axes import Frame, Scale, fit_scale, show_number
+from cclsearch.draw.scene import SERIES, Item, Mark, Scene, Text
+from cclsearch.draw.scene import Path as Line
+from cclsearch.draw.svg import palette_css, render_svg
 from cclsearch.nightly.assemble import JobNights
 from cclsearch.nightly.compare import Verdict
 from cclsearch.nightly.history import Night, mean_of
 from cclsearch.nightly.summary import NightSummary, show_best
-from cclsearch.report.axes import Frame, Scale, fit_scale, show_number
-from cclsearch.report.scene import SERIES, Item, Mark, Scene, Text
-from cclsearch.report.scene import Path as Line
-from cclsearch.report.svg import palette_css, render_svg
 from cclsearch.stats.noise import estimate_noise, find_interval
 
 HERE = Path(__file__).parent

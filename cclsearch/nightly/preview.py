@@ -11,7 +11,7 @@ from cclsearch.nightly.place import NightPlace
 from cclsearch.nightly.prune import prune_evidence
 from cclsearch.nightly.share import Spent, find_left, split_left
 from cclsearch.plan import Plan
-from cclsearch.run_folder import load_run
+from cclsearch.run.folder import load_run
 
 
 def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], place: NightPlace) -> list[str]:

@@ -22,8 +22,8 @@ from cclsearch.nightly.config import Keep
 from cclsearch.nightly.history import find_series, read_night
 from cclsearch.nightly.place import NIGHT_FILE, SUMMARY_FILE, nights_folder
 from cclsearch.record.lock import is_locked
-from cclsearch.run_folder import Run, load_run
-from cclsearch.trial_folder import ATTEMPTS_FOLDER
+from cclsearch.run.folder import Run, load_run
+from cclsearch.run.trial_folder import ATTEMPTS_FOLDER
 
 _TRIAL = re.compile(r"[0-9]{4,}")
 

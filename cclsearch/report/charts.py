@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from cclsearch.core.values import Value
-from cclsearch.report.axes import Frame, Scale, fit_scale, make_ticks, show_number
+from cclsearch.draw.axes import Frame, Scale, fit_scale, make_ticks, show_number
+from cclsearch.draw.scene import SCALE, SERIES, Item, Mark, Path, Rect, Scene, Text
 from cclsearch.report.data import CONFIRMATION, FAILED, NOT_ADMITTED, RANKED, RunPage, TrialRow
-from cclsearch.report.scene import SCALE, SERIES, Item, Mark, Path, Rect, Scene, Text
 
 WIDTH = 880.0
 LEFT, RIGHT = 76.0, 20.0

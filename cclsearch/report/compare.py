@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cclsearch.report.axes import Frame, fit_scale, show_number
+from cclsearch.draw.axes import Frame, fit_scale, show_number
+from cclsearch.draw.scene import SERIES, SHAPES, Item, Mark, Scene, Text
 from cclsearch.report.data import RANKED, RunPage, TrialRow
-from cclsearch.report.scene import SERIES, SHAPES, Item, Mark, Scene, Text
 
 WIDTH, LEFT, RIGHT = 880.0, 76.0, 20.0
 
@@ -97,8 +97,8 @@ def draw_against_step_time(pages: Sequence[RunPage], metric: str, label: str) ->
 
 def draw_bests(pages: Sequence[RunPage]) -> Scene | None:
     """The best step time of each run as a bar, run by run."""
-    from cclsearch.report.axes import Scale, make_ticks
-    from cclsearch.report.scene import Path, Rect
+    from cclsearch.draw.axes import Scale, make_ticks
+    from cclsearch.draw.scene import Path, Rect
 
     standings = rank_runs(pages)
     if len(standings) < 2:

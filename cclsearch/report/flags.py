@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cclsearch.core.redact import public_environment
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
+from cclsearch.run.spec import RunSpec
 from cclsearch.space.framework import Framework, load_framework
-from cclsearch.spec import RunSpec
 
 SHOW_FLAGS = "--show-flags"
 """Given this, a run script prints one option a line and exits."""

@@ -10,8 +10,8 @@ from cclsearch.core.errors import TrialError
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, show_value
+from cclsearch.draw.axes import show_number
 from cclsearch.record.trial import Trial
-from cclsearch.report.axes import show_number
 from cclsearch.report.certainty import judge_certainty
 from cclsearch.report.data import (
     FAILED,
@@ -23,10 +23,10 @@ from cclsearch.report.data import (
     RunPage,
     TrialRow,
 )
-from cclsearch.run_folder import Run
+from cclsearch.run.folder import Run
+from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
-from cclsearch.spec import RunSpec
 
 TEXT_LIMIT = 2000
 

@@ -17,13 +17,13 @@ from markupsafe import Markup
 
 from cclsearch import __version__
 from cclsearch.core.values import show_value
-from cclsearch.report.axes import show_number
+from cclsearch.draw.axes import show_number
+from cclsearch.draw.scene import Scene
+from cclsearch.draw.svg import palette_css, render_svg
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
 from cclsearch.report.compare import Standing, draw_against_step_time, draw_bests, rank_runs, tell_frameworks
 from cclsearch.report.data import RunPage, TrialRow
-from cclsearch.report.front import FrontPage, draw_front_page
-from cclsearch.report.scene import Scene
-from cclsearch.report.svg import palette_css, render_svg
+from cclsearch.report.pareto import FrontPage, draw_front_page
 
 HERE = Path(__file__).parent
 RANKING_COLUMNS = (

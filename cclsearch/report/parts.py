@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cclsearch.report.axes import Scale, make_ticks
-from cclsearch.report.scene import SERIES, Item, Path, Rect, Scene, Text
+from cclsearch.draw.axes import Scale, make_ticks
+from cclsearch.draw.scene import SERIES, Item, Path, Rect, Scene, Text
 
 WIDTH = 980.0
 LABELS = 330.0

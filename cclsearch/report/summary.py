@@ -15,9 +15,9 @@ from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import Certainty, judge_certainty
-from cclsearch.runs_folder import name_run
+from cclsearch.run.catalog import name_run
+from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
-from cclsearch.spec import RunSpec
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from cclsearch.core.redact import redact
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.record.trial import Trial
 from cclsearch.report.terminal import result_text
-from cclsearch.run_folder import Run
+from cclsearch.run.folder import Run
 from cclsearch.score.outcome import Outcome
 
 

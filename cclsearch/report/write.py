@@ -7,10 +7,10 @@ from pathlib import Path
 
 from cclsearch.core.atomic_file import arriving, write_atomically
 from cclsearch.core.errors import writing
+from cclsearch.draw.scene import Scene
 from cclsearch.report.data import RunPage
-from cclsearch.report.front import FrontPage, draw_front_page, write_front_csv
 from cclsearch.report.page import draw_comparisons, draw_run, render_front, render_page
-from cclsearch.report.scene import Scene
+from cclsearch.report.pareto import FrontPage, draw_front_page, write_front_csv
 
 CHARTS_FOLDER = "charts"
 
@@ -49,7 +49,7 @@ def write_front(page: FrontPage, folder: Path, *, png: bool = True, dark: bool =
 
 def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: bool = False) -> list[Path]:
     """Write each scene as a PNG of that stem; returns the files. Raises UserError where that cannot be."""
-    from cclsearch.report.png import write_png
+    from cclsearch.draw.png import write_png
 
     written = []
     with writing(folder):

@@ -10,7 +10,7 @@ from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import load_settings
 from cclsearch.record.ledger import LEDGER_FILE
-from cclsearch.spec import SPEC_FILE
+from cclsearch.run.spec import SPEC_FILE
 
 LAST = "last"
 """In place of a run's name: the one that was written to last."""

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from cclsearch.report.scene import PALETTE, Item, Mark, Path, Rect, Scene, Text, outline
+from cclsearch.draw.scene import PALETTE, Item, Mark, Path, Rect, Scene, Text, outline
 
 if TYPE_CHECKING:
     from PIL import ImageDraw

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cclsearch.core.values import Value
-from cclsearch.report.axes import Frame, Scale, fit_scale, show_number
-from cclsearch.report.scene import SERIES, SHAPES, Item, Mark, Path, Scene, Text
+from cclsearch.draw.axes import Frame, Scale, fit_scale, show_number
+from cclsearch.draw.scene import SERIES, SHAPES, Item, Mark, Path, Scene, Text
 
 WIDTH, LEFT, RIGHT = 880.0, 84.0, 24.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from cclsearch.report.scene import PALETTE, Item, Mark, Path, Rect, Scene, Text, outline
+from cclsearch.draw.scene import PALETTE, Item, Mark, Path, Rect, Scene, Text, outline
 
 
 def render_svg(scene: Scene, *, stand_alone: bool = False) -> str:

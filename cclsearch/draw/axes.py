@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cclsearch.report.scene import Item, Path, Text
+from cclsearch.draw.scene import Item, Path, Text
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.lock import is_locked
 from cclsearch.record.state import RunState
-from cclsearch.spec import RunSpec, read_spec
+from cclsearch.run.spec import RunSpec, read_spec
 
 
 @dataclass(frozen=True)
