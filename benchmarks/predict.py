@@ -20,12 +20,12 @@ from fit_prior import fit_prior
 from scipy.stats import spearmanr
 from search import load_all
 
-from cclsearch.bench import _Table
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.feasibility import learn_feasibility
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.bayes.time_ensemble import learn_time
 from cclsearch.recording.load import Recording, load_recording
+from cclsearch.search.bench import _Table
 from cclsearch.space.table import Knob, Space
 from cclsearch.tasks.training.prediction import Priors, load_priors, model_of, predict_space, read_priors
 

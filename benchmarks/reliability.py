@@ -237,8 +237,8 @@ def break_by_clock(search: Search, log: Path) -> int:
 
     def action() -> int:
         from cclsearch.record.writer import Book
-        from cclsearch.search import run_search
-        from cclsearch.session import open_parts, start_book
+        from cclsearch.search.loop import run_search
+        from cclsearch.search.session import open_parts, start_book
 
         time.time = jumpy
         parts = open_parts(search.run)

@@ -18,9 +18,9 @@ from typing import Any
 
 from fit_prior import fit_prior
 
-from cclsearch.bench import ReplayedSearch, replay_search, summarise
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, find_recordings, load_recording
+from cclsearch.search.bench import ReplayedSearch, replay_search, summarise
 from cclsearch.tasks.training.prediction import Priors, load_priors, read_priors
 
 SPLITS: dict[str, Callable[[Recording, Recording], bool]] = {

@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from cclsearch.plan import Request, plan_search
+from cclsearch.plan.plan import Request, plan_search
 from cclsearch.record.event import Event, TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import Book
 from cclsearch.run.spec import Limits
-from cclsearch.search import run_search
-from cclsearch.session import create_run, open_parts, start_book
+from cclsearch.search.loop import run_search
+from cclsearch.search.session import create_run, open_parts, start_book
 
 LIKE = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n" / "card.yaml"
 DEGREES = [(tp, pp, 16 // tp // pp) for tp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4)) if tp * pp <= 16]

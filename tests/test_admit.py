@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from recorded_runs import search, write_recording
 
+from cclsearch.analysis.re_evaluate import rejudge_run, write_admissions
 from cclsearch.cli import main
-from cclsearch.rejudge import rejudge_run, write_admissions
 from cclsearch.run.folder import Run, load_run
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from llm.cases import CARD, SPACE, Search, plain_look, run_trial
 
-from cclsearch.agent import describe_goal
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.agent.agent import write_turn_prompt
 from cclsearch.propose.agent.evidence import TrialEvidence
@@ -23,6 +22,7 @@ from cclsearch.propose.agent.quoting import fence
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import Observation, Remark
 from cclsearch.score.objective import load_objective
+from cclsearch.search.llm_agent import describe_goal
 from cclsearch.space.table import Knob, Space
 
 GOLDEN = Path(__file__).parent / "llm" / "prompt.golden.txt"

@@ -9,11 +9,11 @@ import pytest
 from llm.players import Expert
 from llm.server import KEY, MODEL, Raw, Reaction, Say, serve
 
-from cclsearch.agent import FolderEvidence, read_options
 from cclsearch.cli import main
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.propose.agent.providers.types import Request
 from cclsearch.run.spec import read_spec
+from cclsearch.search.llm_agent import FolderEvidence, read_options
 
 pytestmark = pytest.mark.serial
 

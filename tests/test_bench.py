@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.bench import replay_search, run_bench
 from cclsearch.cli import main
 from cclsearch.propose.base import Proposal
 from cclsearch.recording.load import load_recording
+from cclsearch.search.bench import replay_search, run_bench
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 

@@ -18,22 +18,11 @@ FLOORS = [
     {"plugins", "draw", "card", "space"},
     {"stats"},
     {"tasks", "recording"},
-    {
-        "propose",
-        "launch",
-        "trace",
-        "score",
-        "record",
-        "report",
-        "run",
-        "trial_folder",
-        "spec",
-        "run_folder",
-        "runs_folder",
-    },
-    {"plan", "destination", "earlier", "agent", "session", "search", "flight", "trial_trace", "judging"},
-    {"bench", "sweep", "front_of_runs", "rejudge", "reporting", "export", "export_cards", "analysis"}
-    | {"nightly", "doctor", "policy_check", "checks"},
+    {"propose", "launch", "trace", "score", "record", "report", "run"},
+    {"plan"},
+    {"search"},
+    {"analysis", "export"},
+    {"nightly", "checks"},
     {"cli", "__main__"},
 ]
 """Lower floors never import from higher ones; `propose launch trace score record report` are rooms of one floor."""

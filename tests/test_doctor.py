@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cclsearch.checks.doctor import check_gpus, examine_machine
 from cclsearch.cli import main
-from cclsearch.doctor import check_gpus, examine_machine
 
 
 def put_command(folder: Path, name: str, script: str) -> None:

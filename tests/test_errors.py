@@ -178,7 +178,7 @@ def test_a_wrong_name_in_the_settings_is_said_to_stand_there(
     ("command", "interrupted", "says"),
     [
         ("init p", "builtins.input", "ccl-search: broken off\n"),
-        ("run -w wl2", "cclsearch.plan.plan_search", "`ccl-search resume last` goes on with it\n"),
+        ("run -w wl2", "cclsearch.plan.plan.plan_search", "`ccl-search resume last` goes on with it\n"),
     ],
 )
 def test_ctrl_c_is_one_line_and_says_how_a_search_goes_on(

@@ -14,7 +14,7 @@ from recorded_runs import search, write_recording
 
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
-from cclsearch.export_cards import copy_evidence
+from cclsearch.export.cards import copy_evidence
 from cclsearch.run.folder import Run
 
 SECRET = "hunter2-but-much-longer"
@@ -133,7 +133,7 @@ def test_nothing_is_written_over_and_no_name_leaves_the_folder(run: Run, capsys:
     assert "is there already" in capsys.readouterr().err
     from dataclasses import replace
 
-    from cclsearch.export_cards import write_cards
+    from cclsearch.export.cards import write_cards
 
     spec = run.spec.model_copy(
         update={"run_id": "../../escape", "card": run.spec.card.model_copy(update={"name": ".."})}

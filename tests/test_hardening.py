@@ -19,8 +19,8 @@ from cclsearch.cli import main
 from cclsearch.record.event import TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 from cclsearch.record.writer import Book
-from cclsearch.search import run_search
-from cclsearch.session import open_parts, start_book
+from cclsearch.search.loop import run_search
+from cclsearch.search.session import open_parts, start_book
 
 ROOT = Path(__file__).parent.parent
 RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"

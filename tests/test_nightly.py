@@ -22,13 +22,13 @@ from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 from cclsearch.cli import main
 from cclsearch.core.errors import AwayError
 from cclsearch.core.values import FailureKind
-from cclsearch.flight import Stop
 from cclsearch.launch.base import Handle, Job, JobStatus
 from cclsearch.nightly.run import NightBusyError, run_night
 from cclsearch.nightly.summary import NightSummary
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.record.lock import FolderLock
 from cclsearch.run.folder import load_run
+from cclsearch.search.jobs import Stop
 
 DECIDE: list[Callable[[Job], Ending]] = []
 """How trials end now: the last entry decides."""

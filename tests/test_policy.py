@@ -10,9 +10,9 @@ import pytest
 from llm.cases import CARD, SPACE, Search, plain_look, run_trial
 
 from cclsearch.card.model import MoEArch
+from cclsearch.checks.policy import check_policy
 from cclsearch.cli import main
 from cclsearch.core.content import find_content, list_content
-from cclsearch.policy_check import check_policy
 from cclsearch.propose.agent.policy.runner import SandboxRunner, policy_inputs, read_choice
 from cclsearch.propose.agent.policy.sandbox import run_policy
 from cclsearch.space.table import Knob, space_from_rows

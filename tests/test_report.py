@@ -15,6 +15,7 @@ import pytest
 from recorded_runs import search, write_recording
 from report_pages import HOSTILE, make_page, make_trial
 
+from cclsearch.analysis.report_pages import build_page, find_steps
 from cclsearch.cli import main
 from cclsearch.draw.axes import Scale, fit_scale, make_ticks, show_number
 from cclsearch.draw.png import write_png
@@ -24,8 +25,7 @@ from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress,
 from cclsearch.report.compare import draw_against_step_time, draw_bests, rank_runs, tell_frameworks
 from cclsearch.report.gather import describe_change
 from cclsearch.report.page import dump_for_script, render_page
-from cclsearch.reporting import build_page, find_steps
-from cclsearch.session import rebuild_space
+from cclsearch.search.session import rebuild_space
 
 
 class Elements(HTMLParser):

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from recorded_runs import search, write_recording
 
+from cclsearch.analysis.pareto import gather_front, objective_over
 from cclsearch.cli import EXIT_BROKEN_OFF, main
 from cclsearch.core.errors import UserError
-from cclsearch.front_of_runs import gather_front, objective_over
 from cclsearch.plugins import METRICS
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import load_run
 from cclsearch.score.catalog import CATALOG
-from cclsearch.sweep import describe_sweep, read_sweep
+from cclsearch.search.sweep import describe_sweep, read_sweep
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_kill_while_a_sweep_is_made_leaves_nothing_that_is_taken_for_a_run(
     toy = family / "toy-8"
     command = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--budget", "6", "--name", "s"]
     with monkeypatch.context() as broken:
-        broken.setattr("cclsearch.session.write_spec", killed)
+        broken.setattr("cclsearch.search.session.write_spec", killed)
         assert main(command) == EXIT_BROKEN_OFF
     assert (Path("runs") / "s" / "sweep.json").is_file()
     assert main(["status", "s"]) == 2

@@ -18,16 +18,14 @@ from typing import Any
 import pytest
 import yaml
 from scripted_launcher import Ending, ScriptedLauncher, failed, ran
-from test_flight import open_search
+from test_jobs import open_search
 
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind, Provenance
-from cclsearch.destination import choose_destination
-from cclsearch.flight import Stop
-from cclsearch.judging import TrialJudge
 from cclsearch.launch.base import Job
+from cclsearch.plan.target import choose_destination
 from cclsearch.record.event import SearchResumed
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import Book
@@ -35,8 +33,10 @@ from cclsearch.report.summary import best_as_json, summarise_run
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run.folder import load_run
 from cclsearch.score.outcome import Admission, Outcome
-from cclsearch.search import Parts, run_search
-from cclsearch.session import start_book
+from cclsearch.search.evaluate import TrialJudge
+from cclsearch.search.jobs import Stop
+from cclsearch.search.loop import Parts, run_search
+from cclsearch.search.session import start_book
 
 RECORDING = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]

@@ -10,7 +10,7 @@ from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.cli.arguments import add_run, positive_int
 
 if TYPE_CHECKING:
-    from cclsearch.rejudge import Rejudgement
+    from cclsearch.analysis.re_evaluate import Rejudgement
     from cclsearch.run.folder import Run
 
 EXAMPLE = "ccl-search admit last\n  ccl-search admit last --trial 1"
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cclsearch.analysis.re_evaluate import is_spec_unchanged, rejudge_run, rejudge_trial, write_admissions
     from cclsearch.core.errors import UserError, writing
-    from cclsearch.rejudge import is_spec_unchanged, rejudge_run, rejudge_trial, write_admissions
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
 

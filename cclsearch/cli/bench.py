@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.bench import DEFAULT_STRATEGIES, run_bench
     from cclsearch.core.errors import UserError, require_writable
     from cclsearch.plugins import PROPOSERS
+    from cclsearch.search.bench import DEFAULT_STRATEGIES, run_bench
 
     for name, value in (("--seeds", args.seeds), ("--budget", args.budget), ("--workers", args.workers)):
         if value is not None and value < 1:

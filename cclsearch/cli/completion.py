@@ -114,8 +114,8 @@ def find_argument(
 def list_names(argument: argparse.Action | None) -> list[str]:
     """What an argument may be, as far as it can be listed: its choices, or names of content, of runs, of plugins."""
     from cclsearch.core.content import list_content
-    from cclsearch.destination import list_recordings
     from cclsearch.launch.profile import list_profiles
+    from cclsearch.plan.target import list_recordings
     from cclsearch.plugins import METRICS, PROPOSERS
     from cclsearch.run.catalog import list_runs
     from cclsearch.space.framework import list_frameworks

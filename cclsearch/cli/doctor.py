@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line a check; 1 where something without which nothing works is missing."""
+    from cclsearch.checks.doctor import examine_machine
     from cclsearch.core.text import one_line
-    from cclsearch.doctor import examine_machine
 
     findings = examine_machine()
     usable = all(finding.check.ok for finding in findings if finding.is_required)

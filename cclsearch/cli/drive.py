@@ -15,7 +15,6 @@ from types import FrameType
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
-from cclsearch.flight import Stop
 from cclsearch.propose.base import Remark
 from cclsearch.record.event import Event, Note
 from cclsearch.record.state import RunState
@@ -24,8 +23,9 @@ from cclsearch.report.summary import summarise_run
 from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
-from cclsearch.search import Parts, find_budget, run_search
-from cclsearch.session import open_parts, start_book
+from cclsearch.search.jobs import Stop
+from cclsearch.search.loop import Parts, find_budget, run_search
+from cclsearch.search.session import open_parts, start_book
 
 
 def drive_search(

@@ -9,14 +9,14 @@ from pathlib import Path
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import show_value
-from cclsearch.earlier import load_prior
 from cclsearch.launch.base import Job
 from cclsearch.launch.profile import make_launcher
-from cclsearch.plan import Plan
+from cclsearch.plan.plan import Plan
+from cclsearch.plan.warm_start import load_prior
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.record.event import Purpose
 from cclsearch.record.trial import Trial
-from cclsearch.session import hold_back, make_input, make_planning_proposer
+from cclsearch.search.session import hold_back, make_input, make_planning_proposer
 
 NUM_PROPOSALS = 3
 

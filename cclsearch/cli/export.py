@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.errors import UserError
     from cclsearch.core.text import plain
-    from cclsearch.export import write_csv, write_optuna, write_parquet
-    from cclsearch.export_cards import write_cards
+    from cclsearch.export.cards import write_cards
+    from cclsearch.export.tables import write_csv, write_optuna, write_parquet
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
 

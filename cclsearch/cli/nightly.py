@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
     """One night now, or one at each `start` until it is stopped; returns the (last) night's exit code."""
     from cclsearch.cli.drive import listen_for_stop
-    from cclsearch.flight import Stop
+    from cclsearch.search.jobs import Stop
 
     stop = Stop()
     code = EXIT_OK
@@ -105,8 +105,8 @@ def wait_for_start(config: NightlyConfig, stop: object, *, quiet: bool) -> bool:
     """Sleep until the next start; False where it was stopped. The clock is looked at anew, so that it may be set."""
     import time
 
-    from cclsearch.flight import Stop
     from cclsearch.nightly.night import show_time
+    from cclsearch.search.jobs import Stop
 
     assert isinstance(stop, Stop)
     assert config.start_moment is not None
@@ -123,11 +123,11 @@ def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> 
     import sys
 
     from cclsearch.core.text import plain
-    from cclsearch.flight import Stop
     from cclsearch.nightly.place import nights_folder
     from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
     from cclsearch.nightly.summary import EXIT_TROUBLE, render_message
     from cclsearch.run.catalog import runs_folder
+    from cclsearch.search.jobs import Stop
 
     assert isinstance(stop, Stop)
     runs = runs_folder(args.runs).absolute()

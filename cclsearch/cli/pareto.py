@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cclsearch.analysis.pareto import gather_front
     from cclsearch.core.text import plain
-    from cclsearch.front_of_runs import gather_front
     from cclsearch.report.write import write_front
     from cclsearch.run.catalog import find_run, runs_folder
     from cclsearch.run.folder import load_run

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cclsearch.checks.policy import check_policy, describe_verdict, read_program
     from cclsearch.core.content import find_content, list_content
-    from cclsearch.policy_check import check_policy, describe_verdict, read_program
 
     program = read_program(find_content("policies", args.policy, ".py"))
     workloads = args.workload or list_content("workloads", ".yaml")

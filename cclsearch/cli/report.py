@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cclsearch.analysis.report_pages import build_front_charts, build_page
     from cclsearch.core.errors import UserError
     from cclsearch.core.text import plain
     from cclsearch.report.write import write_report
-    from cclsearch.reporting import build_front_charts, build_page
     from cclsearch.run.catalog import LAST, find_run, runs_folder
     from cclsearch.run.folder import load_run
 

@@ -12,7 +12,7 @@ from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_in
 
 if TYPE_CHECKING:
     from cclsearch.core.settings import Settings
-    from cclsearch.plan import Plan, Request
+    from cclsearch.plan.plan import Plan, Request
 
 EXAMPLE = "ccl-search run --workload wl2 --budget 15\n  ccl-search run -w tiny --budget 8 --confirm 2"
 
@@ -77,9 +77,9 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.plan import plan_search
+    from cclsearch.plan.plan import plan_search
     from cclsearch.run.catalog import runs_folder
-    from cclsearch.session import create_run
+    from cclsearch.search.session import create_run
 
     with naming_settings(args):
         plan = add_earlier(plan_search(make_request(args)), args)
@@ -113,7 +113,7 @@ def naming_settings(args: argparse.Namespace) -> Iterator[None]:
 
 def add_earlier(plan: Plan, args: argparse.Namespace) -> Plan:
     """The plan with the runs as a prior that `--learn-from auto` finds, where that was asked for."""
-    from cclsearch.earlier import AUTO, learn_from_all
+    from cclsearch.plan.warm_start import AUTO, learn_from_all
     from cclsearch.run.catalog import list_runs
 
     if AUTO not in args.learn_from:
@@ -139,8 +139,8 @@ def _refuse_unheard(args: argparse.Namespace, settings: Settings) -> None:
 def make_request(args: argparse.Namespace) -> Request:
     """The request that the arguments make, with the project's settings for what was left out."""
     from cclsearch.core.settings import load_settings
-    from cclsearch.earlier import AUTO
-    from cclsearch.plan import Request
+    from cclsearch.plan.plan import Request
+    from cclsearch.plan.warm_start import AUTO
     from cclsearch.run.catalog import find_run
     from cclsearch.run.spec import Limits
     from cclsearch.space.parse import parse_knob

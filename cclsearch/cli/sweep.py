@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from cclsearch.cli.drive import drive_search
     from cclsearch.run.catalog import name_run, runs_folder
+    from cclsearch.search.sweep import JOINED_FOLDER, create_sweep, plan_sweep
     from cclsearch.stats.pareto import parse_weights
-    from cclsearch.sweep import JOINED_FOLDER, create_sweep, plan_sweep
 
     weights = parse_weights(args.weights) if args.weights is not None else None
     args.objective = args.objective or "composite"
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     folder = create_sweep(replace(planned, plan=add_earlier(planned.plan, args)), place)
     code = drive_search(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):
+        from cclsearch.analysis.pareto import gather_front
         from cclsearch.cli.pareto import print_front
-        from cclsearch.front_of_runs import gather_front
         from cclsearch.run.folder import load_run
 
         print_front(gather_front([load_run(folder)]))

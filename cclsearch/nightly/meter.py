@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from cclsearch.core.values import Provenance
-from cclsearch.flight import Stop
 from cclsearch.nightly.share import Spent
 from cclsearch.record.event import Event, Note, Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
+from cclsearch.search.jobs import Stop
 
 TOKEN_FIELDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
 TICK_S = 1.0

@@ -15,7 +15,6 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import AwayError, UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance
-from cclsearch.flight import Stop
 from cclsearch.nightly.config import DEFAULT_TRIALS, Job, NightlyConfig
 from cclsearch.nightly.history import (
     find_runs,
@@ -27,13 +26,14 @@ from cclsearch.nightly.history import (
 from cclsearch.nightly.meter import Allowance, Meter, count_spent
 from cclsearch.nightly.place import NIGHT_FILE, NightPlace
 from cclsearch.nightly.share import Spent, find_exhausted, find_left, lower_of, split_left
-from cclsearch.plan import Plan, Request, plan_search
+from cclsearch.plan.plan import Plan, Request, plan_search
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.writer import Book
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import Limits
-from cclsearch.search import MAX_LOST_IN_A_ROW, run_search
-from cclsearch.session import create_run, open_parts, start_book
+from cclsearch.search.jobs import Stop
+from cclsearch.search.loop import MAX_LOST_IN_A_ROW, run_search
+from cclsearch.search.session import create_run, open_parts, start_book
 from cclsearch.space.parse import parse_knob
 
 CONFIRM = 2

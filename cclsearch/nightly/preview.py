@@ -10,7 +10,7 @@ from cclsearch.nightly.history import find_runs, is_same_work, pick_bests, read_
 from cclsearch.nightly.place import NightPlace
 from cclsearch.nightly.prune import prune_evidence
 from cclsearch.nightly.share import Spent, find_left, split_left
-from cclsearch.plan import Plan
+from cclsearch.plan.plan import Plan
 from cclsearch.run.folder import load_run
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import declare_secret, redact
-from cclsearch.flight import Stop
 from cclsearch.nightly.assemble import JobNights, assemble_jobs, assemble_summary
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.night import NightRun, plan_jobs
@@ -19,6 +18,7 @@ from cclsearch.nightly.prune import Pruned, prune_evidence
 from cclsearch.nightly.summary import NightSummary, render_markdown, render_message
 from cclsearch.nightly.webhook import send_webhook
 from cclsearch.record.lock import FolderLock, is_locked
+from cclsearch.search.jobs import Stop
 
 MOST_HISTORY = 60
 """Earlier nights that the page lists."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from cclsearch.analysis.report_pages import MOST_LEARNED, pick_nearest
 from cclsearch.core.values import Config
 from cclsearch.propose.observations import Observation
-from cclsearch.reporting import MOST_LEARNED, pick_nearest
 
 
 def test_a_long_search_teaches_by_the_trials_around_its_winner() -> None:

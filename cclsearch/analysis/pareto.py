@@ -16,6 +16,7 @@ from cclsearch.report.pareto import Axis, FrontPage, FrontPoint
 from cclsearch.run.folder import Run
 from cclsearch.score.catalog import Direction, find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
+from cclsearch.search.sweep import Sweep, describe_sweep, open_front, read_sweep
 from cclsearch.stats.noise import Noise, estimate_noise, find_interval
 from cclsearch.stats.pareto import (
     choose_by_weight,
@@ -27,7 +28,6 @@ from cclsearch.stats.pareto import (
     spread_axes,
     trace_hypervolume,
 )
-from cclsearch.sweep import Sweep, describe_sweep, open_front, read_sweep
 
 
 @dataclass(frozen=True)

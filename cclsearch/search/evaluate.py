@@ -17,11 +17,11 @@ from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, scrub_logs
 from cclsearch.score.judge import judge_failure, judge_trial
 from cclsearch.score.outcome import Outcome
-from cclsearch.trial_trace import read_trace_evidence
+from cclsearch.search.trace_evidence import read_trace_evidence
 
 
 class TrialJudge:
-    """Judges the landed trials of one search, as `cclsearch.flight` asks."""
+    """Judges the landed trials of one search, as `cclsearch.search.jobs` asks."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec

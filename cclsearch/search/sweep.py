@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
-from cclsearch.destination import choose_destination
-from cclsearch.plan import Plan, Request, plan_search, require_recorded
+from cclsearch.plan.plan import Plan, Request, plan_search, require_recorded
+from cclsearch.plan.target import choose_destination
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
 from cclsearch.score.measurable import require_measurable
 from cclsearch.score.objective import Objective, load_objective
-from cclsearch.session import create_run
+from cclsearch.search.session import create_run
 from cclsearch.space.framework import load_framework
 from cclsearch.stats.pareto import parse_weights
 

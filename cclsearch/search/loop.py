@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.values import Provenance
-from cclsearch.flight import Flight, Stop
 from cclsearch.propose.base import Closer, Narrator, Observation, Proposal, Proposer, Remark, SearchView
 from cclsearch.record.event import Note, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.observe import Observer
@@ -20,6 +19,7 @@ from cclsearch.record.trial import Trial
 from cclsearch.record.writer import Book
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
+from cclsearch.search.jobs import Flight, Stop
 from cclsearch.space.table import Space
 
 MAX_LOST_IN_A_ROW = 3
@@ -28,7 +28,7 @@ MAX_LOST_IN_A_ROW = 3
 
 @dataclass(frozen=True)
 class Parts:
-    """What a search is made of; built by `cclsearch.session`."""
+    """What a search is made of; built by `cclsearch.search.session`."""
 
     spec: RunSpec
     space: Space

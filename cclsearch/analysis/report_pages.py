@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from cclsearch.analysis.pareto import gather_front
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
 from cclsearch.draw.scene import Scene
-from cclsearch.front_of_runs import gather_front
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import believe
 from cclsearch.record.observe import Observer
@@ -18,9 +18,9 @@ from cclsearch.report.data import Neighbour, RunPage
 from cclsearch.report.gather import describe_change, gather_run
 from cclsearch.report.pareto import draw_front_page
 from cclsearch.run.folder import Run
-from cclsearch.session import rebuild_space
+from cclsearch.search.session import rebuild_space
+from cclsearch.search.sweep import read_sweep
 from cclsearch.space.table import Space
-from cclsearch.sweep import read_sweep
 
 MOST_PREDICTED = 8
 """Neighbours that were not run and are shown with what the model expects of them."""

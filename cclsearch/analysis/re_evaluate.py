@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.core.values import Failure, Provenance
-from cclsearch.judging import find_baseline, write_views
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
@@ -16,8 +15,9 @@ from cclsearch.score.evidence import Evidence
 from cclsearch.score.judge import judge_evidence, judge_failure
 from cclsearch.score.outcome import Outcome, Verdict
 from cclsearch.score.thresholds import DEFAULT, Thresholds
-from cclsearch.session import make_input
-from cclsearch.trial_trace import read_trace_evidence
+from cclsearch.search.evaluate import find_baseline, write_views
+from cclsearch.search.session import make_input
+from cclsearch.search.trace_evidence import read_trace_evidence
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ import pytest
 import yaml
 from recorded_runs import search, write_recording
 from scripted_launcher import ScriptedLauncher, ran
-from test_flight import open_search
+from test_jobs import open_search
 
 from cclsearch.cli import main
 from cclsearch.core.values import Provenance
 from cclsearch.record.writer import Book
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import SPEC_FILE
-from cclsearch.search import run_search
-from cclsearch.session import start_book
+from cclsearch.search.loop import run_search
+from cclsearch.search.session import start_book
 
 AUTO = ["run", "--workload", "tiny", "--learn-from", "auto"]
 

@@ -19,9 +19,9 @@ from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance, Value
-from cclsearch.destination import Destination, choose_destination
-from cclsearch.earlier import AUTO, load_prior
 from cclsearch.launch.profile import make_launcher
+from cclsearch.plan.target import Destination, choose_destination
+from cclsearch.plan.warm_start import AUTO, load_prior
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.agent.policy.store import freeze_seed
 from cclsearch.propose.agent.providers.cost import describe_unkept, load_prices, prices_path

@@ -11,12 +11,10 @@ from cclsearch import __version__
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
-from cclsearch.earlier import load_prior
-from cclsearch.flight import Flight, Stop
-from cclsearch.judging import TrialJudge
 from cclsearch.launch.contract import TrialInput
 from cclsearch.launch.profile import make_launcher
-from cclsearch.plan import LLM_STRATEGIES, Plan, hash_space
+from cclsearch.plan.plan import LLM_STRATEGIES, Plan, hash_space
+from cclsearch.plan.warm_start import load_prior
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
 from cclsearch.propose.bayes.pareto_proposer import FrontProposer
@@ -29,7 +27,9 @@ from cclsearch.record.trial import Trial
 from cclsearch.record.writer import Book
 from cclsearch.recording.load import load_recording
 from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec, write_spec
-from cclsearch.search import Parts
+from cclsearch.search.evaluate import TrialJudge
+from cclsearch.search.jobs import Flight, Stop
+from cclsearch.search.loop import Parts
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
@@ -141,7 +141,7 @@ def make_proposer(spec: RunSpec, folder: Path) -> Proposer:
 
 def _make_strategy(spec: RunSpec, folder: Path) -> Proposer:
     if spec.strategy in LLM_STRATEGIES:
-        from cclsearch.agent import make_agent_for
+        from cclsearch.search.llm_agent import make_agent_for
 
         return make_agent_for(spec, folder)
     return make_planning_proposer(spec)

@@ -10,17 +10,17 @@ import pytest
 from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 
 from cclsearch.core.values import FailureKind
-from cclsearch.flight import Flight, Stop
-from cclsearch.judging import TrialJudge
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
-from cclsearch.plan import Request, plan_search
+from cclsearch.plan.plan import Request, plan_search
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import Book
 from cclsearch.run.spec import Limits
 from cclsearch.score.objective import load_objective
-from cclsearch.search import Parts, run_search
-from cclsearch.session import create_run, make_input, open_parts, start_book
+from cclsearch.search.evaluate import TrialJudge
+from cclsearch.search.jobs import Flight, Stop
+from cclsearch.search.loop import Parts, run_search
+from cclsearch.search.session import create_run, make_input, open_parts, start_book
 
 
 def open_search(project: Path, launcher: ScriptedLauncher, **limits: int) -> tuple[Path, Parts]:

@@ -1,0 +1,1 @@
+"""Runs for other tools: tables, Optuna studies, CCL-Bench cards."""

@@ -1,0 +1,1 @@
+"""From a request to a plan: inputs looked up, checked and frozen."""
