@@ -34,7 +34,7 @@ from cclsearch.plugins import PROPOSERS  # noqa: E402
 from cclsearch.propose.agent.agent import Agent, AgentOptions, seed_program  # noqa: E402
 from cclsearch.propose.agent.arbiter.proposer import Arbiter  # noqa: E402
 from cclsearch.propose.agent.policy.runner import SandboxRunner  # noqa: E402
-from cclsearch.propose.agent.surrogate_table import survey_look  # noqa: E402
+from cclsearch.propose.agent.surrogate_table import survey_surrogate  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
 from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
 
@@ -84,7 +84,7 @@ def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Pla
             next_trial=trial,
         )
         proposals = proposer.propose(view, 1)
-        remarks += list(proposer.take_remarks()) if isinstance(proposer, Arbiter) else []
+        remarks += list(proposer.take_events()) if isinstance(proposer, Arbiter) else []
         if not proposals:
             break
         row = recording.space.row(proposals[0].config)
@@ -193,7 +193,7 @@ def run_policies(folder: Path) -> None:
     for name in ("dense", "moe", "composite"):
         rows = []
         for recording, view in zip(recordings, views, strict=True):
-            choice = SandboxRunner().choose(seed_program(view, name), view, survey_look(view))
+            choice = SandboxRunner().choose(seed_program(view, name), view, survey_surrogate(view))
             rows.append(recording.space.row(choice.config) if choice.config else None)
         picked = [ratio(r, row) for r, row in zip(recordings, rows, strict=True)]
         print(f"| {name} | {sum(row is not None for row in rows)} of {len(rows)} | {told(picked)} | {told(theirs)} |")
@@ -216,7 +216,9 @@ def run_chaos_bench(num_turns: int) -> None:
 
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        report = run_chaos(num_turns, Path(folder), seed=5, make_fallback=PROPOSERS.get("default"), look=survey_look)
+        report = run_chaos(
+            num_turns, Path(folder), seed=5, make_fallback=PROPOSERS.get("default"), look=survey_surrogate
+        )
     print(f"{report}\n{time.monotonic() - started:.0f} s; every assertion held")
 
 
@@ -224,9 +226,9 @@ def run_sandbox_bench() -> None:
     """Every hostile program; prints those that returned anything."""
     from llm.hostile import HOSTILE, SLOW
 
-    from cclsearch.propose.agent.policy.sandbox import Limits, SandboxError, run_policy
+    from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, run_policy
 
-    limits = Limits(time_s=0.5, memory_bytes=48 * 2**20, output_bytes=20_000)
+    limits = SandboxLimits(time_s=0.5, memory_bytes=48 * 2**20, output_bytes=20_000)
 
     def attempt(program: str) -> object:
         try:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cclsearch.recording.load import Recording, find_recordings, load_recording
-from cclsearch.stats.calibration import Evidence, Posterior
+from cclsearch.stats.calibration import CalibrationData, Posterior
 from cclsearch.tasks.training import memory, time
 from cclsearch.tasks.training.prediction import PRIOR_FILE, Priors, model_of, read_priors
 
@@ -85,9 +85,9 @@ def _calibrate_memory(recording: Recording, priors: Priors) -> Posterior | None:
     return model_of(recording.card, recording.space).calibrate_memory(evidence, priors.memory)
 
 
-def _known(rows: Sequence[int], values: Any, noise_n: Any) -> Evidence:
+def _known(rows: Sequence[int], values: Any, noise_n: Any) -> CalibrationData:
     zeros = np.zeros(len(rows))
-    return Evidence(np.array(rows), values, zeros.astype(np.int8), zeros, noise_n=noise_n)
+    return CalibrationData(np.array(rows), values, zeros.astype(np.int8), zeros, noise_n=noise_n)
 
 
 def _pool(

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CODE = ("cclsearch/score/*.py", "cclsearch/space/*.py", "cclsearch/stats/*.py")
 TESTS = (
-    "test_admission", "test_admit", "test_judge", "test_noise", "test_objective", "test_space", "test_framework",
+    "test_admission", "test_admit", "test_evaluate", "test_noise", "test_objective", "test_space", "test_framework",
     "test_collect", "test_thresholds", "test_catalog", "test_expression",
     "test_build", "test_parse", "test_table", "test_rules_of_degrees", "test_rules_of_knobs",
 )  # fmt: skip

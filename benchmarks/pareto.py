@@ -29,11 +29,11 @@ import numpy as np
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
-from cclsearch.propose.bayes.pareto_proposer import FrontProposer
+from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.score.objective import Objective, load_objective
-from cclsearch.stats.pareto import choose_reference, find_front, measure_hypervolume, spread_axes
+from cclsearch.stats.pareto import choose_reference, find_pareto_front, measure_hypervolume, spread_axes
 
 WEIGHTS = tuple(round(0.1 * n, 1) for n in range(11))
 Loss = Callable[[dict[str, float]], float]
@@ -66,7 +66,7 @@ def make_problem(recording: Recording) -> Problem:
     bare = Problem(recording, np.zeros(2), 1.0)
     points = bare.points(rows)
     spread = spread_axes(points)
-    reference = choose_reference(spread[find_front(points)])
+    reference = choose_reference(spread[find_pareto_front(points)])
     return Problem(recording, reference, measure_hypervolume(spread, reference))
 
 
@@ -136,7 +136,7 @@ def compare(problem: Problem, members: Sequence[Recording], *, seed: int, budget
     by_weight = [rows[n] for n in range(budget) for rows in naive if n < len(rows)]
     by_size = run_by_size(problem, members, seed=seed, budget=budget)
     limit = max(len(by_weight) // 3, len(by_size))
-    sweep = replay(problem, FrontProposer(), limit, seed=seed, objective="pareto", loss=lambda m: m["step_time_s"])
+    sweep = replay(problem, ParetoProposer(), limit, seed=seed, objective="pareto", loss=lambda m: m["step_time_s"])
     shares = [problem.share(sweep[: n + 1]) for n in range(len(sweep))]
     figures = {"by_weight_trials": len(by_weight), "by_size_trials": len(by_size)}
     for name, rows in (("by_weight", by_weight), ("by_size", by_size)):
@@ -160,7 +160,7 @@ def score_found(problem: Problem, rows: Sequence[int]) -> float:
     every, found = problem.points(range(len(problem.recording.rows))), problem.points(rows)
     if not len(found):
         return 0.0
-    front = every[find_front(every)]
+    front = every[find_pareto_front(every)]
     reference = front[np.argsort(front[:, 1])][len(front) // 2]
     ratios = []
     for weight in WEIGHTS:

@@ -236,16 +236,16 @@ def break_by_clock(search: Search, log: Path) -> int:
         return real() + rng.choice((-172_800.0, -3_600.0, 0.0, 3_600.0, 172_800.0))
 
     def action() -> int:
-        from cclsearch.record.writer import Book
+        from cclsearch.record.writer import RunWriter
         from cclsearch.search.loop import run_search
-        from cclsearch.search.session import open_parts, start_book
+        from cclsearch.search.session import begin_or_resume, open_parts
 
         time.time = jumpy
         parts = open_parts(search.run)
-        parts = replace(parts, now_s=jumpy, flight=replace(parts.flight, now_s=jumpy))
-        with Book(search.run) as book:
-            start_book(book, parts)
-            run_search(book, parts)
+        parts = replace(parts, now_s=jumpy, jobs=replace(parts.jobs, now_s=jumpy))
+        with RunWriter(search.run) as writer:
+            begin_or_resume(writer, parts)
+            run_search(writer, parts)
         return 0
 
     child = start(action, search.folder, log)

@@ -349,7 +349,7 @@ def part_kills(folder: Path, args: argparse.Namespace) -> list[str]:
     """kill -9 of the search at random moments, each time followed by `resume`."""
     books = []
     with start_cluster("--no-db") as cluster:
-        while (left := args.kills - sum(book.kills for book in books)) > 0:
+        while (left := args.kills - sum(writer.kills for writer in books)) > 0:
             number = len(books)
             runs = folder / f"kills-{number}" / "runs"
             runs.mkdir(parents=True)
@@ -358,15 +358,15 @@ def part_kills(folder: Path, args: argparse.Namespace) -> list[str]:
                     runs, kills=min(left, 10), budget=40, parallel=4, seed=number, ask=cluster.ask, longest_s=2.5
                 )
             )
-            print(f"kills so far: {sum(book.kills for book in books)}", flush=True)
-    kills, jobs = sum(book.kills for book in books), sum(sum(book.launches.values()) for book in books)
-    finished = sum(book.finished for book in books)
+            print(f"kills so far: {sum(writer.kills for writer in books)}", flush=True)
+    kills, jobs = sum(writer.kills for writer in books), sum(sum(writer.launches.values()) for writer in books)
+    finished = sum(writer.finished for writer in books)
     return [
         f"- {kills} kills over {len(books)} searches of a whole space of 26 (four in flight, 0.8 s each; they sleep): "
         f"{finished} trials finished, {jobs} jobs submitted",
-        f"- submitted twice: {sum(len(book.doubled) for book in books)}; finished twice: "
-        f"{sum(len(book.finished_twice) for book in books)}; finished and run again: "
-        f"{sum(len(book.lost) for book in books)}; left alive: {sum(len(book.alive) for book in books)}",
+        f"- submitted twice: {sum(len(writer.doubled) for writer in books)}; finished twice: "
+        f"{sum(len(writer.finished_twice) for writer in books)}; finished and run again: "
+        f"{sum(len(writer.lost) for writer in books)}; left alive: {sum(len(writer.alive) for writer in books)}",
     ]
 
 

@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from cclsearch.plan.plan import Request, plan_search
+from cclsearch.plan.plan import SearchRequest, plan_search
 from cclsearch.record.event import Event, TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.state import RunState
-from cclsearch.record.writer import Book
-from cclsearch.run.spec import Limits
+from cclsearch.record.writer import RunWriter
+from cclsearch.run.spec import SearchLimits
 from cclsearch.search.loop import run_search
-from cclsearch.search.session import create_run, open_parts, start_book
+from cclsearch.search.session import begin_or_resume, create_run, open_parts
 
 LIKE = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n" / "card.yaml"
 DEGREES = [(tp, pp, 16 // tp // pp) for tp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4)) if tp * pp <= 16]
@@ -81,8 +81,8 @@ def read_traced_kib() -> float:
 def soak(folder: Path, *, trials: int, every: int, read_kib: Callable[[], float] = read_resident_kib) -> list[Mark]:
     """Run that many trials and look at memory after each `every`."""
     recording = generate_recording(folder / "simulated", trials + trials // 10)
-    request = Request(
-        workload="wl2", limits=Limits(budget=trials), recording=str(recording), strategy="random", run_id="soak"
+    request = SearchRequest(
+        workload="wl2", limits=SearchLimits(budget=trials), recording=str(recording), strategy="random", run_id="soak"
     )
     run = create_run(plan_search(request), folder / "runs")
     parts = open_parts(run)
@@ -98,10 +98,10 @@ def soak(folder: Path, *, trials: int, every: int, read_kib: Callable[[], float]
             cost = f"{(now.cpu_s - before.cpu_s) / every * 1000:7.2f} ms of processor a trial" if before else ""
             print(f"{n:>6} trials  {now.memory_kib / 1024:8.1f} MiB  ledger {size:>7} KiB  {cost}", flush=True)
 
-    with Book(run) as book:
-        start_book(book, parts)
-        book.watch(look)
-        run_search(book, parts)
+    with RunWriter(run) as writer:
+        begin_or_resume(writer, parts)
+        writer.watch(look)
+        run_search(writer, parts)
     return marks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, Check, Neighbour, RunPage, TrialRow
+from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, AdmissionCheck, Neighbour, RunPage, TrialRow
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -27,7 +27,7 @@ def make_trial(number: int, time_s: float | None, **fields: object) -> TrialRow:
         metrics={"step_time_s": time_s, "mfu": 0.2 / time_s, "overlap": 0.5, "num_accelerators": 8.0} if time_s else {},
         spread=0.01 if time_s else None,
         expected_step_time_s=time_s and time_s * 1.1,
-        checks=(Check("work", True, "64 sequences"), Check("load", None, HOSTILE)),
+        checks=(AdmissionCheck("work", True, "64 sequences"), AdmissionCheck("load", None, HOSTILE)),
         diagnosis=("0.4 s of 1.0 s wait for the all-reduce",),
         seconds_by_cause={"compute": 0.6, "exposed transfer": 0.3, "idle": 0.1} if time_s else {},
         evidence=f"trials/{number:04d}",

@@ -12,8 +12,8 @@ from cclsearch.core.values import Config, FailureKind, Provenance
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.score.admission import admit
 from cclsearch.score.derive import derive_metrics, relative_spread
+from cclsearch.score.evaluate import evaluate_trial
 from cclsearch.score.evidence import Evidence, TraceEvidence
-from cclsearch.score.judge import judge_trial
 from cclsearch.score.objective import load_objective
 from cclsearch.score.outcome import Verdict
 from cclsearch.tasks.training.arch import count_parameters, flops_per_token
@@ -197,7 +197,7 @@ def test_a_recording_is_admitted_as_one_and_asked_for_no_traces() -> None:
     recorded = TrialResult(
         status=RunStatus.OK, world_size=16, global_batch_size=32, seq_len=1024, step_times_s=(1.0,), recorded=True
     )
-    outcome = judge_trial(PAYLOAD, recorded, CARD, load_objective("step_time"), provenance=Provenance.RECORDED)
+    outcome = evaluate_trial(PAYLOAD, recorded, CARD, load_objective("step_time"), provenance=Provenance.RECORDED)
     assert outcome.is_ranked
     assert outcome.loss == 1.0
     assert any("recorded: looked up, nothing ran" in v.detail for v in outcome.admission.verdicts)  # type: ignore[union-attr]
@@ -205,7 +205,7 @@ def test_a_recording_is_admitted_as_one_and_asked_for_no_traces() -> None:
 
 def test_work_that_differs_is_a_failure_of_its_own_kind_and_keeps_its_figures() -> None:
     shrunk = RESULT.model_copy(update={"global_batch_size": 4, "step_times_s": (0.2,) * 5})
-    outcome = judge_trial(
+    outcome = evaluate_trial(
         PAYLOAD, shrunk, CARD, load_objective("step_time"), provenance=Provenance.MEASURED, trace=TRACE
     )
     assert outcome.failure is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from recorded_runs import search, write_recording
 
-from cclsearch.analysis.re_evaluate import rejudge_run, write_admissions
+from cclsearch.analysis.re_evaluate import re_evaluate_run, write_admissions
 from cclsearch.cli import main
 from cclsearch.run.folder import Run, load_run
 
@@ -29,7 +29,7 @@ def best_of(run: Run) -> int:
 
 
 def test_untouched_evidence_is_judged_as_before(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert all(entry.now.is_ranked == entry.then.is_ranked for entry in rejudge_run(run))
+    assert all(entry.now.is_ranked == entry.then.is_ranked for entry in re_evaluate_run(run))
     assert main(["admit", "r"]) == 0
     assert "trials admitted" in capsys.readouterr().out
 
@@ -52,9 +52,9 @@ def test_a_result_that_is_gone_or_no_json_any_more_is_refused(run: Run) -> None:
     number = best_of(run)
     path = run.trial_folder(number) / "result.json"
     path.write_text("{", encoding="utf-8")
-    assert [entry.trial.number for entry in rejudge_run(run) if entry.is_lost] == [number]
+    assert [entry.trial.number for entry in re_evaluate_run(run) if entry.is_lost] == [number]
     path.unlink()
-    lost = [entry for entry in rejudge_run(run) if entry.is_lost]
+    lost = [entry for entry in re_evaluate_run(run) if entry.is_lost]
     assert "result.json is gone" in lost[0].reason
 
 
@@ -78,9 +78,9 @@ def test_admission_files_are_written_anew_only_when_asked(run: Run) -> None:
     number = best_of(run)
     path = run.trial_folder(number) / "admission.json"
     edit_result(run, number, world_size=4)
-    rejudged = rejudge_run(run)
+    re_evaluated = re_evaluate_run(run)
     assert json.loads(path.read_text())["admitted"] is True
-    write_admissions(run, rejudged)
+    write_admissions(run, re_evaluated)
     assert json.loads(path.read_text())["admitted"] is False
 
 

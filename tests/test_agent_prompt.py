@@ -14,13 +14,13 @@ from llm.cases import CARD, SPACE, Search, plain_look, run_trial
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.agent.agent import write_turn_prompt
 from cclsearch.propose.agent.evidence import TrialEvidence
-from cclsearch.propose.agent.history import PastTurn, Submitted, turn_remark
+from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, turn_event
 from cclsearch.propose.agent.prompt import MAX_PROMPT_BYTES, Prompt, PromptInput, PromptOptions
 from cclsearch.propose.agent.providers.cost import Cost
-from cclsearch.propose.agent.providers.types import Message, Request, Role
+from cclsearch.propose.agent.providers.types import CompletionRequest, Message, Role
 from cclsearch.propose.agent.quoting import fence
 from cclsearch.propose.agent.tool_schemas import make_toolset
-from cclsearch.propose.base import Observation, Remark
+from cclsearch.propose.base import Observation, ProposerEvent
 from cclsearch.score.objective import load_objective
 from cclsearch.search.llm_agent import describe_goal
 from cclsearch.space.table import Knob, Space
@@ -45,9 +45,12 @@ def search_of(rows: list[int], message: str = "CUDA out of memory") -> Search:
 
 def rich_search() -> Search:
     search = search_of([0, 5, 9, 14, 22])
-    item = Submitted(SPACE.config(9), expected_step_time_s=9.0, expected_memory_gib=35.0)
+    item = SubmittedConfig(SPACE.config(9), expected_step_time_s=9.0, expected_memory_gib=35.0)
     turn = PastTurn(1, "submit", (item,), "pipelines are slow here", Cost())
-    search.remarks += [turn_remark(turn, "turn 1"), Remark("arbiter", "llm since trial 3: the seeds are placed", {})]
+    search.remarks += [
+        turn_event(turn, "turn 1"),
+        ProposerEvent("arbiter", "llm since trial 3: the seeds are placed", {}),
+    ]
     return search
 
 
@@ -70,14 +73,14 @@ def test_the_prompt_is_the_golden_one() -> None:
 def test_a_whole_request_stays_within_12000_tokens(count: int, mode: str) -> None:
     search = search_of([i % len(SPACE) for i in range(count)], message="é" * 5000)
     search.remarks += [
-        turn_remark(PastTurn(i, "submit", (Submitted(SPACE.config(i % 50)),), f"insight {i} " * 40, Cost()), "t")
+        turn_event(PastTurn(i, "submit", (SubmittedConfig(SPACE.config(i % 50)),), f"insight {i} " * 40, Cost()), "t")
         for i in range(min(count, 300))
     ]
     long = TrialEvidence(diagnosis=("x" * 3000,) * 20, log_tail="y" * 10_000)
     given = known(search, evidence={1: long, 2: long}, program="# program\n" * 3000)
     prompt = write(given, mode)
     message = Message(role=Role.USER, text=prompt.user)
-    request = Request(system=prompt.system, messages=(message,), tools=make_toolset(SPACE, mode, 1))
+    request = CompletionRequest(system=prompt.system, messages=(message,), tools=make_toolset(SPACE, mode, 1))
     assert request.num_bytes <= MAX_PROMPT_BYTES
 
 
@@ -108,7 +111,9 @@ def test_many_knobs_leave_room_for_what_the_search_found(
     given = make_wide_input(num_knobs, num_choices, name)
     tools = make_toolset(given.view.space, mode, 1)
     prompt = write_turn_prompt(given, tools, PromptOptions(mode))
-    request = Request(system=prompt.system, messages=(Message(role=Role.USER, text=prompt.user),), tools=tools)
+    request = CompletionRequest(
+        system=prompt.system, messages=(Message(role=Role.USER, text=prompt.user),), tools=tools
+    )
     assert request.num_bytes <= MAX_PROMPT_BYTES
     for section in ("TRIALS", "FAILURES", "SURROGATE: its best"):
         assert len(prompt.user.split(section)[1].split("\n\n")[0].splitlines()) > 2, section

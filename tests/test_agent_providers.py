@@ -31,22 +31,22 @@ from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
 from cclsearch.propose.agent.providers.parse import call_in_text
 from cclsearch.propose.agent.providers.retry import Patience, ask_patiently
 from cclsearch.propose.agent.providers.types import (
+    CompletionRequest,
+    ErrorKind,
     Message,
     Provider,
     ProviderError,
-    Request,
     Role,
-    Stop,
+    StopReason,
     ToolCall,
     ToolResult,
     ToolSpec,
-    Trouble,
 )
 
 pytestmark = pytest.mark.serial
 
 TOOL = ToolSpec(name="submit", description="decide", parameters={"type": "object", "properties": {}})
-ASK = Request(system="be brief", messages=(Message(role=Role.USER, text="go"),), tools=(TOOL,))
+ASK = CompletionRequest(system="be brief", messages=(Message(role=Role.USER, text="go"),), tools=(TOOL,))
 PROTOCOLS = ("anthropic", "compatible")
 
 
@@ -96,7 +96,7 @@ def test_tool_calls_text_stop_and_usage_come_through(provider: Provider, stand_i
     stand_in.script = in_turn(Say((("submit", {"tp": 2}), ("submit", {})), text="so", usage=(900, 40), cached=100))
     answer = provider.ask(ASK)
     assert [(call.name, call.arguments) for call in answer.calls] == [("submit", {"tp": 2}), ("submit", {})]
-    assert (answer.text, answer.stop) == ("so", Stop.TOOL)
+    assert (answer.text, answer.stop) == ("so", StopReason.TOOL)
     usage = answer.usage
     assert (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens) == (900, 40, 100)
     assert stand_in.requests[0].system == "be brief"
@@ -116,15 +116,17 @@ def test_a_conversation_with_tool_results_is_accepted(provider: Provider, stand_
     assert [result.text for result in stand_in.requests[0].messages[-1].results] == ["1", "bad"]
 
 
-@pytest.mark.parametrize(("word", "stop"), [("truncated", Stop.TRUNCATED), ("refused", Stop.REFUSED), ("", Stop.DONE)])
-def test_stop_reasons_are_told_apart(provider: Provider, stand_in: StandIn, word: str, stop: Stop) -> None:
+@pytest.mark.parametrize(
+    ("word", "stop"), [("truncated", StopReason.TRUNCATED), ("refused", StopReason.REFUSED), ("", StopReason.DONE)]
+)
+def test_stop_reasons_are_told_apart(provider: Provider, stand_in: StandIn, word: str, stop: StopReason) -> None:
     stand_in.script = in_turn(Say(text="x", stop=word))
     assert provider.ask(ASK).stop is stop
 
 
 def test_a_content_filter_is_not_a_refusal(stand_in: StandIn) -> None:
     stand_in.script = in_turn(Say(text="x", stop="filtered"))
-    assert connect("compatible", stand_in).ask(ASK).stop is Stop.FILTERED
+    assert connect("compatible", stand_in).ask(ASK).stop is StopReason.FILTERED
 
 
 def test_what_stays_the_same_is_marked_for_the_prompt_cache(stand_in: StandIn) -> None:
@@ -138,31 +140,31 @@ def test_what_stays_the_same_is_marked_for_the_prompt_cache(stand_in: StandIn) -
 @pytest.mark.parametrize(
     ("reaction", "trouble"),
     [
-        (Status(429, {"retry-after": "7"}), Trouble.RATE_LIMIT),
-        (Status(529), Trouble.OVERLOADED),
-        (Status(500), Trouble.SERVER),
-        (Status(400), Trouble.BAD_REQUEST),
-        (Status(403), Trouble.AUTHENTICATION),
-        (Cut(), Trouble.CONNECTION),
-        (Raw(b"<html>"), Trouble.MALFORMED),
-        (Raw(b"[1]"), Trouble.MALFORMED),
-        (Raw(b'"' + b"x" * 10_000_000 + b'"'), Trouble.TOO_LARGE),
-        (Raw(b"{}", {"content-encoding": "gzip"}), Trouble.MALFORMED),
-        (Raw(b"{}", {"content-encoding": "br"}), Trouble.MALFORMED),
-        (Raw(gzip.compress(b" " * 10_000_000), {"content-encoding": "gzip"}), Trouble.TOO_LARGE),
-        (Raw(b""), Trouble.MALFORMED),
-        (Raw(b'{"error": {"message": "upstream is busy", "code": 429}}'), Trouble.RATE_LIMIT),
-        (Raw(b'{"error": {"message": "no", "type": "insufficient_quota"}}', code=429), Trouble.AUTHENTICATION),
-        (Status(402), Trouble.AUTHENTICATION),
-        (Status(408), Trouble.TIMEOUT),
-        (Status(409), Trouble.TIMEOUT),
-        (Status(413), Trouble.BAD_REQUEST),
-        (Status(422), Trouble.BAD_REQUEST),
-        (Status(302, {"location": "http://127.0.0.1:1/v1/messages"}), Trouble.BAD_REQUEST),
+        (Status(429, {"retry-after": "7"}), ErrorKind.RATE_LIMIT),
+        (Status(529), ErrorKind.OVERLOADED),
+        (Status(500), ErrorKind.SERVER),
+        (Status(400), ErrorKind.BAD_REQUEST),
+        (Status(403), ErrorKind.AUTHENTICATION),
+        (Cut(), ErrorKind.CONNECTION),
+        (Raw(b"<html>"), ErrorKind.MALFORMED),
+        (Raw(b"[1]"), ErrorKind.MALFORMED),
+        (Raw(b'"' + b"x" * 10_000_000 + b'"'), ErrorKind.TOO_LARGE),
+        (Raw(b"{}", {"content-encoding": "gzip"}), ErrorKind.MALFORMED),
+        (Raw(b"{}", {"content-encoding": "br"}), ErrorKind.MALFORMED),
+        (Raw(gzip.compress(b" " * 10_000_000), {"content-encoding": "gzip"}), ErrorKind.TOO_LARGE),
+        (Raw(b""), ErrorKind.MALFORMED),
+        (Raw(b'{"error": {"message": "upstream is busy", "code": 429}}'), ErrorKind.RATE_LIMIT),
+        (Raw(b'{"error": {"message": "no", "type": "insufficient_quota"}}', code=429), ErrorKind.AUTHENTICATION),
+        (Status(402), ErrorKind.AUTHENTICATION),
+        (Status(408), ErrorKind.TIMEOUT),
+        (Status(409), ErrorKind.TIMEOUT),
+        (Status(413), ErrorKind.BAD_REQUEST),
+        (Status(422), ErrorKind.BAD_REQUEST),
+        (Status(302, {"location": "http://127.0.0.1:1/v1/messages"}), ErrorKind.BAD_REQUEST),
     ],
 )
 def test_every_failure_has_its_name(
-    provider: Provider, stand_in: StandIn, reaction: Reaction, trouble: Trouble
+    provider: Provider, stand_in: StandIn, reaction: Reaction, trouble: ErrorKind
 ) -> None:
     stand_in.script = in_turn(reaction)
     with pytest.raises(ProviderError) as caught:
@@ -209,7 +211,7 @@ def test_a_failed_connection_says_why() -> None:
     provider = OpenAIProvider(MODEL, api_key=KEY, base_url="http://127.0.0.1:1/v1")
     with pytest.raises(ProviderError, match=r"cut: .+") as caught:
         provider.ask(ASK)
-    assert caught.value.trouble is Trouble.CONNECTION
+    assert caught.value.trouble is ErrorKind.CONNECTION
 
 
 def test_a_compressed_answer_is_read(provider: Provider, stand_in: StandIn) -> None:
@@ -224,14 +226,14 @@ def test_silence_is_a_timeout(stand_in: StandIn, protocol: str, reaction: Reacti
     stand_in.script = in_turn(reaction)
     with pytest.raises(ProviderError) as caught:
         connect(protocol, stand_in, timeout_s=0.4).ask(ASK)
-    assert caught.value.trouble is Trouble.TIMEOUT
+    assert caught.value.trouble is ErrorKind.TIMEOUT
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_wrong_key_and_an_unknown_model_are_asked_once(stand_in: StandIn, protocol: str) -> None:
     for wrong, trouble in (
-        ({"key": "sk-wrong"}, Trouble.AUTHENTICATION),
-        ({"model": "no-such"}, Trouble.UNKNOWN_MODEL),
+        ({"key": "sk-wrong"}, ErrorKind.AUTHENTICATION),
+        ({"model": "no-such"}, ErrorKind.UNKNOWN_MODEL),
     ):
         clock = ManualClock()
         with pytest.raises(ProviderError) as caught:
@@ -356,7 +358,7 @@ def test_a_request_that_is_sent_again_gets_its_answer_from_the_file(stand_in: St
     impatient = connect("compatible", stand_in, timeout_s=0.3)
     with pytest.raises(ProviderError) as caught:
         impatient.ask(ASK)
-    assert caught.value.trouble is Trouble.TIMEOUT
+    assert caught.value.trouble is ErrorKind.TIMEOUT
     part = tmp_path / "part"
     part.write_text('{"calls": [{"name": "submit", "arguments": {"tp": 4}}]}')
     part.rename(tmp_path / "0001.answer.json")

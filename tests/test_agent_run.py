@@ -11,7 +11,7 @@ from llm.server import KEY, MODEL, Raw, Reaction, Say, serve
 
 from cclsearch.cli import main
 from cclsearch.launch.contract import STDERR_FILE
-from cclsearch.propose.agent.providers.types import Request
+from cclsearch.propose.agent.providers.types import CompletionRequest
 from cclsearch.run.spec import read_spec
 from cclsearch.search.llm_agent import FolderEvidence, read_options
 
@@ -24,7 +24,7 @@ def test_a_search_with_an_llm_ends_can_be_told_and_replays(
 ) -> None:
     expert = Expert()
 
-    def script(request: Request) -> Reaction:
+    def script(request: CompletionRequest) -> Reaction:
         answer = expert.ask(request)
         return Say(tuple((call.name, call.arguments) for call in answer.calls))
 
@@ -53,7 +53,7 @@ def test_a_search_with_an_llm_ends_can_be_told_and_replays(
 def test_policy_programs_from_a_server_without_tools_decide_and_replay(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def script(request: Request) -> Reaction:
+    def script(request: CompletionRequest) -> Reaction:
         if request.tools:
             return Raw(b'{"error": "this model does not support tools"}', code=400)
         body = (

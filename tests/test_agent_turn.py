@@ -15,32 +15,32 @@ from llm.cases import SPACE, Search, plain_look, run_trial
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.agent import Agent, AgentOptions, Thought
+from cclsearch.propose.agent.agent import Agent, AgentOptions, TurnOutcome
 from cclsearch.propose.agent.evidence import TrialEvidence
-from cclsearch.propose.agent.history import limits_remark, read_limits
+from cclsearch.propose.agent.history import limits_event, read_limits
 from cclsearch.propose.agent.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
 from cclsearch.propose.agent.providers.anthropic_api import anthropic_body
-from cclsearch.propose.agent.providers.cost import Limits, Prices, describe_unkept, load_prices, price_usage
+from cclsearch.propose.agent.providers.cost import LlmLimits, Prices, describe_unkept, load_prices, price_usage
 from cclsearch.propose.agent.providers.openai_api import chat_body, json_body
 from cclsearch.propose.agent.providers.spec import parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import (
     MAX_BODY_BYTES,
     Answer,
+    CompletionRequest,
+    ErrorKind,
     ProviderError,
-    Request,
-    Stop,
+    StopReason,
     ToolCall,
-    Trouble,
     Usage,
 )
 from cclsearch.propose.agent.replay import replay_turns
-from cclsearch.propose.agent.surrogate_table import Look
+from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.turn_records import read_turns
 
 GOOD = dict(SPACE.config(20))
 TRIED = dict(SPACE.config(0))
 ILLEGAL = {"tp": 16, "pp": 16, "dp": 16, "micro_batch_size": 1}
-Reply = Answer | ProviderError
+ToolReply = Answer | ProviderError
 
 
 class FakeClock:
@@ -61,12 +61,14 @@ class Scripted:
 
     name = "openai:gpt-5"
 
-    def __init__(self, *script: Reply | Callable[[Request], Reply], clock: FakeClock | None = None) -> None:
+    def __init__(
+        self, *script: ToolReply | Callable[[CompletionRequest], ToolReply], clock: FakeClock | None = None
+    ) -> None:
         self._left = list(script)
         self._clock = clock
-        self.requests: list[Request] = []
+        self.requests: list[CompletionRequest] = []
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: CompletionRequest) -> Answer:
         self.requests.append(request)
         if self._clock:
             self._clock.time_s += 5.0
@@ -87,7 +89,7 @@ class Logs:
 def call(name: str, arguments: Any = None, **more: Any) -> Answer:
     given = arguments if arguments is not None else {}
     made = ToolCall(id="c", name=name, arguments=given if isinstance(given, dict) else None, fault="no JSON object")
-    return Answer(calls=(made,), stop=Stop.TOOL, usage=Usage(input_tokens=1000, output_tokens=100), **more)
+    return Answer(calls=(made,), stop=StopReason.TOOL, usage=Usage(input_tokens=1000, output_tokens=100), **more)
 
 
 def submit(*configs: dict[str, Any], insight: str = "", beliefs: object = ()) -> Answer:
@@ -98,9 +100,14 @@ def submit(*configs: dict[str, Any], insight: str = "", beliefs: object = ()) ->
     return call("submit", {"configurations": items, "insight": insight, "beliefs": beliefs})
 
 
-def think(
-    provider: Scripted, *, folder: Path | None = None, slots: int = 1, look: Look | None = None, **options: Any
-) -> Thought:
+def run_turn(
+    provider: Scripted,
+    *,
+    folder: Path | None = None,
+    slots: int = 1,
+    look: SurrogateTable | None = None,
+    **options: Any,
+) -> TurnOutcome:
     search = Search(observations=[run_trial(1, Config(TRIED))])
     given = look or plain_look()
     prices = Prices.model_validate(
@@ -115,38 +122,38 @@ def think(
         clock=FakeClock(),
         prices=prices,
     )
-    return agent.think(search.view, slots, max_submitted=max(slots, 1), overrules_left=1)
+    return agent.run_turn(search.view, slots, max_submitted=max(slots, 1), overrules_left=1)
 
 
 def test_a_legal_new_configuration_becomes_a_proposal() -> None:
-    thought = think(Scripted(submit(GOOD, insight="dp is slow")))
+    thought = run_turn(Scripted(submit(GOOD, insight="dp is slow")))
     (proposal,) = thought.proposals
     assert dict(proposal.config) == GOOD
     assert (proposal.proposer, proposal.turn, proposal.rationale) == ("llm", 1, "why not")
     assert (proposal.expects.step_time_s, proposal.expects.peak_memory_gib) == (9.5, 30.0)
-    assert thought.remark.data["insight"] == "dp is slow"
+    assert thought.event.data["insight"] == "dp is slow"
 
 
 def test_what_it_learnt_reaches_the_ledger_and_nothing_that_no_part_is_called() -> None:
     said = [{"part": "pipeline", "is": "much_slower"}, {"part": "__class__", "is": "slower"}, {"part": "optimizer"}, 7]
-    thought = think(Scripted(submit(GOOD, beliefs=said)))
-    assert thought.remark.data["beliefs"] == '{"seen":1,"pipeline":"much_slower"}'
-    assert think(Scripted(submit(GOOD, beliefs="all is slow"))).remark.data["beliefs"] == ""
+    thought = run_turn(Scripted(submit(GOOD, beliefs=said)))
+    assert thought.event.data["beliefs"] == '{"seen":1,"pipeline":"much_slower"}'
+    assert run_turn(Scripted(submit(GOOD, beliefs="all is slow"))).event.data["beliefs"] == ""
 
 
 def test_tokens_money_and_seconds_are_accounted() -> None:
     clock = FakeClock()
     provider = Scripted(call("candidates"), submit(GOOD), clock=clock)
-    thought = think(provider)
-    assert thought.remark.data["input_tokens"] == 2000
-    assert thought.remark.data["requests"] == 2
-    assert thought.remark.data["usd"] == pytest.approx(2 * (1000 * 1.0 + 100 * 10.0) / 1e6)
+    thought = run_turn(provider)
+    assert thought.event.data["input_tokens"] == 2000
+    assert thought.event.data["requests"] == 2
+    assert thought.event.data["usd"] == pytest.approx(2 * (1000 * 1.0 + 100 * 10.0) / 1e6)
 
 
 def test_values_are_read_kindly_and_booleans_strictly() -> None:
     as_text = {knob: str(value) for knob, value in GOOD.items()}
-    assert dict(think(Scripted(submit(as_text))).proposals[0].config) == GOOD
-    thought = think(Scripted(submit({**GOOD, "tp": True})))
+    assert dict(run_turn(Scripted(submit(as_text))).proposals[0].config) == GOOD
+    thought = run_turn(Scripted(submit({**GOOD, "tp": True})))
     assert thought.stall is not None
 
 
@@ -161,16 +168,16 @@ def test_values_are_read_kindly_and_booleans_strictly() -> None:
         (call("submit", "text"), "malformed", "malformed"),
         (call("rm_rf", {}), "unknown tool", "no tool"),
         (call("finish", {"reason": "tired"}), "finish refused", "refused"),
-        (Answer(text="I would rather chat", stop=Stop.DONE), "no call", "called no tool"),
-        (Answer(stop=Stop.DONE), "empty", "empty"),
-        (Answer(text="x", stop=Stop.TRUNCATED), "truncated", "cut off"),
-        (Answer(text="no", stop=Stop.REFUSED), "refusal", "refusals"),
-        (Answer(text="x", stop=Stop.FILTERED), "content filter", "content filter"),
+        (Answer(text="I would rather chat", stop=StopReason.DONE), "no call", "called no tool"),
+        (Answer(stop=StopReason.DONE), "empty", "empty"),
+        (Answer(text="x", stop=StopReason.TRUNCATED), "truncated", "cut off"),
+        (Answer(text="no", stop=StopReason.REFUSED), "refusal", "refusals"),
+        (Answer(text="x", stop=StopReason.FILTERED), "content filter", "content filter"),
     ],
 )
 def test_two_corrections_then_the_turn_stalls_with_the_reason(answer: Answer, cause: str, words: str) -> None:
     provider = Scripted(answer)
-    thought = think(provider)
+    thought = run_turn(provider)
     assert thought.stall is not None
     assert thought.stall.cause == cause
     assert words in thought.stall.text
@@ -180,7 +187,7 @@ def test_two_corrections_then_the_turn_stalls_with_the_reason(answer: Answer, ca
 
 def test_a_correction_carries_the_reason_and_is_enough() -> None:
     provider = Scripted(submit(TRIED), submit(ILLEGAL), submit(GOOD))
-    assert think(provider).proposals
+    assert run_turn(provider).proposals
     said = [result.text for message in provider.requests[-1].messages for result in message.results]
     assert "a duplicate: trial 1" in said[0]
     assert "not legal" in said[1]
@@ -188,27 +195,27 @@ def test_a_correction_carries_the_reason_and_is_enough() -> None:
 
 
 def test_a_truncated_decision_is_never_used() -> None:
-    cut = submit(GOOD).model_copy(update={"stop": Stop.TRUNCATED})
-    assert think(Scripted(cut)).proposals == ()
+    cut = submit(GOOD).model_copy(update={"stop": StopReason.TRUNCATED})
+    assert run_turn(Scripted(cut)).proposals == ()
 
 
 def test_a_model_that_was_cut_off_may_say_more() -> None:
-    cut = Answer(text="x", stop=Stop.TRUNCATED)
+    cut = Answer(text="x", stop=StopReason.TRUNCATED)
     for name, most in (("openai:gpt-5", [4096, 8192, 16_384]), ("local:m", [4096, 4096, 4096])):
         provider = Scripted(cut)
         provider.name = name
-        think(provider)
+        run_turn(provider)
         assert [request.max_output_tokens for request in provider.requests] == most
 
 
 def test_a_decision_written_as_text_is_read() -> None:
     text = "Here: " + json.dumps({"tool": "submit", "arguments": {"configurations": [{"config": GOOD}]}})
-    assert dict(think(Scripted(Answer(text=text, stop=Stop.DONE))).proposals[0].config) == GOOD
+    assert dict(run_turn(Scripted(Answer(text=text, stop=StopReason.DONE))).proposals[0].config) == GOOD
 
 
 def test_after_eight_lookups_more_are_refused_and_the_tools_stay_the_same() -> None:
     provider = Scripted(call("candidates", {"limit": 20}))
-    thought = think(provider)
+    thought = run_turn(provider)
     assert thought.stall is not None
     assert thought.stall.cause == "undecided"
     assert all(request.tools == provider.requests[0].tools for request in provider.requests)
@@ -225,7 +232,7 @@ def test_lookups_answer_from_the_search() -> None:
         call("candidates", {"where": {"tp": [2], "pp": [4]}, "sort": "memory", "limit": 3}),
         submit(GOOD),
     )
-    think(provider)
+    run_turn(provider)
     said = [result.text for message in provider.requests[-1].messages for result in message.results]
     assert "P(fits) 0.75" in said[0]
     assert "already tried: trial 1" in said[0]
@@ -270,13 +277,13 @@ def test_lookups_answer_from_the_search() -> None:
     ],
 )
 def test_a_lookup_with_wrong_types_is_an_answer(name: str, arguments: dict[str, Any]) -> None:
-    assert think(Scripted(call(name, arguments), submit(GOOD))).proposals
+    assert run_turn(Scripted(call(name, arguments), submit(GOOD))).proposals
 
 
 def test_every_request_of_a_turn_stays_within_its_bound() -> None:
     big = call("predict", {"configurations": [GOOD] * 200}, text="t" * 20_000)
     provider = Scripted(*[big] * MAX_LOOKUPS, submit(TRIED), submit(ILLEGAL), submit(GOOD))
-    assert think(provider).proposals
+    assert run_turn(provider).proposals
     assert max(request.num_bytes for request in provider.requests) <= MAX_PROMPT_BYTES
 
 
@@ -292,13 +299,13 @@ def test_every_request_of_a_turn_stays_within_its_bound() -> None:
 )
 def test_many_calls_in_one_answer_stay_within_the_bound(mode: str, many: list[tuple[str, Any]]) -> None:
     calls = tuple(ToolCall(id="i" * 100, name=name, arguments=arguments) for name, arguments in many)
-    answer = Answer(text="t" * 5000, calls=calls, stop=Stop.TOOL)
+    answer = Answer(text="t" * 5000, calls=calls, stop=StopReason.TOOL)
     provider = Scripted(answer)
     search = Search(observations=[run_trial(i + 1, SPACE.config(i), "x" * 5000) for i in range(40)])
     evidence = Long()
     agent = Agent(provider, AgentOptions(mode=mode), evidence=evidence, look=lambda v: plain_look(), clock=FakeClock())
     agent.options = replace(agent.options, seed_program='# "quoted"\n' * 3000)
-    agent.think(search.view, 1, max_submitted=1, overrules_left=1)
+    agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
     assert len(provider.requests) > 1
     assert max(request.num_bytes for request in provider.requests) <= MAX_PROMPT_BYTES
     for write in (anthropic_body, chat_body, json_body, partial(json_body, with_schema=False)):
@@ -320,11 +327,11 @@ class Long:
 
 def ask_about_trials(*calls: tuple[str, dict[str, Any]], evidence: Any = None) -> list[str]:
     """What these look-ups give where trials 1 to 3 are finished."""
-    answer = Answer(calls=tuple(ToolCall(id="c", name=n, arguments=a) for n, a in calls), stop=Stop.TOOL)
+    answer = Answer(calls=tuple(ToolCall(id="c", name=n, arguments=a) for n, a in calls), stop=StopReason.TOOL)
     provider = Scripted(answer, submit(GOOD))
     search = Search(observations=[run_trial(i + 1, SPACE.config(i), "x" * 500) for i in range(3)])
     agent = Agent(provider, evidence=evidence or Long(), look=lambda view: plain_look(), clock=FakeClock())
-    agent.think(search.view, 1, max_submitted=1, overrules_left=1)
+    agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
     return [result.text for message in provider.requests[-1].messages for result in message.results]
 
 
@@ -354,8 +361,10 @@ def test_comparing_shows_both_trials_and_their_differences() -> None:
 
 def test_call_ids_are_unique_whatever_the_model_sends() -> None:
     same = ToolCall(id="x", name="candidates", arguments={})
-    provider = Scripted(Answer(calls=(same, same), stop=Stop.TOOL), Answer(calls=(same,), stop=Stop.TOOL), submit(GOOD))
-    think(provider)
+    provider = Scripted(
+        Answer(calls=(same, same), stop=StopReason.TOOL), Answer(calls=(same,), stop=StopReason.TOOL), submit(GOOD)
+    )
+    run_turn(provider)
     ids = [made.id for message in provider.requests[-1].messages for made in message.calls]
     assert len(ids) == len(set(ids)) == 3
 
@@ -364,36 +373,39 @@ def test_what_is_sent_back_is_what_a_provider_takes() -> None:
     odd = ToolCall(id="x", name="functions.rm -rf", arguments={})
     nothing = ToolCall(id="y", name="(no name)", arguments=None, fault="no JSON object")
     provider = Scripted(
-        Answer(text=" \n", stop=Stop.DONE), Answer(text="\n\n", calls=(odd, nothing), stop=Stop.TOOL), submit(GOOD)
+        Answer(text=" \n", stop=StopReason.DONE),
+        Answer(text="\n\n", calls=(odd, nothing), stop=StopReason.TOOL),
+        submit(GOOD),
     )
-    assert think(provider).proposals
+    assert run_turn(provider).proposals
     for message in provider.requests[-1].messages:
         assert not message.text or message.text.strip()
         assert all(re.fullmatch("[A-Za-z0-9_-]{1,64}", made.name) for made in message.calls)
 
 
 @pytest.mark.parametrize(
-    ("trouble", "can_pass"), [(Trouble.OVERLOADED, True), (Trouble.AUTHENTICATION, False), (Trouble.BAD_REQUEST, False)]
+    ("trouble", "can_pass"),
+    [(ErrorKind.OVERLOADED, True), (ErrorKind.AUTHENTICATION, False), (ErrorKind.BAD_REQUEST, False)],
 )
-def test_a_failing_provider_stalls_the_turn(trouble: Trouble, can_pass: bool) -> None:
-    thought = think(Scripted(ProviderError(trouble, "down")))
+def test_a_failing_provider_stalls_the_turn(trouble: ErrorKind, can_pass: bool) -> None:
+    thought = run_turn(Scripted(ProviderError(trouble, "down")))
     assert thought.stall is not None
     assert (thought.stall.cause, thought.stall.can_pass) == ("provider", can_pass)
 
 
 def test_unreadable_answers_are_corrected_like_others() -> None:
     provider = Scripted(
-        ProviderError(Trouble.TOO_LARGE, "10 MB"), ProviderError(Trouble.MALFORMED, "html"), submit(GOOD)
+        ProviderError(ErrorKind.TOO_LARGE, "10 MB"), ProviderError(ErrorKind.MALFORMED, "html"), submit(GOOD)
     )
-    assert think(provider).proposals
+    assert run_turn(provider).proposals
 
 
 def test_a_limit_ends_the_turn_for_good() -> None:
-    thought = think(Scripted(call("candidates")), limits=Limits(max_tokens=2000))
+    thought = run_turn(Scripted(call("candidates")), limits=LlmLimits(max_tokens=2000))
     assert thought.stall is not None
     assert (thought.stall.cause, thought.stall.can_pass) == ("limit", False)
     assert "2,200 of 2,000 tokens" in thought.stall.text
-    thought = think(Scripted(call("candidates")), limits=Limits(max_usd=0.003))
+    thought = run_turn(Scripted(call("candidates")), limits=LlmLimits(max_usd=0.003))
     assert thought.stall is not None
     assert "$0.00" in thought.stall.text
 
@@ -401,10 +413,10 @@ def test_a_limit_ends_the_turn_for_good() -> None:
 def test_an_implausible_choice_needs_credit() -> None:
     look = plain_look()
     look.fits_N[20] = 0.001
-    assert think(Scripted(submit(GOOD)), look=look).remark.data["submitted"].count('"overrule":true') == 1  # type: ignore[union-attr]
+    assert run_turn(Scripted(submit(GOOD)), look=look).event.data["submitted"].count('"overrule":true') == 1  # type: ignore[union-attr]
     search = Search(observations=[run_trial(1, Config(TRIED))])
     agent = Agent(Scripted(submit(GOOD)), look=lambda view: look, clock=FakeClock())
-    thought = agent.think(search.view, 1, max_submitted=1, overrules_left=0)
+    thought = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=0)
     assert thought.stall is not None
     assert thought.stall.cause == "implausible"
 
@@ -418,20 +430,20 @@ def test_without_credit_the_choice_is_among_what_the_surrogate_finds_most_promis
         order = (*others[:place], good, *others[place:])
         look = replace(plain_look(), order=order)
         agent = Agent(Scripted(submit(GOOD)), look=lambda view, look=look: look, clock=FakeClock())  # type: ignore[misc]
-        thought = agent.think(search.view, 1, max_submitted=1, overrules_left=0)
+        thought = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=0)
         assert [proposal.config for proposal in thought.proposals] == ([Config(GOOD)] if is_taken else [])
         assert (thought.stall.cause if thought.stall else "") == ("" if is_taken else "implausible")
 
 
 def test_finish_is_granted_when_nothing_is_left() -> None:
     done = replace(plain_look(), nothing_left=True)
-    thought = think(Scripted(call("finish", {"reason": "all neighbours are slower"})), look=done)
+    thought = run_turn(Scripted(call("finish", {"reason": "all neighbours are slower"})), look=done)
     assert thought.finish == "all neighbours are slower"
 
 
 def test_several_configurations_fill_several_slots() -> None:
     other = dict(SPACE.config(21))
-    thought = think(Scripted(submit(GOOD, TRIED, other, GOOD)), slots=4)
+    thought = run_turn(Scripted(submit(GOOD, TRIED, other, GOOD)), slots=4)
     assert [dict(proposal.config) for proposal in thought.proposals] == [GOOD, other]
 
 
@@ -441,7 +453,7 @@ def test_a_policy_program_decides_and_a_bad_one_is_told_why() -> None:
         return call("submit_policy", {"program": program, "rationale": "r", "expected_step_time_s": 1.0})
 
     provider = Scripted(policy("yield 1"), policy(f"return {TRIED}"), policy(f"return {GOOD}"))
-    thought = think(provider, mode="policy")
+    thought = run_turn(provider, mode="policy")
     assert dict(thought.proposals[0].config) == GOOD
     assert thought.proposals[0].proposer == "policy"
     said = [result.text for message in provider.requests[-1].messages for result in message.results]
@@ -457,7 +469,7 @@ def test_a_program_cannot_tell_where_an_anonymous_workload_comes_from(tmp_path: 
     answer = call("submit_policy", {"program": program, "rationale": "r", "expected_step_time_s": 1.0})
     for anonymous in (True, False):
         provider = Scripted(answer)
-        think(provider, mode="policy", anonymous=anonymous, folder=tmp_path / str(anonymous))
+        run_turn(provider, mode="policy", anonymous=anonymous, folder=tmp_path / str(anonymous))
         said = provider.requests[-1].model_dump_json()
         assert "'layers', 32" in said
         assert ("secret-" in said) is not anonymous
@@ -472,11 +484,11 @@ def test_turns_are_kept_redacted_and_replay_to_the_same_decisions(
     scripts = [
         (submit(TRIED), call("trial", {"trial": 1}), submit(GOOD, insight="key hush-hush-value")),
         (submit(ILLEGAL),),
-        (ProviderError(Trouble.OVERLOADED, "hush-hush-value"),),
+        (ProviderError(ErrorKind.OVERLOADED, "hush-hush-value"),),
         (call("candidates"),),
     ]
     for script in scripts:
-        think(Scripted(*script), folder=tmp_path)
+        run_turn(Scripted(*script), folder=tmp_path)
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
     assert "hush-hush" not in kept
     assert [record.decision for record in read_turns(tmp_path)] == ["submit", "none", "none", "none"]
@@ -488,7 +500,7 @@ def test_turns_are_kept_redacted_and_replay_to_the_same_decisions(
 def test_a_turn_that_its_cost_ended_replays_whatever_prices_are_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thought = think(Scripted(call("candidates")), folder=tmp_path, limits=Limits(max_usd=0.003))
+    thought = run_turn(Scripted(call("candidates")), folder=tmp_path, limits=LlmLimits(max_usd=0.003))
     assert thought.stall is not None
     now = tmp_path / "prices.yaml"
     now.write_text("as_of: '2027-01'\nprices: [{model: 'openai:*', input_usd: 0, output_usd: 0}]\n")
@@ -499,8 +511,8 @@ def test_a_turn_that_its_cost_ended_replays_whatever_prices_are_now(
 def test_a_slow_model_is_given_its_time_and_replays(tmp_path: Path) -> None:
     clock = FakeClock()
 
-    def slowly(answer: Answer) -> Callable[[Request], Answer]:
-        def answer_late(request: Request) -> Answer:
+    def slowly(answer: Answer) -> Callable[[CompletionRequest], Answer]:
+        def answer_late(request: CompletionRequest) -> Answer:
             clock.time_s += 400.0
             return answer
 
@@ -511,8 +523,8 @@ def test_a_slow_model_is_given_its_time_and_replays(tmp_path: Path) -> None:
         provider = Scripted(*[slowly(call("candidates"))] * 3, slowly(submit(GOOD)))
         options = AgentOptions(max_turn_s=seconds)
         agent = Agent(provider, options, tmp_path, look=lambda view: plain_look(), clock=clock)
-        thought = agent.think(search.view, 1, max_submitted=1, overrules_left=1)
-        assert thought.remark.data["decision"] == decision
+        thought = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
+        assert thought.event.data["decision"] == decision
     assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
 
 
@@ -527,7 +539,7 @@ def test_the_time_of_an_answer_is_set_in_the_environment() -> None:
 def test_a_program_with_something_like_a_secret_runs_as_it_is_kept(tmp_path: Path) -> None:
     program = f"api_key = 'sk-ant-{'a' * 30}'\ndef generate_config(workload, environment):\n    return {GOOD}\n"
     answer = call("submit_policy", {"program": program, "rationale": "r", "expected_step_time_s": 1.0})
-    assert think(Scripted(answer), mode="policy", folder=tmp_path).proposals
+    assert run_turn(Scripted(answer), mode="policy", folder=tmp_path).proposals
     assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
 
 
@@ -535,9 +547,9 @@ def test_a_replay_needs_no_surrogate(tmp_path: Path) -> None:
     look = plain_look()
     look.fits_N[20] = 0.001
     for answers in ((submit(GOOD),), (call("candidates", {"sort": "fits"}), submit(ILLEGAL), submit(GOOD))):
-        think(Scripted(*answers), folder=tmp_path, look=look)
+        run_turn(Scripted(*answers), folder=tmp_path, look=look)
 
-    def forget(view: object) -> Look:
+    def forget(view: object) -> SurrogateTable:
         raise AssertionError("the surrogate was asked again")
 
     assert all(turn.is_same and turn.same_prompt for turn in replay_turns(tmp_path, look=forget))
@@ -548,7 +560,7 @@ def test_a_replay_needs_no_surrogate(tmp_path: Path) -> None:
 
 
 def test_a_tampered_turn_is_noticed(tmp_path: Path) -> None:
-    think(Scripted(submit(GOOD)), folder=tmp_path)
+    run_turn(Scripted(submit(GOOD)), folder=tmp_path)
     path = tmp_path / "turns" / "0001.json"
     path.write_text(path.read_text().replace('"decision": "submit"', '"decision": "none"'))
     assert not replay_turns(tmp_path, look=lambda view: plain_look())[0].is_same
@@ -576,5 +588,5 @@ def test_a_server_elsewhere_has_no_known_price_and_one_here_is_free(monkeypatch:
 
 
 def test_a_raised_limit_counts_for_the_turns_after_it() -> None:
-    limits = read_limits((limits_remark(Limits(max_usd=2.0)),), Limits(max_tokens=5, max_usd=1.0))
+    limits = read_limits((limits_event(LlmLimits(max_usd=2.0)),), LlmLimits(max_tokens=5, max_usd=1.0))
     assert (limits.max_tokens, limits.max_usd) == (5, 2.0)

@@ -15,23 +15,23 @@ from llm.players import Stubborn
 from cclsearch.core.errors import UserError
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.agent.agent import Agent, AgentOptions
-from cclsearch.propose.agent.arbiter.keyless import Keyless
+from cclsearch.propose.agent.arbiter.keyless import NoLlmProposer
 from cclsearch.propose.agent.arbiter.proposer import Arbiter, make_arbiter
-from cclsearch.propose.agent.arbiter.rules import Rules
-from cclsearch.propose.agent.arbiter.states import ALLOWED, Phase, State, read_state, write_move
-from cclsearch.propose.agent.history import PastTurn, Submitted, limits_remark, past_turns, turn_remark
-from cclsearch.propose.agent.providers.cost import Cost, Limits
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
+from cclsearch.propose.agent.arbiter.states import ALLOWED, ArbiterPhase, State, read_state, write_move
+from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, limits_event, past_turns, turn_event
+from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 from cclsearch.propose.agent.providers.types import (
     Answer,
+    CompletionRequest,
+    ErrorKind,
     Provider,
     ProviderError,
-    Request,
-    Stop,
+    StopReason,
     ToolCall,
-    Trouble,
     Usage,
 )
-from cclsearch.propose.agent.surrogate_table import Look, open_rows
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, open_rows
 from cclsearch.propose.base import Proposal, Proposer, SearchView
 
 
@@ -66,7 +66,7 @@ class Chooses:
         self._rows = list(rows)
         self.num_asked = 0
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: CompletionRequest) -> Answer:
         self.num_asked += 1
         item = self._rows.pop(0) if len(self._rows) > 1 else self._rows[0]
         if isinstance(item, ProviderError):
@@ -80,7 +80,7 @@ class Chooses:
 
 def _answer(name: str, arguments: dict[str, Any]) -> Answer:
     call = ToolCall(id="c", name=name, arguments=arguments)
-    return Answer(calls=(call,), stop=Stop.TOOL, usage=Usage(input_tokens=1000, output_tokens=100))
+    return Answer(calls=(call,), stop=StopReason.TOOL, usage=Usage(input_tokens=1000, output_tokens=100))
 
 
 def rows_by_time() -> list[int]:
@@ -95,7 +95,7 @@ FAST = rows_by_time()
 OOM = [row for row in range(len(SPACE)) if row not in FAST]
 
 
-def open_look(view: SearchView) -> Look:
+def open_look(view: SearchView) -> SurrogateTable:
     free = open_rows(view)
     return replace(plain_look(), order=tuple(int(row) for row in free.nonzero()[0]))
 
@@ -105,11 +105,11 @@ def make(
     fallback: Proposer | None = None,
     *,
     parallel: int = 1,
-    rules: Rules | None = None,
+    rules: ArbiterSettings | None = None,
     **options: Any,
 ) -> Arbiter:
     agent = Agent(provider, options=AgentOptions(**options), look=open_look, clock=Frozen())
-    return Arbiter(agent, fallback or FirstOpen(), parallel=parallel, rules=rules or Rules(num_seeds=1))
+    return Arbiter(agent, fallback or FirstOpen(), parallel=parallel, rules=rules or ArbiterSettings(num_seeds=1))
 
 
 def who(search: Search) -> list[str]:
@@ -129,14 +129,14 @@ def test_a_safe_default_follows_a_seed_that_failed() -> None:
             return [Proposal(SPACE.config(OOM[0]), "default")]
 
     search = Search(budget=2)
-    search.run(make(Chooses(FAST[0]), Doomed(), rules=Rules(num_seeds=2)))
+    search.run(make(Chooses(FAST[0]), Doomed(), rules=ArbiterSettings(num_seeds=2)))
     assert who(search) == ["seed", "seed"]
     assert "safe default" in search.proposals[1].rationale
 
 
 def test_duplicates_hand_over_and_the_llm_comes_back_with_new_evidence() -> None:
     search = Search(budget=12)
-    ending = search.run(make(Stubborn(), rules=Rules(num_seeds=1, explore=2, patience=3)))
+    ending = search.run(make(Stubborn(), rules=ArbiterSettings(num_seeds=1, explore=2, patience=3)))
     assert ending is None
     moves = search.moves()
     assert moves[1].startswith("fallback since trial 3: three proposals in a row were duplicates")
@@ -147,7 +147,7 @@ def test_duplicates_hand_over_and_the_llm_comes_back_with_new_evidence() -> None
 
 def test_trials_without_improvement_hand_over() -> None:
     search = Search(budget=7)
-    search.run(make(Chooses(*FAST[:1], *FAST[:10:-1]), rules=Rules(num_seeds=1, patience=2, explore=3)))
+    search.run(make(Chooses(*FAST[:1], *FAST[:10:-1]), rules=ArbiterSettings(num_seeds=1, patience=2, explore=3)))
     assert "its last 2 trials did not improve beyond the noise" in " ".join(search.moves())
     assert who(search) == ["seed", "llm", "llm", "llm", "default", "default", "default"]
 
@@ -156,11 +156,11 @@ def test_an_improvement_within_the_noise_is_none() -> None:
     from cclsearch.propose.agent.arbiter.rules import judge_trials
 
     search = Search()
-    search.ask(make(Chooses(FAST[3]), rules=Rules(num_seeds=1)))
+    search.ask(make(Chooses(FAST[3]), rules=ArbiterSettings(num_seeds=1)))
     search.land()
     first = search.observations[0]
-    items = tuple(Submitted(SPACE.config(row)) for row in FAST[:2])
-    search.remarks.append(turn_remark(PastTurn(1, "submit", items, "", Cost()), "t"))
+    items = tuple(SubmittedConfig(SPACE.config(row)) for row in FAST[:2])
+    search.remarks.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
     assert first.loss is not None
     for trial, (row, ratio) in enumerate(((FAST[0], 0.995), (FAST[1], 0.9)), 2):
         loss = first.loss * ratio
@@ -176,12 +176,12 @@ def test_the_same_failure_twice_hands_over() -> None:
 
 
 def test_a_provider_that_is_down_is_tried_again_later_a_wrong_key_never() -> None:
-    down = ProviderError(Trouble.OVERLOADED, "busy")
+    down = ProviderError(ErrorKind.OVERLOADED, "busy")
     search = Search(budget=6)
     script = Chooses(down, down, down, down, down, down, down, down, *FAST)
-    search.run(make(script, rules=Rules(num_seeds=1, explore=2, patience=3)))
+    search.run(make(script, rules=ArbiterSettings(num_seeds=1, explore=2, patience=3)))
     assert who(search) == ["seed", "default", "default", "llm", "llm", "llm"]
-    wrong = Chooses(ProviderError(Trouble.AUTHENTICATION, "invalid key"))
+    wrong = Chooses(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))
     search = Search(budget=6)
     search.run(make(wrong))
     assert who(search) == ["seed", *["default"] * 5]
@@ -192,7 +192,7 @@ def test_a_provider_that_is_down_is_tried_again_later_a_wrong_key_never() -> Non
 def test_a_limit_is_kept_over_the_whole_run() -> None:
     search = Search(budget=8)
     provider = Chooses(*FAST[6::-1])
-    search.run(make(provider, limits=Limits(max_tokens=2200)))
+    search.run(make(provider, limits=LlmLimits(max_tokens=2200)))
     assert provider.num_asked == 2
     assert who(search) == ["seed", "llm", "llm", *["default"] * 5]
     assert "a limit is reached: 2,200 of 2,200 tokens are spent" in search.moves()[-1]
@@ -204,7 +204,7 @@ def test_finish_ends_the_search_only_when_nothing_plausible_is_left() -> None:
     assert len(search.proposals) == 10
     agent = Agent(Chooses("done"), look=lambda view: replace(plain_look(), nothing_left=True), clock=Frozen())
     search = Search(budget=10)
-    ending = search.run(Arbiter(agent, FirstOpen(), rules=Rules(num_seeds=1)))
+    ending = search.run(Arbiter(agent, FirstOpen(), rules=ArbiterSettings(num_seeds=1)))
     assert ending == "the LLM ended the search and the arbiter agrees that nothing plausible is left: done"
     assert len(search.proposals) == 1
     assert search.moves()[-1] == "finished since trial 2: done"
@@ -220,7 +220,7 @@ def test_several_submitted_at_once_run_one_after_another_without_further_turns()
 
 def test_state_is_rebuilt_from_the_ledger_alone() -> None:
     def fresh() -> Arbiter:
-        return make(Stubborn(), rules=Rules(num_seeds=1, explore=2))
+        return make(Stubborn(), rules=ArbiterSettings(num_seeds=1, explore=2))
 
     whole, parts = Search(budget=9), Search(budget=9)
     whole.run(fresh())
@@ -237,13 +237,13 @@ def test_a_slow_turn_never_leaves_slots_empty() -> None:
     release, asked = threading.Event(), threading.Event()
 
     class Slow(Chooses):
-        def ask(self, request: Request) -> Answer:
+        def ask(self, request: CompletionRequest) -> Answer:
             asked.set()
             assert release.wait(60)
             return super().ask(request)
 
     search = Search(budget=12)
-    arbiter = make(Slow(FAST[0]), parallel=4, rules=Rules(num_seeds=1))
+    arbiter = make(Slow(FAST[0]), parallel=4, rules=ArbiterSettings(num_seeds=1))
     started = time.monotonic()
     while len(search.flying) < 4:
         assert search.ask(arbiter, 4 - len(search.flying))
@@ -262,7 +262,7 @@ def test_a_slow_turn_never_leaves_slots_empty() -> None:
 
 def test_a_late_answer_that_was_overtaken_is_not_launched_twice() -> None:
     search = Search(budget=8)
-    arbiter = make(Chooses(1), parallel=2, rules=Rules(num_seeds=1))
+    arbiter = make(Chooses(1), parallel=2, rules=ArbiterSettings(num_seeds=1))
     deadline = time.monotonic() + 60
     while len(search.proposals) < 8 and time.monotonic() < deadline:
         if not search.ask(arbiter, 1):
@@ -273,14 +273,14 @@ def test_a_late_answer_that_was_overtaken_is_not_launched_twice() -> None:
     assert len(rows) == len(set(rows)) == 8
 
 
-class Held(Chooses):
+class ActiveHint(Chooses):
     """A model that answers only once it is let."""
 
     def __init__(self, *rows: int) -> None:
         super().__init__(*rows)
         self.asked, self.release = threading.Event(), threading.Event()
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: CompletionRequest) -> Answer:
         self.asked.set()
         assert self.release.wait(60)
         return super().ask(request)
@@ -298,13 +298,13 @@ def llm_turns(search: Search) -> list[PastTurn]:
 
 def test_a_turn_that_a_stall_overtakes_is_paid_for_and_not_used() -> None:
     search = Search(budget=20)
-    provider = Held(FAST[0])
-    arbiter = make(provider, parallel=2, rules=Rules(num_seeds=0, explore=2))
+    provider = ActiveHint(FAST[0])
+    arbiter = make(provider, parallel=2, rules=ArbiterSettings(num_seeds=0, explore=2))
     search.ask(arbiter, 1)
     assert provider.asked.wait(60)
     # Meanwhile two of its earlier trials land, and both failed in the same way.
-    items = tuple(Submitted(SPACE.config(row)) for row in OOM[:2])
-    search.remarks.append(turn_remark(PastTurn(1, "submit", items, "", Cost()), "t"))
+    items = tuple(SubmittedConfig(SPACE.config(row)) for row in OOM[:2])
+    search.remarks.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
     for item in items:
         search.proposals.append(Proposal(item.config, "llm"))
         search.observations.append(run_trial(len(search.proposals), item.config))
@@ -323,54 +323,54 @@ def test_a_turn_that_a_stall_overtakes_is_paid_for_and_not_used() -> None:
 
 def test_a_turn_that_the_end_overtakes_is_paid_for() -> None:
     search = Search(budget=4)
-    provider = Held(FAST[0])
-    arbiter = make(provider, parallel=2, rules=Rules(num_seeds=0))
+    provider = ActiveHint(FAST[0])
+    arbiter = make(provider, parallel=2, rules=ArbiterSettings(num_seeds=0))
     search.ask(arbiter, 1)
     assert provider.asked.wait(60)
     provider.release.set()
     wait_for_background(arbiter)
     arbiter.close()
-    (remark,) = arbiter.take_remarks()
+    (remark,) = arbiter.take_events()
     (turn,) = past_turns((remark,))
     assert (turn.decision, turn.submitted, turn.cost.usage.total) == ("none", (), 1100)
     arbiter.close()
-    assert arbiter.take_remarks() == []
+    assert arbiter.take_events() == []
 
 
 def test_a_turn_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cclsearch.propose.agent.arbiter.proposer._CLOSE_S", 0.01)
     search = Search(budget=4)
-    provider = Held(FAST[0])
-    arbiter = make(provider, parallel=2, rules=Rules(num_seeds=0))
+    provider = ActiveHint(FAST[0])
+    arbiter = make(provider, parallel=2, rules=ArbiterSettings(num_seeds=0))
     search.ask(arbiter, 1)
     assert provider.asked.wait(60)
     arbiter.close()
-    (remark,) = arbiter.take_remarks()
+    (remark,) = arbiter.take_events()
     assert "the search ended before it did" in remark.text
     provider.release.set()
 
 
 def test_a_resume_tries_a_wrong_key_and_a_raised_limit_again() -> None:
     search = Search(budget=3)
-    search.run(make(Chooses(ProviderError(Trouble.AUTHENTICATION, "invalid key"))))
+    search.run(make(Chooses(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))))
     assert who(search) == ["seed", "default", "default"]
     search.budget = 6
-    search.run(make(Chooses(*FAST[6::-1]), limits=Limits(max_tokens=1000)))
+    search.run(make(Chooses(*FAST[6::-1]), limits=LlmLimits(max_tokens=1000)))
     assert search.moves()[-2].startswith("llm since trial 4: the search was resumed")
     assert who(search)[3:] == ["llm", "default", "default"]
     search.budget = 8
-    search.run(make(Chooses(*FAST[4::-1]), limits=Limits(max_tokens=1000)))
+    search.run(make(Chooses(*FAST[4::-1]), limits=LlmLimits(max_tokens=1000)))
     assert who(search)[6:] == ["default", "default"]
-    search.remarks.append(limits_remark(Limits(max_tokens=5000)))
+    search.remarks.append(limits_event(LlmLimits(max_tokens=5000)))
     search.budget = 9
-    search.run(make(Chooses(*FAST[2::-1]), limits=Limits(max_tokens=1000)))
+    search.run(make(Chooses(*FAST[2::-1]), limits=LlmLimits(max_tokens=1000)))
     assert who(search)[8:] == ["llm"]
 
 
 def test_only_moves_of_the_machine_are_written() -> None:
     with pytest.raises(ValueError, match="cannot move"):
-        write_move(State(Phase.OFF, 1), State(Phase.FALLBACK, 2))
-    for phase in Phase:
+        write_move(State(ArbiterPhase.OFF, 1), State(ArbiterPhase.FALLBACK, 2))
+    for phase in ArbiterPhase:
         for after in ALLOWED[phase]:
             remark = write_move(State(phase, 1), State(after, 7, "cause", "reason", 2, 1))
             view = replace(Search().view, remarks=(remark,))
@@ -379,7 +379,7 @@ def test_only_moves_of_the_machine_are_written() -> None:
 
 def test_without_a_key_the_fallback_says_so_once_and_a_key_may_come_later() -> None:
     search = Search(budget=3)
-    search.run(Keyless(FirstOpen(), "OPENAI_API_KEY is not set"))
+    search.run(NoLlmProposer(FirstOpen(), "OPENAI_API_KEY is not set"))
     assert search.moves() == ["fallback for the rest since trial 1: OPENAI_API_KEY is not set"]
     search.budget = 5
     search.run(make(Chooses(*FAST)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cclsearch.recording.load import load_recording
-from cclsearch.stats.calibration import Evidence, Posterior
+from cclsearch.stats.calibration import CalibrationData, Posterior
 from cclsearch.tasks.training.prediction import CardModel, load_priors, model_of
 from cclsearch.tasks.training.time import MULTIPLIERS
 
@@ -20,9 +20,9 @@ def make_model() -> CardModel:
     return model_of(recording.card, recording.space)
 
 
-def known(rows: np.ndarray, values: np.ndarray) -> Evidence:
+def known(rows: np.ndarray, values: np.ndarray) -> CalibrationData:
     zeros = np.zeros(len(rows))
-    return Evidence(rows, values, zeros.astype(np.int8), zeros, one_sided=True)
+    return CalibrationData(rows, values, zeros.astype(np.int8), zeros, one_sided=True)
 
 
 def true_log_times(model: CardModel) -> np.ndarray:
@@ -56,7 +56,7 @@ def test_a_slow_outlier_is_doubted_and_a_fast_one_is_believed():
 
 
 def memory_after(model: CardModel, sides: list[int], rows: list[int]) -> Posterior:
-    evidence = Evidence(
+    evidence = CalibrationData(
         np.array(rows),
         np.full(len(rows), np.nan),
         np.array(sides, dtype=np.int8),

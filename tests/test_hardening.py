@@ -18,9 +18,9 @@ import yaml
 from cclsearch.cli import main
 from cclsearch.record.event import TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE, read_events
-from cclsearch.record.writer import Book
+from cclsearch.record.writer import RunWriter
 from cclsearch.search.loop import run_search
-from cclsearch.search.session import open_parts, start_book
+from cclsearch.search.session import begin_or_resume, open_parts
 
 ROOT = Path(__file__).parent.parent
 RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
@@ -142,11 +142,11 @@ def test_a_clock_that_jumps_uses_up_no_hours(project: Path) -> None:
     run = project / "runs" / "r"
     jumps = itertools.cycle((0.0, 172_800.0, -172_800.0))
     parts = replace(open_parts(run), now_s=lambda: time.time() + next(jumps))
-    with Book(run) as book:
-        start_book(book, parts, budget=4)
-        run_search(book, parts)
-        assert book.state.ended is not None
-        assert book.state.ended.reason == "the budget is used up"
+    with RunWriter(run) as writer:
+        begin_or_resume(writer, parts, budget=4)
+        run_search(writer, parts)
+        assert writer.state.ended is not None
+        assert writer.state.ended.reason == "the budget is used up"
     assert finished(run) == [1, 2, 3, 4]
 
 

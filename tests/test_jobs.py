@@ -11,36 +11,36 @@ from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
-from cclsearch.plan.plan import Request, plan_search
+from cclsearch.plan.plan import SearchRequest, plan_search
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
-from cclsearch.record.writer import Book
-from cclsearch.run.spec import Limits
+from cclsearch.record.writer import RunWriter
+from cclsearch.run.spec import SearchLimits
 from cclsearch.score.objective import load_objective
-from cclsearch.search.evaluate import TrialJudge
-from cclsearch.search.jobs import Flight, Stop
+from cclsearch.search.evaluate import TrialEvaluator
+from cclsearch.search.jobs import JobRunner, StopSignal
 from cclsearch.search.loop import Parts, run_search
-from cclsearch.search.session import create_run, make_input, open_parts, start_book
+from cclsearch.search.session import begin_or_resume, create_run, make_input, open_parts
 
 
 def open_search(project: Path, launcher: ScriptedLauncher, **limits: int) -> tuple[Path, Parts]:
     """A search of the `tiny` card over a scripted launcher; nothing trains."""
-    request = Request("tiny", Limits(**{"budget": 4, **limits}), strategy="random", run_id="r")
+    request = SearchRequest("tiny", SearchLimits(**{"budget": 4, **limits}), strategy="random", run_id="r")
     plan = plan_search(request)
     spec = plan.spec.model_copy(update={"provenance": launcher.provenance})
     folder = create_run(replace(plan, spec=spec), project / "runs")
     parts = open_parts(folder)
-    flight = Flight(spec, launcher, TrialJudge(spec), lambda trial: make_input(spec, trial))
-    return folder, replace(parts, flight=flight, spec=spec)
+    jobs = JobRunner(spec, launcher, TrialEvaluator(spec), lambda trial: make_input(spec, trial))
+    return folder, replace(parts, jobs=jobs, spec=spec)
 
 
 def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tuple[RunState, ScriptedLauncher]:
     launcher = ScriptedLauncher(decide)
     folder, parts = open_search(project, launcher, **limits)
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, parts)
-        return book.state, launcher
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
+        return writer.state, launcher
 
 
 def test_what_the_infrastructure_failed_runs_again_and_costs_no_budget(project: Path) -> None:
@@ -63,31 +63,31 @@ def test_a_search_in_an_allocation_that_ends_waits_for_the_next_one(project: Pat
     """The second trial finds too little time left; the search stops at once, and a resume runs that trial."""
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.ALLOCATION_ENDED) if job.trial == 2 else ran(job))
     folder, parts = open_search(project, launcher)
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, parts)
-        assert book.state.stopped is not None
-        assert "allocation has ended" in book.state.stopped.reason
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
+        assert writer.state.stopped is not None
+        assert "allocation has ended" in writer.state.stopped.reason
         assert len(launcher.submitted) == 2
         launcher.decide = ran
-        start_book(book, parts)
-        run_search(book, replace(parts, stop=Stop()))
-        assert book.state.ended is not None
-        assert book.state.trials[2].loss is not None
-        assert len(book.state.trials) == 4
+        begin_or_resume(writer, parts)
+        run_search(writer, replace(parts, stop=StopSignal()))
+        assert writer.state.ended is not None
+        assert writer.state.trials[2].loss is not None
+        assert len(writer.state.trials) == 4
 
 
 def test_what_the_infrastructure_lost_for_good_is_tried_again_after_a_resume(project: Path) -> None:
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.NODE_FAILED))
     folder, parts = open_search(project, launcher, budget=1000)
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, parts)
-        lost = {trial.config for trial in book.state.trials.values()}
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
+        lost = {trial.config for trial in writer.state.trials.values()}
         launcher.decide = ran
-        start_book(book, parts)
-        run_search(book, replace(parts, stop=Stop()))
-        ranked = {trial.config for trial in book.state.trials.values() if trial.loss is not None}
+        begin_or_resume(writer, parts)
+        run_search(writer, replace(parts, stop=StopSignal()))
+        ranked = {trial.config for trial in writer.state.trials.values() if trial.loss is not None}
     assert len(lost) == 3
     assert lost <= ranked
     assert len(ranked) == len(parts.space)
@@ -106,12 +106,12 @@ class FirstIsLast(ScriptedLauncher):
 def test_the_baseline_is_the_first_that_finished_and_stays_it(project: Path) -> None:
     launcher = FirstIsLast(lambda job: ran(job, (10.0, 2.0, 3.0)[job.trial - 1]))
     folder, parts = open_search(project, launcher, budget=3, parallel=2)
-    with Book(folder) as book:
-        start_book(book, parts)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
         baselines = []
-        book.watch(lambda event, state: baselines.append(state.first_ranked and state.first_ranked.number))
-        run_search(book, parts)
-    assert book.state.finish_order[-1] == 1
+        writer.watch(lambda event, state: baselines.append(state.first_ranked and state.first_ranked.number))
+        run_search(writer, parts)
+    assert writer.state.finish_order[-1] == 1
     assert set(baselines) == {None, 2}
 
 
@@ -128,45 +128,45 @@ def test_jobs_of_a_killed_search_are_adopted_and_none_is_submitted_twice(project
     """Killed after the launcher took the job and before the ledger knew of it."""
     launcher = ScriptedLauncher(ran)
     folder, parts = open_search(project, launcher, budget=1)
-    with Book(folder) as book:
-        start_book(book, parts)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
         config = parts.space.config(0)
-        book.record(TrialProposed(time_s=0, trial=1, config=config, proposer="random"))
-        book.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
-        payload = make_input(parts.spec, book.state.trials[1])
-        trial_dir = book.trial_folder(1).absolute()
+        writer.record(TrialProposed(time_s=0, trial=1, config=config, proposer="random"))
+        writer.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
+        payload = make_input(parts.spec, writer.state.trials[1])
+        trial_dir = writer.trial_folder(1).absolute()
         trial_dir.mkdir(parents=True)
         job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
         launcher.submit([job])
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, parts)
-        assert book.state.trials[1].loss == 1.0
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
+        assert writer.state.trials[1].loss == 1.0
     assert launcher.submitted == [job.name]
 
 
 def test_a_result_that_was_left_by_a_job_nobody_knows_any_more_is_taken(project: Path) -> None:
     launcher = ScriptedLauncher(ran)
     folder, parts = open_search(project, launcher, budget=1)
-    with Book(folder) as book:
-        start_book(book, parts)
-        book.record(TrialProposed(time_s=0, trial=1, config=parts.space.config(0), proposer="random"))
-        book.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
-        trial_dir = book.trial_folder(1).absolute()
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        writer.record(TrialProposed(time_s=0, trial=1, config=parts.space.config(0), proposer="random"))
+        writer.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
+        trial_dir = writer.trial_folder(1).absolute()
         trial_dir.mkdir(parents=True)
-        payload = make_input(parts.spec, book.state.trials[1])
+        payload = make_input(parts.spec, writer.state.trials[1])
         job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
         (trial_dir / "result.json").write_text(ran(job, 0.5).model_dump_json())
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, parts)
-        assert book.state.trials[1].loss == 0.5
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
+        assert writer.state.trials[1].loss == 0.5
     assert launcher.submitted == []
 
 
-@pytest.mark.parametrize("leave", [False, True])
-def test_a_stop_cancels_running_jobs_or_leaves_them_as_asked(project: Path, leave: bool) -> None:
-    stop = Stop(leave_jobs=leave)
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_stop_cancels_running_jobs_or_leaves_them_as_asked(project: Path, detach: bool) -> None:
+    stop = StopSignal(leave_jobs=detach)
 
     def decide(job: Job) -> Ending:
         stop.request("the test said so")
@@ -174,21 +174,21 @@ def test_a_stop_cancels_running_jobs_or_leaves_them_as_asked(project: Path, leav
 
     launcher = ScriptedLauncher(decide)
     folder, parts = open_search(project, launcher)
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, replace(parts, stop=stop))
-        trial = book.state.trials[1]
-        assert book.state.stopped is not None
-        assert (trial.handle is not None) is leave
-    assert launcher.cancelled == ([] if leave else ["r-t0001-a1"])
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, replace(parts, stop=stop))
+        trial = writer.state.trials[1]
+        assert writer.state.stopped is not None
+        assert (trial.handle is not None) is detach
+    assert launcher.cancelled == ([] if detach else ["r-t0001-a1"])
 
 
 def go_on(folder: Path, parts: Parts) -> RunState:
     """One session of a search."""
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, parts)
-        return book.state
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
+        return writer.state
 
 
 def test_what_looks_lost_while_the_run_folder_is_away_is_not_believed(project: Path) -> None:
@@ -230,11 +230,11 @@ def test_confirmations_are_new_runs_apart_from_the_budget(project: Path) -> None
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
     folder, parts = open_search(project, launcher, confirm=2)
-    flight = replace(parts.flight, judge=lambda t, p, b, f: _admit(TrialJudge(parts.spec)(t, p, b, f)))
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, replace(parts, flight=flight))
-        state = book.state
+    jobs = replace(parts.jobs, evaluate=lambda t, p, b, f: _admit(TrialEvaluator(parts.spec)(t, p, b, f)))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, replace(parts, jobs=jobs))
+        state = writer.state
     purposes = [trial.purpose.value for trial in state.trials.values()]
     assert purposes == ["search"] * 4 + ["confirmation"] * 2
     assert state.num_spent == 4
@@ -247,11 +247,11 @@ def test_a_search_over_several_metrics_runs_its_front_again(project: Path) -> No
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
     folder, parts = open_search(project, launcher, budget=40, confirm=2)
     spec = parts.spec.model_copy(update={"objective": load_objective("pareto")})
-    flight = replace(parts.flight, spec=spec, judge=lambda t, p, b, f: _admit(TrialJudge(spec)(t, p, b, f)))
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, replace(parts, spec=spec, flight=flight))
-        again = [trial for trial in book.state.trials.values() if trial.purpose is Purpose.CONFIRMATION]
+    jobs = replace(parts.jobs, spec=spec, evaluate=lambda t, p, b, f: _admit(TrialEvaluator(spec)(t, p, b, f)))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, replace(parts, spec=spec, jobs=jobs))
+        again = [trial for trial in writer.state.trials.values() if trial.purpose is Purpose.CONFIRMATION]
     sizes = [int(t.config["tp"]) * int(t.config["dp"]) * int(t.config["pp"]) for t in again]  # type: ignore[arg-type]
     assert sorted(sizes) == [1, 4]
 

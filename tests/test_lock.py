@@ -16,7 +16,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.record.event import EVENT, Note
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 from cclsearch.record.lock import STALE_AFTER_S, FolderLock, is_locked
-from cclsearch.record.writer import Book
+from cclsearch.record.writer import RunWriter
 
 
 def holder(**changes: object) -> str:
@@ -118,29 +118,29 @@ def test_a_killed_process_that_nobody_has_waited_for_holds_no_lock(tmp_path: Pat
 
 def test_a_search_that_passed_for_dead_does_not_write_beside_its_successor(tmp_path: Path) -> None:
     note = Note(time_s=1.0, topic="test", text="one")
-    with Book(tmp_path) as book:
-        book.record(note)
+    with RunWriter(tmp_path) as writer:
+        writer.record(note)
         path = tmp_path / "lock"
         own = path.read_text()
         path.unlink()
-        book.record(note)
+        writer.record(note)
         assert path.read_text() == own, "a lock that somebody took away is made again"
         path.write_text(json.dumps({**json.loads(own), "pid": 1, "host": "elsewhere"}))
         before = (tmp_path / LEDGER_FILE).read_bytes()
         with pytest.raises(UserError, match="taken over by process 1 on elsewhere"):
-            book.record(note)
+            writer.record(note)
         assert (tmp_path / LEDGER_FILE).read_bytes() == before
     assert "elsewhere" in path.read_text(), "the other's lock stays"
 
 
 def test_a_ledger_that_another_wrote_to_is_not_written_over(tmp_path: Path) -> None:
     note = Note(time_s=1.0, topic="test", text="one")
-    with Book(tmp_path) as book:
-        book.record(note)
+    with RunWriter(tmp_path) as writer:
+        writer.record(note)
         with (tmp_path / LEDGER_FILE).open("ab") as other:
             other.write(EVENT.dump_json(note) + b"\n")
         with pytest.raises(UserError, match="another process"):
-            book.record(note)
+            writer.record(note)
     assert len(list(read_events(tmp_path / LEDGER_FILE))) == 2
 
 
@@ -148,13 +148,13 @@ def test_a_search_whose_folder_was_exchanged_stops_before_it_writes(tmp_path: Pa
     note = Note(time_s=1.0, topic="test", text="one")
     folder = tmp_path / "r"
     folder.mkdir()
-    with Book(folder) as book:
-        book.record(note)
+    with RunWriter(folder) as writer:
+        writer.record(note)
         folder.rename(tmp_path / "away")
         folder.mkdir()
         (folder / LEDGER_FILE).write_bytes(b"")
         with pytest.raises(OSError, match="tale"):
-            book.record(note)
+            writer.record(note)
     assert (folder / LEDGER_FILE).read_bytes() == b""
     assert not (folder / "lock").exists()
     assert len(list(read_events(tmp_path / "away" / LEDGER_FILE))) == 1

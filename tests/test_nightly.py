@@ -28,7 +28,7 @@ from cclsearch.nightly.summary import NightSummary
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.record.lock import FolderLock
 from cclsearch.run.folder import load_run
-from cclsearch.search.jobs import Stop
+from cclsearch.search.jobs import StopSignal
 
 DECIDE: list[Callable[[Job], Ending]] = []
 """How trials end now: the last entry decides."""
@@ -72,7 +72,7 @@ def night(code: int | None = None, **changes: Any) -> NightSummary:
     """One night, a second after the one before: nights are named by the second."""
     from cclsearch.nightly.config import load_nightly
 
-    summary = run_night(load_nightly(write(**changes)), Path("runs").absolute(), stop=Stop())
+    summary = run_night(load_nightly(write(**changes)), Path("runs").absolute(), stop=StopSignal())
     if code is not None:
         assert summary.exit_code == code, summary.model_dump_json(indent=1)
     return summary
@@ -226,7 +226,7 @@ def test_a_trial_that_lost_its_node_and_got_no_other_is_trouble_and_one_that_onl
 
     def stop_at(attempt: int, name: str) -> NightSummary:
         """A night whose nodes fail until that attempt of its first trial, which waits when the night is stopped."""
-        stop = Stop()
+        stop = StopSignal()
 
         def decide(job: Job) -> Ending:
             if job.attempt < attempt:
@@ -277,7 +277,7 @@ def test_trials_are_shared_by_priority_and_what_is_left_flows_on(place: Path) ->
 def test_a_night_that_was_stopped_goes_on_with_the_same_search(place: Path) -> None:
     from cclsearch.nightly.config import load_nightly
 
-    stop, count = Stop(), iter(range(100))
+    stop, count = StopSignal(), iter(range(100))
 
     def stopping(job: Job) -> Ending:
         if next(count) == 2:
@@ -317,7 +317,7 @@ def test_a_night_that_was_killed_is_the_same_night_with_its_spending(place: Path
     assert module.find_place(other, Path("runs").absolute(), time.time()).stamp != first.night
 
 
-def stop_after(stop: Stop, count: int) -> Callable[[Job], Ending]:
+def stop_after(stop: StopSignal, count: int) -> Callable[[Job], Ending]:
     """Trials end well until that many were begun; the next one runs on, and the night is asked to stop."""
     begun = iter(range(100))
 
@@ -334,7 +334,7 @@ def run_stopped(after: int, **changes: Any) -> NightSummary:
     """A night that SIGTERM stops once that many trials have ended; later trials end well again."""
     from cclsearch.nightly.config import load_nightly
 
-    stop = Stop()
+    stop = StopSignal()
     DECIDE.append(stop_after(stop, after))
     summary = run_night(load_nightly(write(**changes)), Path("runs").absolute(), stop=stop)
     DECIDE.append(lambda job: ran(job, time_of(job)))
@@ -417,7 +417,7 @@ def test_two_nights_never_overlap(place: Path, capsys: pytest.CaptureFixture[str
     home.mkdir(parents=True)
     with FolderLock(home, purpose="nightly"):
         with pytest.raises(NightBusyError):
-            run_night(load_nightly(write()), Path("runs").absolute(), stop=Stop())
+            run_night(load_nightly(write()), Path("runs").absolute(), stop=StopSignal())
         assert main(["nightly", "nightly.yaml"]) == 5
     assert "in use by process" in capsys.readouterr().err
     assert sorted(p.name for p in Path("runs").iterdir()) == ["nights"]

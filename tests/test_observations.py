@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
-from cclsearch.propose.observations import Observation, Shelf, rows_of
+from cclsearch.propose.observations import Observation, ObservationStore, rows_of
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 KNOBS = (Knob("tp", (1, 2, 4)), Knob("overlap", (False, True)), Knob("bucket", (0.5, 1.0)))
@@ -31,7 +31,7 @@ def some_observations(space: Space) -> list[Observation]:
 
 
 def test_each_comes_back_as_it_was(space: Space) -> None:
-    shelf, put = Shelf(space), some_observations(space)
+    shelf, put = ObservationStore(space), some_observations(space)
     for observation in put:
         shelf.add(observation)
     seen = shelf.look()
@@ -46,7 +46,7 @@ def test_each_comes_back_as_it_was(space: Space) -> None:
 
 
 def test_they_stand_in_order_of_their_trials_and_later_ones_change_nothing(space: Space) -> None:
-    shelf = Shelf(space)
+    shelf = ObservationStore(space)
     for trial in (2, 5, 1):
         shelf.add(Observation(trial, space.config(trial), trial, float(trial)))
     before = shelf.look()
@@ -59,15 +59,15 @@ def test_they_stand_in_order_of_their_trials_and_later_ones_change_nothing(space
 
 
 def test_an_empty_shelf_and_one_without_a_space_do(space: Space) -> None:
-    assert len(Shelf(space).look()) == 0
-    assert Shelf(space).look().rows.dtype == np.int64
-    shelf = Shelf()
+    assert len(ObservationStore(space).look()) == 0
+    assert ObservationStore(space).look().rows.dtype == np.int64
+    shelf = ObservationStore()
     shelf.add(Observation(1, space.config(2), None, 1.0))
     assert shelf.look()[0].config == space.config(2)
 
 
 def test_more_than_stay_built_are_built_again(space: Space) -> None:
-    shelf = Shelf(space)
+    shelf = ObservationStore(space)
     put = [Observation(n, space.config(n % 6), n % 6, float(n), metrics={"step_time_s": n / 3}) for n in range(1, 700)]
     for observation in put:
         shelf.add(observation)

@@ -13,8 +13,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.stats.pareto import (
     choose_by_weight,
     choose_reference,
-    find_front,
     find_knee,
+    find_pareto_front,
     measure_hypervolume,
     parse_weights,
     rank_by_hypervolume,
@@ -27,11 +27,11 @@ POINTS = np.array([[4.0, 1.0], [3.0, 2.0], [2.0, 2.0], [2.0, 4.0], [1.5, 4.0]])
 
 
 def test_the_front_is_what_no_other_point_beats() -> None:
-    assert find_front(POINTS).tolist() == [True, False, True, False, True]
+    assert find_pareto_front(POINTS).tolist() == [True, False, True, False, True]
 
 
 def test_equal_points_stay_together() -> None:
-    assert find_front(np.array([[1.0, 1.0], [1.0, 1.0], [2.0, 0.5]])).all()
+    assert find_pareto_front(np.array([[1.0, 1.0], [1.0, 1.0], [2.0, 0.5]])).all()
 
 
 def test_the_hypervolume_agrees_with_the_area_by_hand() -> None:
@@ -60,7 +60,7 @@ def test_the_hypervolume_over_trials_never_falls_and_ends_at_the_whole() -> None
 
 def test_a_beaten_point_brings_nothing_to_the_front() -> None:
     brings = rank_by_hypervolume(POINTS.tolist(), np.array([5.0, 5.0]))
-    assert (brings > 0).tolist() == find_front(POINTS).tolist()
+    assert (brings > 0).tolist() == find_pareto_front(POINTS).tolist()
 
 
 def test_the_knee_is_where_the_front_bends() -> None:

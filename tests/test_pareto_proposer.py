@@ -10,7 +10,7 @@ from recorded_runs import write_recording
 
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.pareto_proposer import FrontProposer, split_by_size
+from cclsearch.propose.bayes.pareto_proposer import ParetoProposer, split_by_size
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, load_recording
 
@@ -46,7 +46,7 @@ def observe(recording: Recording, row: int, trial: int) -> Observation:
     )
 
 
-def ask(recording: Recording, proposer: FrontProposer, count: int) -> list[int]:
+def ask(recording: Recording, proposer: ParetoProposer, count: int) -> list[int]:
     rows: list[int] = []
     while len(rows) < count and (proposals := proposer.propose(view_of(recording, rows), 1)):
         row = recording.space.row(proposals[0].config)
@@ -56,7 +56,7 @@ def ask(recording: Recording, proposer: FrontProposer, count: int) -> list[int]:
 
 
 def test_the_whole_front_is_found_in_two_thirds_of_the_rows_and_no_row_twice(joined: Recording) -> None:
-    rows = ask(joined, FrontProposer(), 18)
+    rows = ask(joined, ParetoProposer(), 18)
     assert len(set(rows)) == len(rows) == 18
     found = {int(joined.space.num_accelerators_N[row]): np.inf for row in rows}
     for row in rows:
@@ -66,13 +66,13 @@ def test_the_whole_front_is_found_in_two_thirds_of_the_rows_and_no_row_twice(joi
 
 
 def test_it_goes_on_until_every_row_was_asked_for(joined: Recording) -> None:
-    assert sorted(ask(joined, FrontProposer(), 99)) == list(range(27))
+    assert sorted(ask(joined, ParetoProposer(), 99)) == list(range(27))
 
 
 def test_the_same_view_gives_the_same_batch_of_different_members_that_do_not_run_yet(joined: Recording) -> None:
     pending = frozenset({0, 9})
     view = view_of(joined, [4, 13], pending)
-    first, again = FrontProposer().propose(view, 5), FrontProposer().propose(view, 5)
+    first, again = ParetoProposer().propose(view, 5), ParetoProposer().propose(view, 5)
     assert [p.config for p in first] == [p.config for p in again]
     rows = [joined.space.row(p.config) for p in first]
     assert len(set(rows)) == 5
@@ -81,7 +81,7 @@ def test_the_same_view_gives_the_same_batch_of_different_members_that_do_not_run
 
 
 def test_a_proposer_that_served_another_space_forgets_it(joined: Recording, tmp_path: Path) -> None:
-    proposer = FrontProposer()
+    proposer = ParetoProposer()
     ask(joined, proposer, 2)
     family = find_family(tmp_path / "r" / "toy-4")
     smaller = load_recording(join_recordings(family[:2], tmp_path / "joined"))
@@ -89,7 +89,7 @@ def test_a_proposer_that_served_another_space_forgets_it(joined: Recording, tmp_
 
 
 def test_other_metrics_make_a_front_as_well(joined: Recording) -> None:
-    proposer = FrontProposer([("step_time_s", "minimize"), ("peak_memory_gib", "minimize")])
+    proposer = ParetoProposer([("step_time_s", "minimize"), ("peak_memory_gib", "minimize")])
     rows = ask(joined, proposer, 4)
     assert len(set(rows)) == 4
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cclsearch.propose.base import Observation, Remark, SearchView
+from cclsearch.propose.base import Observation, ProposerEvent, SearchView
 from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS, check_beliefs, collect_beliefs, write_beliefs
-from cclsearch.propose.bayes.surrogate import believe
+from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.recording.load import load_recording
 
 RECORDING = load_recording(Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n")
 
 
-def told(num_seen: int = 0, **beliefs: str) -> tuple[Remark, ...]:
-    return (Remark("llm_turn", "turn 1", {"beliefs": write_beliefs(beliefs, num_seen)}),)
+def told(num_seen: int = 0, **beliefs: str) -> tuple[ProposerEvent, ...]:
+    return (ProposerEvent("llm_turn", "turn 1", {"beliefs": write_beliefs(beliefs, num_seen)}),)
 
 
-def view_with(remarks: tuple[Remark, ...], num_trials: int = 0) -> SearchView:
+def view_with(remarks: tuple[ProposerEvent, ...], num_trials: int = 0) -> SearchView:
     """A search that has read that many of the fastest rows."""
     rows = sorted((r for r in RECORDING.rows if r.step_time_s), key=lambda row: row.step_time_s or 0)[:num_trials]
     seen = tuple(
@@ -33,7 +33,7 @@ def view_with(remarks: tuple[Remark, ...], num_trials: int = 0) -> SearchView:
 
 def shift_of_pipelines(num_trials: int, level: str) -> float:
     """By how much more (in log units) pipelined rows are expected to take than others, told so over not told."""
-    before, after = (believe(view_with(remarks, num_trials)) for remarks in ((), told(pipeline=level)))
+    before, after = (fit_posterior(view_with(remarks, num_trials)) for remarks in ((), told(pipeline=level)))
     assert before is not None
     assert after is not None
     change = after.log_time_m - before.log_time_m
@@ -52,9 +52,16 @@ def test_trials_outweigh_what_was_said() -> None:
 
 
 def test_of_each_part_the_latest_word_counts() -> None:
-    remarks = (*told(pipeline="slower", optimizer="faster"), Remark("arbiter", "moved"), *told(pipeline="as_predicted"))
+    remarks = (
+        *told(pipeline="slower", optimizer="faster"),
+        ProposerEvent("arbiter", "moved"),
+        *told(pipeline="as_predicted"),
+    )
     held = collect_beliefs(view_with(remarks))
-    assert {part: belief.level for part, belief in held.items()} == {"pipeline": "as_predicted", "optimizer": "faster"}
+    assert {part: hint.level for part, hint in held.items()} == {
+        "pipeline": "as_predicted",
+        "optimizer": "faster",
+    }
 
 
 def test_a_belief_fades_unless_it_is_said_again() -> None:

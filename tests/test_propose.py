@@ -17,9 +17,9 @@ from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.hypervolume import propose_pareto
-from cclsearch.propose.bayes.proposer import failure_price
-from cclsearch.propose.bayes.snapshot import Outlook, survey_belief
-from cclsearch.propose.bayes.surrogate import believe
+from cclsearch.propose.bayes.proposer import failure_penalty
+from cclsearch.propose.bayes.snapshot import SearchSnapshot, summarize_posterior
+from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.propose.optuna_sampler import LegalSetSampler, legal_set_distributions
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, space_from_rows
@@ -133,12 +133,12 @@ def test_a_failure_of_memory_makes_larger_ones_doubtful(recording):
     failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="CUDA out of memory")
     seen = [Observation(0, config, row, None, failure=failure)]
     others = [n for n in range(len(recording.space)) if n != row]
-    before, after = (believe(make_view(recording, trials)) for trials in ([], seen))
+    before, after = (fit_posterior(make_view(recording, trials)) for trials in ([], seen))
     assert before is not None
     assert after is not None
     assert after.rows_m.tolist() == others
-    assert np.all(after.fits_m <= before.fits_m[others] + 0.05)
-    assert np.mean(after.fits_m) < np.mean(before.fits_m) - 0.02
+    assert np.all(after.p_fits_m <= before.p_fits_m[others] + 0.05)
+    assert np.mean(after.p_fits_m) < np.mean(before.p_fits_m) - 0.02
 
 
 def test_earlier_runs_are_used_as_a_prior(recording):
@@ -150,24 +150,24 @@ def test_earlier_runs_are_used_as_a_prior(recording):
     assert found.step_time_s <= 1.15 * recording.best_step_time_s
 
 
-def survey(recording: Recording, seen: Sequence[Observation], top: int = 10) -> Outlook:
+def survey(recording: Recording, seen: Sequence[Observation], top: int = 10) -> SearchSnapshot:
     view = make_view(recording, seen)
-    belief = believe(view)
-    assert belief is not None
-    return survey_belief(view, belief, top)
+    posterior = fit_posterior(view)
+    assert posterior is not None
+    return summarize_posterior(view, posterior, top)
 
 
 def test_the_outlook_says_what_is_left_and_how_well_it_predicted(recording):
     empty = survey(recording, [])
     assert empty.best_gain is None
     assert empty.median_error is None
-    assert len(empty.foremost) == 10
+    assert len(empty.top_rows) == 10
     seen = search(recording, "default", 8)
     later = survey(recording, seen, top=5)
     assert later.num_open == len(recording.space) - 8
     assert later.median_error is not None
     assert 0 <= (later.chance_of_better or 0) <= 1
-    assert not {o.row for o in seen} & set(later.foremost)
+    assert not {o.row for o in seen} & set(later.top_rows)
     slowest = max((row.step_time_s or 0.0, n) for n, row in enumerate(recording.rows))[1]
     all_but_one = [observe(recording, row, row) for row in range(len(recording.space)) if row != slowest]
     assert survey(recording, all_but_one).is_exhausted
@@ -211,7 +211,7 @@ def test_a_loss_that_hangs_on_the_step_time_alone_is_known_as_well_as_it(name, o
     table = load_recording(LANDSCAPES / name)
     seen = search(table, "default", 6)
     other = [o if o.loss is None else replace(o, loss=of_time(o.loss)) for o in seen]
-    time, loss = believe(make_view(table, seen)), believe(make_view(table, other, objective="other"))
+    time, loss = fit_posterior(make_view(table, seen)), fit_posterior(make_view(table, other, objective="other"))
     assert time is not None
     assert loss is not None
     doubt_of_time, doubt_of_loss = (np.median(b.sd_m) / np.ptp(b.mean_m) for b in (time, loss))
@@ -220,9 +220,9 @@ def test_a_loss_that_hangs_on_the_step_time_alone_is_known_as_well_as_it(name, o
 
 def test_a_loss_that_goes_against_the_step_time_is_learned_too(recording):
     seen = [o if o.loss is None else replace(o, loss=1000 / o.loss) for o in search(recording, "default", 5)]
-    belief = believe(make_view(recording, seen, objective="other"))
-    assert belief is not None
-    assert np.corrcoef(belief.mean_m, belief.log_time_m)[0, 1] < -0.5
+    posterior = fit_posterior(make_view(recording, seen, objective="other"))
+    assert posterior is not None
+    assert np.corrcoef(posterior.mean_m, posterior.log_time_m)[0, 1] < -0.5
 
 
 def test_a_failure_of_the_llms_own_does_not_make_the_surrogate_timid(recording):
@@ -230,4 +230,4 @@ def test_a_failure_of_the_llms_own_does_not_make_the_surrogate_timid(recording):
     running = next(n for n, row in enumerate(recording.rows) if row.status == "ok")
     seen = [observe(recording, row, trial) for trial, row in enumerate((running, failing))]
     view = replace(make_view(recording, seen), budget_left=5)
-    assert failure_price(replace(view, overruled=frozenset({failing}))) < failure_price(view)
+    assert failure_penalty(replace(view, overruled=frozenset({failing}))) < failure_penalty(view)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from llm.hostile import HOSTILE, SLOW
 
-from cclsearch.propose.agent.policy.sandbox import Limits, SandboxError, run_policy
+from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, run_policy
 
-TIGHT = Limits(time_s=0.4, memory_bytes=48 * 2**20, output_bytes=20_000)
+TIGHT = SandboxLimits(time_s=0.4, memory_bytes=48 * 2**20, output_bytes=20_000)
 INPUT = ({"config_space": [{"key": "tp", "type": "int", "choices": [1, 2], "description": ""}]}, {"total_gpus": 2})
 
 
-def run(program: str, limits: Limits | None = None) -> dict[str, object]:
+def run(program: str, limits: SandboxLimits | None = None) -> dict[str, object]:
     return run_policy(program, *INPUT, limits=limits)
 
 

@@ -228,7 +228,7 @@ def test_trial_is_given_up_when_its_time_is_over_and_the_cloud_does_not_say_how_
 ) -> None:
     from cclsearch.launch.base import Handle, JobState
     from cclsearch.launch.profile import load_profile, make_launcher
-    from cclsearch.launch.tpu_vm.job import Begun, JobRecord, attempt_folder, write_model
+    from cclsearch.launch.tpu_vm.job import Begun, TpuJobRecord, attempt_folder, write_model
 
     run, trial = tmp_path / "run", tmp_path / "run" / "trials" / "0001"
     began_s = time.time() - begun_s_ago
@@ -236,7 +236,7 @@ def test_trial_is_given_up_when_its_time_is_over_and_the_cloud_does_not_say_how_
         place_of(cloud, run).request("r1")
         cloud.set_faults(describe=["UNAVAILABLE: The service is currently unavailable"] * 2)
         common = {"run_id": "r1", "trial": 1, "attempt": 1, "name": "r1-t0001-a1", "trial_dir": trial}
-        record = JobRecord(**common, num_processes=2, timeout_s=10, submitted_s=began_s)
+        record = TpuJobRecord(**common, num_processes=2, timeout_s=10, submitted_s=began_s)
         write_model(attempt_folder(trial, 1) / "job.json", record)
         write_model(attempt_folder(trial, 1) / "begun.json", Begun(place="x", started_s=began_s))
         launcher = make_launcher(load_profile(str(cloud.profile)), framework="jax-cpu", run_dir=run)

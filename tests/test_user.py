@@ -25,18 +25,18 @@ from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.launch.base import Job
-from cclsearch.plan.target import choose_destination
+from cclsearch.plan.target import choose_target
 from cclsearch.record.event import SearchResumed
 from cclsearch.record.ledger import LEDGER_FILE
-from cclsearch.record.writer import Book
+from cclsearch.record.writer import RunWriter
 from cclsearch.report.summary import best_as_json, summarise_run
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run.folder import load_run
 from cclsearch.score.outcome import Admission, Outcome
-from cclsearch.search.evaluate import TrialJudge
-from cclsearch.search.jobs import Stop
+from cclsearch.search.evaluate import TrialEvaluator
+from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import Parts, run_search
-from cclsearch.search.session import start_book
+from cclsearch.search.session import begin_or_resume
 
 RECORDING = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
@@ -70,30 +70,30 @@ def test_slurm_that_nobody_named_gets_nothing_and_the_output_says_how_to_choose_
 
 def test_a_machine_with_enough_accelerators_runs_the_workload_itself(project: Path, tools: Path) -> None:
     card = load_card("wl2")
-    assert choose_destination(card, launcher=None).recording is not None
+    assert choose_target(card, launcher=None).recording is not None
     add_tool(tools, "nvidia-smi", "for n in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do echo GPU $n: A100; done")
-    destination = choose_destination(card, launcher=None)
+    destination = choose_target(card, launcher=None)
     assert destination.recording is None
     assert destination.profile.launcher == "local"
 
 
 def test_where_nothing_applies_the_ways_out_are_named(project: Path, tools: Path) -> None:
     with pytest.raises(UserError) as raised:
-        choose_destination(load_card("wl3"), launcher=None)
+        choose_target(load_card("wl3"), launcher=None)
     for way in ("--launcher slurm-generic", "--recording FOLDER", "--workload tiny", "16 x a100-40"):
         assert way in str(raised.value)
 
 
 def test_a_machine_named_for_more_accelerators_than_it_has_is_warned_of(project: Path, tools: Path) -> None:
-    [warning] = choose_destination(load_card("wl2"), launcher="local").banner
+    [warning] = choose_target(load_card("wl2"), launcher="local").banner
     assert "asks for 16 x a100-40, and this machine shows none" in warning
-    assert choose_destination(load_card("tiny"), launcher="local").banner == ()
+    assert choose_target(load_card("tiny"), launcher="local").banner == ()
 
 
 def test_steps_of_an_allocation_need_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UserError, match="SLURM_JOB_ID is not set"):
-        choose_destination(load_card("wl2"), launcher=None, in_allocation=True)
+        choose_target(load_card("wl2"), launcher=None, in_allocation=True)
 
 
 BAD = [
@@ -176,7 +176,7 @@ def test_a_run_folder_tells_how_its_search_stands(project: Path) -> None:
     assert main([*REPLAY, "--budget", "2", "--name", "r", "--quiet"]) == 0
     folder = project / "runs" / "r"
     assert load_run(folder).standing == "ended"
-    with Book(folder):
+    with RunWriter(folder):
         assert load_run(folder).standing == "running"
     ledger = folder / LEDGER_FILE
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
@@ -197,20 +197,20 @@ def open_measured(project: Path, times_s: Sequence[float], *, budget: int) -> tu
     launcher = ScriptedLauncher(lambda job: ran(job, times_s[job.trial - 1], simulated=False))
     launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
     folder, parts = open_search(project, launcher, budget=budget)
-    judge = TrialJudge(parts.spec)
-    return folder, replace(parts, flight=replace(parts.flight, judge=lambda t, p, b, f: admit(judge(t, p, b, f))))
+    evaluate = TrialEvaluator(parts.spec)
+    return folder, replace(parts, jobs=replace(parts.jobs, evaluate=lambda t, p, b, f: admit(evaluate(t, p, b, f))))
 
 
 def test_the_summary_says_how_sure_it_is_and_what_it_beat(project: Path) -> None:
     """Three trials, 1 s, 2 s and 1.05 s; then the best is run again."""
     folder, parts = open_measured(project, (1.0, 2.0, 1.05, 1.002), budget=3)
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, parts)
-        told = "\n".join(summarise_run(parts.spec, book.state, folder).lines)
-        start_book(book, parts, confirm=1)
-        run_search(book, parts)
-        again = "\n".join(summarise_run(parts.spec, book.state, folder).lines)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
+        told = "\n".join(summarise_run(parts.spec, writer.state, folder).lines)
+        begin_or_resume(writer, parts, confirm=1)
+        run_search(writer, parts)
+        again = "\n".join(summarise_run(parts.spec, writer.state, folder).lines)
     assert "best: trial 1" in told
     assert "run 1 x" in told
     assert "assumed: nothing was repeated yet" in told
@@ -228,20 +228,20 @@ def test_a_lucky_single_run_does_not_displace_a_confirmed_one_but_a_clear_win_do
     """1 s, 1.02 s and then one run of `third_s`; the first two are run again, at 1.10 s and 1.06 s."""
     times_s = (1.0, 1.02, 1.10, 1.06, third_s)
     folder, parts = open_measured(project, times_s, budget=2)
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, parts)
-        start_book(book, parts, confirm=2)
-        run_search(book, parts)
-        book.record(SearchResumed(time_s=time.time(), engine_version="1", budget=3))
-        run_search(book, parts)
-        best = book.state.best
-        told = "\n".join(summarise_run(parts.spec, book.state, folder).lines)
-        answer = best_as_json(parts.spec, book.state, folder)
-    assert [trial.loss for trial in book.state.trials.values()] == list(times_s)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
+        begin_or_resume(writer, parts, confirm=2)
+        run_search(writer, parts)
+        writer.record(SearchResumed(time_s=time.time(), engine_version="1", budget=3))
+        run_search(writer, parts)
+        best = writer.state.best
+        told = "\n".join(summarise_run(parts.spec, writer.state, folder).lines)
+        answer = best_as_json(parts.spec, writer.state, folder)
+    assert [trial.loss for trial in writer.state.trials.values()] == list(times_s)
     assert best is not None
     assert answer is not None
-    assert best.config == book.state.trials[5 if winner == 3 else winner].config
+    assert best.config == writer.state.trials[5 if winner == 3 else winner].config
     assert answer["trial"] == best.number
     assert answer["confidence"]["runs"] == (1 if winner == 3 else 2)
     assert (5 in answer["confidence"]["tied"]) == (winner == 2)
@@ -252,10 +252,10 @@ def test_a_lead_within_the_noise_is_said_when_it_is_taken(project: Path) -> None
     """1 s, then 0.99 s, then 0.3 s: the second leads within the noise, the third beyond it."""
     folder, parts = open_measured(project, (1.0, 0.99, 0.3), budget=3)
     shown = io.StringIO()
-    with Book(folder) as book:
-        book.watch(watch_lines(3, shown))
-        start_book(book, parts)
-        run_search(book, parts)
+    with RunWriter(folder) as writer:
+        writer.watch(watch_lines(3, shown))
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
     ended = [line for line in shown.getvalue().splitlines() if " left" in line]
     assert "sure to beat trial 1: within the noise" in ended[1]
     assert "within the noise" not in ended[0] + ended[2]
@@ -295,7 +295,7 @@ def test_earlier_runs_teach_only_the_same_work(project: Path, capsys: pytest.Cap
 
 def test_a_stop_uses_up_no_attempt(project: Path) -> None:
     """Stopped three times while its trial runs, then preempted twice: the trial still ends well."""
-    stop = Stop()
+    stop = StopSignal()
 
     def decide(job: Job) -> Ending:
         if job.attempt <= 3:
@@ -306,10 +306,10 @@ def test_a_stop_uses_up_no_attempt(project: Path) -> None:
     launcher = ScriptedLauncher(decide)
     folder, parts = open_search(project, launcher, budget=1)
     for _ in range(4):
-        stop = Stop()
-        with Book(folder) as book:
-            start_book(book, parts)
-            run_search(book, replace(parts, stop=stop))
+        stop = StopSignal()
+        with RunWriter(folder) as writer:
+            begin_or_resume(writer, parts)
+            run_search(writer, replace(parts, stop=stop))
     trial = load_run(folder).state.trials[1]
     assert trial.loss == 1.0
     assert len(trial.repeats) == 5

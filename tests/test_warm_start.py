@@ -13,11 +13,11 @@ from test_jobs import open_search
 
 from cclsearch.cli import main
 from cclsearch.core.values import Provenance
-from cclsearch.record.writer import Book
+from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import SPEC_FILE
 from cclsearch.search.loop import run_search
-from cclsearch.search.session import start_book
+from cclsearch.search.session import begin_or_resume
 
 AUTO = ["run", "--workload", "tiny", "--learn-from", "auto"]
 
@@ -36,9 +36,9 @@ def measure(project: Path, name: str, **hardware: object) -> Path:
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + job.trial, simulated=False))
     launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
     folder, parts = open_search(project, launcher, budget=2)
-    with Book(folder) as book:
-        start_book(book, parts)
-        run_search(book, parts)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, parts)
+        run_search(writer, parts)
     spec = yaml.safe_load((folder / SPEC_FILE).read_text(encoding="utf-8"))
     spec["card"]["hardware"] |= hardware
     (folder / SPEC_FILE).write_text(yaml.safe_dump(spec), encoding="utf-8")

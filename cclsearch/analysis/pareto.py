@@ -21,8 +21,8 @@ from cclsearch.stats.noise import Noise, estimate_noise, find_interval
 from cclsearch.stats.pareto import (
     choose_by_weight,
     choose_reference,
-    find_front,
     find_knee,
+    find_pareto_front,
     measure_hypervolume,
     rank_by_hypervolume,
     spread_axes,
@@ -149,7 +149,7 @@ def _build_page(
 ) -> FrontPage:
     values_NM = np.array([values for _, values in placed], dtype=float)
     spread_NM = spread_axes(values_NM)
-    on_front_N = find_front(values_NM)
+    on_front_N = find_pareto_front(values_NM)
     reference_M = choose_reference(spread_NM[on_front_N])
     total = measure_hypervolume(spread_NM, reference_M)
     front_rows = np.flatnonzero(on_front_N)

@@ -11,8 +11,8 @@ from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
 from cclsearch.run.folder import Run
 from cclsearch.run.spec import SPEC_FILE, hash_file
+from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
 from cclsearch.score.evidence import Evidence
-from cclsearch.score.judge import judge_evidence, judge_failure
 from cclsearch.score.outcome import Outcome, Verdict
 from cclsearch.score.thresholds import DEFAULT, Thresholds
 from cclsearch.search.evaluate import find_baseline, write_views
@@ -21,7 +21,7 @@ from cclsearch.search.trace_evidence import read_trace_evidence
 
 
 @dataclass(frozen=True)
-class Rejudgement:
+class ReEvaluation:
     """One trial: what the ledger holds, and what its evidence says now."""
 
     trial: Trial
@@ -47,13 +47,13 @@ class Rejudgement:
         return ""
 
 
-def rejudge_run(run: Run, *, thresholds: Thresholds = DEFAULT) -> list[Rejudgement]:
+def re_evaluate_run(run: Run, *, thresholds: Thresholds = DEFAULT) -> list[ReEvaluation]:
     """Every finished trial judged again, in order of their numbers. Nothing on disk changes."""
     finished = [trial for trial in run.state.trials.values() if trial.outcome is not None]
-    return [rejudge_trial(run, trial, thresholds=thresholds) for trial in finished]
+    return [re_evaluate_trial(run, trial, thresholds=thresholds) for trial in finished]
 
 
-def rejudge_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAULT) -> Rejudgement:
+def re_evaluate_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAULT) -> ReEvaluation:
     """One finished trial judged again from `result.json` and its traces, their hashes held against the ledger's."""
     assert trial.outcome is not None
     folder, spec = run.trial_folder(trial.number), run.spec
@@ -61,11 +61,11 @@ def rejudge_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAULT) -
     result_path = folder / RESULT_FILE
     found = hash_file(result_path) if result_path.is_file() else None
     if found is None and trial.result_sha256 is None:
-        return Rejudgement(trial, then, then)
+        return ReEvaluation(trial, then, then)
     result = collect_result(folder)
     if isinstance(result, Failure):
-        now = then if then.failure else judge_failure(_tell_missing(result, found), spec.provenance)
-        return Rejudgement(trial, then, now)
+        now = then if then.failure else evaluate_failure(_tell_missing(result, found), spec.provenance)
+        return ReEvaluation(trial, then, now)
     payload = make_input(spec, trial)
     trace = None
     if spec.provenance is Provenance.MEASURED and payload.profiled_steps:
@@ -80,10 +80,10 @@ def rejudge_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAULT) -
         found_sha256=found,
         thresholds=thresholds,
     )
-    now = judge_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
+    now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
     if then.failure is not None and now.failure is None and found == trial.result_sha256:
         now = then  # the launcher's own reason (a timeout, a lost node) stands over what the script left
-    return Rejudgement(trial, then, now)
+    return ReEvaluation(trial, then, now)
 
 
 def is_spec_unchanged(run: Run) -> bool:
@@ -91,10 +91,10 @@ def is_spec_unchanged(run: Run) -> bool:
     return run.state.spec_sha256 in ("", hash_file(run.folder / SPEC_FILE))
 
 
-def write_admissions(run: Run, rejudged: list[Rejudgement]) -> list[Path]:
+def write_admissions(run: Run, re_evaluated: list[ReEvaluation]) -> list[Path]:
     """Write `admission.json` and `metrics.json` of every trial anew; returns the trials' folders. The ledger stays."""
     folders = []
-    for entry in rejudged:
+    for entry in re_evaluated:
         folder = run.trial_folder(entry.trial.number)
         write_views(folder, entry.now)
         folders.append(folder)

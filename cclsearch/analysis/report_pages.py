@@ -12,7 +12,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
 from cclsearch.draw.scene import Scene
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.surrogate import believe
+from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.record.observe import Observer
 from cclsearch.report.data import Neighbour, RunPage
 from cclsearch.report.gather import describe_change, gather_run
@@ -66,15 +66,15 @@ def predict_neighbours(run: Run) -> list[Neighbour]:
         budget_left=1,
         seed=run.spec.seed,
     )
-    belief = believe(view) if steps else None
-    if belief is None:
+    posterior = fit_posterior(view) if steps else None
+    if posterior is None:
         return []
-    where = {int(row): m for m, row in enumerate(belief.rows_m)}
+    where = {int(row): m for m, row in enumerate(posterior.rows_m)}
     found = []
     for row in steps:
         m = where.get(row)
-        if m is not None and belief.works_m[m] >= MIN_WORKS:
-            ratio = float(np.exp(belief.log_time_m[m])) / time_s
+        if m is not None and posterior.p_success_m[m] >= MIN_WORKS:
+            ratio = float(np.exp(posterior.log_time_m[m])) / time_s
             found.append(Neighbour(describe_change(best.config, space.config(row)), ratio, None))
     return sorted(found, key=lambda neighbour: neighbour.ratio)[:MOST_PREDICTED]
 

@@ -18,7 +18,7 @@ _PHASES = {"training": "training", "inference": "inference", "serving": "inferen
 _NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
 
 
-class Kind(StrEnum):
+class FieldKind(StrEnum):
     """What a field holds."""
 
     COUNT = "a whole number above 0"
@@ -51,7 +51,7 @@ class CardField:
     """One field, with the places where cards keep it (the first wins, and is where `--set` writes)."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     paths: tuple[str, ...]
     required: bool = False
     most: float = 1e18
@@ -61,7 +61,7 @@ class CardField:
         return self.paths[0]
 
 
-def _arch(name: str, kind: Kind, *also: str, required: bool = False, most: float = 1e7) -> CardField:
+def _arch(name: str, kind: FieldKind, *also: str, required: bool = False, most: float = 1e7) -> CardField:
     names = (name, *also)
     places = ("workload.model.model_arch", "workload.model")
     return CardField(name, kind, tuple(f"{place}.{n}" for place in places for n in names), required, most)
@@ -72,39 +72,39 @@ _XPU = "workload.hardware.xpu_spec"
 _EXECUTOR = ("Model-executor", "model_executor", "model-executor", "workload.Model-executor")
 
 FIELDS: tuple[CardField, ...] = (
-    CardField("phase", Kind.PHASE, ("workload.model.phase",), required=True),
-    CardField("model_family", Kind.WORD, ("workload.model.model_family",), required=True),
-    CardField("precision", Kind.PRECISION, ("workload.model.precision",), required=True),
-    CardField("moe", Kind.SWITCH, ("workload.model.moe",)),
-    _arch("num_layers", Kind.COUNT, "num_hidden_layers", required=True, most=10_000),
-    _arch("hidden_size", Kind.COUNT, "hidden_dim", required=True),
-    _arch("num_heads", Kind.COUNT, "num_attention_heads", required=True, most=100_000),
-    _arch("num_kv_heads", Kind.COUNT, "num_key_value_heads", required=True, most=100_000),
-    _arch("head_dim", Kind.COUNT, required=True, most=100_000),
-    _arch("intermediate_size", Kind.COUNT, "ffn_hidden_size", required=True),
-    _arch("vocab_size", Kind.COUNT, required=True, most=1e8),
-    _arch("tied_embeddings", Kind.SWITCH, "tie_word_embeddings"),
-    _arch("gated_mlp", Kind.SWITCH),
-    _arch("num_params", Kind.COUNT, most=1e16),
-    _arch("num_experts", Kind.COUNT, "n_routed_experts", "num_local_experts", most=100_000),
-    _arch("top_k", Kind.COUNT, "num_experts_per_tok", "moe_top_k", most=100_000),
-    _arch("expert_intermediate_size", Kind.COUNT, "moe_intermediate_size"),
-    _arch("num_shared_experts", Kind.COUNT0, "n_shared_experts", most=100_000),
-    _arch("num_dense_layers", Kind.COUNT0, "first_k_dense_replace", most=10_000),
-    CardField("batch_size", Kind.COUNT, ("workload.data.batch_size", "workload.data.max-num-seqs"), True, 1e8),
-    CardField("seq_len", Kind.COUNT, ("workload.data.seq_len", "workload.data.max-model-len"), True, 1e8),
-    CardField("accelerator", Kind.WORD, (f"{_XPU}.model",), required=True),
-    CardField("memory_gb", Kind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), most=100_000),
-    CardField("total_count", Kind.COUNT, (f"{_XPU}.total_count",), True, 1_000_000),
-    CardField("count_per_node", Kind.COUNT, (f"{_XPU}.count_per_node",), True, 1_000_000),
-    CardField("scale_out_gbps", Kind.NUMBER, (f"{_TOPO}.scale_out_gbps",), most=1e7),
-    CardField("scale_up_gbps", Kind.NUMBER, (f"{_TOPO}.scale_up_gbps",), most=1e7),
-    CardField("torus", Kind.AXES, (f"{_TOPO}.torus",)),
-    CardField("framework", Kind.WORD, tuple(f"{root}.framework.name" for root in _EXECUTOR), required=True),
-    CardField("recording", Kind.WORD, ("recording",)),
-    CardField("description", Kind.WORD, ("description",)),
-    CardField("source", Kind.WORD, ("source", "hf_url")),
-    CardField("licence", Kind.WORD, ("licence", "license")),
+    CardField("phase", FieldKind.PHASE, ("workload.model.phase",), required=True),
+    CardField("model_family", FieldKind.WORD, ("workload.model.model_family",), required=True),
+    CardField("precision", FieldKind.PRECISION, ("workload.model.precision",), required=True),
+    CardField("moe", FieldKind.SWITCH, ("workload.model.moe",)),
+    _arch("num_layers", FieldKind.COUNT, "num_hidden_layers", required=True, most=10_000),
+    _arch("hidden_size", FieldKind.COUNT, "hidden_dim", required=True),
+    _arch("num_heads", FieldKind.COUNT, "num_attention_heads", required=True, most=100_000),
+    _arch("num_kv_heads", FieldKind.COUNT, "num_key_value_heads", required=True, most=100_000),
+    _arch("head_dim", FieldKind.COUNT, required=True, most=100_000),
+    _arch("intermediate_size", FieldKind.COUNT, "ffn_hidden_size", required=True),
+    _arch("vocab_size", FieldKind.COUNT, required=True, most=1e8),
+    _arch("tied_embeddings", FieldKind.SWITCH, "tie_word_embeddings"),
+    _arch("gated_mlp", FieldKind.SWITCH),
+    _arch("num_params", FieldKind.COUNT, most=1e16),
+    _arch("num_experts", FieldKind.COUNT, "n_routed_experts", "num_local_experts", most=100_000),
+    _arch("top_k", FieldKind.COUNT, "num_experts_per_tok", "moe_top_k", most=100_000),
+    _arch("expert_intermediate_size", FieldKind.COUNT, "moe_intermediate_size"),
+    _arch("num_shared_experts", FieldKind.COUNT0, "n_shared_experts", most=100_000),
+    _arch("num_dense_layers", FieldKind.COUNT0, "first_k_dense_replace", most=10_000),
+    CardField("batch_size", FieldKind.COUNT, ("workload.data.batch_size", "workload.data.max-num-seqs"), True, 1e8),
+    CardField("seq_len", FieldKind.COUNT, ("workload.data.seq_len", "workload.data.max-model-len"), True, 1e8),
+    CardField("accelerator", FieldKind.WORD, (f"{_XPU}.model",), required=True),
+    CardField("memory_gb", FieldKind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), most=100_000),
+    CardField("total_count", FieldKind.COUNT, (f"{_XPU}.total_count",), True, 1_000_000),
+    CardField("count_per_node", FieldKind.COUNT, (f"{_XPU}.count_per_node",), True, 1_000_000),
+    CardField("scale_out_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_out_gbps",), most=1e7),
+    CardField("scale_up_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_up_gbps",), most=1e7),
+    CardField("torus", FieldKind.AXES, (f"{_TOPO}.torus",)),
+    CardField("framework", FieldKind.WORD, tuple(f"{root}.framework.name" for root in _EXECUTOR), required=True),
+    CardField("recording", FieldKind.WORD, ("recording",)),
+    CardField("description", FieldKind.WORD, ("description",)),
+    CardField("source", FieldKind.WORD, ("source", "hf_url")),
+    CardField("licence", FieldKind.WORD, ("licence", "license")),
 )
 BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"
 """The template's list: [scale-out, scale-up], Gbit/s per accelerator."""
@@ -167,15 +167,15 @@ def read_number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) and value > 0 else None
 
 
-def _read_value(value: Any, kind: Kind) -> Any:
+def _read_value(value: Any, kind: FieldKind) -> Any:
     match kind:
-        case Kind.COUNT | Kind.COUNT0:
-            return _read_count(value, least=0 if kind is Kind.COUNT0 else 1)
-        case Kind.NUMBER:
+        case FieldKind.COUNT | FieldKind.COUNT0:
+            return _read_count(value, least=0 if kind is FieldKind.COUNT0 else 1)
+        case FieldKind.NUMBER:
             return read_number(value)
-        case Kind.SWITCH:
+        case FieldKind.SWITCH:
             return value if isinstance(value, bool) else None
-        case Kind.AXES:
+        case FieldKind.AXES:
             axes = (
                 [_read_count(axis, least=1) for axis in value]
                 if isinstance(value, list) and 1 <= len(value) <= 3
@@ -183,9 +183,9 @@ def _read_value(value: Any, kind: Kind) -> Any:
             )
             return tuple(axes) if axes and None not in axes else None
     word = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-    if kind is Kind.PHASE:
+    if kind is FieldKind.PHASE:
         return _PHASES.get(word.lower())
-    if kind is Kind.PRECISION:
+    if kind is FieldKind.PRECISION:
         dtype = PRECISIONS.get(word.lower(), word.lower())
         return dtype if re.fullmatch(r"[a-z][a-z0-9_+.\-]{1,20}", dtype) else None
     return word or None
@@ -200,12 +200,12 @@ def _read_count(value: Any, *, least: int) -> int | None:
     return int(number) if number is not None and number.is_integer() and number >= least else None
 
 
-def _example(kind: Kind) -> str:
+def _example(kind: FieldKind) -> str:
     samples = {
-        Kind.SWITCH: "true",
-        Kind.WORD: "NAME",
-        Kind.PRECISION: "bf16",
-        Kind.PHASE: "training",
-        Kind.AXES: "[4,4]",
+        FieldKind.SWITCH: "true",
+        FieldKind.WORD: "NAME",
+        FieldKind.PRECISION: "bf16",
+        FieldKind.PHASE: "training",
+        FieldKind.AXES: "[4,4]",
     }
     return samples.get(kind, "N")

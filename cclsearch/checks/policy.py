@@ -13,7 +13,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.policy.runner import SandboxRunner
-from cclsearch.propose.agent.surrogate_table import Look, survey_look
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, survey_surrogate
 from cclsearch.propose.base import SearchView
 from cclsearch.space.build import build_space, explain_config
 from cclsearch.space.framework import load_framework
@@ -60,7 +60,7 @@ def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
     except UserError as error:
         return PolicyVerdict(card.name, None, False, (f"no space: {error}",))
     view = SearchView(card, space, (), frozenset(), budget_left=1, seed=0)
-    look = survey_look(view)
+    look = survey_surrogate(view)
     choice = SandboxRunner().choose(program, view, look)
     named = choice.config or choice.named
     row = space.row(choice.config) if choice.config else None
@@ -77,7 +77,7 @@ def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
     return PolicyVerdict(card.name, choice.config, True, (), choice.note, float(look.fits_N[row]), slower)
 
 
-def _best_time(look: Look) -> float | None:
+def _best_time(look: SurrogateTable) -> float | None:
     fitting = look.time_N[(look.fits_N >= 0.5) & np.isfinite(look.time_N)]
     return float(fitting.min()) if len(fitting) else None
 

@@ -10,7 +10,7 @@ from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.cli.arguments import add_run, positive_int
 
 if TYPE_CHECKING:
-    from cclsearch.analysis.re_evaluate import Rejudgement
+    from cclsearch.analysis.re_evaluate import ReEvaluation
     from cclsearch.run.folder import Run
 
 EXAMPLE = "ccl-search admit last\n  ccl-search admit last --trial 1"
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.analysis.re_evaluate import is_spec_unchanged, rejudge_run, rejudge_trial, write_admissions
+    from cclsearch.analysis.re_evaluate import is_spec_unchanged, re_evaluate_run, re_evaluate_trial, write_admissions
     from cclsearch.core.errors import UserError, writing
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
@@ -35,28 +35,28 @@ def run(args: argparse.Namespace) -> int:
         if trial is None or trial.outcome is None:
             what = "has not ended" if trial else f"is not among its {len(loaded.state.trials)}"
             raise UserError(f"run {loaded.spec.run_id!r}: trial {args.trial} {what}")
-        rejudged = [rejudge_trial(loaded, trial)]
+        re_evaluated = [re_evaluate_trial(loaded, trial)]
     else:
-        rejudged = rejudge_run(loaded)
+        re_evaluated = re_evaluate_run(loaded)
     if args.write:
         with writing(loaded.folder):
-            write_admissions(loaded, rejudged)
+            write_admissions(loaded, re_evaluated)
     changed = not is_spec_unchanged(loaded)
     if args.json:
-        print(json.dumps(_as_json(loaded, rejudged, changed)))
+        print(json.dumps(_as_json(loaded, re_evaluated, changed)))
     else:
-        _print_table(loaded, rejudged, whole=args.trial is not None)
+        _print_table(loaded, re_evaluated, whole=args.trial is not None)
         if changed:
             print("search.yaml was changed after the search began: the frozen inputs are not what the trials ran with")
-    return EXIT_FAILED if changed or any(entry.is_lost for entry in rejudged) else EXIT_OK
+    return EXIT_FAILED if changed or any(entry.is_lost for entry in re_evaluated) else EXIT_OK
 
 
-def _print_table(run: Run, rejudged: list[Rejudgement], *, whole: bool) -> None:
+def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool) -> None:
     from cclsearch.core.text import one_line, plain
 
-    admitted = sum(entry.now.is_ranked for entry in rejudged)
-    print(plain(f"{run.spec.run_id} ({run.spec.provenance.value}): {admitted} of {len(rejudged)} trials admitted"))
-    for entry in rejudged:
+    admitted = sum(entry.now.is_ranked for entry in re_evaluated)
+    print(plain(f"{run.spec.run_id} ({run.spec.provenance.value}): {admitted} of {len(re_evaluated)} trials admitted"))
+    for entry in re_evaluated:
         mark = "admitted" if entry.now.is_ranked else "failed" if entry.now.failure else "refused"
         lost = "  [ranked in the ledger]" if entry.is_lost else ""
         reason = f"  {one_line(entry.reason, 240)}" if entry.reason else ""
@@ -65,11 +65,11 @@ def _print_table(run: Run, rejudged: list[Rejudgement], *, whole: bool) -> None:
             for verdict in entry.verdicts:
                 sign = {True: "yes", False: "NO", None: "-"}[verdict.ok]
                 print(plain(f"        {sign:<4}{verdict.rule:<14}{one_line(verdict.detail, 240)}"))
-    if any(entry.is_lost for entry in rejudged):
+    if any(entry.is_lost for entry in re_evaluated):
         print("trials that ranked are no longer carried by their evidence; the ledger keeps what it judged then")
 
 
-def _as_json(run: Run, rejudged: list[Rejudgement], changed: bool) -> dict[str, object]:
+def _as_json(run: Run, re_evaluated: list[ReEvaluation], changed: bool) -> dict[str, object]:
     return {
         "run": run.spec.run_id,
         "provenance": run.spec.provenance.value,
@@ -83,6 +83,6 @@ def _as_json(run: Run, rejudged: list[Rejudgement], changed: bool) -> dict[str, 
                 "reason": entry.reason,
                 "verdicts": [verdict.model_dump(mode="json") for verdict in entry.verdicts],
             }
-            for entry in rejudged
+            for entry in re_evaluated
         ],
     }

@@ -15,35 +15,35 @@ from types import FrameType
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
-from cclsearch.propose.base import Remark
+from cclsearch.propose.base import ProposerEvent
 from cclsearch.record.event import Event, Note
 from cclsearch.record.state import RunState
-from cclsearch.record.writer import Book, Watcher
+from cclsearch.record.writer import RunWriter, Watcher
 from cclsearch.report.summary import summarise_run
 from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
-from cclsearch.search.jobs import Stop
+from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import Parts, find_budget, run_search
-from cclsearch.search.session import open_parts, start_book
+from cclsearch.search.session import begin_or_resume, open_parts
 
 
 def drive_search(
-    folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0, remarks: Sequence[Remark] = ()
+    folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0, remarks: Sequence[ProposerEvent] = ()
 ) -> int:
     """Run or go on with the search in `folder`; returns 0 with a best configuration, 1 without one.
 
     `remarks` are what the user changed for the rest of the search: the ledger keeps them.
     """
-    stop = Stop(leave_jobs=args.on_interrupt == "leave")
+    stop = StopSignal(leave_jobs=args.on_interrupt == "leave")
     with listen_for_stop(stop):
         parts = open_parts(folder, stop=stop)
-        with Book(folder) as book, tell_unwritable(folder, args.runs):
-            start_book(book, parts, budget=budget, confirm=confirm)
+        with RunWriter(folder) as writer, tell_unwritable(folder, args.runs):
+            begin_or_resume(writer, parts, budget=budget, confirm=confirm)
             for remark in remarks:
-                book.record(Note(time_s=time.time(), topic=remark.topic, text=remark.text, data=dict(remark.data)))
-            _search(book, parts, args)
-            state = book.state
+                writer.record(Note(time_s=time.time(), topic=remark.topic, text=remark.text, data=dict(remark.data)))
+            _search(writer, parts, args)
+            state = writer.state
     with tell_unwritable(folder, args.runs):
         _tell_end(parts.spec, state, folder, args)
         return EXIT_OK if state.best else EXIT_FAILED
@@ -60,22 +60,22 @@ def _tell_end(spec: RunSpec, state: RunState, folder: Path, args: argparse.Names
         print_end(spec, state, folder, runs=args.runs)
 
 
-def _search(book: Book, parts: Parts, args: argparse.Namespace) -> None:
-    total = find_budget(book, parts)
+def _search(writer: RunWriter, parts: Parts, args: argparse.Namespace) -> None:
+    total = find_budget(writer, parts)
     if not (args.json or args.quiet):
         for line in parts.spec.banner:
             print(f"note: {plain(line)}", flush=True)
     with contextlib.ExitStack() as stack:
         if args.json and not args.quiet:
-            book.watch(stop_unread(watch_json(), parts.stop))
+            writer.watch(stop_unread(watch_json(), parts.stop))
         elif not args.quiet:
             live = sys.stdout.isatty()
             shown = stack.enter_context(_table(parts.spec, total)) if live else watch_lines(total)
-            book.watch(stop_unread(shown, parts.stop))
+            writer.watch(stop_unread(shown, parts.stop))
         try:
-            run_search(book, parts)
+            run_search(writer, parts)
         except UserError as error:
-            name = name_run(book.folder, args.runs)
+            name = name_run(writer.folder, args.runs)
             ways = f"`ccl-search resume {name}` goes on, `ccl-search clean {name}` removes jobs that it left"
             raise UserError(f"{error}; the search stopped and kept all it had: {ways}") from None
 
@@ -94,7 +94,7 @@ def tell_unwritable(folder: Path, runs: Path | None) -> Iterator[None]:
         ) from None
 
 
-def stop_unread(watch: Watcher, stop: Stop) -> Watcher:
+def stop_unread(watch: Watcher, stop: StopSignal) -> Watcher:
     """The same watcher, which asks for a clean stop once whoever read the output is gone (`ccl-search run | head`)."""
 
     def guarded(event: Event, state: RunState) -> None:
@@ -115,7 +115,7 @@ def _table(spec: RunSpec, total: int) -> LiveTable:
 
 
 @contextlib.contextmanager
-def listen_for_stop(stop: Stop) -> Iterator[None]:
+def listen_for_stop(stop: StopSignal) -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP ask for a clean stop; a second Ctrl-C breaks off at once."""
 
     def ask(number: int, frame: FrameType | None) -> None:

@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
 def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
     """One night now, or one at each `start` until it is stopped; returns the (last) night's exit code."""
     from cclsearch.cli.drive import listen_for_stop
-    from cclsearch.search.jobs import Stop
+    from cclsearch.search.jobs import StopSignal
 
-    stop = Stop()
+    stop = StopSignal()
     code = EXIT_OK
     with listen_for_stop(stop):
         if args.once or config.start_moment is None:
@@ -106,9 +106,9 @@ def wait_for_start(config: NightlyConfig, stop: object, *, quiet: bool) -> bool:
     import time
 
     from cclsearch.nightly.night import show_time
-    from cclsearch.search.jobs import Stop
+    from cclsearch.search.jobs import StopSignal
 
-    assert isinstance(stop, Stop)
+    assert isinstance(stop, StopSignal)
     assert config.start_moment is not None
     start_s = config.start_moment.next_after(time.time())
     if not quiet:
@@ -127,9 +127,9 @@ def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> 
     from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
     from cclsearch.nightly.summary import EXIT_TROUBLE, render_message
     from cclsearch.run.catalog import runs_folder
-    from cclsearch.search.jobs import Stop
+    from cclsearch.search.jobs import StopSignal
 
-    assert isinstance(stop, Stop)
+    assert isinstance(stop, StopSignal)
     runs = runs_folder(args.runs).absolute()
     quiet = args.quiet or args.json
     try:

@@ -10,7 +10,7 @@ from cclsearch.cli.arguments import add_run, positive_float, positive_int, whole
 from cclsearch.cli.run import add_output_arguments
 
 if TYPE_CHECKING:
-    from cclsearch.propose.base import Remark
+    from cclsearch.propose.base import ProposerEvent
 
 EXAMPLE = "ccl-search resume last --budget 25"
 
@@ -35,11 +35,11 @@ def run(args: argparse.Namespace) -> int:
     return drive_search(folder, args, budget=args.budget, confirm=args.confirm, remarks=remarks)
 
 
-def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[Remark, ...]:
+def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[ProposerEvent, ...]:
     """What the ledger is told of new limits on the LLM; raises UserError where no LLM takes part."""
     from cclsearch.core.errors import UserError
-    from cclsearch.propose.agent.history import limits_remark
-    from cclsearch.propose.agent.providers.cost import Limits, describe_unkept
+    from cclsearch.propose.agent.history import limits_event
+    from cclsearch.propose.agent.providers.cost import LlmLimits, describe_unkept
     from cclsearch.propose.agent.providers.spec import parse_spec
     from cclsearch.run.spec import read_spec
 
@@ -51,4 +51,4 @@ def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[Remark, ...]:
     unkept = describe_unkept(parse_spec(llm).name, args.max_usd)
     if unkept and not (args.json or args.quiet):
         print(f"note: {unkept}", flush=True)
-    return (limits_remark(Limits(max_tokens=args.max_tokens, max_usd=args.max_usd)),)
+    return (limits_event(LlmLimits(max_tokens=args.max_tokens, max_usd=args.max_usd)),)

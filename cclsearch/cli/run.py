@@ -12,7 +12,7 @@ from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_in
 
 if TYPE_CHECKING:
     from cclsearch.core.settings import Settings
-    from cclsearch.plan.plan import Plan, Request
+    from cclsearch.plan.plan import Plan, SearchRequest
 
 EXAMPLE = "ccl-search run --workload wl2 --budget 15\n  ccl-search run -w tiny --budget 8 --confirm 2"
 
@@ -113,12 +113,12 @@ def naming_settings(args: argparse.Namespace) -> Iterator[None]:
 
 def add_earlier(plan: Plan, args: argparse.Namespace) -> Plan:
     """The plan with the runs as a prior that `--learn-from auto` finds, where that was asked for."""
-    from cclsearch.plan.warm_start import AUTO, learn_from_all
+    from cclsearch.plan.warm_start import AUTO, find_warm_starts
     from cclsearch.run.catalog import list_runs
 
     if AUTO not in args.learn_from:
         return plan
-    return replace(plan, spec=learn_from_all(plan.spec, list_runs(args.runs)))
+    return replace(plan, spec=find_warm_starts(plan.spec, list_runs(args.runs)))
 
 
 def _refuse_unheard(args: argparse.Namespace, settings: Settings) -> None:
@@ -136,13 +136,13 @@ def _refuse_unheard(args: argparse.Namespace, settings: Settings) -> None:
         raise UserError(f"{' and '.join(given)}: no LLM takes part; `--llm anthropic:MODEL` or `openai:MODEL` adds one")
 
 
-def make_request(args: argparse.Namespace) -> Request:
+def make_request(args: argparse.Namespace) -> SearchRequest:
     """The request that the arguments make, with the project's settings for what was left out."""
     from cclsearch.core.settings import load_settings
-    from cclsearch.plan.plan import Request
+    from cclsearch.plan.plan import SearchRequest
     from cclsearch.plan.warm_start import AUTO
     from cclsearch.run.catalog import find_run
-    from cclsearch.run.spec import Limits
+    from cclsearch.run.spec import SearchLimits
     from cclsearch.space.parse import parse_knob
 
     settings = load_settings()
@@ -153,9 +153,9 @@ def make_request(args: argparse.Namespace) -> Request:
         "max_usd": args.max_usd,
         "seed_policy": args.seed_policy,
     }
-    return Request(
+    return SearchRequest(
         workload=args.workload,
-        limits=Limits(
+        limits=SearchLimits(
             budget=args.budget or settings.budget or 15,
             parallel=args.parallel,
             confirm=args.confirm,

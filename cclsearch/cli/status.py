@@ -71,9 +71,9 @@ def _row_text(row: dict[str, object]) -> str:
 
 def _show_one(folder: Path, *, as_json: bool) -> int:
     from cclsearch.core.text import one_line, plain
-    from cclsearch.propose.agent.arbiter.telling import tell_moves
+    from cclsearch.propose.agent.arbiter.telling import format_moves
     from cclsearch.propose.agent.history import MOVE_TOPIC, TURN_TOPIC
-    from cclsearch.propose.base import Remark
+    from cclsearch.propose.base import ProposerEvent
     from cclsearch.report.summary import best_as_json, summarise_run
     from cclsearch.report.terminal import describe_trial, result_text
     from cclsearch.run.catalog import name_run
@@ -100,7 +100,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
             print(plain(describe_trial(trial, state, total).rpartition("  best ")[0]))
         else:
             print(plain(f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"))
-    for line in tell_moves([Remark(note.topic, note.text, note.data) for note in state.notes]):
+    for line in format_moves([ProposerEvent(note.topic, note.text, note.data) for note in state.notes]):
         print(line)
     for note in [note for note in state.notes if note.topic not in (MOVE_TOPIC, TURN_TOPIC)][-5:]:
         print(f"{note.topic}: {one_line(note.text)}")

@@ -52,7 +52,7 @@ class LocalSettings(Model):
     poll_interval_s: float = Field(default=0.1, gt=0)
 
 
-class JobRecord(Model):
+class LocalJobRecord(Model):
     """`job.json`: the process that runs a trial."""
 
     job_name: str
@@ -156,7 +156,7 @@ class LocalLauncher:
             message = f"the job could not be started: {error}"
             raise TrialError(Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)) from None
         self._children[job.name] = child
-        record = JobRecord(
+        record = LocalJobRecord(
             job_name=job.name,
             run_id=job.run_id,
             pid=child.pid,
@@ -215,7 +215,7 @@ class LocalLauncher:
         processes.end_processes(_living(handle))
         return JobStatus(state=JobState.DONE)
 
-    def _time_out(self, handle: Handle, record: JobRecord) -> JobStatus:
+    def _time_out(self, handle: Handle, record: LocalJobRecord) -> JobStatus:
         processes.end_processes(_living(handle))
         self._reap()
         if (handle.trial_dir / RESULT_FILE).is_file():
@@ -227,7 +227,7 @@ class LocalLauncher:
             state=JobState.DONE, failure=Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
         )
 
-    def _settle(self, handle: Handle, record: JobRecord | None) -> JobStatus:
+    def _settle(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
         """The job is over without a result: what its ranks, its logs and the kernel say."""
         processes.end_processes(_living(handle))
         collected = collect_result(handle.trial_dir)
@@ -238,12 +238,12 @@ class LocalLauncher:
             collected = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message)
         return JobStatus(state=JobState.DONE, failure=collected)
 
-    def _records(self, run_id: str) -> Iterator[tuple[JobRecord, Path]]:
+    def _records(self, run_id: str) -> Iterator[tuple[LocalJobRecord, Path]]:
         if self.profile.run_dir is None:
             return
         for path in sorted((self.profile.run_dir / "trials").glob(f"*/{JOB_FILE}")):
             with contextlib.suppress(OSError, ValueError):
-                record = JobRecord.model_validate_json(path.read_bytes())
+                record = LocalJobRecord.model_validate_json(path.read_bytes())
                 if record.run_id == run_id:
                     yield record, path.parent.absolute()
 
@@ -280,7 +280,7 @@ class LocalLauncher:
         self._children = {name: child for name, child in self._children.items() if child.poll() is None}
 
 
-def _make_handle(record: JobRecord, folder: Path) -> Handle:
+def _make_handle(record: LocalJobRecord, folder: Path) -> Handle:
     details = {"start_ticks": str(record.start_ticks), "boot_id": record.boot_id}
     return Handle(
         launcher=LocalLauncher.name,
@@ -291,10 +291,10 @@ def _make_handle(record: JobRecord, folder: Path) -> Handle:
     )
 
 
-def _read_record(handle: Handle) -> JobRecord | None:
+def _read_record(handle: Handle) -> LocalJobRecord | None:
     """The job's record; None where it is gone or another attempt's."""
     with contextlib.suppress(OSError, ValueError):
-        record = JobRecord.model_validate_json((handle.trial_dir / JOB_FILE).read_bytes())
+        record = LocalJobRecord.model_validate_json((handle.trial_dir / JOB_FILE).read_bytes())
         return record if record.job_name == handle.job_name else None
     return None
 

@@ -10,10 +10,10 @@ from typing import Any
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance
-from cclsearch.nightly.compare import Comparison, Verdict, compare_night
+from cclsearch.nightly.compare import Comparison, NightVerdict, compare_night
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.history import Night, describe_figure, find_runs, mean_of, read_earlier, read_night
-from cclsearch.nightly.night import JobState, NightRun, show_time
+from cclsearch.nightly.night import NightlyJobState, NightRun, show_time
 from cclsearch.nightly.prune import Pruned
 from cclsearch.nightly.summary import (
     BestSummary,
@@ -44,7 +44,7 @@ def assemble_jobs(night: NightRun) -> list[JobNights]:
     return [_assemble(night, state) for state in night.states.values()]
 
 
-def _assemble(night: NightRun, state: JobState) -> JobNights:
+def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
     job = state.job
     base: dict[str, Any] = {
         "job": job.key,
@@ -54,7 +54,7 @@ def _assemble(night: NightRun, state: JobState) -> JobNights:
     }
     if state.folder is None:
         text = state.error or night.find_end() or "the night was stopped before its turn"
-        verdict = Verdict.TROUBLE if state.is_trouble else Verdict.NO_RESULT
+        verdict = NightVerdict.TROUBLE if state.is_trouble else NightVerdict.NO_RESULT
         return JobNights(JobSummary(**base, verdict=verdict, text=one_line(f"did not run: {text}", 400)))
     run = load_run(state.folder)
     tonight = read_night(run, since_s=night.place.started_s)
@@ -90,14 +90,14 @@ def _assemble(night: NightRun, state: JobState) -> JobNights:
 
 
 def _compare(
-    config: NightlyConfig, state: JobState, tonight: Night, earlier: Sequence[Night], ending: str
+    config: NightlyConfig, state: NightlyJobState, tonight: Night, earlier: Sequence[Night], ending: str
 ) -> Comparison:
     compared = compare_night(
         tonight, earlier, tolerance=config.tolerance, confidence=config.confidence, ending=ending if ending else ""
     )
-    if state.is_trouble and compared.verdict is not Verdict.REGRESSED:
-        text = ending if compared.verdict is Verdict.NO_RESULT else f"{compared.text}; but {ending}"
-        return Comparison(Verdict.TROUBLE, text, compared.worse, compared.better, compared.same, compared.noise)
+    if state.is_trouble and compared.verdict is not NightVerdict.REGRESSED:
+        text = ending if compared.verdict is NightVerdict.NO_RESULT else f"{compared.text}; but {ending}"
+        return Comparison(NightVerdict.TROUBLE, text, compared.worse, compared.better, compared.same, compared.noise)
     return compared
 
 

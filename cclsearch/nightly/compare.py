@@ -10,7 +10,7 @@ from cclsearch.core.redact import is_secret_name
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.profile import Profile
-from cclsearch.nightly.history import Night, Sample, mean_of, read_surroundings
+from cclsearch.nightly.history import Night, RankedRun, mean_of, read_surroundings
 from cclsearch.record.trial import Trial
 from cclsearch.stats.noise import Noise, confidence_better, estimate_noise
 
@@ -19,7 +19,7 @@ REFERENCE_NIGHTS = 5
 MAX_CHANGES = 8
 
 
-class Verdict(StrEnum):
+class NightVerdict(StrEnum):
     """How a job's night went."""
 
     FIRST = "first"
@@ -57,7 +57,7 @@ class Change:
 class Comparison:
     """A job's night."""
 
-    verdict: Verdict
+    verdict: NightVerdict
     text: str
     """In one sentence."""
     worse: tuple[Change, ...] = ()
@@ -73,7 +73,7 @@ def compare_night(
     """What tonight says beside the earlier nights of the same work, the oldest first."""
     if not tonight.samples and tonight.num_lost:
         text = f"the infrastructure failed {tonight.num_lost} trials and none was ranked"
-        return Comparison(Verdict.TROUBLE, _join(text, ending))
+        return Comparison(NightVerdict.TROUBLE, _join(text, ending))
     noise = estimate_night_noise(tonight, earlier)
     changes = compare_configs(tonight, earlier, noise)
     failing = find_newly_failing(tonight, earlier)
@@ -83,7 +83,7 @@ def compare_night(
     same = tuple(c for c in changes if c not in worse and c not in better)
     worse = [*failing, *worse]
     if not tonight.samples and not worse:
-        verdict = Verdict.TROUBLE if find_lost(tonight.unfinished) else Verdict.NO_RESULT
+        verdict = NightVerdict.TROUBLE if find_lost(tonight.unfinished) else NightVerdict.NO_RESULT
         return Comparison(verdict, _join(tell_unranked(tonight), ending), noise=noise)
     verdict, text = _judge(tonight, earlier, worse, better, noise, tolerance=tolerance, confidence=confidence)
     return Comparison(verdict, text, tuple(worse), tuple(better), same, noise)
@@ -152,7 +152,7 @@ def compare_configs(tonight: Night, earlier: Sequence[Night], noise: Noise) -> l
     return changes
 
 
-def find_reference(config: Config, earlier: Sequence[Night]) -> list[Sample]:
+def find_reference(config: Config, earlier: Sequence[Night]) -> list[RankedRun]:
     """The configuration's runs on the latest nights that ran it."""
     nights = [night for night in earlier if config in night.samples][-REFERENCE_NIGHTS:]
     return [sample for night in nights for sample in night.samples[config]]
@@ -229,15 +229,15 @@ def _judge(
     *,
     tolerance: float,
     confidence: float,
-) -> tuple[Verdict, str]:
+) -> tuple[NightVerdict, str]:
     if worse:
         most = max(worse, key=lambda change: change.ratio or float("inf"))
-        return Verdict.REGRESSED, _tell_worse(most, len(worse))
+        return NightVerdict.REGRESSED, _tell_worse(most, len(worse))
     best = tonight.best
     assert best is not None
     held = [night for night in earlier if night.samples]
     if not held:
-        return Verdict.FIRST, "the first night on this work: nothing to compare with"
+        return NightVerdict.FIRST, "the first night on this work: nothing to compare with"
     # in the order in which they ran: of several that are as fast, the first counts, and not whichever a set begins with
     pooled = dict.fromkeys(config for night in held for config in night.samples)
     champion = min(pooled, key=lambda config: mean_of(find_reference(config, held)))
@@ -246,11 +246,11 @@ def _judge(
         new = [s.value for s in tonight.samples[best]]
         sure, ratio = confidence_better(new, old, noise), mean_of(tonight.samples[best]) / _mean(old)
         if sure >= confidence and ratio < 1 - tolerance:
-            return Verdict.IMPROVED, f"{best} takes {ratio:.3f} x of the best so far ({champion}); {sure:.1%} sure"
+            return NightVerdict.IMPROVED, f"{best} takes {ratio:.3f} x of the best so far ({champion}); {sure:.1%} sure"
     if better:
         most = min(better, key=lambda change: change.ratio or 1.0)
         return (
-            Verdict.IMPROVED,
+            NightVerdict.IMPROVED,
             f"{most.config} takes {most.ratio:.3f} x of earlier nights; {1 - most.confidence:.1%} sure",
         )
     told = f"the best is {best}"
@@ -260,7 +260,7 @@ def _judge(
         refused = [trial for trial in tonight.refused if trial.config == champion]
         ran = f"ran again but is not admitted ({tell_refusal(refused[-1])})" if refused else "was not run again"
         told += f"; the best of earlier nights {ran}, so a regression of it could not be seen"
-    return Verdict.UNCHANGED, told
+    return NightVerdict.UNCHANGED, told
 
 
 def _tell_worse(change: Change, count: int) -> str:

@@ -99,7 +99,7 @@ class JobSettings(Fields):
     budget: Budget = Budget()
 
 
-class Job(JobSettings):
+class NightlyJob(JobSettings):
     """One search of every night."""
 
     name: str = ""
@@ -133,11 +133,11 @@ class Matrix(JobSettings):
     launchers: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     objectives: tuple[str, ...] = Field(default=("step_time",), min_length=1)
 
-    def expand(self) -> list[Job]:
+    def expand(self) -> list[NightlyJob]:
         """The jobs, workload by workload."""
         shared = {name: getattr(self, name) for name in JobSettings.model_fields}
         combined = itertools.product(self.workloads, self.launchers, self.objectives)
-        return [Job(workload=w, launcher=where, objective=o, **shared) for w, where, o in combined]
+        return [NightlyJob(workload=w, launcher=where, objective=o, **shared) for w, where, o in combined]
 
 
 class Keep(Fields):
@@ -182,7 +182,7 @@ class NightlyConfig(Fields):
     deadline: MomentText | None = None
     """By when a night has stopped."""
     budget: Budget = Budget()
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[NightlyJob, ...] = ()
     matrix: Matrix | None = None
     keep: Keep = Keep()
     scrontab: Scrontab = Scrontab()
@@ -233,7 +233,7 @@ class NightlyConfig(Fields):
         return self
 
     @property
-    def all_jobs(self) -> tuple[Job, ...]:
+    def all_jobs(self) -> tuple[NightlyJob, ...]:
         """Jobs in the order in which they are asked for, the greatest priority first."""
         jobs = [*self.jobs, *(self.matrix.expand() if self.matrix else ())]
         return tuple(sorted(jobs, key=lambda job: -job.priority))

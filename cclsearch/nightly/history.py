@@ -70,7 +70,7 @@ def _work_of(spec: RunSpec) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class Sample:
+class RankedRun:
     """One ranked run of one configuration."""
 
     trial: int
@@ -87,7 +87,7 @@ class Night:
 
     stamp: str
     run: Run
-    samples: Mapping[Config, tuple[Sample, ...]]
+    samples: Mapping[Config, tuple[RankedRun, ...]]
     failures: Mapping[Config, Trial] = field(default_factory=dict)
     """Configurations that failed by their own fault, and never ranked."""
     num_lost: int = 0
@@ -110,7 +110,7 @@ class Night:
         return min(self.samples, key=lambda config: mean_of(self.samples[config]), default=None)
 
 
-def mean_of(samples: Iterable[Sample]) -> float:
+def mean_of(samples: Iterable[RankedRun]) -> float:
     """Geometric mean where all are above 0, as noise is relative; else the arithmetic."""
     values = [sample.value for sample in samples]
     if all(value > 0 for value in values):
@@ -132,7 +132,7 @@ def _by_step_time(spec: RunSpec) -> bool:
 
 def read_night(run: Run, since_s: float = 0.0) -> Night:
     """What a run found since a moment."""
-    samples: dict[Config, list[Sample]] = {}
+    samples: dict[Config, list[RankedRun]] = {}
     failed: list[Trial] = []
     refused: list[Trial] = []
     unfinished: list[Trial] = []
@@ -147,7 +147,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
         if value is not None and _by_step_time(run.spec):
             value = trial.outcome.metrics.get("step_time_s")
         if value is not None:
-            sample = Sample(trial.number, value, trial.finished_s or 0.0, run.trial_folder(trial.number))
+            sample = RankedRun(trial.number, value, trial.finished_s or 0.0, run.trial_folder(trial.number))
             samples.setdefault(trial.config, []).append(sample)
         elif trial.outcome.failure and trial.outcome.failure.kind.is_infrastructure:
             lost += 1
@@ -188,7 +188,7 @@ def pick_bests(nights: Iterable[Night], count: int) -> tuple[Config, ...]:
     return tuple(sorted(pooled, key=pooled.__getitem__)[:count])
 
 
-def read_surroundings(sample: Sample) -> dict[str, str]:
+def read_surroundings(sample: RankedRun) -> dict[str, str]:
     """What a trial ran on, from its result file: versions, hosts, devices; empty where its evidence is gone."""
     try:
         data = json.loads((sample.folder / RESULT_FILE).read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from cclsearch.record.event import Event, Note, Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
-from cclsearch.search.jobs import Stop
+from cclsearch.search.jobs import StopSignal
 
 TOKEN_FIELDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
 TICK_S = 1.0
@@ -73,7 +73,7 @@ class Meter:
     The thread also calls `alive` now and then, so that the night's lock is seen to be held.
     """
 
-    def __init__(self, spec: RunSpec, allowance: Allowance, stop: Stop, alive: Callable[[], None]) -> None:
+    def __init__(self, spec: RunSpec, allowance: Allowance, stop: StopSignal, alive: Callable[[], None]) -> None:
         self._spec, self._allowance, self._stop, self._alive = spec, allowance, stop, alive
         self._begun_s = time.time()
         self._begun_monotonic_s = time.monotonic()

@@ -15,7 +15,7 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import AwayError, UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance
-from cclsearch.nightly.config import DEFAULT_TRIALS, Job, NightlyConfig
+from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig, NightlyJob
 from cclsearch.nightly.history import (
     find_runs,
     is_same_work,
@@ -26,14 +26,14 @@ from cclsearch.nightly.history import (
 from cclsearch.nightly.meter import Allowance, Meter, count_spent
 from cclsearch.nightly.place import NIGHT_FILE, NightPlace
 from cclsearch.nightly.share import Spent, find_exhausted, find_left, lower_of, split_left
-from cclsearch.plan.plan import Plan, Request, plan_search
+from cclsearch.plan.plan import Plan, SearchRequest, plan_search
 from cclsearch.record.lock import FolderLock
-from cclsearch.record.writer import Book
+from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run, load_run
-from cclsearch.run.spec import Limits
-from cclsearch.search.jobs import Stop
+from cclsearch.run.spec import SearchLimits
+from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import MAX_LOST_IN_A_ROW, run_search
-from cclsearch.search.session import create_run, open_parts, start_book
+from cclsearch.search.session import begin_or_resume, create_run, open_parts
 from cclsearch.space.parse import parse_knob
 
 CONFIRM = 2
@@ -44,10 +44,10 @@ BUDGET_USED = "the budget is used up"
 
 
 @dataclass
-class JobState:
+class NightlyJobState:
     """A job in the course of a night."""
 
-    job: Job
+    job: NightlyJob
     folder: Path | None = None
     resumed: bool = False
     hours: float = 0.0
@@ -70,17 +70,17 @@ def plan_jobs(config: NightlyConfig) -> dict[str, Plan]:
     return plans
 
 
-def count_wish(job: Job) -> int:
+def count_wish(job: NightlyJob) -> int:
     """Trials that a job would have of a night."""
     return job.budget.trials or DEFAULT_TRIALS
 
 
-def make_request(job: Job, *, budget: int, run_id: str | None = None, **more: object) -> Request:
+def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **more: object) -> SearchRequest:
     """The job as a search is asked for."""
     options = {"max_tokens": job.budget.tokens, "max_usd": job.budget.usd}
-    request = Request(
+    request = SearchRequest(
         workload=job.workload,
-        limits=Limits(budget=budget, parallel=job.parallel, confirm=0, trial_timeout_s=job.timeout_min * 60),
+        limits=SearchLimits(budget=budget, parallel=job.parallel, confirm=0, trial_timeout_s=job.timeout_min * 60),
         overlays=job.overlays,
         sets=job.sets,
         launcher=job.launcher,
@@ -107,7 +107,7 @@ class NightRun:
         runs: Path,
         place: NightPlace,
         *,
-        stop: Stop,
+        stop: StopSignal,
         lock: FolderLock,
         say: Callable[[str], None],
         plans: dict[str, Plan],
@@ -117,7 +117,9 @@ class NightRun:
         self._lock, self._say = lock, say
         self._begun_monotonic_s = time.monotonic()
         self._saved_monotonic_s = self._begun_monotonic_s
-        self.states = {job.key: JobState(job, hours=place.job_hours.get(job.key, 0.0)) for job in config.all_jobs}
+        self.states = {
+            job.key: NightlyJobState(job, hours=place.job_hours.get(job.key, 0.0)) for job in config.all_jobs
+        }
         for key, name in place.jobs.items():
             folder = runs / name
             if key in self.states and folder in find_runs(runs, config.name, key):
@@ -178,14 +180,14 @@ class NightRun:
         """That this night ran, before it was cut off too; while nothing ran it used none."""
         return self.place.hours + (time.monotonic() - self._begun_monotonic_s) / 3600
 
-    def _spent_by(self, state: JobState) -> Spent:
+    def _spent_by(self, state: NightlyJobState) -> Spent:
         """What a job's search used tonight; a trial that was cut off counts once it goes again."""
         assert state.folder is not None
         run = load_run(state.folder)
         spent = count_spent(run.spec, run.state, self.place.started_s, time.time())
         return replace(spent, trials=spent.trials - count_cut_off(run, since_s=self.place.started_s))
 
-    def _is_done(self, state: JobState) -> bool:
+    def _is_done(self, state: NightlyJobState) -> bool:
         """Whether its search ended, and not merely because its part of the trials was used up."""
         if state.folder is None:
             return False
@@ -194,7 +196,7 @@ class NightRun:
         had_more = ended is not None and ended.reason == BUDGET_USED and run.state.num_spent < count_wish(state.job)
         return run.standing == "ended" and not had_more
 
-    def _run_guarded(self, state: JobState, part: dict[str, float | None]) -> None:
+    def _run_guarded(self, state: NightlyJobState, part: dict[str, float | None]) -> None:
         """One job; whatever goes wrong with it is kept, and the night goes on."""
         state.was_cut = False
         try:
@@ -214,7 +216,7 @@ class NightRun:
         if state.error:
             self._say(f"{state.job.key}: {state.error}")
 
-    def _run_job(self, state: JobState, part: dict[str, float | None]) -> None:
+    def _run_job(self, state: NightlyJobState, part: dict[str, float | None]) -> None:
         job = state.job
         wish = count_wish(job)
         own = job.budget.model_copy(update={"trials": None})
@@ -236,10 +238,10 @@ class NightRun:
         ending = self._search(state, run, most, limits) if most > run.state.num_spent or run.state.unfinished else ""
         state.was_cut = (most < wish and ending == BUDGET_USED) or ending.startswith("its part of the night's")
 
-    def _own_name(self, job: Job) -> str:
+    def _own_name(self, job: NightlyJob) -> str:
         return name_run(self.config.name, self.place.stamp, job.key)
 
-    def _find_unfinished(self, job: Job) -> Run | None:
+    def _find_unfinished(self, job: NightlyJob) -> Run | None:
         """The job's latest search where it was cut off and still is what the job asks for."""
         folders = find_runs(self.runs, self.config.name, job.key)
         if not folders:
@@ -253,7 +255,7 @@ class NightRun:
         same_space = run.spec.space_sha256 == plan.spec.space_sha256 and run.spec.strategy == plan.spec.strategy
         return run if goes_on and same_space else None
 
-    def _create(self, job: Job, budget: int, limits: dict[str, float | None]) -> Run:
+    def _create(self, job: NightlyJob, budget: int, limits: dict[str, float | None]) -> Run:
         plan = self.plans[job.key]
         folders = find_runs(self.runs, self.config.name, job.key)
         earlier = read_earlier(folders, plan.spec)
@@ -274,14 +276,14 @@ class NightRun:
         )
         return load_run(create_run(plan_search(request), self.runs))
 
-    def _pick_first(self, job: Job, budget: int, *, earlier_bests: tuple[Config, ...]) -> tuple[Config, ...]:
+    def _pick_first(self, job: NightlyJob, budget: int, *, earlier_bests: tuple[Config, ...]) -> tuple[Config, ...]:
         """Earlier bests to measure again: at most half of a small budget, so that something new is tried too."""
         space = self.plans[job.key].space
         return tuple(config for config in earlier_bests if space.row(config) is not None)[: max(1, budget // 2)]
 
-    def _search(self, state: JobState, run: Run, most: int, limits: dict[str, float | None]) -> str:
+    def _search(self, state: NightlyJobState, run: Run, most: int, limits: dict[str, float | None]) -> str:
         """Run, or go on with, the job's search; returns why it ended."""
-        stop, before_hours, begun_s = Stop(), state.hours, time.monotonic()
+        stop, before_hours, begun_s = StopSignal(), state.hours, time.monotonic()
 
         def see_alive() -> None:
             state.hours = before_hours + (time.monotonic() - begun_s) / 3600
@@ -295,19 +297,19 @@ class NightRun:
             tokens=limits["tokens"],
             usd=limits["usd"],
         )
-        with Book(run.folder) as book:
-            start_book(book, parts, budget=most)
+        with RunWriter(run.folder) as writer:
+            begin_or_resume(writer, parts, budget=most)
             with Meter(run.spec, allowance, stop, see_alive) as meter:
-                book.watch(meter.watch)
+                writer.watch(meter.watch)
                 try:
-                    run_search(book, parts)
+                    run_search(writer, parts)
                 finally:
                     state.hours = before_hours + meter.hours
-            state.is_trouble = book.state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW
-            end = book.state.ended or book.state.stopped
+            state.is_trouble = writer.state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW
+            end = writer.state.ended or writer.state.stopped
         return end.reason if end else ""
 
-    def _see_alive(self, stop: Stop) -> None:
+    def _see_alive(self, stop: StopSignal) -> None:
         """Called now and then while a search runs: passes a stop on, holds the lock, keeps the hours."""
         self._lock.refresh()
         if self.stop.is_set():

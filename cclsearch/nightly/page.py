@@ -14,7 +14,7 @@ from cclsearch.draw.scene import SERIES, Item, Mark, Scene, Text
 from cclsearch.draw.scene import Path as Line
 from cclsearch.draw.svg import palette_css, render_svg
 from cclsearch.nightly.assemble import JobNights
-from cclsearch.nightly.compare import Verdict
+from cclsearch.nightly.compare import NightVerdict
 from cclsearch.nightly.history import Night, mean_of
 from cclsearch.nightly.summary import NightSummary, show_best
 from cclsearch.stats.noise import estimate_noise, find_interval
@@ -44,7 +44,7 @@ def render_night(night: NightSummary, jobs: Sequence[JobNights], history: Sequen
         show_best=show_best,
         show_config=show_config,
         number=show_number,
-        worst=(Verdict.REGRESSED, Verdict.TROUBLE),
+        worst=(NightVerdict.REGRESSED, NightVerdict.TROUBLE),
     )
 
 

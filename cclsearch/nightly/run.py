@@ -18,7 +18,7 @@ from cclsearch.nightly.prune import Pruned, prune_evidence
 from cclsearch.nightly.summary import NightSummary, render_markdown, render_message
 from cclsearch.nightly.webhook import send_webhook
 from cclsearch.record.lock import FolderLock, is_locked
-from cclsearch.search.jobs import Stop
+from cclsearch.search.jobs import StopSignal
 
 MOST_HISTORY = 60
 """Earlier nights that the page lists."""
@@ -33,7 +33,7 @@ class NightBrokenError(Exception):
 
 
 def run_night(
-    config: NightlyConfig, runs: Path, *, stop: Stop, say: Callable[[str], None] = lambda line: None
+    config: NightlyConfig, runs: Path, *, stop: StopSignal, say: Callable[[str], None] = lambda line: None
 ) -> NightSummary:
     """Run one night and leave its summary; raises NightBusyError while another runs, UserError for bad input.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, show_config
-from cclsearch.nightly.compare import Change, Verdict
+from cclsearch.nightly.compare import Change, NightVerdict
 
 SUMMARY_VERSION = 1
 EXIT_OK, EXIT_NO_RESULT, EXIT_USAGE, EXIT_REGRESSED, EXIT_TROUBLE, EXIT_BUSY = range(6)
@@ -54,7 +54,7 @@ class JobSummary(Model):
     run: str | None = None
     resumed: bool = False
     """Whether it went on with a search that was cut off."""
-    verdict: Verdict
+    verdict: NightVerdict
     text: str
     figure: str = "step_time_s"
     """What is compared from night to night."""
@@ -113,28 +113,28 @@ class NightSummary(Model):
     notes: tuple[str, ...] = ()
 
 
-def choose_exit_code(verdicts: Sequence[Verdict]) -> int:
+def choose_exit_code(verdicts: Sequence[NightVerdict]) -> int:
     """3 with a regression, else 4 with trouble, else 1 where something has no result, else 0."""
-    if Verdict.REGRESSED in verdicts:
+    if NightVerdict.REGRESSED in verdicts:
         return EXIT_REGRESSED
-    if Verdict.TROUBLE in verdicts:
+    if NightVerdict.TROUBLE in verdicts:
         return EXIT_TROUBLE
-    return EXIT_NO_RESULT if Verdict.NO_RESULT in verdicts else EXIT_OK
+    return EXIT_NO_RESULT if NightVerdict.NO_RESULT in verdicts else EXIT_OK
 
 
-def count_verdicts(verdicts: Sequence[Verdict]) -> str:
+def count_verdicts(verdicts: Sequence[NightVerdict]) -> str:
     """`1 regressed, 2 unchanged`: the night in a line."""
     counted = [(verdict, list(verdicts).count(verdict)) for verdict in ORDER]
     return ", ".join(f"{count} {verdict.value}" for verdict, count in counted if count) or "nothing ran"
 
 
 ORDER = (
-    Verdict.REGRESSED,
-    Verdict.TROUBLE,
-    Verdict.NO_RESULT,
-    Verdict.IMPROVED,
-    Verdict.FIRST,
-    Verdict.UNCHANGED,
+    NightVerdict.REGRESSED,
+    NightVerdict.TROUBLE,
+    NightVerdict.NO_RESULT,
+    NightVerdict.IMPROVED,
+    NightVerdict.FIRST,
+    NightVerdict.UNCHANGED,
 )
 
 

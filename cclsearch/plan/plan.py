@@ -20,7 +20,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance, Value
 from cclsearch.launch.profile import make_launcher
-from cclsearch.plan.target import Destination, choose_destination
+from cclsearch.plan.target import Target, choose_target
 from cclsearch.plan.warm_start import AUTO, load_prior
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.agent.policy.store import freeze_seed
@@ -28,7 +28,7 @@ from cclsearch.propose.agent.providers.cost import describe_unkept, load_prices,
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.run.catalog import LAST
-from cclsearch.run.spec import Limits, RecordingRef, RunSpec, hash_file
+from cclsearch.run.spec import RecordingRef, RunSpec, SearchLimits, hash_file
 from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
 from cclsearch.score.measurable import require_measurable
 from cclsearch.score.objective import Objective, load_objective
@@ -41,11 +41,11 @@ LLM_STRATEGIES = ("hybrid", "llm")
 
 
 @dataclass(frozen=True)
-class Request:
+class SearchRequest:
     """What the user asks for, before anything is looked up."""
 
     workload: str
-    limits: Limits
+    limits: SearchLimits
     overlays: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
     launcher: str | None = None
@@ -74,28 +74,28 @@ class Plan:
     space: Space
 
 
-def plan_search(request: Request) -> Plan:
+def plan_search(request: SearchRequest) -> Plan:
     """Resolve and freeze what was asked for; raises UserError for whatever cannot work."""
     asked = load_card(request.workload, overlays=request.overlays, sets=request.sets)
-    destination = choose_destination(
+    target = choose_target(
         asked, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
     )
     objective = load_objective(request.objective)
-    if destination.recording is not None:
-        recording = load_recording(destination.recording)
+    if target.recording is not None:
+        recording = load_recording(target.recording)
         _refuse_changes(request, recording.card.framework)
         require_recorded(objective, recording)
         card, framework, space = recording.card, recording.card.framework, recording.space
         reference = RecordingRef(
             name=recording.name,
-            folder=destination.recording,
-            sha256=hash_file(destination.recording / "trials.csv"),
+            folder=target.recording,
+            sha256=hash_file(target.recording / "trials.csv"),
         )
         banner = (*describe_recording(asked, recording.card, len(recording.rows)), *recording.notes)
     else:
-        card, framework, space, reference, banner = *_live_space(request, asked, destination), None, ()
+        card, framework, space, reference, banner = *_live_space(request, asked, target), None, ()
         require_measurable(objective, load_framework(framework))
-    launcher = make_launcher(destination.profile, framework=framework)
+    launcher = make_launcher(target.profile, framework=framework)
     strategy = _choose_strategy(request, multi=objective.is_multi)
     spec = RunSpec(
         run_id=_run_id(request),
@@ -105,7 +105,7 @@ def plan_search(request: Request) -> Plan:
         card=card,
         framework=framework,
         objective=objective,
-        profile=destination.profile,
+        profile=target.profile,
         recording=reference,
         provenance=launcher.provenance,
         strategy=strategy,
@@ -114,14 +114,14 @@ def plan_search(request: Request) -> Plan:
         limits=request.limits,
         seed=request.seed,
         use_fewer=request.use_fewer,
-        knobs=() if reference else (*destination.profile.knobs, *request.knobs),
+        knobs=() if reference else (*target.profile.knobs, *request.knobs),
         learn_from=tuple(str(Path(folder).resolve()) for folder in request.learn_from),
         first=request.first,
         space_size=len(space),
         space_sha256=hash_space(space),
         banner=(
             *banner,
-            *destination.banner,
+            *target.banner,
             *_confirm_hint(request, launcher.provenance),
             *_llm_hint(request, strategy),
         ),
@@ -138,8 +138,8 @@ def redact_spec(spec: RunSpec) -> RunSpec:
     return spec if masked == text else RunSpec.model_validate_json(masked)
 
 
-def _live_space(request: Request, asked: Card, destination: Destination) -> tuple[Card, str, Space]:
-    profile = destination.profile
+def _live_space(request: SearchRequest, asked: Card, target: Target) -> tuple[Card, str, Space]:
+    profile = target.profile
     hardware = asked.hardware.model_copy(update=profile.hardware.overrides())
     chip = match_accelerator(hardware.accelerator)
     if profile.launcher == "local" and hardware.host_cores is None and chip is not None and chip.kind == "cpu":
@@ -152,7 +152,7 @@ def _live_space(request: Request, asked: Card, destination: Destination) -> tupl
     return card, framework.name, build_space(card, framework, extra_knobs=extra, use_fewer=request.use_fewer)
 
 
-def _refuse_changes(request: Request, framework: str) -> None:
+def _refuse_changes(request: SearchRequest, framework: str) -> None:
     """Refuse what would change a recorded space: its legal set is its rows."""
     ways = "search it as it is, or name a place to run (`--launcher NAME`)"
     if request.framework not in (None, framework):
@@ -175,7 +175,7 @@ def require_recorded(objective: Objective, recording: Recording) -> None:
             )
 
 
-def _choose_strategy(request: Request, *, multi: bool) -> str:
+def _choose_strategy(request: SearchRequest, *, multi: bool) -> str:
     """The strategy's name, checked; `hybrid` with an LLM, `pareto` over several metrics, else `default`."""
     strategy = request.strategy or ("hybrid" if request.llm else "pareto" if multi else "default")
     if strategy == "optuna":
@@ -193,7 +193,7 @@ def _choose_strategy(request: Request, *, multi: bool) -> str:
     return strategy
 
 
-def _llm_hint(request: Request, strategy: str) -> tuple[str, ...]:
+def _llm_hint(request: SearchRequest, strategy: str) -> tuple[str, ...]:
     if request.llm and strategy in LLM_STRATEGIES:
         spec = parse_spec(request.llm)
         key, unkept = missing_key(spec), describe_unkept(spec.name, request.llm_options.get("max_usd"))
@@ -204,13 +204,13 @@ def _llm_hint(request: Request, strategy: str) -> tuple[str, ...]:
     return ("no LLM takes part (`--llm anthropic:MODEL` or `openai:MODEL` adds one)",)
 
 
-def _confirm_hint(request: Request, provenance: Provenance) -> tuple[str, ...]:
+def _confirm_hint(request: SearchRequest, provenance: Provenance) -> tuple[str, ...]:
     if not request.limits.confirm or provenance is Provenance.MEASURED:
         return ()
     return (f"nothing will be confirmed: a {provenance.value} figure is read once, and no run can confirm it",)
 
 
-def _run_id(request: Request) -> str:
+def _run_id(request: SearchRequest) -> str:
     if request.run_id is None:
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(request.workload).stem)[:30].strip("-") or "run"
         return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

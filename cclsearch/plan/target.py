@@ -17,7 +17,7 @@ RECORDINGS_FOLDER = Path("workloads") / "recordings"
 
 
 @dataclass(frozen=True)
-class Destination:
+class Target:
     """Where, and what the user must know about it."""
 
     profile: Profile
@@ -26,9 +26,9 @@ class Destination:
     banner: tuple[str, ...] = ()
 
 
-def choose_destination(
+def choose_target(
     card: Card, *, launcher: str | None, recording: str | None = None, in_allocation: bool = False
-) -> Destination:
+) -> Target:
     """The profile named, else this machine where it is enough, else the card's recording.
 
     Raises UserError that names the ways out where none applies; a recording and a place to run exclude each other.
@@ -39,19 +39,19 @@ def choose_destination(
             f"{place} and --recording {recording}: a recording is read and nothing runs, so name one of the two"
         )
     if in_allocation:
-        return Destination(_hold(load_profile(launcher or "slurm-generic")))
+        return Target(_hold(load_profile(launcher or "slurm-generic")))
     if recording is not None:
         return _replay(find_recording(recording), ())
     if launcher is not None:
         if launcher == "replay":
             return _replay(find_recording(card.recording or _no_recording(card)), ())
         profile = load_profile(launcher)
-        return Destination(profile, banner=_too_few_here(card, profile))
+        return Target(profile, banner=_too_few_here(card, profile))
     if card.hardware.accelerator == "cpu":
-        return Destination(load_profile("local"))
+        return Target(load_profile("local"))
     found = count_local_gpus()
     if found >= card.hardware.num_accelerators:
-        return Destination(load_profile("local"), banner=(f"runs on this machine's {found} accelerators",))
+        return Target(load_profile("local"), banner=(f"runs on this machine's {found} accelerators",))
     if card.recording is not None:
         return _replay(find_recording(card.recording), _cluster_hint())
     raise UserError(
@@ -119,9 +119,9 @@ def count_local_gpus() -> int:
     return 0
 
 
-def _replay(folder: Path, banner: tuple[str, ...]) -> Destination:
+def _replay(folder: Path, banner: tuple[str, ...]) -> Target:
     profile = profile_from_mapping({"launcher": "replay", "recording": str(folder)}, name="replay")
-    return Destination(profile, recording=folder, banner=banner)
+    return Target(profile, recording=folder, banner=banner)
 
 
 def _no_recording(card: Card) -> str:

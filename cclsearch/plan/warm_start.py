@@ -30,7 +30,7 @@ def load_prior(spec: RunSpec) -> tuple[Observation, ...]:
     return tuple(prior)
 
 
-def learn_from_all(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:
+def find_warm_starts(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:
     """The search with those of the runs as a prior that were measured on its cluster, and a banner that names them.
 
     A run is taken by its fingerprint: the same work, accelerator, memory, accelerators a node and framework, measured

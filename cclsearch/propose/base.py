@@ -18,7 +18,7 @@ from cclsearch.space.table import Space
 
 
 @dataclass(frozen=True)
-class Remark:
+class ProposerEvent:
     """Something a proposer did that the ledger should keep: an arbiter's move, an LLM turn, rows held back."""
 
     topic: str
@@ -42,7 +42,7 @@ class SearchView:
     objective: str = "step_time"
     prior: tuple[Observation, ...] = ()
     """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[ProposerEvent, ...] = ()
     """What proposers remarked so far in this search, from the ledger: state is rebuilt from it after a kill."""
     next_trial: int = 0
     """Number that the next trial will get; 0 where nobody counts."""
@@ -101,10 +101,10 @@ class Proposer(Protocol):
 
 
 @runtime_checkable
-class Narrator(Protocol):
+class EventSource(Protocol):
     """What a proposer with a story adds (the arbiter does): remarks for the ledger, and a wish to end early."""
 
-    def take_remarks(self) -> Sequence[Remark]:
+    def take_events(self) -> Sequence[ProposerEvent]:
         """Remarks since the last call, oldest first; the search writes them to the ledger."""
         ...
 
@@ -114,9 +114,9 @@ class Narrator(Protocol):
 
 
 @runtime_checkable
-class Closer(Protocol):
+class Closable(Protocol):
     """A proposer that has work under way in the background (the arbiter may)."""
 
     def close(self) -> None:
-        """The search's session ends: leave the last remarks to `take_remarks`, and wait a few seconds at most."""
+        """The search's session ends: leave the last remarks to `take_events`, and wait a few seconds at most."""
         ...

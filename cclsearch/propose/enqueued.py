@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cclsearch.core.values import Config
-from cclsearch.propose.base import Closer, Narrator, Proposal, Proposer, Remark, SearchView
+from cclsearch.propose.base import Closable, EventSource, Proposal, Proposer, ProposerEvent, SearchView
 
 EARLIER = "earlier"
 
@@ -31,15 +31,15 @@ class FirstProposer:
             return [Proposal(config, EARLIER, why) for config in waiting[:count]]
         return self._then.propose(view, count)
 
-    def take_remarks(self) -> Sequence[Remark]:
+    def take_events(self) -> Sequence[ProposerEvent]:
         """The other strategy's remarks."""
-        return self._then.take_remarks() if isinstance(self._then, Narrator) else ()
+        return self._then.take_events() if isinstance(self._then, EventSource) else ()
 
     def close(self) -> None:
         """The other strategy's end."""
-        if isinstance(self._then, Closer):
+        if isinstance(self._then, Closable):
             self._then.close()
 
     def ending(self) -> str | None:
         """The other strategy's wish to end."""
-        return self._then.ending() if isinstance(self._then, Narrator) else None
+        return self._then.ending() if isinstance(self._then, EventSource) else None

@@ -53,7 +53,7 @@ class _Form(NamedTuple):
     is_confirmation: bool
 
 
-class Shelf:
+class ObservationStore:
     """Observations that come one after another, kept in columns: some hundred bytes each, and built when wanted.
 
     Each comes back equal to what was put there. A configuration that is the space's own is not kept at all.
@@ -134,7 +134,7 @@ class Shelf:
 class Observations(Sequence[Observation]):
     """What a shelf held at one moment, in order of the trials' numbers; read it as a tuple of observations."""
 
-    def __init__(self, shelf: Shelf, places: Sequence[int]) -> None:
+    def __init__(self, shelf: ObservationStore, places: Sequence[int]) -> None:
         self._shelf = shelf
         self._places = places
 

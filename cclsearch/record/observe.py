@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cclsearch.propose.observations import Observation, Observations, Shelf
+from cclsearch.propose.observations import Observation, Observations, ObservationStore
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
@@ -14,7 +14,7 @@ class Observer:
 
     def __init__(self, space: Space | None = None) -> None:
         self._space = space
-        self._shelf = Shelf(space)
+        self._shelf = ObservationStore(space)
         self._num_taken = 0
 
     def observe(self, state: RunState) -> Observations:

@@ -35,23 +35,23 @@ class _Outcome(msgspec.Struct):
     loss: float | None = None
 
 
-class Line(msgspec.Struct, tag_field="event", tag="note"):
+class LedgerLine(msgspec.Struct, tag_field="event", tag="note"):
     """What the fold needs of any event; of a note, no more than that it was."""
 
     time_s: float
 
 
-class _Started(Line, tag="search_started"):
+class _Started(LedgerLine, tag="search_started"):
     run_id: str
     spec_sha256: str
 
 
-class _Resumed(Line, tag="search_resumed"):
+class _Resumed(LedgerLine, tag="search_resumed"):
     budget: int = 0
     confirm: int = 0
 
 
-class _OfTrial(Line, tag="of a trial"):
+class _OfTrial(LedgerLine, tag="of a trial"):
     trial: int
 
 
@@ -76,21 +76,23 @@ class _Finished(_OfTrial, tag="trial_finished"):
     outcome: _Outcome
 
 
-class _Stopped(Line, tag="search_stopped"):
+class _Stopped(LedgerLine, tag="search_stopped"):
     reason: str
 
 
-class _Ended(Line, tag="search_ended"):
+class _Ended(LedgerLine, tag="search_ended"):
     reason: str
 
 
-AnyLine = Line | _Started | _Resumed | _Proposed | _Submitting | _Submitted | _Repeated | _Finished | _Stopped | _Ended
+AnyLine = (
+    LedgerLine | _Started | _Resumed | _Proposed | _Submitting | _Submitted | _Repeated | _Finished | _Stopped | _Ended
+)
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyLine)
 
 
-def decode_line(line: bytes) -> Line:
+def decode_line(line: bytes) -> LedgerLine:
     """What the fold needs of one line; raises msgspec.MsgspecError where it is no event."""
-    decoded: Line = _DECODER.decode(line)
+    decoded: LedgerLine = _DECODER.decode(line)
     return decoded
 
 

@@ -16,7 +16,7 @@ Watcher = Callable[[Event, RunState], None]
 """Called after each event is on disk (a live table, plain lines, JSON lines)."""
 
 
-class Book:
+class RunWriter:
     """Context manager over one run folder, locked; `record` is the only way in which a search's state changes."""
 
     def __init__(self, folder: Path) -> None:
@@ -26,7 +26,7 @@ class Book:
         self._watchers: list[Watcher] = []
         self._ledger: Ledger | None = None
 
-    def __enter__(self) -> Book:
+    def __enter__(self) -> RunWriter:
         self.lock.__enter__()
         try:
             path = self.folder / LEDGER_FILE

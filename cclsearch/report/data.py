@@ -12,7 +12,7 @@ CONFIRMATION = "confirmation"
 
 
 @dataclass(frozen=True)
-class Check:
+class AdmissionCheck:
     """One rule of the admission gate over one trial."""
 
     rule: str
@@ -41,7 +41,7 @@ class TrialRow:
     spread: float | None = None
     expected_step_time_s: float | None = None
     expected_memory_gib: float | None = None
-    checks: tuple[Check, ...] = ()
+    checks: tuple[AdmissionCheck, ...] = ()
     notes: tuple[str, ...] = ()
     diagnosis: tuple[str, ...] = ()
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from cclsearch.report.data import (
     NOT_ADMITTED,
     RANKED,
     RUNNING,
-    Check,
+    AdmissionCheck,
     Neighbour,
     RunPage,
     TrialRow,
@@ -123,10 +123,10 @@ def _state_of(trial: Trial) -> tuple[str, str]:
     return RANKED, ""
 
 
-def _checks(outcome: Outcome | None) -> tuple[Check, ...]:
+def _checks(outcome: Outcome | None) -> tuple[AdmissionCheck, ...]:
     if outcome is None or outcome.admission is None:
         return ()
-    return tuple(Check(v.rule, v.ok, clean(v.detail)) for v in outcome.admission.verdicts)
+    return tuple(AdmissionCheck(v.rule, v.ok, clean(v.detail)) for v in outcome.admission.verdicts)
 
 
 def _score(objective: Objective, outcome: Outcome | None, baseline: Mapping[str, float] | None) -> float | None:

@@ -30,7 +30,7 @@ class RecordingRef(Model):
     """Of its `trials.csv`."""
 
 
-class Limits(Model):
+class SearchLimits(Model):
     """How far a search may go. All but the budget are None for no limit."""
 
     budget: int = Field(ge=1)
@@ -65,7 +65,7 @@ class RunSpec(Model):
     llm: str | None = None
     """`anthropic:MODEL`, `openai:MODEL` or a URL; never a key."""
     llm_options: dict[str, str | int | float | bool | None] = {}
-    limits: Limits
+    limits: SearchLimits
     seed: int = 0
     use_fewer: bool = False
     """Whether configurations on fewer accelerators than there are belong to the space."""

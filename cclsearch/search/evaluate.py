@@ -12,24 +12,24 @@ from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput, TrialResult
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.record.writer import Book
+from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, scrub_logs
-from cclsearch.score.judge import judge_failure, judge_trial
+from cclsearch.score.evaluate import evaluate_failure, evaluate_trial
 from cclsearch.score.outcome import Outcome
 from cclsearch.search.trace_evidence import read_trace_evidence
 
 
-class TrialJudge:
+class TrialEvaluator:
     """Judges the landed trials of one search, as `cclsearch.search.jobs` asks."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
 
-    def __call__(self, trial: Trial, payload: TrialInput, book: Book, failure: Failure | None) -> Outcome:
-        folder = book.trial_folder(trial.number)
+    def __call__(self, trial: Trial, payload: TrialInput, writer: RunWriter, failure: Failure | None) -> Outcome:
+        folder = writer.trial_folder(trial.number)
         scrub_logs(folder)
-        outcome = self._judge(folder, payload, failure, find_baseline(book.state))
+        outcome = self._judge(folder, payload, failure, find_baseline(writer.state))
         write_views(folder, outcome)
         return outcome
 
@@ -38,12 +38,12 @@ class TrialJudge:
     ) -> Outcome:
         collected = collect_result(folder) if failure is None or _has_result(folder) else failure
         if isinstance(collected, Failure):
-            return judge_failure(redact_failure(failure or collected), self._spec.provenance)
+            return evaluate_failure(redact_failure(failure or collected), self._spec.provenance)
         collected = _redact_result(collected)
         trace = None
         if self._spec.provenance is Provenance.MEASURED and payload.profiled_steps:
             trace = read_trace_evidence(folder / TRACE_FOLDER, self._spec.card, payload)
-        return judge_trial(
+        return evaluate_trial(
             payload,
             collected,
             self._spec.card,

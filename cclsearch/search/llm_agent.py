@@ -10,10 +10,10 @@ from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.agent.agent import AgentOptions, make_agent
-from cclsearch.propose.agent.arbiter.keyless import Keyless
+from cclsearch.propose.agent.arbiter.keyless import NoLlmProposer
 from cclsearch.propose.agent.arbiter.proposer import make_arbiter
 from cclsearch.propose.agent.evidence import TrialEvidence
-from cclsearch.propose.agent.providers.cost import Limits
+from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec
 from cclsearch.propose.agent.tool_handlers import Explain
 from cclsearch.propose.base import Proposer
@@ -57,7 +57,7 @@ def make_agent_for(spec: RunSpec, folder: Path) -> Proposer:
     assert spec.llm is not None, "the strategy needs an LLM"
     key = missing_key(parse_spec(spec.llm))
     if key:
-        return Keyless(fallback, f"{key} is not set")
+        return NoLlmProposer(fallback, f"{key} is not set")
     agent = make_agent(
         spec.llm,
         options=read_options(spec),
@@ -74,7 +74,7 @@ def read_options(spec: RunSpec) -> AgentOptions:
     tokens, usd, seed_policy = options.get("max_tokens"), options.get("max_usd"), options.get("seed_policy")
     return AgentOptions(
         mode=str(options.get("mode") or "configs"),
-        limits=Limits(
+        limits=LlmLimits(
             max_tokens=int(tokens) if tokens is not None else None, max_usd=float(usd) if usd is not None else None
         ),
         anonymous=spec.provenance is not Provenance.MEASURED,

@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.values import Provenance
-from cclsearch.propose.base import Closer, Narrator, Observation, Proposal, Proposer, Remark, SearchView
+from cclsearch.propose.base import Closable, EventSource, Observation, Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.record.event import Note, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.observe import Observer
 from cclsearch.record.state import collect_losses
 from cclsearch.record.trial import Trial
-from cclsearch.record.writer import Book
+from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
-from cclsearch.search.jobs import Flight, Stop
+from cclsearch.search.jobs import JobRunner, StopSignal
 from cclsearch.space.table import Space
 
 MAX_LOST_IN_A_ROW = 3
@@ -33,39 +33,39 @@ class Parts:
     spec: RunSpec
     space: Space
     proposer: Proposer
-    flight: Flight
+    jobs: JobRunner
     observer: Observer
     prior: tuple[Observation, ...] = ()
     held_back: frozenset[int] = frozenset()
     """Rows that the memory model says cannot fit: never launched."""
-    stop: Stop = field(default_factory=Stop)
+    stop: StopSignal = field(default_factory=StopSignal)
     now_s: Callable[[], float] = time.time
     most_trials: int | None = None
     """Trials in all that this session may spend, where that is less than the search's budget."""
 
 
-def run_search(book: Book, parts: Parts) -> None:
+def run_search(writer: RunWriter, parts: Parts) -> None:
     """Run, or go on with, an open book's search until it ends or is stopped; each step is on disk before the next."""
-    flight = parts.flight
+    jobs = parts.jobs
     try:
-        flight.adopt(book)
+        jobs.adopt(writer)
         deadline_s = find_deadline(parts)
-        reason = _search(book, parts, deadline_s)
+        reason = _search(writer, parts, deadline_s)
         if reason is not None:
-            _confirm(book, parts, deadline_s)
+            _confirm(writer, parts, deadline_s)
     except BaseException:
-        flight.leave()
+        jobs.detach()
         raise
-    if isinstance(parts.proposer, Closer):
+    if isinstance(parts.proposer, Closable):
         parts.proposer.close()
-        take_remarks(book, parts)
+        take_events(writer, parts)
     if reason is None or parts.stop.is_set():
-        flight.put_down(book, parts.stop)
-        book.record(SearchStopped(time_s=parts.now_s(), reason=parts.stop.describe()))
+        jobs.shut_down(writer, parts.stop)
+        writer.record(SearchStopped(time_s=parts.now_s(), reason=parts.stop.describe()))
         return
-    flight.leave()
-    best = book.state.best
-    book.record(SearchEnded(time_s=parts.now_s(), reason=reason, best_trial=best.number if best else None))
+    jobs.detach()
+    best = writer.state.best
+    writer.record(SearchEnded(time_s=parts.now_s(), reason=reason, best_trial=best.number if best else None))
 
 
 def find_deadline(parts: Parts) -> float:
@@ -74,9 +74,9 @@ def find_deadline(parts: Parts) -> float:
     return math.inf if hours is None else time.monotonic() + hours * 3600
 
 
-def _must_stop(book: Book, parts: Parts, deadline_s: float) -> bool:
+def _must_stop(writer: RunWriter, parts: Parts, deadline_s: float) -> bool:
     """Whether the search is to be stopped; asks for it where time, allocation or infrastructure are at their end."""
-    state = book.state
+    state = writer.state
     if time.monotonic() >= deadline_s:
         parts.stop.request(f"the {parts.spec.limits.max_hours:g} hours allowed are used up")
     elif state.is_allocation_over:
@@ -88,43 +88,45 @@ def _must_stop(book: Book, parts: Parts, deadline_s: float) -> bool:
     return parts.stop.is_set()
 
 
-def _search(book: Book, parts: Parts, deadline_s: float) -> str | None:
+def _search(writer: RunWriter, parts: Parts, deadline_s: float) -> str | None:
     """The search proper; returns why it ended, None where it was stopped."""
-    while not _must_stop(book, parts, deadline_s):
-        ended = _fill(book, parts)
-        if not book.state.unfinished:
+    while not _must_stop(writer, parts, deadline_s):
+        ended = _fill(writer, parts)
+        if not writer.state.unfinished:
             return ended
-        parts.flight.land(book, parts.stop)
+        parts.jobs.collect_finished(writer, parts.stop)
     return None
 
 
-def _fill(book: Book, parts: Parts) -> str | None:
+def _fill(writer: RunWriter, parts: Parts) -> str | None:
     """Start as many trials as there is room for; returns why no more will come, None where more may."""
-    while not parts.stop.is_set() and not book.state.is_allocation_over:
-        parts.flight.start_waiting(book)
-        left = find_budget(book, parts) - book.state.num_spent
-        slots = parts.flight.free_slots(book)
+    while not parts.stop.is_set() and not writer.state.is_allocation_over:
+        parts.jobs.start_waiting(writer)
+        left = find_budget(writer, parts) - writer.state.num_spent
+        slots = parts.jobs.free_slots(writer)
         if slots <= 0:
             return None
         if left <= 0:
             return "the budget is used up"
-        view = view_search(book, parts, budget_left=left)
+        view = view_search(writer, parts, budget_left=left)
         taken_N = view.taken_N.copy()
         if taken_N.all():
             return "every configuration of the space was tried, or cannot fit"
         proposals = parts.proposer.propose(view, min(slots, left))
-        take_remarks(book, parts)
-        if not _accept(book, parts, proposals, taken_N=taken_N, most=min(slots, left)):
+        take_events(writer, parts)
+        if not _accept(writer, parts, proposals, taken_N=taken_N, most=min(slots, left)):
             return _ending(parts)
     return None
 
 
 def _ending(parts: Parts) -> str:
-    wish = parts.proposer.ending() if isinstance(parts.proposer, Narrator) else None
+    wish = parts.proposer.ending() if isinstance(parts.proposer, EventSource) else None
     return wish or "nothing is left that may be proposed"
 
 
-def _accept(book: Book, parts: Parts, proposals: Sequence[Proposal], *, taken_N: NDArray[np.bool_], most: int) -> int:
+def _accept(
+    writer: RunWriter, parts: Parts, proposals: Sequence[Proposal], *, taken_N: NDArray[np.bool_], most: int
+) -> int:
     """Enter legal new proposals into the ledger, drop the rest with a note; returns how many were entered."""
     accepted = 0
     for proposal in proposals[:most]:
@@ -132,19 +134,19 @@ def _accept(book: Book, parts: Parts, proposals: Sequence[Proposal], *, taken_N:
         if row is None or taken_N[row]:
             why = "it is no member of the legal set" if row is None else "it was tried or runs already"
             text = f"{proposal.proposer} proposed {proposal.config}: {why}"
-            book.record(Note(time_s=parts.now_s(), topic="refused", text=text))
+            writer.record(Note(time_s=parts.now_s(), topic="refused", text=text))
             continue
         taken_N[row] = True
         accepted += 1
-        _enter(book, parts, proposal, Purpose.SEARCH)
+        _enter(writer, parts, proposal, Purpose.SEARCH)
     return accepted
 
 
-def _enter(book: Book, parts: Parts, proposal: Proposal, purpose: Purpose) -> None:
-    book.record(
+def _enter(writer: RunWriter, parts: Parts, proposal: Proposal, purpose: Purpose) -> None:
+    writer.record(
         TrialProposed(
             time_s=parts.now_s(),
-            trial=len(book.state.trials) + 1,
+            trial=len(writer.state.trials) + 1,
             config=proposal.config,
             proposer=proposal.proposer,
             rationale=proposal.rationale,
@@ -155,11 +157,11 @@ def _enter(book: Book, parts: Parts, proposal: Proposal, purpose: Purpose) -> No
     )
 
 
-def view_search(book: Book, parts: Parts, *, budget_left: int) -> SearchView:
+def view_search(writer: RunWriter, parts: Parts, *, budget_left: int) -> SearchView:
     """What a proposer may know now."""
-    observations = parts.observer.observe(book.state)
-    lost = {parts.space.row(trial.config) for trial in book.state.lost}
-    flying = {parts.space.row(trial.config) for trial in book.state.unfinished}
+    observations = parts.observer.observe(writer.state)
+    lost = {parts.space.row(trial.config) for trial in writer.state.lost}
+    flying = {parts.space.row(trial.config) for trial in writer.state.unfinished}
     seen_N = np.zeros(len(parts.space), dtype=bool)
     seen_N[observations.rows] = True
     held_back = (lost | parts.held_back) - flying
@@ -173,59 +175,59 @@ def view_search(book: Book, parts: Parts, *, budget_left: int) -> SearchView:
         seed=parts.spec.seed,
         objective=parts.spec.objective.name,
         prior=parts.prior,
-        remarks=tuple(Remark(note.topic, note.text, note.data) for note in book.state.notes),
-        next_trial=len(book.state.trials) + 1,
+        remarks=tuple(ProposerEvent(note.topic, note.text, note.data) for note in writer.state.notes),
+        next_trial=len(writer.state.trials) + 1,
     )
 
 
-def _confirm(book: Book, parts: Parts, deadline_s: float) -> None:
+def _confirm(writer: RunWriter, parts: Parts, deadline_s: float) -> None:
     """Run the finalists again, the best first; each run is new, and none of them costs budget."""
-    wanted = max(parts.spec.limits.confirm, book.state.confirm_raised_to)
+    wanted = max(parts.spec.limits.confirm, writer.state.confirm_raised_to)
     if not wanted or parts.spec.provenance is not Provenance.MEASURED:
         return
-    for trial in finalists(book, wanted, parts.spec.objective):
-        if not any(run.purpose is Purpose.CONFIRMATION for run in book.state.runs_of(trial.config)):
+    for trial in finalists(writer, wanted, parts.spec.objective):
+        if not any(run.purpose is Purpose.CONFIRMATION for run in writer.state.runs_of(trial.config)):
             text = f"runs the configuration of trial {trial.number} again"
-            _enter(book, parts, Proposal(trial.config, "confirmation", text), Purpose.CONFIRMATION)
-    while book.state.unfinished and not _must_stop(book, parts, deadline_s):
-        parts.flight.start_waiting(book)
-        parts.flight.land(book, parts.stop)
+            _enter(writer, parts, Proposal(trial.config, "confirmation", text), Purpose.CONFIRMATION)
+    while writer.state.unfinished and not _must_stop(writer, parts, deadline_s):
+        parts.jobs.start_waiting(writer)
+        parts.jobs.collect_finished(writer, parts.stop)
 
 
-def finalists(book: Book, count: int, objective: Objective) -> list[Trial]:
+def finalists(writer: RunWriter, count: int, objective: Objective) -> list[Trial]:
     """First runs of the configurations worth another run: the best, and those that cannot be told from it; over several
     metrics those of the front, spread along it."""
     if objective.is_multi:
-        return _front(book, count, objective)
+        return _front(writer, count, objective)
     from cclsearch.stats.noise import estimate_noise, pick_finalists
 
-    runs = collect_losses(book.state)
+    runs = collect_losses(writer.state)
     noise = estimate_noise(list(runs.values()))
-    return [book.state.runs_of(config)[0] for config in pick_finalists(runs, noise, count)]
+    return [writer.state.runs_of(config)[0] for config in pick_finalists(runs, noise, count)]
 
 
-def _front(book: Book, count: int, objective: Objective) -> list[Trial]:
+def _front(writer: RunWriter, count: int, objective: Objective) -> list[Trial]:
     """First ranked runs of configurations that no other beats in every metric, its ends first."""
-    from cclsearch.stats.pareto import find_front
+    from cclsearch.stats.pareto import find_pareto_front
 
-    trials = [book.state.trials[number] for number in book.state.losses_by_trial()]
+    trials = [writer.state.trials[number] for number in writer.state.losses_by_trial()]
     values_NM = np.array([objective.values(trial.outcome.metrics) for trial in trials if trial.outcome])
     if not len(values_NM):
         return []
-    on_front = np.flatnonzero(find_front(values_NM))
+    on_front = np.flatnonzero(find_pareto_front(values_NM))
     ordered = on_front[np.argsort(values_NM[on_front, 0], kind="stable")]
     chosen = ordered[np.unique(np.linspace(0, len(ordered) - 1, min(count, len(ordered))).round().astype(int))]
     return [trials[n] for n in chosen]
 
 
-def find_budget(book: Book, parts: Parts) -> int:
+def find_budget(writer: RunWriter, parts: Parts) -> int:
     """Trials in all that the search may spend."""
-    whole = max(parts.spec.limits.budget, book.state.budget_raised_to)
+    whole = max(parts.spec.limits.budget, writer.state.budget_raised_to)
     return whole if parts.most_trials is None else min(whole, parts.most_trials)
 
 
-def take_remarks(book: Book, parts: Parts) -> None:
+def take_events(writer: RunWriter, parts: Parts) -> None:
     """Put what the proposer has to say into the ledger."""
-    if isinstance(parts.proposer, Narrator):
-        for remark in parts.proposer.take_remarks():
-            book.record(Note(time_s=parts.now_s(), topic=remark.topic, text=remark.text, data=dict(remark.data)))
+    if isinstance(parts.proposer, EventSource):
+        for event in parts.proposer.take_events():
+            writer.record(Note(time_s=parts.now_s(), topic=event.topic, text=event.text, data=dict(event.data)))

@@ -17,18 +17,18 @@ from cclsearch.plan.plan import LLM_STRATEGIES, Plan, hash_space
 from cclsearch.plan.warm_start import load_prior
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
-from cclsearch.propose.bayes.pareto_proposer import FrontProposer
+from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.enqueued import FirstProposer
 from cclsearch.record.event import Note, SearchResumed, SearchStarted
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.observe import Observer
 from cclsearch.record.trial import Trial
-from cclsearch.record.writer import Book
+from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
 from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec, write_spec
-from cclsearch.search.evaluate import TrialJudge
-from cclsearch.search.jobs import Flight, Stop
+from cclsearch.search.evaluate import TrialEvaluator
+from cclsearch.search.jobs import JobRunner, StopSignal
 from cclsearch.search.loop import Parts
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
@@ -63,23 +63,23 @@ def create_run(plan: Plan, runs_folder: Path, *, beside: Mapping[str, str] | Non
     return folder
 
 
-def start_book(book: Book, parts: Parts, *, budget: int = 0, confirm: int = 0) -> None:
+def begin_or_resume(writer: RunWriter, parts: Parts, *, budget: int = 0, confirm: int = 0) -> None:
     """Enter the search's start, or its going on (with a raised budget, more confirmations), into the ledger."""
     now_s = time.time()
-    state, spec = book.state, parts.spec
+    state, spec = writer.state, parts.spec
     if not state.run_id:
-        _require_no_trials(book)
-        sha256 = hash_file(book.folder / SPEC_FILE)
-        book.record(SearchStarted(time_s=now_s, run_id=spec.run_id, engine_version=__version__, spec_sha256=sha256))
+        _require_no_trials(writer)
+        sha256 = hash_file(writer.folder / SPEC_FILE)
+        writer.record(SearchStarted(time_s=now_s, run_id=spec.run_id, engine_version=__version__, spec_sha256=sha256))
         if parts.held_back:
             text = describe_held_back(spec, parts.space, parts.held_back)
-            book.record(Note(time_s=now_s, topic="held_back", text=text))
+            writer.record(Note(time_s=now_s, topic="held_back", text=text))
         return
-    if hash_file(book.folder / SPEC_FILE) != state.spec_sha256:
-        raise UserError(f"{str(book.folder / SPEC_FILE)!r} was edited since the search began: its inputs are frozen")
+    if hash_file(writer.folder / SPEC_FILE) != state.spec_sha256:
+        raise UserError(f"{str(writer.folder / SPEC_FILE)!r} was edited since the search began: its inputs are frozen")
     if confirm and spec.provenance is not Provenance.MEASURED:
         raise UserError(f"a {spec.provenance.value} search cannot be confirmed: its rows are read once")
-    book.record(
+    writer.record(
         SearchResumed(
             time_s=now_s,
             engine_version=__version__,
@@ -89,31 +89,33 @@ def start_book(book: Book, parts: Parts, *, budget: int = 0, confirm: int = 0) -
     )
 
 
-def _require_no_trials(book: Book) -> None:
+def _require_no_trials(writer: RunWriter) -> None:
     """A search that never began has no trials; where there are some, its ledger is lost, and none must run again."""
-    trials = book.trial_folder(1).parent
+    trials = writer.trial_folder(1).parent
     if trials.is_dir() and any(trials.iterdir()):
         raise UserError(
-            f"{str(book.folder)!r} has trials, and its {LEDGER_FILE} tells of none: put that file back, or start"
+            f"{str(writer.folder)!r} has trials, and its {LEDGER_FILE} tells of none: put that file back, or start"
             " another search (--name)"
         )
 
 
-def open_parts(folder: Path, *, stop: Stop | None = None) -> Parts:
+def open_parts(folder: Path, *, stop: StopSignal | None = None) -> Parts:
     """The parts of the search in a run folder, rebuilt from its frozen inputs."""
     spec = read_spec(folder)
     space = rebuild_space(spec)
     launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=folder)
-    flight = Flight(spec=spec, launcher=launcher, judge=TrialJudge(spec), make_input=lambda t: make_input(spec, t))
+    jobs = JobRunner(
+        spec=spec, launcher=launcher, evaluate=TrialEvaluator(spec), make_input=lambda t: make_input(spec, t)
+    )
     return Parts(
         spec=spec,
         space=space,
         proposer=make_proposer(spec, folder),
-        flight=flight,
+        jobs=jobs,
         observer=Observer(space),
         prior=load_prior(spec),
         held_back=hold_back(spec, space),
-        stop=stop or Stop(),
+        stop=stop or StopSignal(),
     )
 
 
@@ -151,8 +153,8 @@ def make_planning_proposer(spec: RunSpec) -> Proposer:
     """Whoever proposes where no LLM is asked."""
     name = "default" if spec.strategy in LLM_STRATEGIES else spec.strategy
     proposer: Proposer = PROPOSERS.get(name)()
-    if isinstance(proposer, FrontProposer) and spec.objective.is_multi:
-        return FrontProposer([(term.metric, term.direction.value) for term in spec.objective.terms])
+    if isinstance(proposer, ParetoProposer) and spec.objective.is_multi:
+        return ParetoProposer([(term.metric, term.direction.value) for term in spec.objective.terms])
     return proposer
 
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
-from cclsearch.plan.plan import Plan, Request, plan_search, require_recorded
-from cclsearch.plan.target import choose_destination
+from cclsearch.plan.plan import Plan, SearchRequest, plan_search, require_recorded
+from cclsearch.plan.target import choose_target
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
 from cclsearch.score.measurable import require_measurable
@@ -93,7 +93,7 @@ def open_front(target: Objective) -> Objective:
     return target.model_copy(update={"terms": terms, "parameters": {}})
 
 
-def plan_sweep(request: Request, weights: Sequence[float] | None, joined: Path) -> SweepPlan:
+def plan_sweep(request: SearchRequest, weights: Sequence[float] | None, joined: Path) -> SweepPlan:
     """Resolve and freeze a sweep. Where only a recording applies, the recordings of the same work on other numbers of
     accelerators join it, under the folder `joined`. Raises UserError for whatever cannot work."""
     sweep, objective = describe_sweep(request.objective, weights)
@@ -124,19 +124,19 @@ def read_sweep(folder: Path) -> Sweep | None:
         raise UserError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def _join_family(request: Request, joined: Path) -> tuple[Request, tuple[str, ...]]:
+def _join_family(request: SearchRequest, joined: Path) -> tuple[SearchRequest, tuple[str, ...]]:
     """The request over the joined recordings where only a recording applies, and what must be said of that."""
     card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
-    destination = choose_destination(
+    target = choose_target(
         card, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
     )
-    if destination.recording is None:
+    if target.recording is None:
         return request, ()
-    family = find_family(destination.recording)
+    family = find_family(target.recording)
     sizes = {recording.card.hardware.num_accelerators for recording in family}
-    folder = destination.recording if len(sizes) < 2 else join_recordings(family, joined)
+    folder = target.recording if len(sizes) < 2 else join_recordings(family, joined)
     # the recording is named to the plan from here on, which then has no reason to say why it was chosen
-    return replace(request, recording=str(folder), launcher=None), destination.banner
+    return replace(request, recording=str(folder), launcher=None), target.banner
 
 
 def _check_linear(at: Mapping[float, Objective]) -> None:

@@ -44,7 +44,7 @@ class Prior:
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class CalibrationData:
     """What was seen at n rows: `value_n` where known (log units); elsewhere only on which side of `limit` it lies."""
 
     rows_n: NDArray[np.int64]
@@ -131,7 +131,7 @@ class Posterior:
         return np.asarray(np.sqrt(np.maximum(self.prior.sd_P**2 - shrink, 0.0)))
 
 
-def calibrate(form: Form, features: Features, prior: Prior, evidence: Evidence) -> Posterior:
+def calibrate(form: Form, features: Features, prior: Prior, evidence: CalibrationData) -> Posterior:
     """The posterior given what was seen."""
     theta = prior.mean_P.copy()
     n = len(evidence.rows_n)
@@ -191,7 +191,7 @@ def calibrate(form: Form, features: Features, prior: Prior, evidence: Evidence) 
 class _Sites:
     """Gaussian stand-ins for the likelihood of each observation: a target and a variance."""
 
-    def __init__(self, evidence: Evidence, prior: Prior) -> None:
+    def __init__(self, evidence: CalibrationData, prior: Prior) -> None:
         self._evidence = evidence
         self._freedom = prior.freedom
         n = len(evidence.rows_n)

@@ -16,7 +16,7 @@ from cclsearch.core.errors import UserError
 Floats = NDArray[np.float64]
 
 
-def find_front(values_NM: Floats) -> NDArray[np.bool_]:
+def find_pareto_front(values_NM: Floats) -> NDArray[np.bool_]:
     """(N,) whether no other point is at least as good everywhere and better somewhere; of equal points all stay."""
     mask = np.ones(len(values_NM), dtype=bool)
     for n, point in enumerate(values_NM):

@@ -28,7 +28,7 @@ def wire_factor(kind: CollectiveKind, size: int) -> float:
 
 
 @dataclass(frozen=True)
-class Sample:
+class CollectiveSample:
     """One collective with a known size."""
 
     call: Collective
@@ -55,7 +55,7 @@ def group_label(call: Collective) -> str:
     return call.group_desc or call.group or "default"
 
 
-def collect_samples(trace: TraceView) -> tuple[list[Sample], bool]:
+def collect_samples(trace: TraceView) -> tuple[list[CollectiveSample], bool]:
     """Every collective whose size, group size and duration are known, and whether durations are free of waiting.
 
     Where collectives match over ranks, a sample has the shortest duration over them; else each rank's own, which
@@ -72,7 +72,7 @@ def collect_samples(trace: TraceView) -> tuple[list[Sample], bool]:
     return [sample for view in trace.ranks.values() for sample in _own_samples(view, trace)], False
 
 
-def _own_samples(view: RankView, trace: TraceView) -> Iterator[Sample]:
+def _own_samples(view: RankView, trace: TraceView) -> Iterator[CollectiveSample]:
     table = view.table
     for row in view.comm_rows.tolist():
         call = table.collectives[table.coll_id[row]]
@@ -81,11 +81,11 @@ def _own_samples(view: RankView, trace: TraceView) -> Iterator[Sample]:
             yield from _sample(call, size, int(table.dur_ns[row]) / 1e9)
 
 
-def _sample(call: Collective, size: int, seconds: float) -> list[Sample]:
+def _sample(call: Collective, size: int, seconds: float) -> list[CollectiveSample]:
     message = call.message_bytes
     if not message or size < 2 or seconds <= 0 or call.kind is CollectiveKind.BARRIER:
         return []
-    return [Sample(call, group_label(call), size, message, seconds)]
+    return [CollectiveSample(call, group_label(call), size, message, seconds)]
 
 
 def sized_share(view: RankView) -> float:

@@ -47,7 +47,7 @@ _STEP_NAMES: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 @dataclass(frozen=True)
-class Rules:
+class KernelRules:
     """The compiled rule table."""
 
     communication: re.Pattern[str]
@@ -60,12 +60,12 @@ class Rules:
 
 
 @cache
-def load_rules() -> Rules:
+def load_rules() -> KernelRules:
     """The rule table that is shipped."""
     import yaml
 
     data = yaml.safe_load(resources.files("cclsearch.trace.rules").joinpath("kernels.yaml").read_text("utf-8"))
-    return Rules(
+    return KernelRules(
         communication=_any_of(data["communication"]),
         collectives=tuple(_rule(kind, pattern) for kind, pattern in data["collectives"]),
         compute=tuple(_rule(name, pattern) for name, pattern in data["compute"]),

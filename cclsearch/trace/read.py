@@ -18,7 +18,7 @@ from cclsearch.trace.cache import cache_path, load_tables, save_tables
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
 from cclsearch.trace.find import TraceFile, find_traces
 from cclsearch.trace.merge import merge_tables
-from cclsearch.trace.readers.stream import Limits, TraceError
+from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.run_log import read_run_log
 
 WORKER_TIMEOUT_S = 3600.0
@@ -48,11 +48,11 @@ def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -
     return replace(merge_tables(files, results, folder=path), run_log=read_run_log(path))
 
 
-def read_file(file: TraceFile, *, limits: Limits | None = None) -> FileTables:
+def read_file(file: TraceFile, *, limits: ReadLimits | None = None) -> FileTables:
     """The tables of one file, parsed now, and what became of it. Never raises for what the file holds."""
     try:
         with _garbage_collector_off():
-            tables: tuple[EventTable, ...] = READERS.get(file.reader)().read(file.path, limits or Limits())
+            tables: tuple[EventTable, ...] = READERS.get(file.reader)().read(file.path, limits or ReadLimits())
     except TraceError as error:
         return (), FileReport(file.relative, "not_available", error.reason, one_line(error.message))
     except OSError as error:

@@ -8,8 +8,8 @@ import numpy as np
 
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
-from cclsearch.propose.agent.surrogate_table import Look
-from cclsearch.propose.base import Observation, Proposal, Remark, SearchView
+from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.base import Observation, Proposal, ProposerEvent, SearchView
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 CARD = Card(
@@ -62,12 +62,12 @@ def make_space() -> Space:
 SPACE = make_space()
 
 
-def plain_look() -> Look:
+def plain_look() -> SurrogateTable:
     """A look with round figures, so that the golden file depends on nothing learnt."""
     n = len(SPACE)
     time_N = 10.0 + np.arange(n) * 0.01
     order = tuple(range(n))
-    return Look(
+    return SurrogateTable(
         time_N, time_N * 0.9, np.full(n, 40.0), np.full(n, 0.75), order, False, "something may be left", ("a record",)
     )
 
@@ -98,7 +98,7 @@ class Search:
     seed: int = 0
     objective: str = "step_time"
     observations: list[Observation] = field(default_factory=list)
-    remarks: list[Remark] = field(default_factory=list)
+    remarks: list[ProposerEvent] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
     flying: list[Proposal] = field(default_factory=list)
     message: str = "CUDA out of memory"
@@ -123,7 +123,7 @@ class Search:
         view = self.view
         taken = {o.row for o in view.observations} | view.closed
         given = list(proposer.propose(view, count))  # type: ignore[attr-defined]
-        self.remarks += proposer.take_remarks()  # type: ignore[attr-defined]
+        self.remarks += proposer.take_events()  # type: ignore[attr-defined]
         for proposal in given:
             row = SPACE.row(proposal.config)
             assert row is not None, f"illegal: {proposal}"

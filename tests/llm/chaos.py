@@ -12,15 +12,15 @@ from typing import Any
 
 from cclsearch.propose.agent.agent import Agent, AgentOptions
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
-from cclsearch.propose.agent.arbiter.rules import Rules
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.history import past_turns
 from cclsearch.propose.agent.prompt import MAX_PROMPT_BYTES
 from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
 from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
 from cclsearch.propose.agent.providers.retry import Patience
-from cclsearch.propose.agent.providers.types import Request
-from cclsearch.propose.agent.surrogate_table import LookFunction
+from cclsearch.propose.agent.providers.types import CompletionRequest
+from cclsearch.propose.agent.surrogate_table import SurveyFunction
 from cclsearch.propose.base import Proposer
 
 from .cases import SPACE, Search
@@ -51,7 +51,7 @@ class PoisonedLogs:
         return TrialEvidence(log_tail=INJECTION.format(key=KEY), diagnosis=(f"api key {KEY}",))
 
 
-def make_chaos(rng: random.Random) -> Callable[[Request], Reaction]:
+def make_chaos(rng: random.Random) -> Callable[[CompletionRequest], Reaction]:
     """A script that draws one reaction a request."""
 
     def legal() -> dict[str, Any]:
@@ -99,7 +99,7 @@ def make_chaos(rng: random.Random) -> Callable[[Request], Reaction]:
     ]
     weights = [weight for weight, _ in kinds]
 
-    def script(request: Request) -> Reaction:
+    def script(request: CompletionRequest) -> Reaction:
         assert request.num_bytes <= MAX_PROMPT_BYTES, "the request is too long"
         assert KEY not in request.model_dump_json(), "a key is in the request"
         return rng.choices(kinds, weights)[0][1]()
@@ -120,7 +120,7 @@ class ChaosReport:
 
 
 def run_chaos(
-    num_turns: int, folder: Path, *, seed: int, make_fallback: Callable[[], Proposer], look: LookFunction
+    num_turns: int, folder: Path, *, seed: int, make_fallback: Callable[[], Proposer], look: SurveyFunction
 ) -> ChaosReport:
     """Searches until so many turns were made; asserts after each what must hold of every search."""
     report = ChaosReport()
@@ -136,7 +136,7 @@ def run_chaos(
 
 
 def _run_search(
-    report: ChaosReport, server: StandIn, folder: Path, seed: int, fallback: Proposer, look: LookFunction
+    report: ChaosReport, server: StandIn, folder: Path, seed: int, fallback: Proposer, look: SurveyFunction
 ) -> None:
     clock = ChaosClock()
     agent = Agent(
@@ -148,7 +148,7 @@ def _run_search(
         clock=clock,
     )
     # The LLM comes back at once, so that most of a search is its turns.
-    rules = Rules(patience=15, patience_again=15, same_failures=15, explore=1, explore_most=1, overrules=100)
+    rules = ArbiterSettings(patience=15, patience_again=15, same_failures=15, explore=1, explore_most=1, overrules=100)
     search = Search(budget=15, seed=seed + report.searches, message=INJECTION.format(key="none"))
     ending = search.run(Arbiter(agent, fallback, rules=rules))
     if ending is None:

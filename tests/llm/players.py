@@ -11,7 +11,7 @@ import shlex
 from abc import ABC, abstractmethod
 from typing import Any
 
-from cclsearch.propose.agent.providers.types import Answer, Request, Stop, ToolCall, Usage
+from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, StopReason, ToolCall, Usage
 from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS
 
 Row = dict[str, Any]
@@ -27,16 +27,18 @@ class Player(ABC):
         self.rng = random.Random(seed)
         self.num_turns = 0
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: CompletionRequest) -> Answer:
         """See `Provider`."""
         if len(request.messages) == 1:
             self.num_turns += 1
         name, arguments = self.decide(request)
         call = ToolCall(id=f"call_{len(request.messages)}", name=name, arguments=arguments)
-        return Answer(calls=(call,), stop=Stop.TOOL, usage=Usage(input_tokens=request.num_bytes // 3, output_tokens=50))
+        return Answer(
+            calls=(call,), stop=StopReason.TOOL, usage=Usage(input_tokens=request.num_bytes // 3, output_tokens=50)
+        )
 
     @abstractmethod
-    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         """The call that answers this request: a tool's name and its arguments."""
 
 
@@ -49,7 +51,7 @@ class Stubborn(Player):
         super().__init__(seed)
         self.idea: Row | None = None
 
-    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         if self.idea is None:
             self.idea = prompt_candidates(request)[0]
         return submit(self.idea, "as I said")
@@ -60,7 +62,7 @@ class RandomPicker(Player):
 
     name = "compatible:random"
 
-    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         found = listed(request)
         if found:
             guess = {self.rng.choice(list(PARTS)): self.rng.choice(list(LEVELS)) for _ in range(2)}
@@ -81,7 +83,7 @@ class Hostile(Player):
         "tensor_parallel_across_nodes": "much_faster",
     }
 
-    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         asked = (len(request.messages) - 1) // 2
         choices = knob_choices(request)
         ideas = [(knob, value) for knob in sorted(choices) for value in (choices[knob][-1], choices[knob][0])]
@@ -107,7 +109,7 @@ class Expert(Player):
     name = "compatible:expert"
     poor_record = 0.25
 
-    def decide(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         text = request.messages[0].text
         trials = read_trials(text)
         found = listed(request)
@@ -176,7 +178,7 @@ def submit(row: Row, why: str, beliefs: dict[str, str] | None = None) -> tuple[s
     return "submit", arguments
 
 
-def knob_choices(request: Request) -> dict[str, list[Any]]:
+def knob_choices(request: CompletionRequest) -> dict[str, list[Any]]:
     """Knobs with their choices, as the tools' schema offers them."""
     tool = next(tool for tool in request.tools if tool.name in {"explain", "submit"})
     properties = tool.parameters["properties"]
@@ -188,12 +190,12 @@ def knob_choices(request: Request) -> dict[str, list[Any]]:
     return {name: list(schema["enum"]) for name, schema in config["properties"].items()}
 
 
-def results(request: Request) -> list[str]:
+def results(request: CompletionRequest) -> list[str]:
     """Texts that look-ups gave in this turn, oldest first."""
     return [result.text for message in request.messages for result in message.results]
 
 
-def listed(request: Request) -> list[Row]:
+def listed(request: CompletionRequest) -> list[Row]:
     """Candidates of the latest listing of this turn."""
     for text in reversed(results(request)):
         rows = read_candidates(text)
@@ -202,7 +204,7 @@ def listed(request: Request) -> list[Row]:
     return []
 
 
-def prompt_candidates(request: Request) -> list[Row]:
+def prompt_candidates(request: CompletionRequest) -> list[Row]:
     """The surrogate's own candidates, as the prompt shows them."""
     text = request.messages[0].text
     start = text.find("SURROGATE: its best untried candidates")

@@ -7,14 +7,14 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from cclsearch.propose.agent.providers.types import Message, Request, Role, ToolCall, ToolResult, ToolSpec
+from cclsearch.propose.agent.providers.types import CompletionRequest, Message, Role, ToolCall, ToolResult, ToolSpec
 
 
 class BadRequest(Exception):
     """What a real server answers with 400."""
 
 
-def read_anthropic(body: dict[str, Any]) -> Request:
+def read_anthropic(body: dict[str, Any]) -> CompletionRequest:
     """A messages request; raises BadRequest for what Anthropic refuses."""
     _need(isinstance(body.get("max_tokens"), int) and body["max_tokens"] > 0, "max_tokens: Field required")
     _need(not body.get("stream"), "stream: not here")
@@ -37,10 +37,10 @@ def read_anthropic(body: dict[str, Any]) -> Request:
         _need(wanted == given, f"messages: tool_use ids {sorted(wanted ^ given)} have no counterpart")
         _need(before.role is not after.role, "messages: roles must alternate")
     _check_ids(read)
-    return Request(system=system, messages=read, tools=tools, max_output_tokens=body["max_tokens"])
+    return CompletionRequest(system=system, messages=read, tools=tools, max_output_tokens=body["max_tokens"])
 
 
-def read_openai(body: dict[str, Any]) -> Request:
+def read_openai(body: dict[str, Any]) -> CompletionRequest:
     """A chat-completions request; raises BadRequest for what the protocol refuses."""
     _need(not body.get("stream"), "stream: not here")
     most = body.get("max_completion_tokens", body.get("max_tokens"))
@@ -82,7 +82,7 @@ def read_openai(body: dict[str, Any]) -> Request:
         _need("schema" in body["response_format"].get("json_schema", {}), "response_format.json_schema.schema")
     else:
         _check_ids(tuple(read))
-    return Request(system=system, messages=tuple(read), tools=tools, max_output_tokens=most)
+    return CompletionRequest(system=system, messages=tuple(read), tools=tools, max_output_tokens=most)
 
 
 def _check_ids(messages: tuple[Message, ...]) -> None:

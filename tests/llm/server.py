@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cclsearch.propose.agent.providers.types import Request
+from cclsearch.propose.agent.providers.types import CompletionRequest
 
 from .reading import BadRequest, read_anthropic, read_openai
 
@@ -83,7 +83,7 @@ class Hang:
 
 
 Reaction = Say | Status | Raw | Cut | Drip | Hang
-Script = Callable[[Request], Reaction]
+Script = Callable[[CompletionRequest], Reaction]
 
 
 class _Server(ThreadingHTTPServer):
@@ -100,7 +100,7 @@ class StandIn:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.requests: list[Request] = []
+        self.requests: list[CompletionRequest] = []
         self.bodies: list[dict[str, Any]] = []
         self.refused: list[str] = []
         self.lock = threading.Lock()
@@ -133,7 +133,7 @@ def in_turn(*reactions: Reaction) -> Script:
     """A script that gives these one after another, the last for ever."""
     left = list(reactions)
 
-    def script(request: Request) -> Reaction:
+    def script(request: CompletionRequest) -> Reaction:
         return left.pop(0) if len(left) > 1 else left[0]
 
     return script
@@ -290,7 +290,7 @@ def through_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) 
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
 
-    def script(request: Request) -> Reaction:
+    def script(request: CompletionRequest) -> Reaction:
         nonlocal number
         number += 1
         answer = folder / f"{number:04d}.answer.json"
@@ -313,7 +313,7 @@ def through_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) 
 def through_person() -> Script:
     """A script that shows each request and reads one JSON line."""
 
-    def script(request: Request) -> Reaction:
+    def script(request: CompletionRequest) -> Reaction:
         for message in request.messages[-1:]:
             print(request.system if len(request.messages) == 1 else "", message.text, sep="\n")
             for result in message.results:
@@ -327,7 +327,7 @@ def answer_once(script: Script) -> Script:
     """The script, but a request that is sent again (its sender had no patience) gets the answer that it had."""
     given: dict[str, Reaction] = {}
 
-    def again(request: Request) -> Reaction:
+    def again(request: CompletionRequest) -> Reaction:
         words = request.model_dump_json()
         reaction = given.get(words) or script(request)
         if isinstance(reaction, Say):

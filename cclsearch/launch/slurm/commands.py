@@ -229,7 +229,7 @@ def read_accounts(job_ids: Sequence[str]) -> dict[str, AccountRow]:
 
 
 @dataclass(frozen=True)
-class JobRecord:
+class ControllerRecord:
     """What the controller's record of one job adds to its line in the queue."""
 
     state: str
@@ -237,7 +237,7 @@ class JobRecord:
     """Whether Slurm has begun to preempt it: a trial that dies of the signal makes the job FAILED, not PREEMPTED."""
 
 
-def ask_job(job_id: str) -> JobRecord | None:
+def ask_job(job_id: str) -> ControllerRecord | None:
     """One job by `scontrol show job`; None where the controller no longer knows it, or does not answer."""
     try:
         shown = run_slurm(["scontrol", "show", "job", "--oneliner", job_id], timeout_s=30.0)
@@ -245,7 +245,7 @@ def ask_job(job_id: str) -> JobRecord | None:
         return None
     state = re.search(r"\bJobState=(\S+)", shown)
     preempted = re.search(r"\bPreemptTime=\d", shown) is not None
-    return JobRecord(state.group(1), preempted) if state else None
+    return ControllerRecord(state.group(1), preempted) if state else None
 
 
 def find_bad_nodes(nodes: str) -> list[str]:

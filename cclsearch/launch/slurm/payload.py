@@ -81,7 +81,7 @@ class Submission(Model):
     at: float
 
 
-class Submitted(Model):
+class SbatchAnswer(Model):
     """`submitted.json` of a submission: sbatch has answered."""
 
     job_id: str

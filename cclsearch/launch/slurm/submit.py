@@ -38,9 +38,9 @@ from cclsearch.launch.slurm.payload import (
     SUBMITTED_FILE,
     JobList,
     Payload,
+    SbatchAnswer,
     Started,
     Submission,
-    Submitted,
     read_model,
     write_model,
 )
@@ -115,7 +115,7 @@ class Submitter:
         return found
 
     def _read_evidence(self, folder: Path, submission: Submission) -> str | None:
-        submitted = read_model(submission.folder / SUBMITTED_FILE, Submitted)
+        submitted = read_model(submission.folder / SUBMITTED_FILE, SbatchAnswer)
         if submitted is not None:
             return submitted.job_id if submission.index is None else f"{submitted.job_id}_{submission.index}"
         started = read_model(folder / STARTED_FILE, Started)
@@ -194,7 +194,7 @@ class Submitter:
                 place = index if len(chunk) > 1 else None
                 write_model(payload.folder / SUBMISSION_FILE, Submission(folder=folder, index=place, at=time.time()))
             job_id = submit_script(script, pass_fds=(descriptor,), without=overridden_defaults(self.settings))
-            write_model(folder / SUBMITTED_FILE, Submitted(job_id=job_id, at=time.time()))
+            write_model(folder / SUBMITTED_FILE, SbatchAnswer(job_id=job_id, at=time.time()))
         for index, payload in enumerate(chunk):
             self.ids[payload.folder] = f"{job_id}_{index}" if len(chunk) > 1 else job_id
         time.sleep(self.settings.submit_pause_s)

@@ -46,7 +46,7 @@ _WAITING = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIO
 _OVER = frozenset({"SUSPENDING", "SUSPENDED", "DELETING", "NOT_FOUND"})
 
 
-class Request(Site):
+class QueuedResourceRecord(Site):
     """`queued-resource.json` of a run: written before the request is made, so that a kill in between is seen."""
 
     run_id: str
@@ -122,7 +122,7 @@ class QueuedPlace:
 
     def __init__(self, settings: TpuSettings, asked: QueuedResource, run_dir: Path | None) -> None:
         self.asked, self.run_dir = asked, run_dir
-        self._request: Request | None = None
+        self._request: QueuedResourceRecord | None = None
         self.settings = at_site(settings, self._known())
         self.gcloud = Gcloud(self.settings)
         self._ready: tuple[float, Ready] | None = None
@@ -142,7 +142,7 @@ class QueuedPlace:
         generation, token = known.generation + 1 if known else 1, make_token(self.run_dir)
         name = name_resource(run_id, token, generation)
         self._ready = None
-        request = Request(run_id=run_id, generation=generation, name=name, asked_s=time.time())
+        request = QueuedResourceRecord(run_id=run_id, generation=generation, name=name, asked_s=time.time())
         site = {"project": self.settings.project, "zone": self.settings.zone}
         self._write(request.model_copy(update=site))
         try:
@@ -234,7 +234,7 @@ class QueuedPlace:
             return str(self.gcloud.describe_node(name)["state"]) not in GONE_NODE
         return state not in _OVER and state != "FAILED"
 
-    def _judge(self, known: Request, found: Mapping[str, Any]) -> Look:
+    def _judge(self, known: QueuedResourceRecord, found: Mapping[str, Any]) -> Look:
         state, named = _state(found), f"queued resource {known.name!r}"
         if state == "ACTIVE":
             return look_at_node(self.gcloud, known.name)
@@ -281,13 +281,13 @@ class QueuedPlace:
         except GcloudError:
             return False
 
-    def _known(self) -> Request | None:
+    def _known(self) -> QueuedResourceRecord | None:
         """The request as it is on disk; as it was last seen where the folder is away for a while."""
-        found = read_model(self.run_dir / REQUEST_FILE, Request) if self.run_dir else None
+        found = read_model(self.run_dir / REQUEST_FILE, QueuedResourceRecord) if self.run_dir else None
         self._request = found or self._request
         return self._request
 
-    def _write(self, request: Request) -> None:
+    def _write(self, request: QueuedResourceRecord) -> None:
         if self.run_dir is None:
             raise ValueError("a queued resource needs a run's folder to be remembered in")
         self._request = request

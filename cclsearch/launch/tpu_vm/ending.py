@@ -8,10 +8,10 @@ from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.launch.tpu_vm.fleet import WorkerAnswer
-from cclsearch.launch.tpu_vm.job import JobRecord
+from cclsearch.launch.tpu_vm.job import TpuJobRecord
 
 
-def judge_end(record: JobRecord, by: Mapping[int, WorkerAnswer]) -> Failure | None:
+def judge_end(record: TpuJobRecord, by: Mapping[int, WorkerAnswer]) -> Failure | None:
     """Why there is no sound result; None where there is one."""
     if (record.trial_dir / RESULT_FILE).is_file():
         return None

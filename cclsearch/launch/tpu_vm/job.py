@@ -40,7 +40,7 @@ RETURN_BYTES = 16 * 2**30
 _SCRIPT_SUFFIXES = (".py", ".txt", ".yml", ".json")
 
 
-class JobRecord(Model):
+class TpuJobRecord(Model):
     """`job.json` of an attempt's folder: written before anything starts anywhere."""
 
     run_id: str

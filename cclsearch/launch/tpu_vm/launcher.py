@@ -28,7 +28,7 @@ from cclsearch.launch.tpu_vm.job import (
     RECORD_FILE,
     STATUS_FILE,
     Begun,
-    JobRecord,
+    TpuJobRecord,
     append_logs,
     attempt_folder,
     clear_folder,
@@ -105,7 +105,7 @@ class TpuVmLauncher:
         for job in jobs:
             self._run_ids.add(job.run_id)
             folder = attempt_folder(job.trial_dir, job.attempt)
-            record = JobRecord(
+            record = TpuJobRecord(
                 run_id=job.run_id,
                 trial=job.trial,
                 attempt=job.attempt,
@@ -199,7 +199,7 @@ class TpuVmLauncher:
             return JobStatus(state=JobState.QUEUED, note=look.note)
         return self._begin(record, look) if begun is None else self._follow(record, look.fleet, begun)
 
-    def _wait_unsure(self, record: JobRecord, begun: Begun | None, look: Waiting) -> JobStatus:
+    def _wait_unsure(self, record: TpuJobRecord, begun: Begun | None, look: Waiting) -> JobStatus:
         """The cloud does not say how the slice is: the attempt is given up when its own time and patience are over."""
         patience_s = record.timeout_s + DEADLINE_S + self.settings.lost_after_s * CLOUD_PATIENCE
         if begun is None:
@@ -212,7 +212,7 @@ class TpuVmLauncher:
         stage = Stage.SUBMIT if begun is None else Stage.RUN
         return self._lose(record, Failure(stage=stage, kind=FailureKind.LAUNCHER, message=message))
 
-    def _begin(self, record: JobRecord, ready: Ready) -> JobStatus:
+    def _begin(self, record: TpuJobRecord, ready: Ready) -> JobStatus:
         """Copy the files out and start the processes, the coordinator's first."""
         fleet, folder = ready.fleet, _folder(record)
         if record.num_processes > len(fleet.addresses):
@@ -246,7 +246,7 @@ class TpuVmLauncher:
         write_model(folder / BEGUN_FILE, Begun(place=ready.name, started_s=time.time(), coordinator=coordinator))
         return JobStatus(state=JobState.RUNNING, note=f"started on {record.num_processes} workers")
 
-    def _cannot_begin(self, record: JobRecord, errors: Mapping[int, str]) -> JobStatus:
+    def _cannot_begin(self, record: TpuJobRecord, errors: Mapping[int, str]) -> JobStatus:
         """A worker did not take the job: hopeless at once, else after a while."""
         process, error = sorted(errors.items())[0]
         told = f"worker {process} cannot be reached: {one_line(error, 300)}"
@@ -258,7 +258,7 @@ class TpuVmLauncher:
             return JobStatus(state=JobState.QUEUED, note=told)
         return self._lose(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.NODE_FAILED, message=told))
 
-    def _follow(self, record: JobRecord, fleet: Fleet, begun: Begun) -> JobStatus:
+    def _follow(self, record: TpuJobRecord, fleet: Fleet, begun: Begun) -> JobStatus:
         """Ask every process how it is, take in what its logs gained, and act on what has ended or is lost."""
         answers = self._ask(record, fleet)
         lost = self._find_lost(record, fleet, answers)
@@ -278,7 +278,7 @@ class TpuVmLauncher:
             note += f"; worker {min(answers.silent)} does not answer"
         return JobStatus(state=JobState.RUNNING, note=note)
 
-    def _ask(self, record: JobRecord, fleet: Fleet) -> Answers:
+    def _ask(self, record: TpuJobRecord, fleet: Fleet) -> Answers:
         folder, processes = _folder(record), range(record.num_processes)
         merged: dict[int, WorkerAnswer] = {}
         asking = list(processes)
@@ -294,7 +294,7 @@ class TpuVmLauncher:
         merge_logs(folder, record.trial_dir, record.num_processes)
         return Answers(merged, silent)
 
-    def _find_lost(self, record: JobRecord, fleet: Fleet, answers: Answers) -> Failure | None:
+    def _find_lost(self, record: TpuJobRecord, fleet: Fleet, answers: Answers) -> Failure | None:
         """Why the trial is lost: a slice that was taken away, a worker that lost it or has been silent for too long."""
         cloud = fleet.explain_loss() if answers.silent else None
         for process in range(record.num_processes):
@@ -316,7 +316,7 @@ class TpuVmLauncher:
         message = f"worker {process} ({fleet.addresses[process]}) {what}"
         return Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message, rank=process)
 
-    def _collect(self, record: JobRecord, fleet: Fleet, by: Mapping[int, WorkerAnswer]) -> JobStatus:
+    def _collect(self, record: TpuJobRecord, fleet: Fleet, by: Mapping[int, WorkerAnswer]) -> JobStatus:
         """Every process has ended: bring back what they left, and say what came of it."""
         folder = _folder(record)
         archives = {}
@@ -341,7 +341,7 @@ class TpuVmLauncher:
         self._sweep(record, fleet)
         return status
 
-    def _lose(self, record: JobRecord, failure: Failure) -> JobStatus:
+    def _lose(self, record: TpuJobRecord, failure: Failure) -> JobStatus:
         """The attempt is over without its results: end what can be reached of it."""
         fleet = None if failure.kind is FailureKind.PREEMPTED else self._fleet_of(record)
         if fleet is not None:
@@ -349,12 +349,12 @@ class TpuVmLauncher:
         merge_logs(_folder(record), record.trial_dir, record.num_processes)
         return self._finish(record, JobStatus(state=JobState.DONE, failure=failure))
 
-    def _finish(self, record: JobRecord, status: JobStatus) -> JobStatus:
+    def _finish(self, record: TpuJobRecord, status: JobStatus) -> JobStatus:
         write_model(_folder(record) / STATUS_FILE, status)
         (_folder(record) / BUNDLE_FILE).unlink(missing_ok=True)
         return status
 
-    def _end_processes(self, record: JobRecord, fleet: Fleet) -> None:
+    def _end_processes(self, record: TpuJobRecord, fleet: Fleet) -> None:
         """Stop every process that answers, and look again until none of them runs."""
         deadline = time.monotonic() + STOP_S
         while True:
@@ -365,38 +365,38 @@ class TpuVmLauncher:
             time.sleep(0.5)
         self._sweep(record, fleet)
 
-    def _stop(self, record: JobRecord, fleet: Fleet) -> Answers:
+    def _stop(self, record: TpuJobRecord, fleet: Fleet) -> Answers:
         remote = self._remote(record)
         guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
         return fleet.call(guard, ["stop", remote], _own_processes(record, fleet))
 
-    def _sweep(self, record: JobRecord, fleet: Fleet) -> None:
+    def _sweep(self, record: TpuJobRecord, fleet: Fleet) -> None:
         if not self.settings.keep_remote:
             remote = self._remote(record)
             guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
             fleet.call(guard, ["sweep", remote], _own_processes(record, fleet))
 
-    def _fleet_of(self, record: JobRecord) -> Fleet | None:
+    def _fleet_of(self, record: TpuJobRecord) -> Fleet | None:
         """The workers that may run the job; None where there are none any more."""
         look = self.place.look(record.run_id)
         return look.fleet if isinstance(look, Ready) else None
 
-    def _remote(self, record: JobRecord) -> str:
+    def _remote(self, record: TpuJobRecord) -> str:
         return f"{self.settings.remote_dir}/{record.remote_name}"
 
-    def _program(self, record: JobRecord) -> str:
+    def _program(self, record: TpuJobRecord) -> str:
         return f"exec python3 {self._remote(record)}/worker.py"
 
-    def _waited(self, record: JobRecord, process: int, what: str, patience_s: float) -> bool:
+    def _waited(self, record: TpuJobRecord, process: int, what: str, patience_s: float) -> bool:
         """Whether that has been so for long enough; the first call starts the time."""
         since = self._since.setdefault((record.name, process, what), time.monotonic())
         return time.monotonic() - since >= patience_s
 
-    def _records(self) -> Iterator[JobRecord]:
+    def _records(self) -> Iterator[TpuJobRecord]:
         if self.profile.run_dir is None:
             return
         for path in sorted((self.profile.run_dir / "trials").glob(f"*/tpu-a*/{RECORD_FILE}")):
-            record = read_model(path, JobRecord)
+            record = read_model(path, TpuJobRecord)
             if record is not None:
                 yield record.model_copy(update={"trial_dir": path.parent.parent.absolute()})
 
@@ -413,7 +413,7 @@ def make_place(profile: Profile, settings: TpuSettings) -> Place:
     return HostsPlace(settings)
 
 
-def _own_processes(record: JobRecord, fleet: Fleet) -> range:
+def _own_processes(record: TpuJobRecord, fleet: Fleet) -> range:
     """Processes of the job that have a worker."""
     return range(min(record.num_processes, len(fleet.addresses)))
 
@@ -422,11 +422,11 @@ def _fail(kind: FailureKind, message: str, stage: Stage = Stage.RUN) -> JobStatu
     return JobStatus(state=JobState.DONE, failure=Failure(stage=stage, kind=kind, message=message))
 
 
-def _folder(record: JobRecord) -> Path:
+def _folder(record: TpuJobRecord) -> Path:
     return attempt_folder(record.trial_dir, record.attempt)
 
 
-def _make_handle(record: JobRecord) -> Handle:
+def _make_handle(record: TpuJobRecord) -> Handle:
     return Handle(
         launcher=TpuVmLauncher.name,
         job_name=record.name,
@@ -436,7 +436,7 @@ def _make_handle(record: JobRecord) -> Handle:
     )
 
 
-def _read_record(handle: Handle) -> JobRecord | None:
+def _read_record(handle: Handle) -> TpuJobRecord | None:
     folder = attempt_folder(handle.trial_dir, int(handle.details.get("attempt", "1")))
-    record = read_model(folder / RECORD_FILE, JobRecord)
+    record = read_model(folder / RECORD_FILE, TpuJobRecord)
     return None if record is None else record.model_copy(update={"trial_dir": handle.trial_dir})

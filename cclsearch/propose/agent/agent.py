@@ -11,16 +11,16 @@ from cclsearch.core.content import find_content
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.clock import Clock, WallClock
-from cclsearch.propose.agent.evidence import Evidence, NoEvidence, TrialEvidence
+from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence, TrialEvidence
 from cclsearch.propose.agent.history import (
     MOVE_TOPIC,
     TURN_TOPIC,
     PastTurn,
-    Submitted,
+    SubmittedConfig,
     past_turns,
     read_limits,
     total_cost,
-    turn_remark,
+    turn_event,
 )
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyLibrary
@@ -33,12 +33,12 @@ from cclsearch.propose.agent.prompt import (
     write_prompt,
     write_system,
 )
-from cclsearch.propose.agent.providers.cost import Cost, Limits, Price, Prices, load_prices, prices_path
+from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, Prices, load_prices, prices_path
 from cclsearch.propose.agent.providers.retry import Patience
 from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
-from cclsearch.propose.agent.providers.types import Message, Provider, Request, Role, ToolSpec
-from cclsearch.propose.agent.surrogate_table import LookFunction, best_observation, survey_look
-from cclsearch.propose.agent.tool_handlers import Decision, Desk, Explain
+from cclsearch.propose.agent.providers.types import CompletionRequest, Message, Provider, Role, ToolSpec
+from cclsearch.propose.agent.surrogate_table import SurveyFunction, best_observation, survey_surrogate
+from cclsearch.propose.agent.tool_handlers import Decision, Explain, ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.agent.turn_records import (
@@ -54,7 +54,7 @@ from cclsearch.propose.agent.turn_records import (
     turn_path,
     write_record,
 )
-from cclsearch.propose.base import Expectation, Proposal, Remark, SearchView
+from cclsearch.propose.base import Expectation, Proposal, ProposerEvent, SearchView
 
 RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
 """Of the bound on a request, kept for the turn's look-ups."""
@@ -71,7 +71,7 @@ class AgentOptions:
 
     mode: str = "configs"
     """`configs` or `policy`."""
-    limits: Limits = field(default_factory=Limits)
+    limits: LlmLimits = field(default_factory=LlmLimits)
     anonymous: bool = False
     goal: str = ""
     """How the objective's loss is made, in a line."""
@@ -85,14 +85,14 @@ class AgentOptions:
 
 
 @dataclass(frozen=True)
-class Thought:
+class TurnOutcome:
     """What a turn came to, for the arbiter."""
 
     number: int
     proposals: tuple[Proposal, ...]
     finish: str | None
     stall: Stall | None
-    remark: Remark
+    event: ProposerEvent
 
 
 @dataclass
@@ -103,9 +103,9 @@ class Agent:
     options: AgentOptions = field(default_factory=AgentOptions)
     folder: Path | None = None
     """The run folder; None keeps no files."""
-    evidence: Evidence = field(default_factory=NoEvidence)
+    evidence: EvidenceSource = field(default_factory=NoEvidence)
     explain: Explain | None = None
-    look: LookFunction = survey_look
+    look: SurveyFunction = survey_surrogate
     policies: PolicyRunner = field(default_factory=SandboxRunner)
     clock: Clock = field(default_factory=WallClock)
     prices: Prices = field(default_factory=lambda: load_prices(prices_path()))
@@ -119,26 +119,26 @@ class Agent:
         """Which limit earlier turns have reached, in words."""
         return self._limits(view).reached(total_cost(past_turns(view.remarks)))
 
-    def _limits(self, view: SearchView) -> Limits:
+    def _limits(self, view: SearchView) -> LlmLimits:
         """The limits of the search's start, or those that `resume` set since."""
         return read_limits(view.remarks, self.options.limits)
 
-    def describe_under_way(self) -> Remark | None:
+    def describe_under_way(self) -> ProposerEvent | None:
         """What a turn that is under way in another thread cost so far; None where there is none."""
         under_way = self._under_way
         if under_way is None:
             return None
         number, turn = under_way
         past = PastTurn(number, "none", (), "", turn.cost_so_far())
-        return turn_remark(past, f"turn {number} ({describe_cost(past.cost)} so far): the search ended before it did")
+        return turn_event(past, f"turn {number} ({describe_cost(past.cost)} so far): the search ended before it did")
 
-    def think(self, view: SearchView, slots: int, *, max_submitted: int, overrules_left: int) -> Thought:
+    def run_turn(self, view: SearchView, slots: int, *, max_submitted: int, overrules_left: int) -> TurnOutcome:
         """One whole turn; raises nothing for what a provider or a model does."""
         number = self._next_number(view)
         library = PolicyLibrary(self.folder)
         look = self.look(view)
         explained: dict[str, tuple[str, ...]] = {}
-        desk = Desk(
+        handlers = ToolHandlers(
             view=view,
             look=look,
             evidence=self.evidence,
@@ -149,17 +149,17 @@ class Agent:
             explain=self._remembering(explained),
             policies=self.policies,
         )
-        known = self._gather(desk, slots, library)
+        known = self._gather(handlers, slots, library)
         try:
-            prompt, result = self._run(known, desk, number)
+            prompt, result = self._run(known, handlers, number)
         finally:
             self._under_way = None
         version = library.add(result.decision.program) if result.decision and result.decision.program else None
-        self._write(known, desk, prompt, result, number=number, explained=explained)
+        self._write(known, handlers, prompt, result, number=number, explained=explained)
         return _to_thought(view, number, result, version, self.options.mode)
 
-    def _run(self, known: PromptInput, desk: Desk, number: int) -> tuple[Prompt, TurnResult]:
-        tools = make_toolset(known.view.space, self.options.mode, desk.max_submitted)
+    def _run(self, known: PromptInput, handlers: ToolHandlers, number: int) -> tuple[Prompt, TurnResult]:
+        tools = make_toolset(known.view.space, self.options.mode, handlers.max_submitted)
         prompt = write_turn_prompt(
             known, tools, PromptOptions(self.options.mode, self.options.anonymous, self.options.goal)
         )
@@ -173,23 +173,23 @@ class Agent:
             max_output_tokens=self.options.max_output_tokens,
             max_seconds=self.options.max_turn_s,
         )
-        turn = Turn(self.provider, desk, prompt, tools, settings)
+        turn = Turn(self.provider, handlers, prompt, tools, settings)
         self._under_way = (number, turn)
         return prompt, turn.run()
 
     def _price(self) -> Price | None:
         return self.prices.find(self.provider.name)
 
-    def _gather(self, desk: Desk, slots: int, library: PolicyLibrary) -> PromptInput:
+    def _gather(self, handlers: ToolHandlers, slots: int, library: PolicyLibrary) -> PromptInput:
         shown: dict[int, TrialEvidence] = {}
-        for observation in (best_observation(desk.view), last_observation(desk.view)):
-            found = desk.find_evidence(observation.trial) if observation else None
+        for observation in (best_observation(handlers.view), last_observation(handlers.view)):
+            found = handlers.find_evidence(observation.trial) if observation else None
             if observation and found:
                 shown[observation.trial] = found
-        known = PromptInput(desk.view, desk.look, slots, shown)
+        known = PromptInput(handlers.view, handlers.look, slots, shown)
         if self.options.mode != "policy":
             return known
-        program, note = library.best(desk.view, self.seed_program(desk.view))
+        program, note = library.best(handlers.view, self.seed_program(handlers.view))
         return replace(known, program=program, program_note=note)
 
     def seed_program(self, view: SearchView) -> str:
@@ -217,7 +217,7 @@ class Agent:
     def _write(
         self,
         known: PromptInput,
-        desk: Desk,
+        handlers: ToolHandlers,
         prompt: Prompt,
         result: TurnResult,
         *,
@@ -235,7 +235,7 @@ class Agent:
             write_record(context, record.model_copy(update={"goal": options.goal}))
         write_record(
             turn_path(self.folder, number),
-            make_record(known, desk, prompt, result, number=number, explained=explained).model_copy(
+            make_record(known, handlers, prompt, result, number=number, explained=explained).model_copy(
                 update={"limits": limits, "price": self._price(), "max_seconds": options.max_turn_s}
             ),
         )
@@ -265,12 +265,12 @@ _MOST_FITTINGS = 3
 
 def _measure(prompt: Prompt, tools: Sequence[ToolSpec]) -> int:
     message = Message(role=Role.USER, text=prompt.user)
-    return Request(system=prompt.system, messages=(message,), tools=tuple(tools)).num_bytes
+    return CompletionRequest(system=prompt.system, messages=(message,), tools=tuple(tools)).num_bytes
 
 
 def make_record(
     known: PromptInput,
-    desk: Desk,
+    handlers: ToolHandlers,
     prompt: Prompt,
     result: TurnResult,
     *,
@@ -293,10 +293,10 @@ def make_record(
             if r.topic in {TURN_TOPIC, MOVE_TOPIC}
         ),
         slots=known.slots,
-        max_submitted=desk.max_submitted,
-        overrules_left=desk.overrules_left,
-        look=record_look(desk.look),
-        evidence=desk.looked_up,
+        max_submitted=handlers.max_submitted,
+        overrules_left=handlers.overrules_left,
+        look=record_look(handlers.look),
+        evidence=handlers.looked_up,
         program=known.program,
         program_note=known.program_note,
         explanations=dict(explained),
@@ -327,9 +327,9 @@ def make_agent(
     *,
     options: AgentOptions | None = None,
     folder: Path | None = None,
-    evidence: Evidence | None = None,
+    evidence: EvidenceSource | None = None,
     explain: Explain | None = None,
-    look: LookFunction | None = None,
+    look: SurveyFunction | None = None,
 ) -> Agent:
     """The agent of `--llm SPEC`, its key taken from the environment; raises UserError where spec or key will not do."""
     options = options or AgentOptions()
@@ -342,7 +342,7 @@ def make_agent(
         folder=folder,
         evidence=evidence or NoEvidence(),
         explain=explain,
-        look=look or survey_look,
+        look=look or survey_surrogate,
     )
 
 
@@ -352,7 +352,7 @@ def seed_program(view: SearchView, name: str | None) -> str:
     return find_content("policies", chosen, ".py").read_text(encoding="utf-8")
 
 
-def _to_thought(view: SearchView, number: int, result: TurnResult, version: int | None, mode: str) -> Thought:
+def _to_thought(view: SearchView, number: int, result: TurnResult, version: int | None, mode: str) -> TurnOutcome:
     decision = result.decision or Decision()
     past = PastTurn(
         number=number,
@@ -365,10 +365,10 @@ def _to_thought(view: SearchView, number: int, result: TurnResult, version: int 
         policy=version,
     )
     proposals = tuple(to_proposal(item, number, mode) for item in decision.submitted)
-    return Thought(number, proposals, decision.finish, result.stall, turn_remark(past, describe_turn(past, result)))
+    return TurnOutcome(number, proposals, decision.finish, result.stall, turn_event(past, describe_turn(past, result)))
 
 
-def to_proposal(item: Submitted, turn: int, mode: str) -> Proposal:
+def to_proposal(item: SubmittedConfig, turn: int, mode: str) -> Proposal:
     """A submitted configuration as the search takes it."""
     expects = Expectation(step_time_s=item.expected_step_time_s, peak_memory_gib=item.expected_memory_gib)
     return Proposal(item.config, "policy" if mode == "policy" else "llm", item.rationale, expects, turn)
@@ -398,7 +398,7 @@ def _decision_word(decision: Decision | None) -> str:
     return "finish" if decision.finish is not None else "submit"
 
 
-def _submitted_record(item: Submitted) -> SubmittedRecord:
+def _submitted_record(item: SubmittedConfig) -> SubmittedRecord:
     return SubmittedRecord(
         config=item.config,
         expected_step_time_s=item.expected_step_time_s,

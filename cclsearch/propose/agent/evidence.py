@@ -19,7 +19,7 @@ class TrialEvidence(Model):
     """The last lines of the first rank that failed, or of rank 0."""
 
 
-class Evidence(Protocol):
+class EvidenceSource(Protocol):
     """Looks up what trials left behind."""
 
     def find(self, trial: int) -> TrialEvidence | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.providers.cost import Cost, Limits
+from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 from cclsearch.propose.agent.providers.types import Usage
-from cclsearch.propose.base import Remark, SearchView
-from cclsearch.propose.bayes.prior_hints import KEY, Beliefs, write_beliefs
+from cclsearch.propose.base import ProposerEvent, SearchView
+from cclsearch.propose.bayes.prior_hints import KEY, PriorHints, write_beliefs
 
 TURN_TOPIC = "llm_turn"
 MOVE_TOPIC = "arbiter"
@@ -19,7 +19,7 @@ LIMITS_TOPIC = "llm_limits"
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedConfig:
     """One configuration that a turn submitted."""
 
     config: Config
@@ -39,20 +39,20 @@ class PastTurn:
     number: int
     decision: str
     """`submit`, `finish` or `none`."""
-    submitted: tuple[Submitted, ...]
+    submitted: tuple[SubmittedConfig, ...]
     insight: str
     cost: Cost
-    beliefs: Beliefs = field(default_factory=dict)
+    beliefs: PriorHints = field(default_factory=dict)
     num_seen: int = 0
     """Trials that the turn could see."""
     policy: int | None = None
     """Version of the policy program that it submitted."""
 
 
-def turn_remark(turn: PastTurn, text: str) -> Remark:
+def turn_event(turn: PastTurn, text: str) -> ProposerEvent:
     """The remark that a turn leaves in the ledger."""
     usage = turn.cost.usage
-    return Remark(
+    return ProposerEvent(
         TURN_TOPIC,
         text,
         {
@@ -74,9 +74,9 @@ def turn_remark(turn: PastTurn, text: str) -> Remark:
     )
 
 
-def past_turns(remarks: Iterable[Remark]) -> list[PastTurn]:
+def past_turns(remarks: Iterable[ProposerEvent]) -> list[PastTurn]:
     """The turns that these remarks tell of, oldest first."""
-    return [_read_turn(remark.data) for remark in remarks if remark.topic == TURN_TOPIC]
+    return [_read_turn(event.data) for event in remarks if event.topic == TURN_TOPIC]
 
 
 def total_cost(turns: Iterable[PastTurn]) -> Cost:
@@ -84,26 +84,26 @@ def total_cost(turns: Iterable[PastTurn]) -> Cost:
     return sum((turn.cost for turn in turns), Cost())
 
 
-def drop_decision(remark: Remark, why: str) -> Remark:
+def drop_decision(event: ProposerEvent, why: str) -> ProposerEvent:
     """A turn's remark without what it decided: its cost and what it learnt stay."""
-    data = {**remark.data, "decision": "none", "submitted": "[]", "policy": None}
-    return Remark(remark.topic, one_line(f"{why}: {remark.text}", 500), data)
+    data = {**event.data, "decision": "none", "submitted": "[]", "policy": None}
+    return ProposerEvent(event.topic, one_line(f"{why}: {event.text}", 500), data)
 
 
-def limits_remark(limits: Limits) -> Remark:
+def limits_event(limits: LlmLimits) -> ProposerEvent:
     """What `resume --max-tokens --max-usd` leaves in the ledger."""
     words = [f"{limits.max_tokens:,} tokens"] if limits.max_tokens is not None else []
     words += [f"${limits.max_usd:g}"] if limits.max_usd is not None else []
     text = f"the LLM may use {' and '.join(words)} in all from here on"
-    return Remark(LIMITS_TOPIC, text, {"max_tokens": limits.max_tokens, "max_usd": limits.max_usd})
+    return ProposerEvent(LIMITS_TOPIC, text, {"max_tokens": limits.max_tokens, "max_usd": limits.max_usd})
 
 
-def read_limits(remarks: Iterable[Remark], limits: Limits) -> Limits:
+def read_limits(remarks: Iterable[ProposerEvent], limits: LlmLimits) -> LlmLimits:
     """The limits of the search's start, with what was set since in their place."""
-    for remark in remarks:
-        if remark.topic == LIMITS_TOPIC:
-            told = {name: value for name, value in remark.data.items() if value is not None}
-            limits = Limits.model_validate({**limits.model_dump(), **told})
+    for event in remarks:
+        if event.topic == LIMITS_TOPIC:
+            told = {name: value for name, value in event.data.items() if value is not None}
+            limits = LlmLimits.model_validate({**limits.model_dump(), **told})
     return limits
 
 
@@ -117,7 +117,7 @@ def last_insights(view: SearchView, count: int = 6) -> list[str]:
     return list(found)[-count:]
 
 
-def _to_json(item: Submitted) -> dict[str, object]:
+def _to_json(item: SubmittedConfig) -> dict[str, object]:
     full = {
         "config": dict(item.config),
         "time": item.expected_step_time_s,
@@ -143,7 +143,7 @@ def _read_turn(data: Mapping[str, object]) -> PastTurn:
         number=_count(data.get("turn")),
         decision=str(data.get("decision", "none")),
         submitted=tuple(
-            Submitted(
+            SubmittedConfig(
                 Config(item["config"]),
                 item.get("time"),
                 item.get("memory"),

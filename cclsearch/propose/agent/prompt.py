@@ -12,7 +12,7 @@ from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.history import last_insights
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES
 from cclsearch.propose.agent.quoting import FENCE_RULE, clip_bytes, fence, fence_line
-from cclsearch.propose.agent.surrogate_table import Look, best_observation, estimate_noise
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, estimate_noise
 from cclsearch.propose.agent.tables import (
     calibration_lines,
     candidate_lines,
@@ -59,7 +59,7 @@ class PromptInput:
     """All that a prompt is made of."""
 
     view: SearchView
-    look: Look
+    look: SurrogateTable
     slots: int
     evidence: dict[int, TrialEvidence] = field(default_factory=dict)
     """Of the best, the last, and whatever else is to be shown unasked."""
@@ -179,8 +179,8 @@ def _sections(known: PromptInput, options: PromptOptions, room_bytes: int) -> li
 def _belief_lines(view: SearchView) -> list[str]:
     held = collect_beliefs(view)
     return [
-        f"{part.replace('_', ' ')}: {belief.level.replace('_', ' ')} (counts {belief.weight:.0%} now, fully if renewed)"
-        for part, belief in held.items()
+        f"{part.replace('_', ' ')}: {hint.level.replace('_', ' ')} (counts {hint.weight:.0%} now, fully if renewed)"
+        for part, hint in held.items()
     ]
 
 
@@ -226,7 +226,7 @@ def describe_evidence(
 
 
 def _move_lines(view: SearchView) -> list[str]:
-    moves = [remark.text for remark in view.remarks if remark.topic == "arbiter"]
+    moves = [event.text for event in view.remarks if event.topic == "arbiter"]
     return [fence_line(text, 240) for text in moves[-3:][::-1]]
 
 

@@ -13,9 +13,9 @@ from cclsearch.propose.agent.policy.runner import SandboxRunner
 from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, last_observation
 from cclsearch.propose.agent.providers.cost import load_prices, prices_path
 from cclsearch.propose.agent.providers.retry import Patience
-from cclsearch.propose.agent.providers.types import Answer, ProviderError, Request, Trouble
-from cclsearch.propose.agent.surrogate_table import LookFunction, best_observation, survey_look
-from cclsearch.propose.agent.tool_handlers import Decision, Desk
+from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
+from cclsearch.propose.agent.surrogate_table import SurveyFunction, best_observation, survey_surrogate
+from cclsearch.propose.agent.tool_handlers import Decision, ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.turn import Turn, TurnResult, TurnSettings
 from cclsearch.propose.agent.turn_records import ContextRecord, TurnRecord, read_context, read_turns
@@ -38,7 +38,7 @@ class ReplayedTurn:
         return self.decision == self.again
 
 
-def replay_turns(folder: Path, look: LookFunction = survey_look) -> list[ReplayedTurn]:
+def replay_turns(folder: Path, look: SurveyFunction = survey_surrogate) -> list[ReplayedTurn]:
     """Every turn of a run folder, decided again from its record; raises UserError where the records cannot be read.
 
     `look` is asked where a record of an older version does not hold what the surrogate thought.
@@ -57,13 +57,13 @@ class _Recorded:
         self._left = list(record.exchanges)
         self._time_s = 0.0
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: CompletionRequest) -> Answer:
         if not self._left:
-            raise ProviderError(Trouble.BAD_REQUEST, "the record ends here: this turn asked more than it did then")
+            raise ProviderError(ErrorKind.BAD_REQUEST, "the record ends here: this turn asked more than it did then")
         exchange = self._left.pop(0)
         self._time_s = exchange.at_s
         if exchange.answer is None:
-            raise ProviderError(exchange.trouble or Trouble.MALFORMED, exchange.message)
+            raise ProviderError(exchange.trouble or ErrorKind.MALFORMED, exchange.message)
         return exchange.answer
 
     def now_s(self) -> float:
@@ -81,13 +81,13 @@ class _RecordedEvidence:
         return self._evidence.get(trial)
 
 
-def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: LookFunction) -> ReplayedTurn:
+def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: SurveyFunction) -> ReplayedTurn:
     view = record.view(context, space)
 
     def explain(config: Config) -> tuple[str, ...]:
         return record.explanations.get(config.digest, ())
 
-    desk = Desk(
+    handlers = ToolHandlers(
         view=view,
         look=record.look.look() if record.look else look(view),
         evidence=_RecordedEvidence(record),
@@ -100,7 +100,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Look
     )
     shown = {o.trial for o in (best_observation(view), last_observation(view)) if o}
     evidence = {trial: found for trial, found in record.evidence.items() if trial in shown}
-    known = PromptInput(view, desk.look, record.slots, evidence, record.program, record.program_note)
+    known = PromptInput(view, handlers.look, record.slots, evidence, record.program, record.program_note)
     tools = make_toolset(space, context.mode, record.max_submitted)
     prompt = write_turn_prompt(known, tools, PromptOptions(context.mode, context.anonymous, context.goal))
     recorded = _Recorded(record)
@@ -113,7 +113,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Look
         patience=Patience(max_tries=1),
         max_seconds=record.max_seconds,
     )
-    result = Turn(recorded, desk, prompt, tools, settings).run()
+    result = Turn(recorded, handlers, prompt, tools, settings).run()
     same_prompt = (prompt.system, prompt.user) == (record.system, record.user)
     return ReplayedTurn(record.turn, _told(record), _said(result), same_prompt)
 

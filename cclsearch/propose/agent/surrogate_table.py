@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.proposer import bar, expected_gain
-from cclsearch.propose.bayes.snapshot import Outlook, reach_m, survey_belief
-from cclsearch.propose.bayes.surrogate import believe
+from cclsearch.propose.bayes.proposer import expected_improvement, incumbent
+from cclsearch.propose.bayes.snapshot import SearchSnapshot, p10_halfwidth_m, summarize_posterior
+from cclsearch.propose.bayes.surrogate import fit_posterior
 
 Floats = NDArray[np.float64]
 
-NUM_FOREMOST = 12
+NUM_TOP_ROWS = 12
 PLAUSIBLE = 0.05
 """Chance below which a candidate's win is no longer plausible."""
 LEAST_NOISE = 0.01
@@ -23,7 +23,7 @@ LEAST_NOISE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class SurrogateTable:
     """The surrogate's view of N configurations; NaN where a large space was sifted and a row left out."""
 
     time_N: Floats
@@ -43,7 +43,7 @@ class Look:
     """How well earlier predictions held, one line each, latest last."""
 
 
-LookFunction = Callable[[SearchView], Look]
+SurveyFunction = Callable[[SearchView], SurrogateTable]
 
 
 def best_observation(view: SearchView) -> Observation | None:
@@ -72,7 +72,7 @@ def open_rows(view: SearchView) -> NDArray[np.bool_]:
     return free
 
 
-def survey_look(view: SearchView) -> Look:
+def survey_surrogate(view: SearchView) -> SurrogateTable:
     """The surrogate's look at a search."""
     size = len(view.space)
     time_N, low_N, memory_N, fits_N = (
@@ -81,26 +81,26 @@ def survey_look(view: SearchView) -> Look:
         np.full(size, np.nan),
         np.zeros(size),
     )
-    belief = believe(view)
-    if belief is None:
+    posterior = fit_posterior(view)
+    if posterior is None:
         why = "every legal configuration was tried or held back"
-        return Look(time_N, low_N, memory_N, fits_N, (), nothing_left=True, why=why)
-    outlook = survey_belief(view, belief, NUM_FOREMOST)
-    rows = belief.rows_m
-    time_N[rows] = np.exp(belief.log_time_m)
-    low_N[rows] = np.exp(belief.log_time_m - reach_m(view, belief))
-    memory_N[rows] = belief.memory_gib_m
-    fits_N[rows] = belief.fits_m
-    promise = expected_gain(belief, bar(belief)) * belief.works_m
+        return SurrogateTable(time_N, low_N, memory_N, fits_N, (), nothing_left=True, why=why)
+    outlook = summarize_posterior(view, posterior, NUM_TOP_ROWS)
+    rows = posterior.rows_m
+    time_N[rows] = np.exp(posterior.log_time_m)
+    low_N[rows] = np.exp(posterior.log_time_m - p10_halfwidth_m(view, posterior))
+    memory_N[rows] = posterior.memory_gib_m
+    fits_N[rows] = posterior.p_fits_m
+    promise = expected_improvement(posterior, incumbent(posterior)) * posterior.p_success_m
     rest = [int(row) for row in rows[np.argsort(-promise, kind="stable")]]
-    order = tuple(dict.fromkeys([*outlook.foremost, *rest]))
+    order = tuple(dict.fromkeys([*outlook.top_rows, *rest]))
     left, why = _what_is_left(outlook, best_observation(view) is not None)
-    return Look(
+    return SurrogateTable(
         time_N, low_N, memory_N, fits_N, order, nothing_left=not left, why=why, record=_describe_record(outlook)
     )
 
 
-def _what_is_left(outlook: Outlook, has_best: bool) -> tuple[bool, str]:
+def _what_is_left(outlook: SearchSnapshot, has_best: bool) -> tuple[bool, str]:
     if not has_best or outlook.chance_of_better is None or outlook.best_gain is None:
         return True, "nothing has run successfully yet"
     why = (
@@ -110,7 +110,7 @@ def _what_is_left(outlook: Outlook, has_best: bool) -> tuple[bool, str]:
     return not (outlook.is_exhausted or outlook.chance_of_better < PLAUSIBLE), why
 
 
-def _describe_record(outlook: Outlook) -> tuple[str, ...]:
+def _describe_record(outlook: SearchSnapshot) -> tuple[str, ...]:
     lines = []
     if outlook.median_error is not None:
         lines.append(

@@ -8,7 +8,7 @@ from cclsearch.core.text import one_line
 from cclsearch.propose.agent.configs import compact, header, spelled
 from cclsearch.propose.agent.history import past_turns
 from cclsearch.propose.agent.quoting import fence_line
-from cclsearch.propose.agent.surrogate_table import Look, best_observation
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation
 from cclsearch.propose.base import Observation, SearchView
 
 MAX_TRIALS_SHOWN = 60
@@ -79,7 +79,7 @@ def running_lines(view: SearchView) -> list[str]:
     return lines + ([f"({len(view.pending) - len(shown)} more)"] if len(view.pending) > len(shown) else [])
 
 
-def candidate_lines(view: SearchView, look: Look, rows: Iterable[int], count: int) -> list[str]:
+def candidate_lines(view: SearchView, look: SurrogateTable, rows: Iterable[int], count: int) -> list[str]:
     """Configurations as the surrogate sees them."""
     chosen = list(rows)
     if not chosen:

@@ -12,13 +12,13 @@ from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.configs import nearest_rows, read_config, read_value, spelled
-from cclsearch.propose.agent.evidence import Evidence, TrialEvidence
-from cclsearch.propose.agent.history import Submitted
+from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence
+from cclsearch.propose.agent.history import SubmittedConfig
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.prompt import describe_evidence
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes, fence, fence_end
-from cclsearch.propose.agent.surrogate_table import Look, best_observation, open_rows
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, open_rows
 from cclsearch.propose.agent.tables import candidate_lines, trial_summary
 from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, SORTS
 from cclsearch.propose.base import SearchView
@@ -43,7 +43,7 @@ does not beat the best's; before anything has run, where that is so many times t
 class Decision:
     """How a turn ends well."""
 
-    submitted: tuple[Submitted, ...] = ()
+    submitted: tuple[SubmittedConfig, ...] = ()
     finish: str | None = None
     insight: str = ""
     beliefs: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ToolReply:
     """What a call gives."""
 
     text: str
@@ -63,12 +63,12 @@ class Reply:
 
 
 @dataclass
-class Desk:
+class ToolHandlers:
     """One turn's desk: knows the view, and which evidence was looked up."""
 
     view: SearchView
-    look: Look
-    evidence: Evidence
+    look: SurrogateTable
+    evidence: EvidenceSource
     max_submitted: int = 1
     overrules_left: int = 1
     mode: str = "configs"
@@ -80,12 +80,12 @@ class Desk:
     room_bytes: int = MAX_REPLY_BYTES
     """For the reply that is being written."""
 
-    def answer(self, call: ToolCall, room_bytes: int = MAX_REPLY_BYTES) -> Reply:
+    def answer(self, call: ToolCall, room_bytes: int = MAX_REPLY_BYTES) -> ToolReply:
         """The reply to one call; what it tells of trials is fitted into the room."""
         self.room_bytes = room_bytes
         if call.arguments is None:
-            return Reply(f"{call.fault}; call {one_line(call.name, 40)} again with valid arguments", "malformed")
-        handlers: dict[str, Callable[[dict[str, Any]], Reply]] = {
+            return ToolReply(f"{call.fault}; call {one_line(call.name, 40)} again with valid arguments", "malformed")
+        handlers: dict[str, Callable[[dict[str, Any]], ToolReply]] = {
             "predict": self._predict,
             "explain": self._explain,
             "trial": self._trial,
@@ -97,7 +97,7 @@ class Desk:
             "finish": self._finish,
         }
         if call.name not in handlers:
-            return Reply(
+            return ToolReply(
                 f"there is no tool {one_line(call.name, 40)!r}; there are: {', '.join(handlers)}", "unknown tool"
             )
         return handlers[call.name](call.arguments)
@@ -116,10 +116,10 @@ class Desk:
 
     # look-ups
 
-    def _predict(self, arguments: dict[str, Any]) -> Reply:
+    def _predict(self, arguments: dict[str, Any]) -> ToolReply:
         raw = arguments.get("configurations")
         if not isinstance(raw, list) or not raw:
-            return Reply("configurations must be a list of configurations", "malformed")
+            return ToolReply("configurations must be a list of configurations", "malformed")
         lines: list[str] = []
         for item in raw[:MAX_PREDICTED]:
             config, problem = read_config(self.view.space, item)
@@ -130,7 +130,7 @@ class Desk:
                 lines.append(self._describe_row(row))
         if len(raw) > MAX_PREDICTED:
             lines.append(f"({len(raw) - MAX_PREDICTED} left out: at most {MAX_PREDICTED} a call)")
-        return Reply("\n".join(lines))
+        return ToolReply("\n".join(lines))
 
     def _describe_row(self, row: int) -> str:
         known = next((o for o in self.view.observations if o.row == row), None)
@@ -144,49 +144,55 @@ class Desk:
             f"P(fits) {look.fits_N[row]:.2f}{state}"
         )
 
-    def _explain(self, arguments: dict[str, Any]) -> Reply:
+    def _explain(self, arguments: dict[str, Any]) -> ToolReply:
         config, problem = read_config(self.view.space, arguments.get("config"))
         if config is None:
-            return Reply(problem, "malformed")
+            return ToolReply(problem, "malformed")
         row = self.view.space.row(config)
-        return Reply(self._why_illegal(config) if row is None else f"legal. {self._describe_row(row)}")
+        return ToolReply(self._why_illegal(config) if row is None else f"legal. {self._describe_row(row)}")
 
-    def _trial(self, arguments: dict[str, Any]) -> Reply:
+    def _trial(self, arguments: dict[str, Any]) -> ToolReply:
         best = best_observation(self.view)
         number = arguments.get("trial")
         reference = best.trial if best and best.trial != number else None
         return self._tell_trial(number, self.room_bytes, reference=reference, against="the best")
 
-    def _compare(self, arguments: dict[str, Any]) -> Reply:
+    def _compare(self, arguments: dict[str, Any]) -> ToolReply:
         a, b = arguments.get("a"), arguments.get("b")
         half = self.room_bytes // 2 - 1
         reference = next((o.trial for o in self.view.observations if o.trial == b and b != a), None)
         first = self._tell_trial(a, half, reference=reference, against=f"trial {reference}")
         second = self._tell_trial(b, half)
-        return Reply(f"{first.text}\n\n{second.text}", first.fault or second.fault)
+        return ToolReply(f"{first.text}\n\n{second.text}", first.fault or second.fault)
 
-    def _tell_trial(self, number: object, room_bytes: int, *, reference: int | None = None, against: str = "") -> Reply:
+    def _tell_trial(
+        self, number: object, room_bytes: int, *, reference: int | None = None, against: str = ""
+    ) -> ToolReply:
         found = [o for o in self.view.observations if o.trial == number]
         if not found or isinstance(number, bool):
             trials = ", ".join(str(o.trial) for o in self.view.observations[-30:]) or "none yet"
-            return Reply(f"there is no finished trial {one_line(repr(number), 30)}; finished: {trials}", "malformed")
+            return ToolReply(
+                f"there is no finished trial {one_line(repr(number), 30)}; finished: {trials}", "malformed"
+            )
         summary = clip_bytes(trial_summary(self.view, found[0]), max(room_bytes // 2, 200))
         evidence = self.find_evidence(found[0].trial)
         if evidence is None:
-            return Reply(summary)
+            return ToolReply(summary)
         theirs = self.find_evidence(reference) if reference is not None else None
         told = describe_evidence(evidence, theirs, against=against)
-        return Reply("\n".join([summary, *_fit_evidence(told, evidence.log_tail, room_bytes - len(summary.encode()))]))
+        return ToolReply(
+            "\n".join([summary, *_fit_evidence(told, evidence.log_tail, room_bytes - len(summary.encode()))])
+        )
 
-    def _candidates(self, arguments: dict[str, Any]) -> Reply:
+    def _candidates(self, arguments: dict[str, Any]) -> ToolReply:
         rows = open_rows(self.view)
         where = arguments.get("where") or {}
         if not isinstance(where, Mapping):
-            return Reply("where must be an object: knob -> list of values", "malformed")
+            return ToolReply("where must be an object: knob -> list of values", "malformed")
         for name, wanted in where.items():
             knob = next((knob for knob in self.view.space.knobs if knob.name == name), None)
             if knob is None:
-                return Reply(f"there is no knob {one_line(str(name), 40)!r}", "malformed")
+                return ToolReply(f"there is no knob {one_line(str(name), 40)!r}", "malformed")
             values = wanted if isinstance(wanted, list) else [wanted]
             keep = [knob.choices.index(value) for value in (read_value(knob, v) for v in values) if value is not None]
             rows &= np.isin(self.view.space.codes_NK[:, self.view.space.knobs.index(knob)], keep)
@@ -194,7 +200,7 @@ class Desk:
         ordered = self._sorted(rows, sort if sort in SORTS else "promise")
         limit = arguments.get("limit")
         count = min(max(limit, 1), MAX_LISTED) if isinstance(limit, int) and not isinstance(limit, bool) else 10
-        return Reply(f"{len(ordered)} match\n" + "\n".join(candidate_lines(self.view, self.look, ordered, count)))
+        return ToolReply(f"{len(ordered)} match\n" + "\n".join(candidate_lines(self.view, self.look, ordered, count)))
 
     def _sorted(self, rows: Any, sort: str) -> list[int]:
         if sort == "promise":
@@ -205,55 +211,59 @@ class Desk:
 
     # decisions
 
-    def _submit(self, arguments: dict[str, Any]) -> Reply:
+    def _submit(self, arguments: dict[str, Any]) -> ToolReply:
         raw = arguments.get("configurations")
         if isinstance(raw, Mapping):
             raw = [raw]
         if not isinstance(raw, list) or not raw:
-            return Reply("configurations must be a list with at least one {config, rationale, ...}", "malformed")
-        accepted: list[Submitted] = []
-        refused: list[Reply] = []
+            return ToolReply("configurations must be a list with at least one {config, rationale, ...}", "malformed")
+        accepted: list[SubmittedConfig] = []
+        refused: list[ToolReply] = []
         for item in raw[: self.max_submitted]:
             item = item if isinstance(item, Mapping) else {}
             config, problem = read_config(self.view.space, item.get("config", item))
             if config is None:
-                refused.append(Reply(problem, "malformed"))
+                refused.append(ToolReply(problem, "malformed"))
                 continue
             verdict = self._judge(config, item, accepted)
-            if isinstance(verdict, Submitted):
+            if isinstance(verdict, SubmittedConfig):
                 accepted.append(verdict)
             else:
                 refused.append(verdict)
         if not accepted:
-            return Reply("\n".join(reply.text for reply in refused), refused[0].fault)
+            return ToolReply("\n".join(reply.text for reply in refused), refused[0].fault)
         dropped = "".join(f" (dropped: {reply.text})" for reply in refused)
-        return Reply("accepted" + dropped, decision=Decision(tuple(accepted), **_learnt(arguments)))
+        return ToolReply("accepted" + dropped, decision=Decision(tuple(accepted), **_learnt(arguments)))
 
-    def _submit_policy(self, arguments: dict[str, Any]) -> Reply:
+    def _submit_policy(self, arguments: dict[str, Any]) -> ToolReply:
         program = arguments.get("program")
         if not isinstance(program, str) or self.policies is None:
-            return Reply("program must be the source text of a Python program", "malformed")
+            return ToolReply("program must be the source text of a Python program", "malformed")
         # What is kept of it is redacted, so what runs is too: a replay runs the same.
         program = redact(program)
         view = hide_origin(self.view) if self.anonymous else self.view
         choice: PolicyChoice = self.policies.choose(program, view, self.look)
         if choice.config is None:
-            return Reply(choice.problem, "policy failed")
+            return ToolReply(choice.problem, "policy failed")
         verdict = self._judge(choice.config, arguments, [])
-        if not isinstance(verdict, Submitted):
-            return Reply(f"the program gave {spelled(self.view.space, choice.config)}: {verdict.text}", verdict.fault)
+        if not isinstance(verdict, SubmittedConfig):
+            return ToolReply(
+                f"the program gave {spelled(self.view.space, choice.config)}: {verdict.text}", verdict.fault
+            )
         decision = Decision((verdict,), program=program, **_learnt(arguments))
-        return Reply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
+        return ToolReply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
-    def _judge(self, config: Config, item: Mapping[str, Any], accepted: Sequence[Submitted]) -> Submitted | Reply:
+    def _judge(
+        self, config: Config, item: Mapping[str, Any], accepted: Sequence[SubmittedConfig]
+    ) -> SubmittedConfig | ToolReply:
         row = self.view.space.row(config)
         if row is None:
-            return Reply(self._why_illegal(config), "illegal")
+            return ToolReply(self._why_illegal(config), "illegal")
         known = next((o for o in self.view.observations if o.row == row), None)
         if known:
-            return Reply(f"a duplicate: {trial_summary(self.view, known)}. Choose an untried one", "duplicate")
+            return ToolReply(f"a duplicate: {trial_summary(self.view, known)}. Choose an untried one", "duplicate")
         if row in self.view.closed or any(other.config == config for other in accepted):
-            return Reply("it runs already, or is held back because it cannot fit. Choose another", "duplicate")
+            return ToolReply("it runs already, or is held back because it cannot fit. Choose another", "duplicate")
         against = self._speaks_against(row)
         is_far = row not in self.look.order[:FOREMOST]
         spent = sum(other.is_overrule for other in accepted)
@@ -263,8 +273,8 @@ class Desk:
                 "You overruled the surrogate before and it did not pay: choose one that it finds "
                 "plausible (see `candidates`)"
             )
-            return Reply(text, "implausible")
-        return Submitted(
+            return ToolReply(text, "implausible")
+        return SubmittedConfig(
             config=config,
             expected_step_time_s=_positive(item.get("expected_step_time_s")),
             expected_memory_gib=_positive(item.get("expected_memory_gib")),
@@ -296,13 +306,13 @@ class Desk:
         why = "; ".join(rules) or "it is not in the legal set"
         return f"not legal: {why}. Nearest untried legal ones: {listed or 'none'}"
 
-    def _finish(self, arguments: dict[str, Any]) -> Reply:
+    def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)
         if best_observation(self.view) is None:
-            return Reply("refused: nothing has run successfully yet", "finish refused")
+            return ToolReply("refused: nothing has run successfully yet", "finish refused")
         if not self.look.nothing_left:
-            return Reply(f"refused: {self.look.why}. Submit one of the open candidates", "finish refused")
-        return Reply("granted", decision=Decision(finish=reason, **_learnt(arguments)))
+            return ToolReply(f"refused: {self.look.why}. Submit one of the open candidates", "finish refused")
+        return ToolReply("granted", decision=Decision(finish=reason, **_learnt(arguments)))
 
 
 _MARKS_BYTES = 80

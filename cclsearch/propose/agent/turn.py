@@ -12,24 +12,24 @@ from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.clock import Clock
 from cclsearch.propose.agent.prompt import MAX_CORRECTIONS, MAX_LOOKUPS, MAX_PROMPT_BYTES, Prompt
-from cclsearch.propose.agent.providers.cost import Cost, Limits, Price, price_usage
+from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, price_usage
 from cclsearch.propose.agent.providers.parse import MAX_CALLS, call_in_text
 from cclsearch.propose.agent.providers.retry import Patience, ask_patiently
 from cclsearch.propose.agent.providers.types import (
     Answer,
+    CompletionRequest,
+    ErrorKind,
     Message,
     Provider,
     ProviderError,
-    Request,
     Role,
-    Stop,
+    StopReason,
     ToolCall,
     ToolResult,
     ToolSpec,
-    Trouble,
 )
 from cclsearch.propose.agent.quoting import clip_bytes, fence_line, redact_strings
-from cclsearch.propose.agent.tool_handlers import MAX_REPLY_BYTES, Decision, Desk, Reply
+from cclsearch.propose.agent.tool_handlers import MAX_REPLY_BYTES, Decision, ToolHandlers, ToolReply
 
 MAX_ECHO_BYTES = 1500
 """Of one of the model's own earlier texts, when sent back to it."""
@@ -39,7 +39,7 @@ MIN_REPLY_BYTES = 300
 MAX_ID = 48
 """Characters of a call's identifier that are kept."""
 LEFT_OUT = "(left out: no room)"
-THINKERS = ("anthropic:", "openai:")
+REASONING_PREFIXES = ("anthropic:", "openai:")
 MAX_OUTPUT_TOKENS = 16_384
 """Of one answer of theirs, after answers that were cut off."""
 
@@ -60,7 +60,7 @@ class Exchange:
     """One request's answer, or the trouble in its place: what a replay needs."""
 
     answer: Answer | None
-    trouble: Trouble | None = None
+    trouble: ErrorKind | None = None
     message: str = ""
     request_bytes: int = 0
     at_s: float = 0.0
@@ -86,7 +86,7 @@ class TurnSettings:
     clock: Clock
     jitter: random.Random
     price: Price | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: LlmLimits = field(default_factory=LlmLimits)
     spent: Cost = field(default_factory=Cost)
     """By earlier turns."""
     patience: Patience = field(default_factory=Patience)
@@ -99,10 +99,15 @@ class Turn:
     """Runs one turn to its end."""
 
     def __init__(
-        self, provider: Provider, desk: Desk, prompt: Prompt, tools: Sequence[ToolSpec], settings: TurnSettings
+        self,
+        provider: Provider,
+        handlers: ToolHandlers,
+        prompt: Prompt,
+        tools: Sequence[ToolSpec],
+        settings: TurnSettings,
     ) -> None:
         self._provider = provider
-        self._desk = desk
+        self._desk = handlers
         self._system = prompt.system
         self._tools = tuple(tools)
         self._settings = settings
@@ -144,7 +149,7 @@ class Turn:
         answer = self._ask(request)
         if answer is None:
             return
-        if answer.stop is Stop.FILTERED:
+        if answer.stop is StopReason.FILTERED:
             self._result.stall = Stall("content filter", "the provider's content filter stopped the answer")
             return
         complaint = self._complaint(answer)
@@ -160,22 +165,22 @@ class Turn:
         self._take_calls(answer.text, self._unique(calls[:MAX_CALLS]))
 
     def _complaint(self, answer: Answer) -> tuple[str, str] | None:
-        if answer.stop is Stop.TRUNCATED:
+        if answer.stop is StopReason.TRUNCATED:
             most = self._max_output_tokens
-            if self._provider.name.startswith(THINKERS):
+            if self._provider.name.startswith(REASONING_PREFIXES):
                 # Models that think first may need more to get to an answer; a server of one's own may have no more.
                 self._max_output_tokens = min(2 * most, MAX_OUTPUT_TOKENS)
             return (
                 "truncated",
                 f"your answer was cut off after {most} tokens: answer again, briefly, with one tool call",
             )
-        if answer.stop is Stop.REFUSED:
+        if answer.stop is StopReason.REFUSED:
             return "refusal", "you declined; this only chooses settings of a training job. Decide, or call finish"
         if not answer.calls and not answer.text.strip():
             return "empty", "your answer was empty: call a tool"
         return None
 
-    def _ask(self, request: Request) -> Answer | None:
+    def _ask(self, request: CompletionRequest) -> Answer | None:
         settings, result = self._settings, self._result
         try:
             answer = ask_patiently(
@@ -185,7 +190,7 @@ class Turn:
             result.cost = result.cost + Cost(requests=1)
             kind, words = error.trouble.value.replace("_", " "), one_line(redact(error.message), 300)
             result.exchanges.append(Exchange(None, error.trouble, words, request.num_bytes, self._elapsed_s()))
-            if error.trouble in {Trouble.MALFORMED, Trouble.TOO_LARGE}:
+            if error.trouble in {ErrorKind.MALFORMED, ErrorKind.TOO_LARGE}:
                 self._correct(kind, f"your answer could not be read: {fence_line(words)}. Be brief")
             else:
                 result.stall = Stall("provider", f"the provider failed ({kind}: {words})", error.trouble.can_pass)
@@ -198,7 +203,7 @@ class Turn:
         echoed = tuple(_echo_call(call, MAX_CALLS_BYTES // len(calls)) for call in calls)
         said = Message(role=Role.ASSISTANT, text=_echo(text), calls=echoed)
         room_bytes = self._reply_room(said)
-        replies: list[tuple[ToolCall, Reply]] = []
+        replies: list[tuple[ToolCall, ToolReply]] = []
         for call in calls:
             reply = self._reply(call, room_bytes)
             replies.append((call, reply))
@@ -227,11 +232,11 @@ class Turn:
         share = int(left * 0.9) // max(len(said.calls), 1)
         return min(max(share, MIN_REPLY_BYTES), MAX_REPLY_BYTES)
 
-    def _reply(self, call: ToolCall, room_bytes: int) -> Reply:
+    def _reply(self, call: ToolCall, room_bytes: int) -> ToolReply:
         if self._desk.is_lookup(call):
             self._lookups += 1
             if self._lookups > MAX_LOOKUPS:
-                return Reply(f"refused: {MAX_LOOKUPS} look-ups are used; decide now", "undecided")
+                return ToolReply(f"refused: {MAX_LOOKUPS} look-ups are used; decide now", "undecided")
         return self._desk.answer(call, room_bytes)
 
     def _urge(self) -> str:
@@ -261,13 +266,13 @@ class Turn:
         else:
             self._messages.append(Message(role=role, text=text))
 
-    def _request(self) -> Request:
+    def _request(self) -> CompletionRequest:
         self._shrink()
         return self._request_of(self._messages)
 
-    def _request_of(self, messages: Sequence[Message]) -> Request:
+    def _request_of(self, messages: Sequence[Message]) -> CompletionRequest:
         """The request with these messages; system and tools stay the same, so that a provider's cache holds."""
-        return Request(
+        return CompletionRequest(
             system=self._system,
             messages=tuple(messages),
             tools=self._tools,

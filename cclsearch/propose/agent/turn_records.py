@@ -17,11 +17,11 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Failure, Model, Value
 from cclsearch.propose.agent.evidence import TrialEvidence
-from cclsearch.propose.agent.providers.cost import Cost, Limits, Price
-from cclsearch.propose.agent.providers.types import Answer, Trouble
+from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price
+from cclsearch.propose.agent.providers.types import Answer, ErrorKind
 from cclsearch.propose.agent.quoting import redact_strings
-from cclsearch.propose.agent.surrogate_table import Look
-from cclsearch.propose.base import Observation, Remark, SearchView
+from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.base import Observation, ProposerEvent, SearchView
 from cclsearch.space.table import Knob, Space
 
 TURNS_FOLDER = "turns"
@@ -104,9 +104,9 @@ class LookRecord(Model):
     why: str
     record: tuple[str, ...] = ()
 
-    def look(self) -> Look:
+    def look(self) -> SurrogateTable:
         """The look again; raises UserError where the record is damaged."""
-        return Look(
+        return SurrogateTable(
             time_N=_unpack(self.times, np.float64),
             low_N=_unpack(self.lows, np.float64),
             memory_gib_N=_unpack(self.memories, np.float64),
@@ -122,7 +122,7 @@ class ExchangeRecord(Model):
     """One question to the provider: its answer, or what came instead."""
 
     answer: Answer | None = None
-    trouble: Trouble | None = None
+    trouble: ErrorKind | None = None
     message: str = ""
     request_bytes: int = 0
     at_s: float = 0.0
@@ -159,7 +159,7 @@ class TurnRecord(Model):
     program_note: str = ""
     explanations: dict[str, tuple[str, ...]] = {}
     """Configuration's digest -> what the constraints said of it."""
-    limits: Limits = Limits()
+    limits: LlmLimits = LlmLimits()
     price: Price | None = None
     """Of the model, where it was known; what the price list says now may be another."""
     max_seconds: float = 600.0
@@ -193,7 +193,7 @@ class TurnRecord(Model):
             seed=context.seed,
             objective=context.objective,
             prior=tuple(read_observation(record, space) for record in context.prior),
-            remarks=tuple(Remark(r.topic, r.text, r.data) for r in self.remarks),
+            remarks=tuple(ProposerEvent(r.topic, r.text, r.data) for r in self.remarks),
             next_trial=self.next_trial,
         )
 
@@ -215,7 +215,7 @@ def record_context(view: SearchView, *, model: str, mode: str, anonymous: bool) 
     )
 
 
-def record_look(look: Look) -> LookRecord:
+def record_look(look: SurrogateTable) -> LookRecord:
     """A look for a turn's file."""
     return LookRecord(
         times=_pack(look.time_N, np.float64),

@@ -19,7 +19,7 @@ from scipy.special import ndtr
 
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
-from cclsearch.stats.calibration import Curve, Evidence, Posterior, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Curve, Posterior, Prior, calibrate
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.memory import MULTIPLIERS
 from cclsearch.tasks.training.prediction import CardModel, Priors
@@ -76,7 +76,7 @@ def learn_feasibility(model: CardModel, observations: Sequence[Observation], pri
     return Feasibility(model, priors, rivals, weights, calibrate(_constant, model.features, priors.crash, crashes))
 
 
-def _learn_memory(model: CardModel, evidence: Evidence, prior: Prior) -> tuple[tuple[Posterior, ...], Array]:
+def _learn_memory(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[tuple[Posterior, ...], Array]:
     """Rival posteriors with their weights; one alone where peaks were measured: they tell the parts apart."""
     if np.any(evidence.side_n == 0):
         return (model.calibrate_memory(evidence, prior),), np.ones(1)
@@ -92,7 +92,7 @@ _FORETOLD: WeakKeyDictionary[CardModel, OrderedDict[Hashable, tuple[Posterior, f
 _MOST_FORETOLD = 256
 
 
-def _foretell(model: CardModel, evidence: Evidence, prior: Prior) -> tuple[Posterior, float]:
+def _foretell(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[Posterior, float]:
     """The posterior after what was seen, and the log probability with which the model foretold it, one after another.
 
     What came before the last observation is remembered: a search asks again after each trial.
@@ -116,7 +116,7 @@ def _foretell(model: CardModel, evidence: Evidence, prior: Prior) -> tuple[Poste
     return posterior, total
 
 
-def _calibrate_first(model: CardModel, evidence: Evidence, prior: Prior, count: int) -> Posterior:
+def _calibrate_first(model: CardModel, evidence: CalibrationData, prior: Prior, count: int) -> Posterior:
     """The posterior after the first observations."""
     first = {name: getattr(evidence, name)[:count] for name in ("rows_n", "value_n", "side_n", "doubt_n")}
     return model.calibrate_memory(replace(evidence, **first), prior)
@@ -137,13 +137,13 @@ def _rival_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, float
         yield replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
 
 
-def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Priors) -> Evidence:
+def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Priors) -> CalibrationData:
     """A measured peak where there is one; else on which side of the limit the configuration lies."""
     peaks = [o.peak_memory_gib if o.failure is None and o.peak_memory_gib else np.nan for o in seen]
     failed = np.array([o.failure is not None for o in seen], dtype=bool)
     values = np.log(np.array(peaks, dtype=np.float64))
     doubts = [0.0 if o.failure is None else _DOUBT.get(o.failure.kind, _OTHER_DOUBT) for o in seen]
-    return Evidence(
+    return CalibrationData(
         rows_n=_rows(seen),
         value_n=values,
         side_n=np.where(np.isfinite(values), 0, np.where(failed, 1, -1)).astype(np.int8),
@@ -153,7 +153,9 @@ def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Prio
     )
 
 
-def _crash_evidence(seen: Sequence[Observation], model: CardModel, memory: Posterior, priors: Priors) -> Evidence:
+def _crash_evidence(
+    seen: Sequence[Observation], model: CardModel, memory: Posterior, priors: Priors
+) -> CalibrationData:
     """A threshold at 0 for every trial; one that memory explains says little, one called out of memory nothing."""
     rows = _rows(seen)
     failed = np.array([o.failure is not None for o in seen], dtype=bool)
@@ -163,7 +165,7 @@ def _crash_evidence(seen: Sequence[Observation], model: CardModel, memory: Poste
         fits = ndtr((model.log_limit - log_gib) / np.sqrt(variance + priors.softness**2))
         explained = np.where(failed, (1 - fits) / (1 - fits + fits * _DOUBT[FailureKind.CRASHED]), 0.0)
     named = [o.failure is not None and o.failure.kind is FailureKind.OUT_OF_MEMORY for o in seen]
-    return Evidence(
+    return CalibrationData(
         rows_n=rows,
         value_n=np.full(len(seen), np.nan),
         side_n=np.where(failed, 1, -1).astype(np.int8),

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
 from cclsearch.propose.bayes.proposer import HIGH_PRICE
-from cclsearch.propose.bayes.surrogate import Belief, believe
-from cclsearch.stats.calibration import Curve, Evidence, Prior, calibrate
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
+from cclsearch.stats.calibration import CalibrationData, Curve, Prior, calibrate
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import model_of
 
@@ -44,27 +44,27 @@ def propose_pareto(
     """
     if len(metrics) < 2:
         raise ValueError(f"a front needs at least two metrics, not {len(metrics)}")
-    belief = believe(view)
-    if belief is None:
+    posterior = fit_posterior(view)
+    if posterior is None:
         return []
     rng = np.random.default_rng([view.seed, len(view.observations), len(metrics)])
-    draws_SmD = np.stack([_draw(view, belief, name, direction, rng) for name, direction in metrics], axis=-1)
+    draws_SmD = np.stack([_draw(view, posterior, name, direction, rng) for name, direction in metrics], axis=-1)
     front_nD = _measured(view.observations, metrics, view)
     unit_SmD, unit_nD = _to_unit(draws_SmD, front_nD)
     lengths_LD = np.abs(rng.standard_normal((NUM_DIRECTIONS, len(metrics))))
     lengths_LD /= np.linalg.norm(lengths_LD, axis=1, keepdims=True)
     held_SL = np.broadcast_to(_reach(unit_nD, lengths_LD).max(axis=0, initial=0.0), (len(unit_SmD), NUM_DIRECTIONS))
-    return [_propose(view, belief, m, proposer) for m in _choose(belief, unit_SmD, lengths_LD, held_SL, count)]
+    return [_propose(view, posterior, m, proposer) for m in _choose(posterior, unit_SmD, lengths_LD, held_SL, count)]
 
 
-def _choose(belief: Belief, unit_SmD: Array, lengths_LD: Array, held_SL: Array, count: int) -> list[int]:
+def _choose(posterior: CandidatePosterior, unit_SmD: Array, lengths_LD: Array, held_SL: Array, count: int) -> list[int]:
     reach_SmL = _reach(unit_SmD, lengths_LD)
     free = np.ones(unit_SmD.shape[1], dtype=bool)
     chosen: list[int] = []
     for _ in range(min(count, len(free))):
         gain_m = np.maximum(reach_SmL - held_SL[:, None, :], 0.0).mean(axis=(0, 2))
         price = HIGH_PRICE * float(gain_m.max(initial=0.0))
-        utility = np.where(free, gain_m * belief.works_m - price * (1 - belief.works_m), -np.inf)
+        utility = np.where(free, gain_m * posterior.p_success_m - price * (1 - posterior.p_success_m), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False
         chosen.append(m)
@@ -90,22 +90,24 @@ def _to_unit(draws_SmD: Array, front_nD: Array) -> tuple[Array, Array]:
     return (reference - draws_SmD) / span, (reference - front_nD) / span
 
 
-def _draw(view: SearchView, belief: Belief, name: str, direction: Direction, rng: np.random.Generator) -> Array:
+def _draw(
+    view: SearchView, posterior: CandidatePosterior, name: str, direction: Direction, rng: np.random.Generator
+) -> Array:
     """(S, m) draws of one metric, logs where it is positive, and lower is better."""
     sign = 1.0 if direction == "minimize" else -1.0
-    ranks = view.space.num_accelerators_N[belief.rows_m].astype(np.float64)
-    shape = (NUM_DRAWS, len(belief.rows_m))
+    ranks = view.space.num_accelerators_N[posterior.rows_m].astype(np.float64)
+    shape = (NUM_DRAWS, len(posterior.rows_m))
     if name == "num_accelerators":
         return np.broadcast_to(sign * np.log(ranks), shape)
     if name == "peak_memory_gib":
-        mean, variance = belief.feasibility.memory.marginals(belief.rows_m)
+        mean, variance = posterior.feasibility.memory.marginals(posterior.rows_m)
         return np.asarray(sign * (mean + np.sqrt(variance) * rng.standard_normal(shape)))
-    models, sds, weights = belief.time.draw(belief.rows_m, rng)
+    models, sds, weights = posterior.time.draw(posterior.rows_m, rng)
     pick = rng.choice(len(weights), size=NUM_DRAWS, p=weights / weights.sum())
     log_time = models[pick] + sds[pick] * rng.standard_normal(shape)
     if name in _FROM_TIME:
         return np.asarray(sign * np.log(_FROM_TIME[name](view, np.exp(log_time), ranks)))
-    return np.asarray(sign * _learn_metric(view, belief, name).draw(belief.rows_m, log_time, rng))
+    return np.asarray(sign * _learn_metric(view, posterior, name).draw(posterior.rows_m, log_time, rng))
 
 
 def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, Direction]], view: SearchView) -> Array:
@@ -139,7 +141,7 @@ def _value_of(o: Observation, name: str, view: SearchView) -> float | None:
 class _LearnedMetric:
     """A metric that nothing derives: a line in the log step time plus a Gaussian process over the knobs."""
 
-    def __init__(self, view: SearchView, belief: Belief, name: str) -> None:
+    def __init__(self, view: SearchView, posterior: CandidatePosterior, name: str) -> None:
         seen = [o for o in view.observations if o.row is not None and o.step_time_s is not None and name in o.metrics]
         self._values = np.array([self.scale(view, name, o.metrics[name]) for o in seen], dtype=np.float64)
         self._centre = float(self._values.mean()) if len(seen) else 0.0
@@ -148,18 +150,18 @@ class _LearnedMetric:
         self._centre_time = float(log_time.mean()) if len(seen) else 0.0
         rows = np.array([o.row for o in seen], dtype=np.int64)
         known = dict(zip(rows.tolist(), (log_time - self._centre_time).tolist(), strict=True))
-        expected = belief.time
+        expected = posterior.time
 
         def line(at: NDArray[np.int64]) -> Curve:
             times = expected.mean(at) - self._centre_time
             times = np.array([known.get(int(row), time) for row, time in zip(at, times, strict=True)])
             return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * times)
 
-        shape = belief.time.likeliest.prior.shape.scaled(3.0)
+        shape = posterior.time.likeliest.prior.shape.scaled(3.0)
         prior = Prior(np.zeros(2), np.array([1.0, 2.0]), shape, noise=0.1, freedom=4.0)
         zeros = np.zeros(len(seen))
         standard = (self._values - self._centre) / self._spread
-        evidence = Evidence(rows, standard, zeros.astype(np.int8), zeros)
+        evidence = CalibrationData(rows, standard, zeros.astype(np.int8), zeros)
         self._posterior = calibrate(line, model_of(view.card, view.space).features, prior, evidence)
 
     @staticmethod
@@ -178,15 +180,15 @@ class _LearnedMetric:
         return np.asarray(self._centre + self._spread * (mean + moved + noise))
 
 
-def _learn_metric(view: SearchView, belief: Belief, name: str) -> _LearnedMetric:
-    return _LearnedMetric(view, belief, name)
+def _learn_metric(view: SearchView, posterior: CandidatePosterior, name: str) -> _LearnedMetric:
+    return _LearnedMetric(view, posterior, name)
 
 
-def _propose(view: SearchView, belief: Belief, m: int, proposer: str) -> Proposal:
+def _propose(view: SearchView, posterior: CandidatePosterior, m: int, proposer: str) -> Proposal:
     expects = Expectation(
-        step_time_s=float(np.exp(belief.log_time_m[m])),
-        peak_memory_gib=float(belief.memory_gib_m[m]),
-        fits=float(belief.fits_m[m]),
+        step_time_s=float(np.exp(posterior.log_time_m[m])),
+        peak_memory_gib=float(posterior.memory_gib_m[m]),
+        fits=float(posterior.p_fits_m[m]),
     )
-    rationale = f"promises to push the front furthest; {belief.works_m[m]:.0%} to succeed"
-    return Proposal(view.space.config(int(belief.rows_m[m])), proposer, rationale, expects)
+    rationale = f"promises to push the front furthest; {posterior.p_success_m[m]:.0%} to succeed"
+    return Proposal(view.space.config(int(posterior.rows_m[m])), proposer, rationale, expects)

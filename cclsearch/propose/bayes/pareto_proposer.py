@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
 from cclsearch.propose.bayes.hypervolume import Direction, propose_pareto
-from cclsearch.propose.bayes.proposer import bar, expected_gain, failure_price
-from cclsearch.propose.bayes.surrogate import Belief, believe
+from cclsearch.propose.bayes.proposer import expected_improvement, failure_penalty, incumbent
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import Space
 
 STEP_TIME_AND_SIZE: tuple[tuple[str, Direction], ...] = (("step_time_s", "minimize"), ("num_accelerators", "minimize"))
@@ -44,11 +44,11 @@ class _Candidate(NamedTuple):
     utility: float
     size: _Size
     row: int
-    belief: Belief
+    posterior: CandidatePosterior
     position: int
 
 
-class FrontProposer:
+class ParetoProposer:
     """Proposes by expected hypervolume improvement over `metrics`."""
 
     name = "pareto"
@@ -56,7 +56,7 @@ class FrontProposer:
     def __init__(self, metrics: Sequence[tuple[str, Direction]] = STEP_TIME_AND_SIZE) -> None:
         self.metrics = tuple(metrics)
         self._sizes: tuple[Space, list[_Size]] | None = None
-        self._beliefs: dict[int, tuple[object, Belief | None]] = {}
+        self._beliefs: dict[int, tuple[object, CandidatePosterior | None]] = {}
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Up to `count` new members; none where nothing is left."""
@@ -80,41 +80,41 @@ class FrontProposer:
         """The untaken member that pushes the front furthest; what was just taken counts as running."""
         best: _Candidate | None = None
         smaller = math.inf
-        price = failure_price(view)
+        price = failure_penalty(view)
         for size in sizes:
             pending = frozenset(candidate.row for candidate in taken if candidate.size is size)
             part = _limit_view(view, size, pending)
-            belief = self._believe(part, size)
+            posterior = self._fit_posterior(part, size)
             own = [math.log(o.step_time_s) for o in part.observations if o.loss is not None and o.step_time_s]
             smaller = min([smaller, *own])
-            if belief is None:
+            if posterior is None:
                 continue
-            gain_m = expected_gain(belief, np.minimum(bar(belief), smaller))
-            utility_m = size.width * (gain_m * belief.works_m - price * (1 - belief.works_m))
+            gain_m = expected_improvement(posterior, np.minimum(incumbent(posterior), smaller))
+            utility_m = size.width * (gain_m * posterior.p_success_m - price * (1 - posterior.p_success_m))
             m = int(np.argmax(utility_m))
             if best is None or utility_m[m] > best.utility:
-                best = _Candidate(float(utility_m[m]), size, int(belief.rows_m[m]), belief, m)
+                best = _Candidate(float(utility_m[m]), size, int(posterior.rows_m[m]), posterior, m)
         return best
 
-    def _believe(self, part: SearchView, size: _Size) -> Belief | None:
+    def _fit_posterior(self, part: SearchView, size: _Size) -> CandidatePosterior | None:
         """The belief over one size, made anew only when something there changed."""
         stamp = (tuple((o.row, o.trial) for o in part.observations), part.pending, len(part.prior), len(part.held_back))
         held = self._beliefs.get(size.num_accelerators)
         if held is None or held[0] != stamp:
-            held = (stamp, believe(part))
+            held = (stamp, fit_posterior(part))
             self._beliefs[size.num_accelerators] = held
         return held[1]
 
     def _propose(self, candidate: _Candidate) -> Proposal:
-        belief, m = candidate.belief, candidate.position
+        posterior, m = candidate.posterior, candidate.position
         expects = Expectation(
-            step_time_s=float(np.exp(belief.log_time_m[m])),
-            peak_memory_gib=float(belief.memory_gib_m[m]),
-            fits=float(belief.fits_m[m]),
+            step_time_s=float(np.exp(posterior.log_time_m[m])),
+            peak_memory_gib=float(posterior.memory_gib_m[m]),
+            fits=float(posterior.p_fits_m[m]),
         )
         rationale = (
             f"promises to push the front furthest, at {candidate.size.num_accelerators} accelerators:"
-            f" {expects.step_time_s:.3g} s expected, {belief.works_m[m]:.0%} to succeed"
+            f" {expects.step_time_s:.3g} s expected, {posterior.p_success_m[m]:.0%} to succeed"
         )
         return Proposal(candidate.size.space.config(candidate.row), self.name, rationale, expects)
 
@@ -165,6 +165,6 @@ def _time_as_loss(observation: Observation) -> float | None:
 
 
 @PROPOSERS.register("pareto")
-def make_front_proposer() -> FrontProposer:
+def make_front_proposer() -> ParetoProposer:
     """Over step time and the number of accelerators; a search with several metrics of its own names them."""
-    return FrontProposer()
+    return ParetoProposer()

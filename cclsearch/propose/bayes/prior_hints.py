@@ -43,7 +43,7 @@ LEVELS: Mapping[str, float] = MappingProxyType(
 HALF_LIFE = 3.0
 """Trials after which a belief counts half."""
 
-Beliefs = Mapping[str, str]
+PriorHints = Mapping[str, str]
 """Part -> level, members of `PARTS` and `LEVELS` only."""
 
 
@@ -59,7 +59,7 @@ def check_beliefs(raw: object) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Held:
+class ActiveHint:
     """A belief as it stands now."""
 
     level: str
@@ -67,28 +67,28 @@ class Held:
     """1 when it is said, half of that after `HALF_LIFE` trials."""
 
 
-def write_beliefs(beliefs: Beliefs, num_seen: int) -> str:
+def write_beliefs(beliefs: PriorHints, num_seen: int) -> str:
     """The beliefs as a remark's data keeps them, with the number of trials seen when they were said."""
     return json.dumps({"seen": num_seen, **beliefs}, separators=(",", ":")) if beliefs else ""
 
 
-def collect_beliefs(view: SearchView) -> dict[str, Held]:
+def collect_beliefs(view: SearchView) -> dict[str, ActiveHint]:
     """What is believed now: of each part the latest word."""
-    held: dict[str, Held] = {}
-    for remark in view.remarks:
-        raw = remark.data.get(KEY)
+    held: dict[str, ActiveHint] = {}
+    for event in view.remarks:
+        raw = event.data.get(KEY)
         if isinstance(raw, str) and raw:
             said = json.loads(raw)
             weight = 0.5 ** (max(0, len(view.observations) - int(said.get("seen", 0))) / HALF_LIFE)
-            held |= {part: Held(said[part], weight) for part in PARTS if said.get(part) in LEVELS}
+            held |= {part: ActiveHint(said[part], weight) for part in PARTS if said.get(part) in LEVELS}
     return held
 
 
-def shift_prior(held: Mapping[str, Held], prior: Prior) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def shift_prior(held: Mapping[str, ActiveHint], prior: Prior) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """(P,) what to add to the prior's mean log multipliers, in the order of `MULTIPLIERS`."""
     shift_P = np.zeros(len(MULTIPLIERS))
-    for part, belief in held.items():
+    for part, hint in held.items():
         for name, sign in PARTS[part].items():
             at = MULTIPLIERS.index(name)
-            shift_P[at] = sign * LEVELS[belief.level] * belief.weight * prior.sd_P[at]
+            shift_P[at] = sign * LEVELS[hint.level] * hint.weight * prior.sd_P[at]
     return shift_P

@@ -9,7 +9,7 @@ from scipy.special import ndtr
 
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Expectation, Proposal, SearchView
-from cclsearch.propose.bayes.surrogate import Belief, believe
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import Priors
 
@@ -34,31 +34,32 @@ class DefaultProposer:
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """The `count` members that promise most, each given what the ones before it are expected to show."""
-        belief = believe(view, self._priors)
-        if belief is None or is_hopeless(belief):
+        posterior = fit_posterior(view, self._priors)
+        if posterior is None or is_hopeless(posterior):
             return ()
         return [
-            self._propose_row(view, belief, m, gain) for m, gain in choose_batch(belief, count, failure_price(view))
+            self._propose_row(view, posterior, m, gain)
+            for m, gain in choose_batch(posterior, count, failure_penalty(view))
         ]
 
-    def _propose_row(self, view: SearchView, belief: Belief, m: int, gain: float) -> Proposal:
+    def _propose_row(self, view: SearchView, posterior: CandidatePosterior, m: int, gain: float) -> Proposal:
         expects = Expectation(
-            step_time_s=float(np.exp(belief.log_time_m[m])),
-            peak_memory_gib=float(belief.memory_gib_m[m]),
-            fits=float(belief.fits_m[m]),
+            step_time_s=float(np.exp(posterior.log_time_m[m])),
+            peak_memory_gib=float(posterior.memory_gib_m[m]),
+            fits=float(posterior.p_fits_m[m]),
         )
-        rationale = f"{expects.step_time_s:.3g} s expected, {belief.works_m[m]:.0%} to succeed"
-        if belief.best is not None and view.objective == "step_time":
+        rationale = f"{expects.step_time_s:.3g} s expected, {posterior.p_success_m[m]:.0%} to succeed"
+        if posterior.best is not None and view.objective == "step_time":
             rationale += f", expected improvement {gain:.2%}"
-        return Proposal(view.space.config(int(belief.rows_m[m])), self.name, rationale, expects)
+        return Proposal(view.space.config(int(posterior.rows_m[m])), self.name, rationale, expects)
 
 
-def is_hopeless(belief: Belief) -> bool:
+def is_hopeless(posterior: CandidatePosterior) -> bool:
     """Whether something has succeeded and all that is left will almost surely fail: a trial would only burn time."""
-    return belief.best is not None and float(belief.works_m.max()) < HOPELESS
+    return posterior.best is not None and float(posterior.p_success_m.max()) < HOPELESS
 
 
-def failure_price(view: SearchView) -> float:
+def failure_penalty(view: SearchView) -> float:
     """What one more failure costs: tenfold for each one beyond the share that a search may spend on learning limits.
 
     What others tried against this strategy's advice does not make it timid.
@@ -69,33 +70,33 @@ def failure_price(view: SearchView) -> float:
     return float(min(LOW_PRICE * 10 ** max(0.0, failed + 1 - allowed), HIGH_PRICE))
 
 
-def choose_batch(belief: Belief, count: int, price: float) -> list[tuple[int, float]]:
+def choose_batch(posterior: CandidatePosterior, count: int, price: float) -> list[tuple[int, float]]:
     """Positions among the candidates with their gain, one after another; each is told what the others would show."""
-    bar_k = bar(belief)
+    incumbent_k = incumbent(posterior)
     chosen: list[tuple[int, float]] = []
-    free = np.ones(len(belief.rows_m), dtype=bool)
-    for _ in range(min(count, len(belief.rows_m))):
-        gain = expected_gain(belief, bar_k)
-        utility = np.where(free, gain * belief.works_m - price * (1 - belief.works_m), -np.inf)
+    free = np.ones(len(posterior.rows_m), dtype=bool)
+    for _ in range(min(count, len(posterior.rows_m))):
+        gain = expected_improvement(posterior, incumbent_k)
+        utility = np.where(free, gain * posterior.p_success_m - price * (1 - posterior.p_success_m), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False
         chosen.append((m, float(gain[m])))
-        bar_k = np.minimum(bar_k, belief.mean_km[:, m] + 0.5 * belief.sd_km[:, m])
+        incumbent_k = np.minimum(incumbent_k, posterior.mean_km[:, m] + 0.5 * posterior.sd_km[:, m])
     return chosen
 
 
-def bar(belief: Belief) -> Array:
+def incumbent(posterior: CandidatePosterior) -> Array:
     """(k,) what each model takes a new trial to have to beat: the best so far, or what runs now if that is better."""
-    if belief.best is not None:
-        bar_k = np.full(len(belief.weight_k), belief.best)
+    if posterior.best is not None:
+        incumbent_k = np.full(len(posterior.weight_k), posterior.best)
     else:
-        doomed = 3.0 * (1 - belief.works_m)
-        bar_k = np.full(len(belief.weight_k), float(np.min(belief.mean_m + doomed)) + FIRST_MARGIN)
-    return np.minimum(bar_k, belief.pending_kp.min(axis=1)) if belief.pending_kp.shape[1] else bar_k
+        doomed = 3.0 * (1 - posterior.p_success_m)
+        incumbent_k = np.full(len(posterior.weight_k), float(np.min(posterior.mean_m + doomed)) + FIRST_MARGIN)
+    return np.minimum(incumbent_k, posterior.pending_kp.min(axis=1)) if posterior.pending_kp.shape[1] else incumbent_k
 
 
-def expected_gain(belief: Belief, bar_k: Array) -> Array:
+def expected_improvement(posterior: CandidatePosterior, incumbent_k: Array) -> Array:
     """(m,) expected improvement over the models, in units of the scale (Jones et al. 1998, eq. 15)."""
-    z = (bar_k[:, None] - belief.mean_km) / belief.sd_km
+    z = (incumbent_k[:, None] - posterior.mean_km) / posterior.sd_km
     density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
-    return np.asarray(belief.weight_k @ (belief.sd_km * (z * ndtr(z) + density)))
+    return np.asarray(posterior.weight_k @ (posterior.sd_km * (z * ndtr(z) + density)))

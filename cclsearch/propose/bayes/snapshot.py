@@ -8,8 +8,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.proposer import bar, choose_batch, expected_gain, failure_price
-from cclsearch.propose.bayes.surrogate import Belief
+from cclsearch.propose.bayes.proposer import choose_batch, expected_improvement, failure_penalty, incumbent
+from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.time import MULTIPLIERS
 
@@ -31,10 +31,10 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class SearchSnapshot:
     """Where the search stands by the surrogate's own account."""
 
-    foremost: tuple[int, ...]
+    top_rows: tuple[int, ...]
     """Rows, best first: what the default strategy would run, one after another."""
     num_open: int
     """Configurations neither tried nor pending."""
@@ -54,45 +54,45 @@ class Outlook:
         return self.num_open == 0 or (self.best_gain is not None and self.best_gain < 0.1 * NEGLIGIBLE)
 
 
-def survey_belief(view: SearchView, belief: Belief, top: int) -> Outlook:
+def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: int) -> SearchSnapshot:
     """The outlook that follows from a belief which is there already."""
-    gain = expected_gain(belief, bar(belief))
-    has_best = belief.best is not None
-    return Outlook(
-        foremost=tuple(int(belief.rows_m[m]) for m, _ in choose_batch(belief, top, failure_price(view))),
-        num_open=len(belief.rows_m),
-        best_gain=float(np.max(gain * belief.works_m)) if has_best else None,
-        chance_of_better=_chance_of_better(belief) if has_best else None,
-        median_error=_median_error(belief),
-        lessons=_lessons(belief),
+    gain = expected_improvement(posterior, incumbent(posterior))
+    has_best = posterior.best is not None
+    return SearchSnapshot(
+        top_rows=tuple(int(posterior.rows_m[m]) for m, _ in choose_batch(posterior, top, failure_penalty(view))),
+        num_open=len(posterior.rows_m),
+        best_gain=float(np.max(gain * posterior.p_success_m)) if has_best else None,
+        chance_of_better=_chance_of_better(posterior) if has_best else None,
+        median_error=_median_error(posterior),
+        lessons=_lessons(posterior),
     )
 
 
-def reach_m(view: SearchView, belief: Belief) -> Array:
+def p10_halfwidth_m(view: SearchView, posterior: CandidatePosterior) -> Array:
     """(m,) log units below and above the expected step time that leave 10 % of what may be measured on either side."""
     if view.objective == "step_time":
-        return TENTH_PERCENTILE * belief.sd_m
-    return np.asarray(TENTH_PERCENTILE * np.sqrt(belief.time.likeliest.marginals(belief.rows_m)[1]))
+        return TENTH_PERCENTILE * posterior.sd_m
+    return np.asarray(TENTH_PERCENTILE * np.sqrt(posterior.time.likeliest.marginals(posterior.rows_m)[1]))
 
 
-def _chance_of_better(belief: Belief) -> float:
+def _chance_of_better(posterior: CandidatePosterior) -> float:
     """By model: one minus the chance that the likeliest rows all fail to improve; models carry the correlation."""
-    assert belief.best is not None
-    better_km = ndtr((belief.best - NEGLIGIBLE - belief.mean_km) / belief.sd_km) * belief.works_m
-    return float(belief.weight_k @ better_km.max(axis=1))
+    assert posterior.best is not None
+    better_km = ndtr((posterior.best - NEGLIGIBLE - posterior.mean_km) / posterior.sd_km) * posterior.p_success_m
+    return float(posterior.weight_k @ better_km.max(axis=1))
 
 
-def _median_error(belief: Belief) -> float | None:
-    error = belief.time.left_out_error()
+def _median_error(posterior: CandidatePosterior) -> float | None:
+    error = posterior.time.left_out_error()
     return float(np.median(np.abs(np.expm1(error)))) if len(error) >= 3 else None
 
 
-def _lessons(belief: Belief) -> tuple[Lesson, ...]:
-    posterior = belief.time.likeliest
-    certainty = 1 - (posterior.multiplier_sd() / posterior.prior.sd_P) ** 2
+def _lessons(posterior: CandidatePosterior) -> tuple[Lesson, ...]:
+    time_posterior = posterior.time.likeliest
+    certainty = 1 - (time_posterior.multiplier_sd() / time_posterior.prior.sd_P) ** 2
     order = np.argsort(-certainty, kind="stable")
     return tuple(
-        Lesson(MULTIPLIERS[p], float(np.exp(posterior.theta_P[p])), float(certainty[p]))
+        Lesson(MULTIPLIERS[p], float(np.exp(time_posterior.theta_P[p])), float(certainty[p]))
         for p in order
         if certainty[p] >= 0.2
     )

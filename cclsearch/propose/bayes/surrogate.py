@@ -13,7 +13,7 @@ from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.feasibility import Feasibility, learn_feasibility
 from cclsearch.propose.bayes.prior_hints import collect_beliefs, shift_prior
 from cclsearch.propose.bayes.time_ensemble import TimeModels, learn_time
-from cclsearch.stats.calibration import Curve, Evidence, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Curve, Prior, calibrate
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import CardModel, Priors, load_priors, model_of
 
@@ -22,7 +22,7 @@ MOST_CANDIDATES = 1500
 
 
 @dataclass(frozen=True, eq=False)
-class Belief:
+class CandidatePosterior:
     """What is believed of m candidate rows, by k plausible models."""
 
     rows_m: NDArray[np.int64]
@@ -33,9 +33,9 @@ class Belief:
     sd_km: Array
     """Of one measurement."""
     memory_gib_m: Array
-    fits_m: Array
+    p_fits_m: Array
     """Probability that the trial fits into memory."""
-    works_m: Array
+    p_success_m: Array
     """Probability that the trial succeeds."""
     best: float | None
     """Best loss so far, on the same scale; None where nothing has succeeded."""
@@ -58,9 +58,9 @@ class Belief:
         return np.asarray(np.sqrt(np.maximum(second - self.mean_m**2, 1e-12)))
 
 
-def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
+def fit_posterior(view: SearchView, priors: Priors | None = None) -> CandidatePosterior | None:
     """The belief over rows that may still be proposed; None where there is none left."""
-    priors = tell_priors(priors or load_priors(), view)
+    priors = apply_hints(priors or load_priors(), view)
     model = model_of(view.card, view.space)
     open_rows = _open_rows(view)
     if not len(open_rows):
@@ -78,14 +78,14 @@ def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
         mean, sd, weight = _loss_from_time(view, model, time, both, (mean, sd, weight))
     memory_gib, fits, works = feasibility.at(rows)
     size = len(rows)
-    return Belief(
+    return CandidatePosterior(
         rows_m=rows,
         weight_k=weight,
         mean_km=mean[:, :size],
         sd_km=sd[:, :size],
         memory_gib_m=memory_gib,
-        fits_m=fits,
-        works_m=works,
+        p_fits_m=fits,
+        p_success_m=works,
         best=_best(view),
         pending_kp=mean[:, size:],
         log_time_m=log_time[:size],
@@ -94,7 +94,7 @@ def believe(view: SearchView, priors: Priors | None = None) -> Belief | None:
     )
 
 
-def tell_priors(priors: Priors, view: SearchView) -> Priors:
+def apply_hints(priors: Priors, view: SearchView) -> Priors:
     """The priors with what proposers said in this search that they have learnt of the framework."""
     held = collect_beliefs(view)
     if not held:
@@ -187,7 +187,7 @@ def _loss_from_time(
         return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * log_time)
 
     zeros = np.zeros(len(seen))
-    evidence = Evidence(seen_rows, values, zeros.astype(np.int8), zeros)
+    evidence = CalibrationData(seen_rows, values, zeros.astype(np.int8), zeros)
     shape = time.likeliest.prior.shape
     rivals, scores = [], []
     for (slope, doubt, probability), size in product(SLOPES, RESIDUALS):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation
-from cclsearch.stats.calibration import Evidence, Posterior, Prior
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import CardModel, Priors
 
@@ -79,13 +79,13 @@ def learn_time(
     return TimeModels(tuple(rivals[r] for r in kept), weights[kept] / weights[kept].sum())
 
 
-def time_evidence(observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior) -> Evidence:
+def time_evidence(observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior) -> CalibrationData:
     """Every measured step time, this search's and earlier runs'."""
     own = [o for o in observations if o.row is not None and o.step_time_s is not None]
     other = [o for o in earlier if o.row is not None and o.step_time_s is not None]
     values = np.log(np.array([o.step_time_s for o in (*own, *other)], dtype=np.float64))
     base = np.array([prior.noise] * len(own) + [np.hypot(prior.noise, OTHER_RUN_NOISE)] * len(other))
-    return Evidence(
+    return CalibrationData(
         rows_n=np.array([o.row for o in (*own, *other)], dtype=np.int64),
         value_n=values,
         side_n=np.zeros(len(values), dtype=np.int8),

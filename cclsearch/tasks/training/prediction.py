@@ -16,7 +16,7 @@ from scipy.special import ndtr
 
 from cclsearch.card.model import Card
 from cclsearch.space.table import Space
-from cclsearch.stats.calibration import Curve, Evidence, Posterior, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Curve, Posterior, Prior, calibrate
 from cclsearch.stats.kernel import Features, KernelShape, read_features
 from cclsearch.tasks.training import memory, time
 from cclsearch.tasks.training.layout import Array, Layout, read_layout
@@ -126,11 +126,11 @@ class CardModel:
         """Log of the memory that a job may use of one device, in GiB."""
         return float(np.log(USABLE_MEMORY * self.machine.memory_gib))
 
-    def calibrate_time(self, evidence: Evidence, prior: Prior) -> Posterior:
+    def calibrate_time(self, evidence: CalibrationData, prior: Prior) -> Posterior:
         """Step time given measured step times (log seconds)."""
         return calibrate(self.log_time, self.features, prior, evidence)
 
-    def calibrate_memory(self, evidence: Evidence, prior: Prior) -> Posterior:
+    def calibrate_memory(self, evidence: CalibrationData, prior: Prior) -> Posterior:
         """Memory given measured peaks (log GiB) and what fitted or not."""
         return calibrate(self.log_memory, self.features, prior, evidence)
 
@@ -190,9 +190,9 @@ def _add_up(parts: dict[str, Array]) -> Array:
     return total
 
 
-def no_evidence() -> Evidence:
+def no_evidence() -> CalibrationData:
     """Nothing was seen."""
-    return Evidence(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0))
+    return CalibrationData(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0))
 
 
 def _variance(posterior: Posterior, rows: NDArray[np.int64]) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.card.model import Card
-from cclsearch.trace.collectives import Sample, collect_samples, sized_share, wire_bytes_of
+from cclsearch.trace.collectives import CollectiveSample, collect_samples, sized_share, wire_bytes_of
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.communication import find_reservation
@@ -25,7 +25,7 @@ SIZED_ENOUGH = 0.95
 """Share of communication time that must have known sizes for a volume to count as whole."""
 
 
-def require_samples(trace: TraceView) -> tuple[list[Sample], Reason | None, str]:
+def require_samples(trace: TraceView) -> tuple[list[CollectiveSample], Reason | None, str]:
     """Samples with the reservation that figures from them carry; raises NotAvailable where there are none."""
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
         raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates")
@@ -55,7 +55,7 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     return float(np.asarray(values)[order][np.searchsorted(reached, reached[-1] / 2)])
 
 
-def _bandwidth(samples: Iterable[Sample]) -> float:
+def _bandwidth(samples: Iterable[CollectiveSample]) -> float:
     chosen = list(samples)
     large = [s for s in chosen if s.message_bytes >= HEADLINE_BYTES] or chosen
     return weighted_median([s.bus_gbps for s in large], [s.seconds for s in large])
@@ -69,8 +69,8 @@ def _bucket(message_bytes: int) -> str:
     return f"{low} B"
 
 
-def _group_by(samples: Iterable[Sample], *fields: str) -> dict[tuple[str, ...], list[Sample]]:
-    found: dict[tuple[str, ...], list[Sample]] = defaultdict(list)
+def _group_by(samples: Iterable[CollectiveSample], *fields: str) -> dict[tuple[str, ...], list[CollectiveSample]]:
+    found: dict[tuple[str, ...], list[CollectiveSample]] = defaultdict(list)
     for sample in samples:
         label = {"kind": str(sample.call.kind), "group": sample.group, "bucket": _bucket(sample.message_bytes)}
         found[tuple(label[field] for field in fields)].append(sample)
@@ -137,7 +137,7 @@ def is_scale_up(card: Card, ranks: tuple[int, ...] | None, size: int) -> bool:
     return size <= per_node
 
 
-def link_gbytes(card: Card, sample: Sample) -> float | None:
+def link_gbytes(card: Card, sample: CollectiveSample) -> float | None:
     """GB/s in one direction of the links that a collective's group uses; None where the card does not say."""
     hardware = card.hardware
     if is_scale_up(card, sample.call.group_ranks, sample.size):
@@ -225,7 +225,7 @@ class Fit:
     """Time of all samples."""
 
 
-def fit_hockney(samples: Sequence[Sample]) -> Fit | None:
+def fit_hockney(samples: Sequence[CollectiveSample]) -> Fit | None:
     """Least squares of t = alpha + bytes/beta over medians at each size; None below three sizes or without a slope.
 
     Medians weigh each size the same: a size that occurs a thousand times must not drown the others.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cclsearch.trace.events import EventTable
-from cclsearch.trace.readers.stream import Limits
+from cclsearch.trace.readers.stream import ReadLimits
 
 
 class Reader(Protocol):
@@ -19,6 +19,6 @@ class Reader(Protocol):
         """Whether this reader is for the file, by its name and its first bytes (unpacked if it is gzip)."""
         ...
 
-    def read(self, path: Path, limits: Limits) -> tuple[EventTable, ...]:
+    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         """One table for each rank in the file (`rank` -1: the file does not say); raises TraceError with the reason."""
         ...

@@ -10,7 +10,7 @@ from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.kineto import KinetoDraft
 from cclsearch.trace.readers.kineto_table import build_table
-from cclsearch.trace.readers.stream import ByteStream, Limits, TraceError
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 _JSON_NAME = re.compile(r"\.(json|trace)(\.gz)?$", re.IGNORECASE)
 _TRACE_NAME = re.compile(r"trace|rank[-_]?\d|kineto|profil|worker\d", re.IGNORECASE)
@@ -31,7 +31,7 @@ class ChromeJson:
             (not head.strip() or not _is_json(head)) and bool(_TRACE_NAME.search(path.name))
         )
 
-    def read(self, path: Path, limits: Limits) -> tuple[EventTable, ...]:
+    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         """One table (Kineto), or one for each device (XLA)."""
         with ByteStream(path, limits) as stream:
             reader = EventReader(stream, limits)
@@ -76,7 +76,7 @@ class XSpace:
         """By its name alone: the format has no mark."""
         return path.name.lower().endswith((".xplane.pb", ".xplane.pb.gz"))
 
-    def read(self, path: Path, limits: Limits) -> tuple[EventTable, ...]:
+    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         """One table for each device."""
         from cclsearch.trace.readers.xla import read_xspace_tables
 
@@ -94,7 +94,7 @@ class NsysSqlite:
         by_name = path.suffix.lower() in (".sqlite", ".sqlite3", ".nsys-rep", ".qdrep")
         return by_name or (path.suffix.lower() == ".db" and head.startswith(b"SQLite format 3\0"))
 
-    def read(self, path: Path, limits: Limits) -> tuple[EventTable, ...]:
+    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         """One table for each device of each process."""
         if path.suffix.lower() in (".nsys-rep", ".qdrep"):
             raise TraceError(Reason.FORMAT_UNSUPPORTED, "export it first: nsys export --type sqlite FILE")

@@ -16,7 +16,7 @@ COMPLETE_SHARE = 0.95
 """A step of which fewer kernel launches than this have their kernel in the trace is cut by its window."""
 
 
-class Draft:
+class TableBuilder:
     """Rows so far; `finish` makes the table."""
 
     def __init__(self) -> None:

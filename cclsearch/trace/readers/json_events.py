@@ -15,7 +15,7 @@ import msgspec
 
 from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_slow import EventScanner, NeedMore
-from cclsearch.trace.readers.stream import ByteStream, Limits, TraceError
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 BLOCK_BYTES = 1 << 19
 KEEP_DIGITS = 12
@@ -104,7 +104,7 @@ class EventReader:
     Raises TraceError where the file is no trace or beyond the limits.
     """
 
-    def __init__(self, stream: ByteStream, limits: Limits, *, with_pid: bool = False) -> None:
+    def __init__(self, stream: ByteStream, limits: ReadLimits, *, with_pid: bool = False) -> None:
         self._stream = stream
         self._limits = limits
         self._span_type: type[Span] = PlacedSpan if with_pid else Span

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cclsearch.trace.readers.stream import Limits
+from cclsearch.trace.readers.stream import ReadLimits
 
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
 
@@ -34,7 +34,7 @@ class Scan:
 class EventScanner:
     """Reads events with Python's parser: NaN, infinities, control characters and broken UTF-8 are no obstacle."""
 
-    def __init__(self, span_type: type[Any], limits: Limits) -> None:
+    def __init__(self, span_type: type[Any], limits: ReadLimits) -> None:
         self._decoder = json.JSONDecoder(parse_int=_integer, strict=False)
         self._span_type = span_type
         self._limits = limits

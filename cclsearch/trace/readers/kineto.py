@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import Kind, MemoryPoints, Reason
 from cclsearch.trace.kinds import KINETO_KINDS, UNSUPPORTED_PREFIX
 from cclsearch.trace.readers.columns import is_time, to_int32, to_int64, to_ns
-from cclsearch.trace.readers.draft import Draft
+from cclsearch.trace.readers.draft import TableBuilder
 from cclsearch.trace.readers.json_events import EventReader, Instant, Meta, Span
 from cclsearch.trace.readers.kineto_args import (
     WANTS_SHAPE,
@@ -23,7 +23,7 @@ from cclsearch.trace.readers.kineto_args import (
     ShapeArgs,
     plain_args,
 )
-from cclsearch.trace.readers.stream import Limits, TraceError
+from cclsearch.trace.readers.stream import ReadLimits, TraceError
 
 _DEVICE_CODES = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
 _LONG_TIME_US = 2e12
@@ -41,9 +41,9 @@ class _KindOf(dict[str, int]):
 class KinetoDraft:
     """Takes batches of events; afterwards its fields are what `kineto_table` settles into a table."""
 
-    def __init__(self, reader: EventReader, limits: Limits) -> None:
+    def __init__(self, reader: EventReader, limits: ReadLimits) -> None:
         self.reader = reader
-        self.rows = Draft()
+        self.rows = TableBuilder()
         self.num_bad = 0
         self.base_us: int | None = None
         self.ext_of_device: list[tuple[NDArray[Any], NDArray[Any]]] = []

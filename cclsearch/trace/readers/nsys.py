@@ -16,7 +16,7 @@ from typing import Any
 
 from cclsearch.trace.events import DeviceInfo, EventTable, Kind, Reason
 from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
-from cclsearch.trace.readers.stream import Limits, TraceError
+from cclsearch.trace.readers.stream import ReadLimits, TraceError
 
 _KERNEL, _MEMCPY, _MEMSET = (f"CUPTI_ACTIVITY_KIND_{name}" for name in ("KERNEL", "MEMCPY", "MEMSET"))
 _RUNTIME, _SYNC = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
@@ -60,7 +60,7 @@ class _File:
             yield from batch
 
 
-def read_nsys(path: Path, limits: Limits) -> tuple[EventTable, ...]:
+def read_nsys(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     """One table for each device that ran anything; raises TraceError where nothing can be read."""
     if path.stat().st_size > limits.raw_bytes:
         raise TraceError(Reason.TOO_LARGE, f"a file of {path.stat().st_size >> 20} MiB")
@@ -104,7 +104,7 @@ def _open(connection: sqlite3.Connection) -> _File:
     return file
 
 
-def _read(file: _File, path: Path, limits: Limits) -> tuple[EventTable, ...]:
+def _read(file: _File, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     if not {_KERNEL, _MEMCPY, _RUNTIME, "NVTX_EVENTS"} & set(file.columns):
         raise TraceError(Reason.UNREADABLE, "a SQLite file, but not an export of Nsight Systems")
     _check_tables(file)

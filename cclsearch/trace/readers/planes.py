@@ -21,7 +21,7 @@ class XEvent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class PlaneLine:
     """One line of a plane; `read_events` may be called again and again."""
 
     name: str
@@ -33,12 +33,12 @@ class Plane:
     """A device or a host."""
 
     name: str
-    lines: tuple[Line, ...] = ()
+    lines: tuple[PlaneLine, ...] = ()
     stats: Stats = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Space:
+class PlaneSpace:
     """All planes of one file."""
 
     planes: tuple[Plane, ...]

@@ -13,7 +13,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReadLimits:
     """What a trace file may cost; a file beyond them is `too_large`, never a full memory."""
 
     raw_bytes: int = 64 << 30
@@ -40,7 +40,7 @@ class TraceError(Exception):
 class ByteStream:
     """Reads a file block by block; `cut` tells afterwards that a gzip file ended before its end."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(self, path: Path, limits: ReadLimits) -> None:
         self.cut = False
         self.damage = ""
         self._limits = limits

@@ -14,8 +14,8 @@ from typing import Any
 
 from cclsearch.trace.events import ComputeClass, EventTable, Kind, Reason
 from cclsearch.trace.kinds import classify_compute, classify_xla, is_communication
-from cclsearch.trace.readers.planes import Line, Plane, Space, Stats, XEvent
-from cclsearch.trace.readers.stream import Limits, TraceError
+from cclsearch.trace.readers.planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
+from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.xla_collectives import join_pairs
 from cclsearch.trace.readers.xla_steps import read_host
 from cclsearch.trace.readers.xla_table import Row, build_xla_table, whole_number
@@ -25,12 +25,12 @@ _DEVICE_PLANE = re.compile(r"^/device:(?P<sort>[A-Za-z_]+):(?P<ordinal>\d+)$")
 _MEMORY_NAME = re.compile(r"^mem(cpy|set)", re.IGNORECASE)
 
 
-def read_xspace_tables(path: Path, limits: Limits) -> tuple[EventTable, ...]:
+def read_xspace_tables(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     """One table for each device of the file; raises TraceError where nothing can be read."""
     return build_tables(read_space(path, limits), source=path.name)
 
 
-def build_tables(space: Space, *, source: str) -> tuple[EventTable, ...]:
+def build_tables(space: PlaneSpace, *, source: str) -> tuple[EventTable, ...]:
     """One table for each device that ran anything, ranks in the order of the ordinals."""
     host = read_host(space.planes)
     devices = _device_rows(space)
@@ -61,7 +61,7 @@ def build_tables(space: Space, *, source: str) -> tuple[EventTable, ...]:
 Rows = dict[tuple[str, int], tuple[Plane | None, list[Row], list[str]]]
 
 
-def _device_rows(space: Space) -> Rows:
+def _device_rows(space: PlaneSpace) -> Rows:
     found: Rows = {}
     for plane in space.planes:
         match = _DEVICE_PLANE.match(plane.name)
@@ -127,7 +127,7 @@ def _class_gpu(event: XEvent) -> tuple[Kind, ComputeClass]:
 def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[Row], list[str]]]:
     """Operations on the host's threads, by the device that they ran for; `end: *` twins are left out."""
     found: dict[int, tuple[list[Row], list[str]]] = {}
-    lines: list[Line] = [line for plane in planes if plane.name.startswith("/host:CPU") for line in plane.lines]
+    lines: list[PlaneLine] = [line for plane in planes if plane.name.startswith("/host:CPU") for line in plane.lines]
     for number, line in enumerate(lines):
         for event in line.read_events():
             if event.name.startswith(("end: ", "$")) or not event.duration_ps:

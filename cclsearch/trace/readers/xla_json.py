@@ -12,20 +12,20 @@ import msgspec
 from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.readers.json_events import EventReader, Meta, PlacedSpan
 from cclsearch.trace.readers.kineto_args import plain_args
-from cclsearch.trace.readers.planes import Line, Plane, Space, Stats, XEvent
-from cclsearch.trace.readers.stream import ByteStream, Limits, TraceError
+from cclsearch.trace.readers.planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 Key = tuple[Any, Any]
 
 
-def read_xla_json(path: Path, limits: Limits) -> tuple[EventTable, ...]:
+def read_xla_json(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     """One table for each device; raises TraceError where nothing can be read."""
     from cclsearch.trace.readers.xla import build_tables
 
     return build_tables(read_json_space(path, limits), source=path.name)
 
 
-def read_json_space(path: Path, limits: Limits) -> Space:
+def read_json_space(path: Path, limits: ReadLimits) -> PlaneSpace:
     """The planes of the file."""
     processes: dict[Any, str] = {}
     threads: dict[Key, str] = {}
@@ -47,14 +47,14 @@ def read_json_space(path: Path, limits: Limits) -> Space:
         Plane(
             name,
             tuple(
-                Line(threads.get(key, str(key[1])), partial(_read_events, spans))
+                PlaneLine(threads.get(key, str(key[1])), partial(_read_events, spans))
                 for key, spans in events.items()
                 if key[0] == pid
             ),
         )
         for pid, name in processes.items()
     ]
-    return Space(tuple(planes), reader.complete and not reader.num_bad)
+    return PlaneSpace(tuple(planes), reader.complete and not reader.num_bad)
 
 
 def _add_name(event: Meta, processes: dict[Any, str], threads: dict[Key, str]) -> None:

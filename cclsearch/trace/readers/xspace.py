@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.trace.events import Reason
-from cclsearch.trace.readers.planes import Line, Plane, Space, Stats, XEvent
-from cclsearch.trace.readers.stream import GZIP_MAGIC, ByteStream, Limits, TraceError
+from cclsearch.trace.readers.planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
+from cclsearch.trace.readers.stream import GZIP_MAGIC, ByteStream, ReadLimits, TraceError
 
 Buffer = bytes | mmap.mmap
 Span = tuple[int, int]
@@ -30,7 +30,7 @@ class _Malformed(Exception):
     """The bytes are no protocol buffer message."""
 
 
-def read_space(path: Path, limits: Limits) -> Space:
+def read_space(path: Path, limits: ReadLimits) -> PlaneSpace:
     """The planes of the file. Raises TraceError where it is none; a cut file gives its whole planes."""
     data = _read_bytes(path, limits)
     if not data:
@@ -51,10 +51,10 @@ def read_space(path: Path, limits: Limits) -> Space:
         raise TraceError(Reason.TRACE_TRUNCATED if cut and planes else Reason.UNREADABLE, "no whole plane in it")
     starts = [plane.stats.get("profile_start_time", 0) for plane in planes if plane.name == "Task Environment"]
     start_ns = next((start for start in starts if isinstance(start, int) and 0 < start < 2**63), 0)
-    return Space(tuple(planes), not cut, host, start_ns)
+    return PlaneSpace(tuple(planes), not cut, host, start_ns)
 
 
-def _read_bytes(path: Path, limits: Limits) -> Buffer:
+def _read_bytes(path: Path, limits: ReadLimits) -> Buffer:
     size = path.stat().st_size
     if size > min(_MAX_BYTES, limits.raw_bytes):
         raise TraceError(Reason.TOO_LARGE, f"an XSpace of {size >> 20} MiB")
@@ -132,7 +132,7 @@ class _PlaneReader:
                     name = _text(self._data, content)
             self._stat_names[key] = name
 
-    def _line(self, span: Span) -> Line:
+    def _line(self, span: Span) -> PlaneLine:
         name, display, start_ns = "", "", 0
         for number, wire, value, _ in _fields(self._data, *span):
             if number == 4:
@@ -143,7 +143,7 @@ class _PlaneReader:
                 display = _text(self._data, value)
             elif number == 3 and wire == 0:
                 start_ns = _signed(value[0])
-        return Line(display or name, partial(self._read_events, span, start_ns))
+        return PlaneLine(display or name, partial(self._read_events, span, start_ns))
 
     def _read_events(self, span: Span, start_ns: int) -> Iterator[XEvent]:
         for number, wire, value, _ in _fields(self._data, *span):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cclsearch.card.model import Card
-from cclsearch.trace.collectives import Sample, collect_samples, group_label
+from cclsearch.trace.collectives import CollectiveSample, collect_samples, group_label
 from cclsearch.trace.events import Collective, CollectiveKind
 from cclsearch.trace.metrics.bandwidth import Fit, fit_hockney
 from cclsearch.trace.view import TraceView
@@ -123,7 +123,7 @@ def _byte_ratio(call: Collective, size: int, scenario: Scenario, tree: bool) -> 
 def fit_comm_model(trace: TraceView, ranks_per_domain: int | None = None) -> CommModel:
     """The model of a trace's collectives. Domain size: as given, else of the card, else ranks of a host, else all."""
     samples, _ = collect_samples(trace)
-    by_group: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    by_group: dict[tuple[str, str], list[CollectiveSample]] = defaultdict(list)
     for sample in samples:
         by_group[str(sample.call.kind), sample.group].append(sample)
     fits = {key: fit for key, found in by_group.items() if (fit := fit_hockney(found))}
@@ -147,7 +147,7 @@ def _domain_size(trace: TraceView, given: int | None) -> tuple[int, list[str]]:
     return trace.num_devices, ["no card or host names: all ranks are taken as one scale-up domain"]
 
 
-def _up_over_out(model: CommModel, samples: Sequence[Sample], card: Card | None) -> float | None:
+def _up_over_out(model: CommModel, samples: Sequence[CollectiveSample], card: Card | None) -> float | None:
     rates: dict[bool, list[float]] = {True: [], False: []}
     for sample in samples:
         rates[model.is_scale_up(sample.call, sample.size, model.domain_size)].append(sample.bus_gbps)

@@ -7,12 +7,12 @@ from itertools import takewhile
 
 from cclsearch.core.values import Model
 from cclsearch.propose.agent.arbiter.states import State
-from cclsearch.propose.agent.history import PastTurn, Submitted, past_turns
+from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, past_turns
 from cclsearch.propose.agent.surrogate_table import estimate_noise
 from cclsearch.propose.base import Observation, SearchView
 
 
-class Rules(Model):
+class ArbiterSettings(Model):
     """The arbiter's numbers."""
 
     num_seeds: int = 2
@@ -38,7 +38,7 @@ class Judged:
     """One finished trial of the LLM."""
 
     observation: Observation
-    item: Submitted
+    item: SubmittedConfig
     improved: bool
     """Whether it beat, beyond the noise, the best of all trials that were numbered before it."""
 
@@ -58,7 +58,7 @@ def judge_trials(view: SearchView) -> list[Judged]:
     return judged
 
 
-def find_stall(view: SearchView, state: State, rules: Rules) -> tuple[str, str] | None:
+def find_stall(view: SearchView, state: State, rules: ArbiterSettings) -> tuple[str, str] | None:
     """Cause and reason for which the LLM should be put aside now, by its trials since it took over; None if none."""
     judged_all = judge_trials(view)
     recent = [judged for judged in judged_all if judged.observation.trial >= state.since_trial]
@@ -77,7 +77,7 @@ def find_stall(view: SearchView, state: State, rules: Rules) -> tuple[str, str] 
     return None
 
 
-def overrules_left(view: SearchView, rules: Rules) -> int:
+def overrules_left(view: SearchView, rules: ArbiterSettings) -> int:
     """How often the LLM may still overrule the surrogate: each that paid gives one back and one more."""
     judged = judge_trials(view)
     paid = sum(j.item.is_overrule and j.improved for j in judged)
@@ -98,7 +98,7 @@ def has_improved_since(view: SearchView, trial: int) -> bool:
     return any(judged.improved for judged in judge_trials(view) if judged.observation.trial >= trial)
 
 
-def queued(view: SearchView) -> tuple[PastTurn, list[Submitted]] | None:
+def queued(view: SearchView) -> tuple[PastTurn, list[SubmittedConfig]] | None:
     """What the latest turn submitted and is neither measured nor running; None where there is nothing."""
     turns = past_turns(view.remarks)
     if not turns:

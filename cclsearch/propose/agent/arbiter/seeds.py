@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cclsearch.propose.agent.agent import Agent
-from cclsearch.propose.agent.surrogate_table import Look, open_rows
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, open_rows
 from cclsearch.propose.base import Expectation, Proposal, Proposer, SearchView
 
 SAFE = 0.9
@@ -28,7 +28,7 @@ def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Pro
     return _safe_default(view, agent.look(view)) or [_as_seed(p, "next best") for p in fallback.propose(view, 1)][:1]
 
 
-def _safe_default(view: SearchView, look: Look) -> list[Proposal]:
+def _safe_default(view: SearchView, look: SurrogateTable) -> list[Proposal]:
     """The fastest predicted configuration among those that surely fit; the surest where none does."""
     open_N = open_rows(view) & np.isfinite(look.time_N)
     if not open_N.any():

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cclsearch.propose.agent.history import MOVE_TOPIC
-from cclsearch.propose.base import Remark, SearchView
+from cclsearch.propose.base import ProposerEvent, SearchView
 
 
-class Phase(StrEnum):
+class ArbiterPhase(StrEnum):
     """Who decides."""
 
     SEEDS = "seeds"
@@ -29,11 +29,11 @@ class Phase(StrEnum):
 
 
 ALLOWED = {
-    Phase.SEEDS: {Phase.LLM, Phase.OFF, Phase.FALLBACK},
-    Phase.LLM: {Phase.FALLBACK, Phase.OFF, Phase.FINISHED},
-    Phase.FALLBACK: {Phase.LLM, Phase.OFF},
-    Phase.OFF: {Phase.LLM},
-    Phase.FINISHED: {Phase.LLM, Phase.FALLBACK, Phase.OFF},
+    ArbiterPhase.SEEDS: {ArbiterPhase.LLM, ArbiterPhase.OFF, ArbiterPhase.FALLBACK},
+    ArbiterPhase.LLM: {ArbiterPhase.FALLBACK, ArbiterPhase.OFF, ArbiterPhase.FINISHED},
+    ArbiterPhase.FALLBACK: {ArbiterPhase.LLM, ArbiterPhase.OFF},
+    ArbiterPhase.OFF: {ArbiterPhase.LLM},
+    ArbiterPhase.FINISHED: {ArbiterPhase.LLM, ArbiterPhase.FALLBACK, ArbiterPhase.OFF},
 }
 """Phase -> phases that may follow."""
 
@@ -46,7 +46,7 @@ NO_KEY = "no key"
 class State:
     """Where the arbiter stands."""
 
-    phase: Phase
+    phase: ArbiterPhase
     since_trial: int
     """First trial that is proposed in this phase."""
     cause: str = ""
@@ -59,7 +59,7 @@ class State:
 
     def describe(self) -> str:
         """`fallback since trial 7: two proposals in a row were duplicates`."""
-        who = {Phase.OFF: "fallback for the rest", Phase.SEEDS: "seeds"}.get(self.phase, self.phase.value)
+        who = {ArbiterPhase.OFF: "fallback for the rest", ArbiterPhase.SEEDS: "seeds"}.get(self.phase, self.phase.value)
         return f"{who} since trial {self.since_trial}" + (f": {self.reason}" if self.reason else "")
 
 
@@ -68,23 +68,23 @@ def read_state(view: SearchView, *, with_llm: bool = True) -> State:
 
     `with_llm` says whether there is an LLM now: a search that began without a key gets one by `resume`.
     """
-    for remark in reversed(view.remarks):
-        if remark.topic == MOVE_TOPIC:
-            data = remark.data
+    for event in reversed(view.remarks):
+        if event.topic == MOVE_TOPIC:
+            data = event.data
             if with_llm and data.get("cause") == NO_KEY:
                 continue
             return State(
-                phase=Phase(str(data["phase"])),
+                phase=ArbiterPhase(str(data["phase"])),
                 since_trial=_int(data.get("since_trial")),
                 cause=str(data.get("cause") or ""),
                 reason=str(data.get("reason") or ""),
                 explore=_int(data.get("explore")),
                 stalls=_int(data.get("stalls")),
             )
-    return State(Phase.SEEDS, 1)
+    return State(ArbiterPhase.SEEDS, 1)
 
 
-def write_move(before: State, after: State) -> Remark:
+def write_move(before: State, after: State) -> ProposerEvent:
     """The remark of a move; a move that the machine does not know is a bug and raises ValueError."""
     if after.phase not in ALLOWED[before.phase]:
         raise ValueError(f"the arbiter cannot move from {before.phase.value} to {after.phase.value}")
@@ -97,7 +97,7 @@ def write_move(before: State, after: State) -> Remark:
         "explore": after.explore,
         "stalls": after.stalls,
     }
-    return Remark(MOVE_TOPIC, after.describe(), data)
+    return ProposerEvent(MOVE_TOPIC, after.describe(), data)
 
 
 def next_trial(view: SearchView) -> int:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.history import MOVE_TOPIC, past_turns, total_cost
-from cclsearch.propose.base import Remark
+from cclsearch.propose.base import ProposerEvent
 
 MOST_MOVES = 30
 
 
-def tell_moves(remarks: Sequence[Remark]) -> list[str]:
+def format_moves(remarks: Sequence[ProposerEvent]) -> list[str]:
     """Who decided from which trial on, and why, oldest first; then what the LLM took. Empty where no LLM took part."""
-    moves = [one_line(remark.text) for remark in remarks if remark.topic == MOVE_TOPIC]
+    moves = [one_line(event.text) for event in remarks if event.topic == MOVE_TOPIC]
     lines = [f"arbiter: {text}" for text in moves[-MOST_MOVES:]]
     if len(moves) > MOST_MOVES:
         lines.insert(0, f"arbiter: ({len(moves) - MOST_MOVES} earlier moves are in the ledger)")

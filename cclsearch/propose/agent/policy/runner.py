@@ -12,8 +12,8 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
 from cclsearch.propose.agent.configs import nearest_rows, spelled
 from cclsearch.propose.agent.policy.knob_aliases import find_choice, find_knob
-from cclsearch.propose.agent.policy.sandbox import Limits, SandboxError, run_policy
-from cclsearch.propose.agent.surrogate_table import Look
+from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, run_policy
+from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import SearchView
 from cclsearch.space.table import Space
 from cclsearch.tasks.training.arch import count_parameters
@@ -35,16 +35,16 @@ class PolicyChoice:
 class PolicyRunner(Protocol):
     """Runs policy programs for the desk."""
 
-    def choose(self, program: str, view: SearchView, look: Look) -> PolicyChoice: ...
+    def choose(self, program: str, view: SearchView, look: SurrogateTable) -> PolicyChoice: ...
 
 
 class SandboxRunner:
     """Runs them in the sandbox."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: SandboxLimits | None = None) -> None:
+        self._limits = limits or SandboxLimits()
 
-    def choose(self, program: str, view: SearchView, look: Look) -> PolicyChoice:
+    def choose(self, program: str, view: SearchView, look: SurrogateTable) -> PolicyChoice:
         """The configuration that the program means; it need not be new."""
         try:
             raw = run_policy(program, *policy_inputs(view), limits=self._limits)

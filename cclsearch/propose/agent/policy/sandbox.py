@@ -21,7 +21,7 @@ from cclsearch.core.values import Model
 CHILD = Path(__file__).with_name("sandbox_child.py")
 
 
-class Limits(Model):
+class SandboxLimits(Model):
     """What one run of a program may take."""
 
     time_s: float = 3.0
@@ -47,13 +47,13 @@ def run_policy(
     environment: dict[str, Any],
     history: list[dict[str, Any]] | None = None,
     *,
-    limits: Limits | None = None,
+    limits: SandboxLimits | None = None,
 ) -> dict[str, Any]:
     """What `generate_config(workload, environment)` of that program returns: a flat dictionary of plain values.
 
     Raises SandboxError where it does not, or where a limit was passed.
     """
-    limits = limits or Limits()
+    limits = limits or SandboxLimits()
     if "\0" in program or len(program.encode("utf-8", "replace")) > limits.program_bytes:
         raise SandboxError(f"a program must be text of at most {limits.program_bytes:,} bytes")
     order = {
@@ -67,7 +67,7 @@ def run_policy(
     return _check_result(answer.get("result"))
 
 
-def _run_child(order: str, limits: Limits) -> dict[str, Any]:
+def _run_child(order: str, limits: SandboxLimits) -> dict[str, Any]:
     process = subprocess.Popen(
         [sys.executable, "-I", str(CHILD)],
         stdin=subprocess.PIPE,

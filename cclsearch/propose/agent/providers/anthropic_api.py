@@ -7,15 +7,23 @@ from typing import Any
 
 from cclsearch.propose.agent.providers.http import CONNECT_S, call_within, make_http_client, to_provider_error
 from cclsearch.propose.agent.providers.parse import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
-from cclsearch.propose.agent.providers.types import Answer, Message, Request, Role, Stop, ToolCall, Usage
+from cclsearch.propose.agent.providers.types import (
+    Answer,
+    CompletionRequest,
+    Message,
+    Role,
+    StopReason,
+    ToolCall,
+    Usage,
+)
 
 _STOPS = {
-    "end_turn": Stop.DONE,
-    "stop_sequence": Stop.DONE,
-    "tool_use": Stop.TOOL,
-    "max_tokens": Stop.TRUNCATED,
-    "model_context_window_exceeded": Stop.TRUNCATED,
-    "refusal": Stop.REFUSED,
+    "end_turn": StopReason.DONE,
+    "stop_sequence": StopReason.DONE,
+    "tool_use": StopReason.TOOL,
+    "max_tokens": StopReason.TRUNCATED,
+    "model_context_window_exceeded": StopReason.TRUNCATED,
+    "refusal": StopReason.REFUSED,
 }
 
 
@@ -35,7 +43,7 @@ class AnthropicProvider:
             http_client=make_http_client(anthropic.DefaultHttpxClient, timeout_s=timeout_s),
         )
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: CompletionRequest) -> Answer:
         """See `wire.Provider`."""
         body = anthropic_body(self._model, request)
         create = self._client.messages.with_raw_response.create
@@ -46,7 +54,7 @@ class AnthropicProvider:
         return _read_answer(parse_body(content), request)
 
 
-def anthropic_body(model: str, request: Request) -> dict[str, Any]:
+def anthropic_body(model: str, request: CompletionRequest) -> dict[str, Any]:
     """The request as that protocol has it, marked for the provider's prompt cache.
 
     Tools and system stay the same during a search, the first message during a turn.
@@ -81,7 +89,7 @@ def _message(message: Message) -> dict[str, Any]:
     return {"role": message.role.value, "content": blocks}
 
 
-def _read_answer(body: dict[str, Any], request: Request) -> Answer:
+def _read_answer(body: dict[str, Any], request: CompletionRequest) -> Answer:
     texts: list[str] = []
     calls: list[ToolCall] = []
     content = body.get("content")
@@ -102,7 +110,7 @@ def _read_answer(body: dict[str, Any], request: Request) -> Answer:
     return Answer(
         text="\n".join(texts),
         calls=tuple(calls),
-        stop=_STOPS.get(word, Stop.OTHER),
+        stop=_STOPS.get(word, StopReason.OTHER),
         stop_word=word[:40],
         usage=told if told.total else estimate_usage(request, len(json.dumps(body))),
     )

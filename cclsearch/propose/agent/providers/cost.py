@@ -101,7 +101,7 @@ def price_usage(usage: Usage, price: Price | None) -> float | None:
     ) / 1e6
 
 
-class Limits(Model):
+class LlmLimits(Model):
     """`--max-tokens` and `--max-usd`: over the whole run; None for no limit."""
 
     max_tokens: int | None = Field(default=None, ge=1)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
-from cclsearch.propose.agent.providers.types import ProviderError, Trouble
+from cclsearch.propose.agent.providers.types import ErrorKind, ProviderError
 
 MAX_ANSWER_BYTES = 4_000_000
 """No honest answer comes near; what is longer is cut off unread."""
@@ -120,11 +120,11 @@ def to_provider_error(error: Exception) -> ProviderError:
     root: BaseException = error
     while True:
         if isinstance(root, AnswerTooLargeError):
-            return ProviderError(Trouble.TOO_LARGE, str(root))
+            return ProviderError(ErrorKind.TOO_LARGE, str(root))
         if isinstance(root, AnswerUnreadableError):
-            return ProviderError(Trouble.MALFORMED, str(root))
+            return ProviderError(ErrorKind.MALFORMED, str(root))
         if isinstance(root, AnswerTooSlowError):
-            return ProviderError(Trouble.TIMEOUT, str(root))
+            return ProviderError(ErrorKind.TIMEOUT, str(root))
         if root.__cause__ is None:
             break
         root = root.__cause__
@@ -133,11 +133,11 @@ def to_provider_error(error: Exception) -> ProviderError:
         return _of_status(status, _words_of(error), error)
     name = type(error).__name__
     if "Timeout" in name:
-        return ProviderError(Trouble.TIMEOUT, "no answer in time")
+        return ProviderError(ErrorKind.TIMEOUT, "no answer in time")
     if "Connection" in name:
         why = f": {_safe(root)}" if root is not error and str(root) else ""
-        return ProviderError(Trouble.CONNECTION, f"the connection failed or was cut{why}")
-    return ProviderError(Trouble.MALFORMED, f"{name}: {_safe(error)}")
+        return ProviderError(ErrorKind.CONNECTION, f"the connection failed or was cut{why}")
+    return ProviderError(ErrorKind.MALFORMED, f"{name}: {_safe(error)}")
 
 
 def find_error(body: Mapping[str, Any]) -> ProviderError | None:
@@ -156,7 +156,7 @@ def _of_status(status: int, words: str, error: Exception | None) -> ProviderErro
     hint = ""
     if 300 <= status < 400:
         hint = " (it redirects, which is not followed: give the address itself)"
-    elif trouble is Trouble.UNKNOWN_MODEL and "model" not in words.lower():
+    elif trouble is ErrorKind.UNKNOWN_MODEL and "model" not in words.lower():
         hint = " (no such path, or no such model: is the address right, with its /v1?)"
     said = "" if words == str(status) else f": {words}"
     return ProviderError(trouble, f"HTTP {status}{said}{hint}", _retry_after_s(error))
@@ -181,19 +181,19 @@ def _safe(error: BaseException) -> str:
     return one_line(redact(str(error)), 300)
 
 
-def _trouble_of(status: int, words: str) -> Trouble:
+def _trouble_of(status: int, words: str) -> ErrorKind:
     if status == 429:
         # A used-up quota answers 429 too, and no waiting helps.
-        return Trouble.AUTHENTICATION if "insufficient_quota" in words else Trouble.RATE_LIMIT
+        return ErrorKind.AUTHENTICATION if "insufficient_quota" in words else ErrorKind.RATE_LIMIT
     if status in {401, 402, 403}:
-        return Trouble.AUTHENTICATION
+        return ErrorKind.AUTHENTICATION
     if status == 404:
-        return Trouble.UNKNOWN_MODEL
+        return ErrorKind.UNKNOWN_MODEL
     if status == 529 or status == 503:
-        return Trouble.OVERLOADED
+        return ErrorKind.OVERLOADED
     if status in {408, 409, 425, 504}:
-        return Trouble.TIMEOUT
-    return Trouble.SERVER if status >= 500 else Trouble.BAD_REQUEST
+        return ErrorKind.TIMEOUT
+    return ErrorKind.SERVER if status >= 500 else ErrorKind.BAD_REQUEST
 
 
 def _retry_after_s(error: Exception | None) -> float | None:

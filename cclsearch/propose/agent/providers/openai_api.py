@@ -19,21 +19,21 @@ from cclsearch.propose.agent.providers.spec import name_model
 from cclsearch.propose.agent.providers.types import (
     MAX_BODY_BYTES,
     Answer,
+    CompletionRequest,
+    ErrorKind,
     Message,
     ProviderError,
-    Request,
-    Stop,
+    StopReason,
     ToolCall,
-    Trouble,
     Usage,
 )
 
 _STOPS = {
-    "stop": Stop.DONE,
-    "tool_calls": Stop.TOOL,
-    "function_call": Stop.TOOL,
-    "length": Stop.TRUNCATED,
-    "content_filter": Stop.FILTERED,
+    "stop": StopReason.DONE,
+    "tool_calls": StopReason.TOOL,
+    "function_call": StopReason.TOOL,
+    "length": StopReason.TRUNCATED,
+    "content_filter": StopReason.FILTERED,
 }
 
 
@@ -60,13 +60,13 @@ class OpenAIProvider:
             http_client=make_http_client(openai.DefaultHttpxClient, timeout_s=timeout_s),
         )
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: CompletionRequest) -> Answer:
         """See `wire.Provider`."""
         while True:
             try:
                 return self._ask(request)
             except ProviderError as error:
-                if error.trouble is not Trouble.BAD_REQUEST or not self._gives_way(error.message.lower()):
+                if error.trouble is not ErrorKind.BAD_REQUEST or not self._gives_way(error.message.lower()):
                     raise
 
     def _gives_way(self, words: str) -> bool:
@@ -81,7 +81,7 @@ class OpenAIProvider:
             return False
         return True
 
-    def _ask(self, request: Request) -> Answer:
+    def _ask(self, request: CompletionRequest) -> Answer:
         if self._manner is _Manner.TOOLS:
             body = chat_body(self._model, request)
         else:
@@ -103,7 +103,7 @@ class _Manner(Enum):
     WORDS = 3
 
 
-def chat_body(model: str, request: Request) -> dict[str, Any]:
+def chat_body(model: str, request: CompletionRequest) -> dict[str, Any]:
     """The request as chat completions have it, with tools."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": request.system}]
     for message in request.messages:
@@ -118,7 +118,7 @@ def chat_body(model: str, request: Request) -> dict[str, Any]:
     return {"model": model, "messages": messages, "tools": tools, "tool_choice": "required"}
 
 
-def json_body(model: str, request: Request, *, with_schema: bool = True) -> dict[str, Any]:
+def json_body(model: str, request: CompletionRequest, *, with_schema: bool = True) -> dict[str, Any]:
     """The request for a server without tools: the answer is one JSON object `{"tool": ..., "arguments": {...}}`.
 
     The schema of the arguments stands in the text too, where there is room for it twice.
@@ -129,7 +129,7 @@ def json_body(model: str, request: Request, *, with_schema: bool = True) -> dict
     return body
 
 
-def _json_body(model: str, request: Request, *, with_schema: bool, in_text: bool) -> dict[str, Any]:
+def _json_body(model: str, request: CompletionRequest, *, with_schema: bool, in_text: bool) -> dict[str, Any]:
     tools = "\n".join(
         f"- {tool.name}: {tool.description}" + (f" arguments: {_text_in_json(tool.parameters)}" if in_text else "")
         for tool in request.tools
@@ -150,7 +150,7 @@ def _text_in_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _response_format(request: Request) -> dict[str, Any]:
+def _response_format(request: CompletionRequest) -> dict[str, Any]:
     choices = [
         {
             "type": "object",
@@ -190,7 +190,7 @@ def _text_of(content: object) -> str:
     return as_text(content)
 
 
-def _read_answer(body: dict[str, Any], request: Request) -> Answer:
+def _read_answer(body: dict[str, Any], request: CompletionRequest) -> Answer:
     choices = body.get("choices")
     choice = as_mapping(choices[0]) if isinstance(choices, list) and choices else {}
     failed = find_error({"error": choice.get("error")})
@@ -206,7 +206,7 @@ def _read_answer(body: dict[str, Any], request: Request) -> Answer:
         function = as_mapping(raw.get("function"))
         calls.append(make_call(raw.get("id"), function.get("name"), function.get("arguments"), len(calls)))
     word = as_text(choice.get("finish_reason"))
-    stop = Stop.REFUSED if message.get("refusal") else _STOPS.get(word, Stop.OTHER)
+    stop = StopReason.REFUSED if message.get("refusal") else _STOPS.get(word, StopReason.OTHER)
     usage = as_mapping(body.get("usage"))
     cached = as_count(as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
     told = Usage(

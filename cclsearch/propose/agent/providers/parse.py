@@ -7,7 +7,14 @@ import math
 from typing import Any
 
 from cclsearch.propose.agent.providers.http import find_error
-from cclsearch.propose.agent.providers.types import BYTES_PER_TOKEN, ProviderError, Request, ToolCall, Trouble, Usage
+from cclsearch.propose.agent.providers.types import (
+    BYTES_PER_TOKEN,
+    CompletionRequest,
+    ErrorKind,
+    ProviderError,
+    ToolCall,
+    Usage,
+)
 
 MAX_TEXT = 20_000
 """Characters of free text that are kept of one answer."""
@@ -23,9 +30,9 @@ def parse_body(content: bytes) -> dict[str, Any]:
     try:
         body = _clean(json.loads(content))
     except (ValueError, RecursionError):
-        raise ProviderError(Trouble.MALFORMED, "the answer's body is not JSON") from None
+        raise ProviderError(ErrorKind.MALFORMED, "the answer's body is not JSON") from None
     if not isinstance(body, dict):
-        raise ProviderError(Trouble.MALFORMED, "the answer's body is not a JSON object")
+        raise ProviderError(ErrorKind.MALFORMED, "the answer's body is not a JSON object")
     error = find_error(body)
     if error:
         raise error
@@ -109,7 +116,7 @@ def _call_at(text: str, start: int, tool_names: set[str]) -> ToolCall | None:
     return make_call(None, name, arguments, 0)
 
 
-def estimate_usage(request: Request, num_answer_bytes: int) -> Usage:
+def estimate_usage(request: CompletionRequest, num_answer_bytes: int) -> Usage:
     """Tokens as bytes / 3, for a provider that does not count."""
     return Usage(
         input_tokens=-(-request.num_bytes // BYTES_PER_TOKEN),

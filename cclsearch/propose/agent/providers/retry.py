@@ -8,7 +8,7 @@ import tenacity
 
 from cclsearch.core.values import Model
 from cclsearch.propose.agent.clock import Clock
-from cclsearch.propose.agent.providers.types import Answer, Provider, ProviderError, Request
+from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, Provider, ProviderError
 
 
 class Patience(Model):
@@ -22,7 +22,7 @@ class Patience(Model):
 
 
 def ask_patiently(
-    provider: Provider, request: Request, *, clock: Clock, patience: Patience, jitter: random.Random
+    provider: Provider, request: CompletionRequest, *, clock: Clock, patience: Patience, jitter: random.Random
 ) -> Answer:
     """The answer, after as many tries as patience allows; raises the last ProviderError.
 

@@ -55,7 +55,7 @@ class Message(Model):
     results: tuple[ToolResult, ...] = ()
 
 
-class Request(Model):
+class CompletionRequest(Model):
     """One question to a provider. `system` and `tools` do not change during a turn, so a provider may cache them."""
 
     system: str
@@ -69,7 +69,7 @@ class Request(Model):
         return len(self.model_dump_json().encode())
 
 
-class Stop(StrEnum):
+class StopReason(StrEnum):
     """Why the model stopped."""
 
     DONE = "done"
@@ -109,13 +109,13 @@ class Answer(Model):
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
-    stop: Stop
+    stop: StopReason
     stop_word: str = ""
     """The provider's own word for it."""
     usage: Usage = Usage()
 
 
-class Trouble(StrEnum):
+class ErrorKind(StrEnum):
     """What kind of failure a provider's is."""
 
     RATE_LIMIT = "rate_limit"
@@ -143,7 +143,7 @@ class Trouble(StrEnum):
 class ProviderError(Exception):
     """A provider gave no answer. The message is redacted and bounded."""
 
-    def __init__(self, trouble: Trouble, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, trouble: ErrorKind, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.trouble = trouble
         self.message = message
@@ -156,6 +156,6 @@ class Provider(Protocol):
     name: str
     """`anthropic:MODEL`, ...: for people and for prices; holds no key and no address."""
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: CompletionRequest) -> Answer:
         """The answer to one request, tried once; raises ProviderError."""
         ...

@@ -17,7 +17,7 @@ from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Admission, Outcome, Verdict
 
 
-def judge_trial(
+def evaluate_trial(
     payload: TrialInput,
     result: TrialResult,
     card: Card,
@@ -33,14 +33,16 @@ def judge_trial(
     says that this trial is the baseline. Raises nothing: what cannot be scored is an outcome with its failure.
     """
     evidence = Evidence(payload, result, card, provenance, trace)
-    return judge_evidence(evidence, objective, baseline=baseline)
+    return evaluate_evidence(evidence, objective, baseline=baseline)
 
 
-def judge_evidence(evidence: Evidence, objective: Objective, *, baseline: Mapping[str, float] | None = None) -> Outcome:
-    """As `judge_trial`, from evidence with hashes or thresholds of its own; metrics and spread are filled in."""
+def evaluate_evidence(
+    evidence: Evidence, objective: Objective, *, baseline: Mapping[str, float] | None = None
+) -> Outcome:
+    """As `evaluate_trial`, from evidence with hashes or thresholds of its own; metrics and spread are filled in."""
     failure = _find_failure(evidence.result)
     if failure is not None:
-        return judge_failure(failure, evidence.provenance, evidence.result)
+        return evaluate_failure(failure, evidence.provenance, evidence.result)
     trace = evidence.trace
     metrics = derive_metrics(evidence.payload, evidence.result, evidence.card, trace)
     spread = relative_spread(evidence.result.step_times_s)
@@ -59,7 +61,7 @@ def judge_evidence(evidence: Evidence, objective: Objective, *, baseline: Mappin
     )
 
 
-def judge_failure(failure: Failure, provenance: Provenance, result: TrialResult | None = None) -> Outcome:
+def evaluate_failure(failure: Failure, provenance: Provenance, result: TrialResult | None = None) -> Outcome:
     """The outcome of a trial that failed; what it measured on its way (peak memory) is kept."""
     metrics = {}
     if result and result.peak_memory_bytes:

@@ -9,14 +9,14 @@ from test_admission import CARD, PAYLOAD, RESULT, TRACE
 
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.contract import RunStatus, TrialResult
-from cclsearch.score.judge import judge_failure, judge_trial
+from cclsearch.score.evaluate import evaluate_failure, evaluate_trial
 from cclsearch.score.objective import load_objective
 from cclsearch.score.outcome import Outcome
 
 
 def judge(result: TrialResult = RESULT, objective: str = "step_time", **fields: object) -> Outcome:
     arguments = {"provenance": Provenance.MEASURED, "trace": TRACE} | fields
-    return judge_trial(PAYLOAD, result, CARD, load_objective(objective), **arguments)  # type: ignore[arg-type]
+    return evaluate_trial(PAYLOAD, result, CARD, load_objective(objective), **arguments)  # type: ignore[arg-type]
 
 
 def test_metrics_agree_with_the_example_worked_by_hand() -> None:
@@ -71,7 +71,7 @@ def test_a_failure_without_a_result_or_without_a_peak_measured_nothing() -> None
     reason = Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message="too slow")
     silent = TrialResult(status=RunStatus.FAILED, failure=reason)
     for result in (None, silent):
-        outcome = judge_failure(reason, Provenance.MEASURED, result)
+        outcome = evaluate_failure(reason, Provenance.MEASURED, result)
         assert (outcome.failure, outcome.metrics) == (reason, {})
 
 
