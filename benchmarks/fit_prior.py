@@ -66,12 +66,12 @@ def _calibrate_each(recordings: Sequence[Recording], priors: Priors, part: str) 
 
 
 def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
-    from cclsearch.propose.bayes.time_ensemble import temper
+    from cclsearch.propose.bayes.time_ensemble import downweight_slow
 
     rows = [n for n, row in enumerate(recording.rows) if row.step_time_s is not None]
     values = np.log([recording.rows[n].step_time_s or 0.0 for n in rows])
     evidence = replace(
-        _known(rows, values, noise_n=temper(values, np.full(len(rows), priors.time.noise))), one_sided=True
+        _known(rows, values, noise_n=downweight_slow(values, np.full(len(rows), priors.time.noise))), one_sided=True
     )
     return model_of(recording.card, recording.space).calibrate_time(evidence, priors.time)
 

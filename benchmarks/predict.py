@@ -21,11 +21,11 @@ from scipy.stats import spearmanr
 from search import load_all
 
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.feasibility import learn_feasibility
+from cclsearch.propose.bayes.feasibility import fit_feasibility
 from cclsearch.propose.bayes.proposer import DefaultProposer
-from cclsearch.propose.bayes.time_ensemble import learn_time
+from cclsearch.propose.bayes.time_ensemble import fit_time_models
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.search.bench import _Table
+from cclsearch.search.bench import RecordedTable
 from cclsearch.space.table import Knob, Space
 from cclsearch.tasks.training.prediction import Priors, load_priors, model_of, predict_space, read_priors
 
@@ -40,8 +40,8 @@ def judge(recording: Recording, seen: Sequence[Observation], priors: Priors) -> 
     model = model_of(recording.card, recording.space)
     tried = {o.row for o in seen}
     rows = np.array([n for n in range(len(recording.rows)) if n not in tried])
-    log_time = learn_time(model, seen, (), priors).mean(rows)
-    works = learn_feasibility(model, seen, priors).at(rows)[2]
+    log_time = fit_time_models(model, seen, (), priors).mean(rows)
+    works = fit_feasibility(model, seen, priors).at(rows)[2]
     measured = np.array([recording.rows[n].step_time_s or np.nan for n in rows])
     ok = np.isfinite(measured)
     error = np.abs(np.expm1(log_time[ok] - np.log(measured[ok])))
@@ -60,7 +60,7 @@ def judge_one(task: tuple[Path, tuple[Path, ...]]) -> tuple[str, list[list[float
     recording = load_recording(path)
     others = [r for r in load_all(folders) if r.card.framework != recording.card.framework]
     priors = read_priors(fit_prior(others)) if others else load_priors()
-    proposer, table = DefaultProposer(priors), _Table(recording)
+    proposer, table = DefaultProposer(priors), RecordedTable(recording)
     seen: list[Observation] = []
     figures = []
     for trial in range(max(AFTER) + 1):

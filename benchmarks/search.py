@@ -20,7 +20,7 @@ from fit_prior import fit_prior
 
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, find_recordings, load_recording
-from cclsearch.search.bench import ReplayedSearch, replay_search, summarise
+from cclsearch.search.bench import ReplayedSearch, replay_search, summarize
 from cclsearch.tasks.training.prediction import Priors, load_priors, read_priors
 
 SPLITS: dict[str, Callable[[Recording, Recording], bool]] = {
@@ -68,12 +68,12 @@ def main() -> None:
     for split in args.splits:
         own = [search for name, searches in played if name == split for search in searches]
         families = {r.name: r.card.framework for r in recordings}
-        figures[split] = {"all": summarise(own)} | {
-            family: summarise([search for search in own if families[search.landscape] == family])
+        figures[split] = {"all": summarize(own)} | {
+            family: summarize([search for search in own if families[search.landscape] == family])
             for family in sorted(set(families.values()))
         }
         for landscape in args.without:
-            figures[split][f"no {landscape}"] = summarise([search for search in own if search.landscape != landscape])
+            figures[split][f"no {landscape}"] = summarize([search for search in own if search.landscape != landscape])
         for name, summary in figures[split].items():
             gmean = summary["best_over_optimum"]["gmean"]
             told = " ".join(f"{gmean[k]:.4f}" for k in gmean)

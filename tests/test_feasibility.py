@@ -10,7 +10,7 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation
-from cclsearch.propose.bayes.feasibility import Feasibility, learn_feasibility
+from cclsearch.propose.bayes.feasibility import Feasibility, fit_feasibility
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.prediction import load_priors, model_of
@@ -50,7 +50,7 @@ def learn(
         Observation(n, SPACE.config(row_of(*split)), row_of(*split), None, failure=FAILED)
         for n, split in enumerate(failed, start=len(ran))
     ]
-    return learn_feasibility(model_of(CARD, SPACE), seen, load_priors())
+    return fit_feasibility(model_of(CARD, SPACE), seen, load_priors())
 
 
 def chance(feasibility: Feasibility, tp: int, pp: int) -> float:
@@ -76,9 +76,9 @@ def test_an_out_of_memory_that_shared_states_do_not_explain_makes_them_unlikely(
 
 
 def test_a_measured_peak_needs_no_rivals() -> None:
-    assert len(learn([(4, 1)], peak=20.0).rivals) == 1
-    assert len(learn([(4, 2)]).rivals) > 1
-    assert learn([(4, 2)]).weight_r.sum() == pytest.approx(1.0)
+    assert len(learn([(4, 1)], peak=20.0).hypotheses) == 1
+    assert len(learn([(4, 2)]).hypotheses) > 1
+    assert learn([(4, 2)]).weight_h.sum() == pytest.approx(1.0)
 
 
 def test_words_of_kernels_say_how_fast_attention_is_and_whether_norms_are_fused() -> None:

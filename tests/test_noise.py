@@ -54,7 +54,7 @@ def test_more_runs_of_the_same_gap_make_it_surer() -> None:
 
 # Student's t with two degrees of freedom has a closed form: F(x) = 1/2 + x / (2 sqrt(2 + x^2)), and its 97.5 % point
 # is 0.95 / sqrt(2 x 0.975 x 0.025) = 4.30265.
-TWO_FREE = Noise(relative=0.1, freedom=2.0)
+TWO_FREE = Noise(relative=0.1, dof=2.0)
 HIGHER = math.exp(0.2)
 """A loss that lies 0.2 above 1 on the log scale: two standard deviations of one run."""
 
@@ -76,7 +76,7 @@ def test_the_surety_of_a_gap_agrees_with_students_closed_form(num_new: int, num_
 
 
 def test_the_unit_of_a_loss_changes_no_surety() -> None:
-    noise = Noise(relative=0.5**0.5, freedom=2.0)
+    noise = Noise(relative=0.5**0.5, dof=2.0)
     # e times the loss is 1 on the log scale; x = 1 / (sqrt(1/2) sqrt(2)) = 1
     for unit in (1e-6, 0.01, 1.0, 1000.0):
         assert confidence_better([unit], [unit * math.e], noise) == pytest.approx(0.788675, abs=1e-6)
@@ -109,10 +109,10 @@ def test_losses_that_are_mostly_zero_are_compared_as_they_are() -> None:
 
 def test_one_repeat_is_a_measurement_and_single_runs_are_none() -> None:
     one = estimate_noise([[1.0, 1.1], [5.0], []])
-    assert (one.num_repeats, one.freedom, one.is_measured) == (1, 3.0, True)
+    assert (one.num_repeats, one.dof, one.is_measured) == (1, 3.0, True)
     # half the squared gap of ln 1.1 = 0.0953102, and 2 x 0.03^2 of the prior, over 2 + 1
     assert one.relative == pytest.approx(math.sqrt((0.0045420 + 0.0018) / 3), rel=1e-4)
-    assert not Noise(relative=0.03, freedom=2.0).is_measured
+    assert not Noise(relative=0.03, dof=2.0).is_measured
 
 
 def test_what_is_known_of_the_noise_cannot_be_changed_afterwards() -> None:

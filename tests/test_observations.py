@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
-from cclsearch.propose.observations import Observation, ObservationStore, rows_of
+from cclsearch.propose.observations import Observation, ObservationStore, observed_rows
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 KNOBS = (Knob("tp", (1, 2, 4)), Knob("overlap", (False, True)), Knob("bucket", (0.5, 1.0)))
@@ -34,7 +34,7 @@ def test_each_comes_back_as_it_was(space: Space) -> None:
     shelf, put = ObservationStore(space), some_observations(space)
     for observation in put:
         shelf.add(observation)
-    seen = shelf.look()
+    seen = shelf.snapshot()
     assert tuple(seen) == tuple(put)
     assert seen == tuple(put)
     assert [seen[n] for n in range(-5, 5)] == put + put
@@ -49,21 +49,25 @@ def test_they_stand_in_order_of_their_trials_and_later_ones_change_nothing(space
     shelf = ObservationStore(space)
     for trial in (2, 5, 1):
         shelf.add(Observation(trial, space.config(trial), trial, float(trial)))
-    before = shelf.look()
+    before = shelf.snapshot()
     shelf.add(Observation(3, space.config(3), 3, None, failure=OOM))
     shelf.add(Observation(4, Config(tp=16), None, 4.0))
     assert [o.trial for o in before] == [1, 2, 5]
     assert sorted(before.rows.tolist()) == [1, 2, 5]
-    assert [o.trial for o in shelf.look()] == [1, 2, 3, 4, 5]
-    assert sorted(rows_of(shelf.look()).tolist()) == sorted(rows_of(tuple(shelf.look())).tolist()) == [1, 2, 3, 5]
+    assert [o.trial for o in shelf.snapshot()] == [1, 2, 3, 4, 5]
+    assert (
+        sorted(observed_rows(shelf.snapshot()).tolist())
+        == sorted(observed_rows(tuple(shelf.snapshot())).tolist())
+        == [1, 2, 3, 5]
+    )
 
 
 def test_an_empty_shelf_and_one_without_a_space_do(space: Space) -> None:
-    assert len(ObservationStore(space).look()) == 0
-    assert ObservationStore(space).look().rows.dtype == np.int64
+    assert len(ObservationStore(space).snapshot()) == 0
+    assert ObservationStore(space).snapshot().rows.dtype == np.int64
     shelf = ObservationStore()
     shelf.add(Observation(1, space.config(2), None, 1.0))
-    assert shelf.look()[0].config == space.config(2)
+    assert shelf.snapshot()[0].config == space.config(2)
 
 
 def test_more_than_stay_built_are_built_again(space: Space) -> None:
@@ -71,6 +75,6 @@ def test_more_than_stay_built_are_built_again(space: Space) -> None:
     put = [Observation(n, space.config(n % 6), n % 6, float(n), metrics={"step_time_s": n / 3}) for n in range(1, 700)]
     for observation in put:
         shelf.add(observation)
-    seen = shelf.look()
+    seen = shelf.snapshot()
     assert list(seen) == put
     assert list(seen) == put

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cclsearch.propose.base import Observation, ProposerEvent, SearchView
-from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS, check_beliefs, collect_beliefs, write_beliefs
+from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS, collect_hints, format_hints, parse_hints
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.recording.load import load_recording
 
@@ -16,7 +16,7 @@ RECORDING = load_recording(Path(__file__).parent.parent / "workloads" / "recordi
 
 
 def told(num_seen: int = 0, **beliefs: str) -> tuple[ProposerEvent, ...]:
-    return (ProposerEvent("llm_turn", "turn 1", {"beliefs": write_beliefs(beliefs, num_seen)}),)
+    return (ProposerEvent("llm_turn", "turn 1", {"beliefs": format_hints(beliefs, num_seen)}),)
 
 
 def view_with(remarks: tuple[ProposerEvent, ...], num_trials: int = 0) -> SearchView:
@@ -57,7 +57,7 @@ def test_of_each_part_the_latest_word_counts() -> None:
         ProposerEvent("arbiter", "moved"),
         *told(pipeline="as_predicted"),
     )
-    held = collect_beliefs(view_with(remarks))
+    held = collect_hints(view_with(remarks))
     assert {part: hint.level for part, hint in held.items()} == {
         "pipeline": "as_predicted",
         "optimizer": "faster",
@@ -66,12 +66,12 @@ def test_of_each_part_the_latest_word_counts() -> None:
 
 def test_a_belief_fades_unless_it_is_said_again() -> None:
     old, fresh = told(pipeline="slower"), told(6, pipeline="slower")
-    assert collect_beliefs(view_with(old, 6))["pipeline"].weight == pytest.approx(0.25)
-    assert collect_beliefs(view_with((*old, *fresh), 6))["pipeline"].weight == 1.0
+    assert collect_hints(view_with(old, 6))["pipeline"].weight == pytest.approx(0.25)
+    assert collect_hints(view_with((*old, *fresh), 6))["pipeline"].weight == 1.0
 
 
 def test_only_known_parts_and_levels_are_taken() -> None:
     every = [{"part": part, "is": level} for part in PARTS for level in LEVELS]
-    assert set(check_beliefs(every)) == set(PARTS)
+    assert set(parse_hints(every)) == set(PARTS)
     for wrong in (None, "slow", [1], [{"part": "pipeline"}], [{"part": ["pipeline"], "is": "slower"}], {"part": "dp"}):
-        assert check_beliefs(wrong) == {}
+        assert parse_hints(wrong) == {}

@@ -20,7 +20,7 @@ from cclsearch.propose.bayes.hypervolume import propose_pareto
 from cclsearch.propose.bayes.proposer import failure_penalty
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.propose.optuna_sampler import LegalSetSampler, legal_set_distributions
+from cclsearch.propose.optuna_sampler import SearchSpaceSampler, search_space_distributions
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, space_from_rows
 
@@ -159,14 +159,14 @@ def survey(recording: Recording, seen: Sequence[Observation], top: int = 10) -> 
 
 def test_the_outlook_says_what_is_left_and_how_well_it_predicted(recording):
     empty = survey(recording, [])
-    assert empty.best_gain is None
+    assert empty.max_expected_improvement is None
     assert empty.median_error is None
     assert len(empty.top_rows) == 10
     seen = search(recording, "default", 8)
     later = survey(recording, seen, top=5)
     assert later.num_open == len(recording.space) - 8
     assert later.median_error is not None
-    assert 0 <= (later.chance_of_better or 0) <= 1
+    assert 0 <= (later.p_improvement or 0) <= 1
     assert not {o.row for o in seen} & set(later.top_rows)
     slowest = max((row.step_time_s or 0.0, n) for n, row in enumerate(recording.rows))[1]
     all_but_one = [observe(recording, row, row) for row in range(len(recording.space)) if row != slowest]
@@ -188,10 +188,10 @@ def test_a_front_is_pushed_in_both_directions(recording):
 
 def test_the_default_is_an_optuna_sampler(recording):
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(sampler=LegalSetSampler(recording.card, recording.space))
+    study = optuna.create_study(sampler=SearchSpaceSampler(recording.card, recording.space))
     members = set()
     for _ in range(6):
-        trial = study.ask(legal_set_distributions(recording.space))
+        trial = study.ask(search_space_distributions(recording.space))
         found = recording.look_up(trial.params)
         assert found is not None
         members.add(found.config)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cclsearch.card.model import Card
 from cclsearch.core.values import Config
 from cclsearch.propose.observations import Observation as Observation
-from cclsearch.propose.observations import rows_of
+from cclsearch.propose.observations import observed_rows
 from cclsearch.space.table import Space
 
 
@@ -60,14 +60,14 @@ class SearchView:
     def taken_N(self) -> NDArray[np.bool_]:
         """(N,) whether each row of the space was observed, runs, or is held back: not to be proposed. Read-only."""
         taken_N = np.zeros(len(self.space), dtype=bool)
-        taken_N[rows_of(self.observations)] = True
+        taken_N[observed_rows(self.observations)] = True
         taken_N[list(self.closed)] = True
         taken_N.setflags(write=False)
         return taken_N
 
 
 @dataclass(frozen=True)
-class Expectation:
+class ExpectedOutcome:
     """What a proposer thinks a trial will show; compared with what was measured."""
 
     step_time_s: float | None = None
@@ -84,7 +84,7 @@ class Proposal:
     proposer: str
     """`default`, `random`, `llm`, `policy`, `seed`, ..."""
     rationale: str = ""
-    expects: Expectation = Expectation()
+    expects: ExpectedOutcome = ExpectedOutcome()
     turn: int | None = None
     """LLM turn that it came from."""
 

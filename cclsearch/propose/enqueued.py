@@ -10,7 +10,7 @@ from cclsearch.propose.base import Closable, EventSource, Proposal, Proposer, Pr
 EARLIER = "earlier"
 
 
-class FirstProposer:
+class EnqueuedProposer:
     """Proposes `first` (members of the space that were not tried yet), then asks `then`.
 
     What was proposed is told from the view alone, so it goes on rightly after a kill.

@@ -16,7 +16,7 @@ from cclsearch.space.table import Space
 
 NUMBERS = ("loss", "step_time_s", "peak_memory_gib", "spread")
 """Fields of an observation that are a number or None."""
-NUM_BUILT = 256
+MAX_CACHED = 256
 """Observations of a shelf that stay built; a search of fewer trials builds each once."""
 
 
@@ -94,7 +94,7 @@ class ObservationStore:
         self._numbers.extend(o.metrics.values())
         insort(self._order, place, key=self._trials.__getitem__)
 
-    def look(self) -> Observations:
+    def snapshot(self) -> Observations:
         """All that are here now, in order of their trials' numbers; later ones do not change it."""
         return Observations(self, self._order[:])
 
@@ -103,7 +103,7 @@ class ObservationStore:
         built = self._built.get(place)
         if built is None:
             built = self._read(place)
-            if len(self._built) < NUM_BUILT:
+            if len(self._built) < MAX_CACHED:
                 self._built[place] = built
         return built
 
@@ -168,7 +168,7 @@ class Observations(Sequence[Observation]):
         return rows[rows >= 0]
 
 
-def rows_of(observations: Sequence[Observation]) -> NDArray[np.int64]:
+def observed_rows(observations: Sequence[Observation]) -> NDArray[np.int64]:
     """Rows of the space that were observed, in no order."""
     if isinstance(observations, Observations):
         return observations.rows

@@ -1,7 +1,7 @@
 """Any strategy of this project as an Optuna sampler over the enumerated legal set.
 
-    study = optuna.create_study(sampler=LegalSetSampler(card, space))
-    trial = study.ask(legal_set_distributions(space))   # trial.params is always a member that was not tried
+    study = optuna.create_study(sampler=SearchSpaceSampler(card, space))
+    trial = study.ask(search_space_distributions(space))   # trial.params is always a member that was not tried
     study.tell(trial, step_time_s)                      # or state=TrialState.FAIL
 
 Failures are told as `FAIL`; a message in `user_attrs["failure_kind"]` (`out_of_memory`, `crashed`, ...) and a peak in
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
-def legal_set_distributions(space: Space) -> dict[str, BaseDistribution]:
+def search_space_distributions(space: Space) -> dict[str, BaseDistribution]:
     """What to give to `study.ask`: every knob with its choices."""
     return {knob.name: CategoricalDistribution(knob.choices) for knob in space.knobs}
 
 
-class LegalSetSampler(BaseSampler):  # type: ignore[misc]
+class SearchSpaceSampler(BaseSampler):  # type: ignore[misc]
     """Samples whole members of a space by one of the registered strategies; never an illegal or a repeated one."""
 
     def __init__(
@@ -48,7 +48,7 @@ class LegalSetSampler(BaseSampler):  # type: ignore[misc]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The whole space, whatever was suggested before."""
-        return legal_set_distributions(self._space)
+        return search_space_distributions(self._space)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from cclsearch.core.values import Config, Failure, Model
 from cclsearch.launch.base import Handle
-from cclsearch.propose.base import Expectation
+from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.score.outcome import Outcome
 
 LEDGER_VERSION = 1
@@ -57,7 +57,7 @@ class TrialProposed(Model):
     config: Config
     proposer: str
     rationale: str = ""
-    expects: Expectation = Expectation()
+    expects: ExpectedOutcome = ExpectedOutcome()
     turn: int | None = None
     purpose: Purpose = Purpose.SEARCH
 

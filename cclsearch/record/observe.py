@@ -24,7 +24,7 @@ class Observer:
             if observation is not None:
                 self._shelf.add(observation)
         self._num_taken = len(state.finish_order)
-        return self._shelf.look()
+        return self._shelf.snapshot()
 
 
 def observe_trial(trial: Trial, space: Space | None = None) -> Observation | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cclsearch.core.values import Config
 from cclsearch.launch.base import Handle
-from cclsearch.propose.base import Expectation
+from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.record.event import (
     Event,
     Purpose,
@@ -28,7 +28,7 @@ class Trial:
     config: Config
     proposer: str
     rationale: str
-    expects: Expectation
+    expects: ExpectedOutcome
     purpose: Purpose
     turn: int | None
     proposed_s: float

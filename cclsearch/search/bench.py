@@ -52,7 +52,7 @@ class ReplayedSearch:
 
 def replay_search(recording: Recording, proposer: Proposer, *, seed: int, budget: int) -> ReplayedSearch:
     """One search, serially, from nothing known to the end of the budget."""
-    table = _Table(recording)
+    table = RecordedTable(recording)
     seen: list[Observation] = []
     engine_s = 0.0
     for trial in range(1, budget + 1):
@@ -83,7 +83,7 @@ def replay_search(recording: Recording, proposer: Proposer, *, seed: int, budget
     )
 
 
-class _Table:
+class RecordedTable:
     """Hands out each row once."""
 
     def __init__(self, recording: Recording) -> None:
@@ -220,11 +220,11 @@ def _load_cached(path: str) -> Recording:
 def _summary_of(name: str, searches: Sequence[ReplayedSearch], labels: Sequence[str]) -> dict[str, Any]:
     # every strategy registers under the name it was asked for, which is how its searches are told apart
     own = [search for search in searches if search.strategy == name]
-    by_landscape = {label: summarise([s for s in own if s.landscape == label]) for label in labels}
-    return summarise(own) | {"landscapes": by_landscape}
+    by_landscape = {label: summarize([s for s in own if s.landscape == label]) for label in labels}
+    return summarize(own) | {"landscapes": by_landscape}
 
 
-def summarise(searches: Sequence[ReplayedSearch]) -> dict[str, Any]:
+def summarize(searches: Sequence[ReplayedSearch]) -> dict[str, Any]:
     """The figures of a set of searches, each search counting the same."""
     budget = len(searches[0].best_over_optimum)
     curves_SB = np.array([search.best_over_optimum for search in searches])

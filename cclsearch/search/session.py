@@ -18,7 +18,7 @@ from cclsearch.plan.warm_start import load_prior
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
 from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
-from cclsearch.propose.enqueued import FirstProposer
+from cclsearch.propose.enqueued import EnqueuedProposer
 from cclsearch.record.event import Note, SearchResumed, SearchStarted
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.lock import FolderLock
@@ -138,7 +138,7 @@ def rebuild_space(spec: RunSpec) -> Space:
 def make_proposer(spec: RunSpec, folder: Path) -> Proposer:
     """Whoever proposes in this search."""
     strategy = _make_strategy(spec, folder)
-    return FirstProposer(spec.first, strategy) if spec.first else strategy
+    return EnqueuedProposer(spec.first, strategy) if spec.first else strategy
 
 
 def _make_strategy(spec: RunSpec, folder: Path) -> Proposer:

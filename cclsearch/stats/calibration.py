@@ -19,9 +19,9 @@ from scipy.special import ndtr
 
 from cclsearch.stats.kernel import Array, Features, KernelShape, kernel, kernel_diagonal
 
-Curve = Callable[[Array], Array]
+RowModel = Callable[[Array], Array]
 """(P,) log multipliers -> (n,) log of the closed form at some rows; (S, P) -> (S, n)."""
-Form = Callable[[NDArray[np.int64]], Curve]
+ParametricModel = Callable[[NDArray[np.int64]], RowModel]
 """Rows -> the curve at these rows."""
 
 _STEP = 1e-3
@@ -39,7 +39,7 @@ class Prior:
     shape: KernelShape
     noise: float
     """Relative standard deviation of a repeated measurement."""
-    freedom: float
+    dof: float
     """Degrees of freedom of the Student-t noise."""
 
 
@@ -50,9 +50,9 @@ class CalibrationData:
     rows_n: NDArray[np.int64]
     value_n: Array
     """NaN where only the side is known."""
-    side_n: NDArray[np.int8]
+    censoring_n: NDArray[np.int8]
     """-1 below the limit, +1 above, 0 where the value is known."""
-    doubt_n: Array
+    label_noise_n: Array
     """Probability that the side says nothing (a crash taken for out of memory)."""
     limit: float = 0.0
     softness: float = 0.03
@@ -66,7 +66,7 @@ class CalibrationData:
 class Posterior:
     """The calibrated model. Moments at any rows come from `marginals`, whole models from `ensemble`."""
 
-    form: Form
+    model: ParametricModel
     prior: Prior
     features: Features
     rows_n: NDArray[np.int64]
@@ -85,7 +85,7 @@ class Posterior:
 
     def marginals(self, rows: NDArray[np.int64]) -> tuple[Array, Array]:
         """(m,) means and (m,) variances at these rows."""
-        mean, jacobian = _linearise(self.form(rows), self.theta_P)
+        mean, jacobian = _linearize(self.model(rows), self.theta_P)
         here = self.features.take(rows)
         own = (jacobian**2) @ self.prior.sd_P**2 + kernel_diagonal(here, self.prior.shape)
         if len(self.rows_n) == 0:
@@ -104,11 +104,11 @@ class Posterior:
         samples = self.theta_P + normal_SP @ self._theta_root.T
         here = self.features.take(rows)
         left = kernel_diagonal(here, self.prior.shape)
-        mean_Sm = self.form(rows)(samples)
+        mean_Sm = self.model(rows)(samples)
         if len(self.rows_n) == 0:
             return mean_Sm, left
         cross = kernel(here, self.features.take(self.rows_n), self.prior.shape)
-        error_Sn = self.value_n - self.form(self.rows_n)(samples)
+        error_Sn = self.value_n - self.model(self.rows_n)(samples)
         known = np.sum((cross @ self.residual_inverse_nn) * cross, axis=1)
         return mean_Sm + error_Sn @ self.residual_inverse_nn @ cross.T, np.maximum(left - known, 1e-10)
 
@@ -131,14 +131,14 @@ class Posterior:
         return np.asarray(np.sqrt(np.maximum(self.prior.sd_P**2 - shrink, 0.0)))
 
 
-def calibrate(form: Form, features: Features, prior: Prior, evidence: CalibrationData) -> Posterior:
+def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence: CalibrationData) -> Posterior:
     """The posterior given what was seen."""
     theta = prior.mean_P.copy()
     n = len(evidence.rows_n)
     if n == 0:
         nothing, square = np.zeros(0), np.zeros((0, 0))
         return Posterior(
-            form=form,
+            model=model,
             prior=prior,
             features=features,
             rows_n=evidence.rows_n,
@@ -153,11 +153,11 @@ def calibrate(form: Form, features: Features, prior: Prior, evidence: Calibratio
         )
     here = features.take(evidence.rows_n)
     residual_nn = kernel(here, here, prior.shape)
-    curve = form(evidence.rows_n)
+    curve = model(evidence.rows_n)
     sites = _Sites(evidence, prior)
     variance_P = prior.sd_P**2
     for _ in range(_ROUNDS):
-        base, jacobian = _linearise(curve, theta)
+        base, jacobian = _linearize(curve, theta)
         covariance = (jacobian * variance_P) @ jacobian.T + residual_nn
         prior_mean = base + jacobian @ (prior.mean_P - theta)
         inverse = np.linalg.inv(covariance + np.diag(sites.variance_n + _JITTER))
@@ -171,9 +171,9 @@ def calibrate(form: Form, features: Features, prior: Prior, evidence: Calibratio
     sign, log_det = np.linalg.slogdet(covariance + np.diag(sites.variance_n + _JITTER))
     log_evidence = -0.5 * float((sites.target_n - prior_mean) @ alpha) - 0.5 * float(sign * log_det)
     # a Student-t is a normal whose precision is drawn from a gamma law: distrusting an observation costs its density
-    log_evidence += 0.5 * prior.freedom * float(np.sum(np.log(sites.weight_n) - sites.weight_n + 1))
+    log_evidence += 0.5 * prior.dof * float(np.sum(np.log(sites.weight_n) - sites.weight_n + 1))
     return Posterior(
-        form=form,
+        model=model,
         prior=prior,
         features=features,
         rows_n=evidence.rows_n,
@@ -193,11 +193,11 @@ class _Sites:
 
     def __init__(self, evidence: CalibrationData, prior: Prior) -> None:
         self._evidence = evidence
-        self._freedom = prior.freedom
+        self._dof = prior.dof
         n = len(evidence.rows_n)
         noise = np.full(n, prior.noise) if evidence.noise_n is None else evidence.noise_n
         self._noise2 = noise**2
-        self._known = evidence.side_n == 0
+        self._known = evidence.censoring_n == 0
         self.weight_n = np.ones(n)
         self.target_n = np.where(self._known, evidence.value_n, evidence.limit)
         self.variance_n = np.where(self._known, self._noise2, 1e4)
@@ -208,7 +208,7 @@ class _Sites:
         error = self.target_n - mean_n
         slower = np.maximum(error, 0.0) if self._evidence.one_sided else np.abs(error)
         error2 = slower**2 + np.where(slower > 0, variance_n, 0.0)
-        weight = (self._freedom + 1) / (self._freedom + error2 / self._noise2)
+        weight = (self._dof + 1) / (self._dof + error2 / self._noise2)
         self.weight_n = np.where(self._known, 0.5 * self.weight_n + 0.5 * np.minimum(weight, 1.0), self.weight_n)
         known_variance = self._noise2 / self.weight_n
         for i in np.flatnonzero(~self._known):
@@ -223,7 +223,7 @@ class _Sites:
         cavity_variance = 1 / precision
         cavity_mean = cavity_variance * (mean / variance - self.target_n[i] / self.variance_n[i])
         spread = np.sqrt(cavity_variance + evidence.softness**2)
-        side, doubt = float(evidence.side_n[i]), float(evidence.doubt_n[i])
+        side, doubt = float(evidence.censoring_n[i]), float(evidence.label_noise_n[i])
         z = side * (cavity_mean - evidence.limit) / spread
         inside = float(ndtr(z))
         density = float(np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
@@ -243,7 +243,7 @@ class _Sites:
         self.variance_n[i] = 1 / mixed
 
 
-def _linearise(curve: Curve, theta_P: Array) -> tuple[Array, Array]:
+def _linearize(curve: RowModel, theta_P: Array) -> tuple[Array, Array]:
     """(n,) values and (n, P) slopes of a curve."""
     size = len(theta_P)
     values = curve(np.vstack([theta_P, theta_P + _STEP * np.eye(size)]))

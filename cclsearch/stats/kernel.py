@@ -18,7 +18,7 @@ _IDLE_AT_ONE = {
     "virtual_pipeline": "pp",
 }
 """Knob -> the degree without which it does nothing."""
-MAX_OCTAVES = 3.0
+MAX_COORDINATE_SPAN = 3.0
 """A numeric knob that is no power of two is stretched to at most this many units."""
 
 
@@ -27,7 +27,7 @@ class Features:
     """N configurations as coordinates (one unit is about one doubling) and as words."""
 
     numbers_ND: Array
-    words_NC: NDArray[np.int16]
+    categories_NC: NDArray[np.int16]
     """Code of each word or switch; equal or not is all that is known of them."""
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class Features:
 
     def take(self, rows: NDArray[np.int64]) -> Features:
         """These rows only."""
-        return Features(self.numbers_ND[rows], self.words_NC[rows])
+        return Features(self.numbers_ND[rows], self.categories_NC[rows])
 
 
 def read_features(space: Space) -> Features:
@@ -51,8 +51,8 @@ def read_features(space: Space) -> Features:
             words.append(codes)
     size = len(space)
     numbers_ND = np.column_stack(numbers) if numbers else np.zeros((size, 0))
-    words_NC = np.column_stack(words).astype(np.int16) if words else np.zeros((size, 0), dtype=np.int16)
-    return Features(numbers_ND, words_NC)
+    categories_NC = np.column_stack(words).astype(np.int16) if words else np.zeros((size, 0), dtype=np.int16)
+    return Features(numbers_ND, categories_NC)
 
 
 def _still(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:
@@ -69,43 +69,47 @@ def _coordinates(knob: Knob) -> Array:
     values = np.array([float(choice) for choice in knob.choices])
     scaled = np.log2(values) if np.all(values > 0) else values
     span = float(np.ptp(scaled)) or 1.0
-    if np.any(values <= 0) or span > 3 * MAX_OCTAVES:
-        scaled = scaled / span * MAX_OCTAVES
+    if np.any(values <= 0) or span > 3 * MAX_COORDINATE_SPAN:
+        scaled = scaled / span * MAX_COORDINATE_SPAN
     return np.asarray(scaled - scaled.mean())
 
 
 def kernel(left: Features, right: Features, shape: KernelShape) -> Array:
     """(n, m) prior covariance of the residual between two sets of configurations."""
     gap = left.numbers_ND[:, None, :] - right.numbers_ND[None, :, :]
-    near = np.exp(-0.5 * np.sum(gap * gap, axis=-1) / shape.octaves**2)
-    differ = left.words_NC[:, None, :] != right.words_NC[None, :, :]
-    same = shape.word_share ** differ.sum(axis=-1)
+    near = np.exp(-0.5 * np.sum(gap * gap, axis=-1) / shape.length_scale_log2**2)
+    differ = left.categories_NC[:, None, :] != right.categories_NC[None, :, :]
+    same = shape.category_correlation ** differ.sum(axis=-1)
     slopes = left.numbers_ND @ right.numbers_ND.T
     effects = (~differ).sum(axis=-1)
-    return np.asarray(shape.bumps**2 * near * same + shape.slope**2 * slopes + shape.word**2 * effects)
+    return np.asarray(shape.amplitude**2 * near * same + shape.slope**2 * slopes + shape.category_sd**2 * effects)
 
 
 def kernel_diagonal(features: Features, shape: KernelShape) -> Array:
     """(n,) prior variance of the residual."""
     slopes = np.sum(features.numbers_ND**2, axis=1)
-    return np.asarray(shape.bumps**2 + shape.slope**2 * slopes + shape.word**2 * features.words_NC.shape[1])
+    return np.asarray(
+        shape.amplitude**2 + shape.slope**2 * slopes + shape.category_sd**2 * features.categories_NC.shape[1]
+    )
 
 
 @dataclass(frozen=True)
 class KernelShape:
     """How far the closed form may be off, in units of log seconds (or log GiB)."""
 
-    bumps: float
+    amplitude: float
     """Standard deviation of local deviations."""
-    octaves: float
+    length_scale_log2: float
     """Doublings over which such a deviation reaches."""
     slope: float
     """Standard deviation of a trend, per doubling of a knob."""
-    word: float
+    category_sd: float
     """Standard deviation of the effect of a word or switch."""
-    word_share: float = 0.7
+    category_correlation: float = 0.7
     """What two configurations that differ in one word keep in common."""
 
     def scaled(self, factor: float) -> KernelShape:
         """The same reach with deviations that many times as large."""
-        return replace(self, bumps=self.bumps * factor, slope=self.slope * factor, word=self.word * factor)
+        return replace(
+            self, amplitude=self.amplitude * factor, slope=self.slope * factor, category_sd=self.category_sd * factor
+        )

@@ -21,7 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 PRIOR_RELATIVE = 0.03
 """Run-to-run standard deviation before any repeat: clusters show a few per cent, at most 7.5 % between two runs of one
 configuration in the published reference runs."""
-PRIOR_FREEDOM = 2.0
+PRIOR_DOF = 2.0
 """How many repeats that prior is worth."""
 DEFAULT_CONFIDENCE = 0.95
 DRAWS = 20_000
@@ -33,7 +33,7 @@ class Noise:
 
     relative: float
     """Standard deviation of one run, as a fraction of the loss."""
-    freedom: float
+    dof: float
     """Degrees of freedom behind that figure, the prior's included."""
     num_repeats: int = 0
     """Runs beyond the first of their configuration that it was measured from; 0 where it is the prior alone."""
@@ -63,9 +63,9 @@ def estimate_noise(runs: Sequence[Sequence[float]], spreads: Sequence[float] = (
     prior = max(PRIOR_RELATIVE, inside / 2)
     repeated = [np.asarray(losses, dtype=float) for losses in runs if len(losses)]
     squares = sum(float(np.sum((_scale(losses) - _scale(losses).mean()) ** 2)) for losses in repeated)
-    freedom = sum(len(losses) - 1 for losses in repeated)
-    total = PRIOR_FREEDOM + freedom
-    return Noise(math.sqrt((PRIOR_FREEDOM * prior**2 + squares) / total), total, freedom)
+    dof = sum(len(losses) - 1 for losses in repeated)
+    total = PRIOR_DOF + dof
+    return Noise(math.sqrt((PRIOR_DOF * prior**2 + squares) / total), total, dof)
 
 
 def confidence_better(new: Sequence[float], old: Sequence[float], noise: Noise) -> float:
@@ -78,7 +78,7 @@ def confidence_better(new: Sequence[float], old: Sequence[float], noise: Noise) 
     scaled = _scale(np.array([*new, *old], dtype=float))
     gap = float(scaled[len(new) :].mean() - scaled[: len(new)].mean())
     error = noise.relative * math.sqrt(1 / len(new) + 1 / len(old))
-    return float(student.cdf(gap / error, noise.freedom))
+    return float(student.cdf(gap / error, noise.dof))
 
 
 def is_better(
@@ -93,7 +93,7 @@ def find_interval(losses: Sequence[float], noise: Noise, *, confidence: float = 
     from scipy.stats import t as student
 
     values = np.asarray(losses, dtype=float)
-    half = float(student.ppf(0.5 + confidence / 2, noise.freedom)) * noise.relative / math.sqrt(len(values))
+    half = float(student.ppf(0.5 + confidence / 2, noise.dof)) * noise.relative / math.sqrt(len(values))
     if np.all(values > 0):
         middle = float(np.log(values).mean())
         return Interval(math.exp(middle - half), math.exp(middle + half), confidence, len(values))
@@ -115,7 +115,7 @@ def chances_to_be_best(runs: Mapping[Key, Sequence[float]], noise: Noise, *, see
     means_C = np.add.reduceat(scaled, starts) / sizes_C
     close = np.flatnonzero(means_C - means_C.min() < 12 * noise.relative)
     draws = np.random.default_rng(seed)
-    sigma_D1 = noise.relative * np.sqrt(noise.freedom / draws.chisquare(noise.freedom, size=(DRAWS, 1)))
+    sigma_D1 = noise.relative * np.sqrt(noise.dof / draws.chisquare(noise.dof, size=(DRAWS, 1)))
     truth_DC = draws.normal(means_C[close], sigma_D1 / np.sqrt(sizes_C[close]))
     chances_C = np.zeros(len(keys))
     chances_C[close] = np.bincount(truth_DC.argmin(axis=1), minlength=len(close)) / DRAWS

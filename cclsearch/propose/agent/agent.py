@@ -54,7 +54,7 @@ from cclsearch.propose.agent.turn_records import (
     turn_path,
     write_record,
 )
-from cclsearch.propose.base import Expectation, Proposal, ProposerEvent, SearchView
+from cclsearch.propose.base import ExpectedOutcome, Proposal, ProposerEvent, SearchView
 
 RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
 """Of the bound on a request, kept for the turn's look-ups."""
@@ -370,7 +370,7 @@ def _to_thought(view: SearchView, number: int, result: TurnResult, version: int 
 
 def to_proposal(item: SubmittedConfig, turn: int, mode: str) -> Proposal:
     """A submitted configuration as the search takes it."""
-    expects = Expectation(step_time_s=item.expected_step_time_s, peak_memory_gib=item.expected_memory_gib)
+    expects = ExpectedOutcome(step_time_s=item.expected_step_time_s, peak_memory_gib=item.expected_memory_gib)
     return Proposal(item.config, "policy" if mode == "policy" else "llm", item.rationale, expects, turn)
 
 

@@ -11,7 +11,7 @@ from cclsearch.core.values import Config
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 from cclsearch.propose.agent.providers.types import Usage
 from cclsearch.propose.base import ProposerEvent, SearchView
-from cclsearch.propose.bayes.prior_hints import KEY, PriorHints, write_beliefs
+from cclsearch.propose.bayes.prior_hints import KEY, PriorHints, format_hints
 
 TURN_TOPIC = "llm_turn"
 MOVE_TOPIC = "arbiter"
@@ -60,7 +60,7 @@ def turn_event(turn: PastTurn, text: str) -> ProposerEvent:
             "decision": turn.decision,
             "submitted": json.dumps([_to_json(item) for item in turn.submitted], separators=(",", ":")),
             "insight": turn.insight,
-            KEY: write_beliefs(turn.beliefs, turn.num_seen),
+            KEY: format_hints(turn.beliefs, turn.num_seen),
             "policy": turn.policy,
             "input_tokens": usage.input_tokens,
             "output_tokens": usage.output_tokens,

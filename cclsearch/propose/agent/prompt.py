@@ -23,7 +23,7 @@ from cclsearch.propose.agent.tables import (
     trial_lines,
 )
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.prior_hints import collect_beliefs
+from cclsearch.propose.bayes.prior_hints import collect_hints
 
 ENVELOPE_BYTES = 1300
 """What a wire protocol adds to a request of many calls, at most."""
@@ -177,7 +177,7 @@ def _sections(known: PromptInput, options: PromptOptions, room_bytes: int) -> li
 
 
 def _belief_lines(view: SearchView) -> list[str]:
-    held = collect_beliefs(view)
+    held = collect_hints(view)
     return [
         f"{part.replace('_', ' ')}: {hint.level.replace('_', ' ')} (counts {hint.weight:.0%} now, fully if renewed)"
         for part, hint in held.items()

@@ -101,13 +101,14 @@ def survey_surrogate(view: SearchView) -> SurrogateTable:
 
 
 def _what_is_left(outlook: SearchSnapshot, has_best: bool) -> tuple[bool, str]:
-    if not has_best or outlook.chance_of_better is None or outlook.best_gain is None:
+    if not has_best or outlook.p_improvement is None or outlook.max_expected_improvement is None:
         return True, "nothing has run successfully yet"
     why = (
-        f"the surrogate gives a chance of {outlook.chance_of_better:.0%} that one of {outlook.num_open} open "
-        f"configurations beats the best by over 1 %; the largest expected improvement is {outlook.best_gain:.2%}"
+        f"the surrogate gives a chance of {outlook.p_improvement:.0%} that one of {outlook.num_open} open "
+        f"configurations beats the best by over 1 %; "
+        f"the largest expected improvement is {outlook.max_expected_improvement:.2%}"
     )
-    return not (outlook.is_exhausted or outlook.chance_of_better < PLAUSIBLE), why
+    return not (outlook.is_exhausted or outlook.p_improvement < PLAUSIBLE), why
 
 
 def _describe_record(outlook: SearchSnapshot) -> tuple[str, ...]:
@@ -119,6 +120,6 @@ def _describe_record(outlook: SearchSnapshot) -> tuple[str, ...]:
     lines += [
         f"learnt: {lesson.part.replace('_', ' ')} takes x{lesson.multiplier:.2f} of the closed form "
         f"(certainty {lesson.certainty:.1f})"
-        for lesson in outlook.lessons[:6]
+        for lesson in outlook.learned_multipliers[:6]
     ]
     return tuple(lines)

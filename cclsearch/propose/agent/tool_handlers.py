@@ -22,7 +22,7 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observa
 from cclsearch.propose.agent.tables import candidate_lines, trial_summary
 from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, SORTS
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.prior_hints import check_beliefs
+from cclsearch.propose.bayes.prior_hints import parse_hints
 
 Explain = Callable[[Config], Sequence[str]]
 """Why a configuration is no member, one line a broken rule; empty where there is nothing to say."""
@@ -338,7 +338,7 @@ def _learnt(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What the model says it has learnt: in words, for itself, and as beliefs, for the surrogate."""
     insight = arguments.get("insight")
     words = one_line(redact(insight), 400) if isinstance(insight, str) else ""
-    return {"insight": words, "beliefs": check_beliefs(arguments.get("beliefs"))}
+    return {"insight": words, "beliefs": parse_hints(arguments.get("beliefs"))}
 
 
 def _positive(value: object) -> float | None:

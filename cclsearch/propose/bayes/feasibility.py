@@ -19,7 +19,7 @@ from scipy.special import ndtr
 
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
-from cclsearch.stats.calibration import CalibrationData, Curve, Posterior, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, RowModel, calibrate
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.memory import MULTIPLIERS
 from cclsearch.tasks.training.prediction import CardModel, Priors
@@ -36,7 +36,7 @@ _UNDECLARED = {
 which frameworks do it: states whole or shared out, sequences whole or shared out, gradients of four bytes or of two."""
 _WIDTH = 0.15
 """How far such a log multiplier may be off."""
-_LEAST_WEIGHT = 0.02
+_MIN_WEIGHT = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,21 +45,21 @@ class Feasibility:
 
     model: CardModel
     priors: Priors
-    rivals: tuple[Posterior, ...]
+    hypotheses: tuple[Posterior, ...]
     """Models of the memory."""
-    weight_r: Array
+    weight_h: Array
     crash: Posterior
 
     @property
     def memory(self) -> Posterior:
         """The likeliest model of the memory."""
-        return self.rivals[int(np.argmax(self.weight_r))]
+        return self.hypotheses[int(np.argmax(self.weight_h))]
 
     def at(self, rows: NDArray[np.int64]) -> tuple[Array, Array, Array]:
         """(m,) expected GiB, probability of fitting, and probability of success."""
         log_gib, fits = np.zeros(len(rows)), np.zeros(len(rows))
-        for rival, weight in zip(self.rivals, self.weight_r, strict=True):
-            mean, variance = rival.marginals(rows)
+        for hypothesis, weight in zip(self.hypotheses, self.weight_h, strict=True):
+            mean, variance = hypothesis.marginals(rows)
             log_gib += weight * mean
             fits += weight * ndtr((self.model.log_limit - mean) / np.sqrt(variance + self.priors.softness**2))
         mean, spread = self.crash.marginals(rows)
@@ -67,62 +67,67 @@ class Feasibility:
         return np.exp(log_gib), fits, fits * stays
 
 
-def learn_feasibility(model: CardModel, observations: Sequence[Observation], priors: Priors) -> Feasibility:
+def fit_feasibility(model: CardModel, observations: Sequence[Observation], priors: Priors) -> Feasibility:
     """Memory and crashes, given observations of rows of the space."""
     seen = [o for o in observations if o.row is not None]
     evidence = _memory_evidence(seen, model, priors)
-    rivals, weights = _learn_memory(model, evidence, priors.memory)
-    crashes = _crash_evidence(seen, model, rivals[int(np.argmax(weights))], priors)
-    return Feasibility(model, priors, rivals, weights, calibrate(_constant, model.features, priors.crash, crashes))
+    hypotheses, weights = _learn_memory(model, evidence, priors.memory)
+    crashes = _crash_evidence(seen, model, hypotheses[int(np.argmax(weights))], priors)
+    return Feasibility(model, priors, hypotheses, weights, calibrate(_constant, model.features, priors.crash, crashes))
 
 
 def _learn_memory(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[tuple[Posterior, ...], Array]:
     """Rival posteriors with their weights; one alone where peaks were measured: they tell the parts apart."""
-    if np.any(evidence.side_n == 0):
+    if np.any(evidence.censoring_n == 0):
         return (model.calibrate_memory(evidence, prior),), np.ones(1)
-    found = [(*_foretell(model, evidence, rival), log_prior) for rival, log_prior in _rival_priors(model, prior)]
-    score_r = np.array([log_evidence + log_prior for _, log_evidence, log_prior in found])
-    weight_r = np.exp(score_r - score_r.max())
-    weight_r /= weight_r.sum()
-    kept = np.flatnonzero(weight_r >= _LEAST_WEIGHT)
-    return tuple(found[r][0] for r in kept), weight_r[kept] / weight_r[kept].sum()
+    found = [
+        (*_prequential_log_lik(model, evidence, hypothesis), log_prior)
+        for hypothesis, log_prior in _hypothesis_priors(model, prior)
+    ]
+    score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in found])
+    weight_h = np.exp(score_h - score_h.max())
+    weight_h /= weight_h.sum()
+    kept = np.flatnonzero(weight_h >= _MIN_WEIGHT)
+    return tuple(found[r][0] for r in kept), weight_h[kept] / weight_h[kept].sum()
 
 
-_FORETOLD: WeakKeyDictionary[CardModel, OrderedDict[Hashable, tuple[Posterior, float]]] = WeakKeyDictionary()
-_MOST_FORETOLD = 256
+_FITS: WeakKeyDictionary[CardModel, OrderedDict[Hashable, tuple[Posterior, float]]] = WeakKeyDictionary()
+_MAX_CACHED = 256
 
 
-def _foretell(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[Posterior, float]:
+def _prequential_log_lik(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[Posterior, float]:
     """The posterior after what was seen, and the log probability with which the model foretold it, one after another.
 
     What came before the last observation is remembered: a search asks again after each trial.
     """
-    memory = _FORETOLD.setdefault(model, OrderedDict())
-    said = list(zip(evidence.rows_n.tolist(), evidence.side_n.tolist(), evidence.doubt_n.tolist(), strict=True))
-    rival = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), evidence.limit)
-    start = next((n for n in range(len(said), 0, -1) if (rival, tuple(said[:n])) in memory), 0)
+    memory = _FITS.setdefault(model, OrderedDict())
+    said = list(
+        zip(evidence.rows_n.tolist(), evidence.censoring_n.tolist(), evidence.label_noise_n.tolist(), strict=True)
+    )
+    hypothesis = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), evidence.limit)
+    start = next((n for n in range(len(said), 0, -1) if (hypothesis, tuple(said[:n])) in memory), 0)
     posterior, total = (
-        memory[rival, tuple(said[:start])] if start else (_calibrate_first(model, evidence, prior, 0), 0.0)
+        memory[hypothesis, tuple(said[:start])] if start else (_calibrate_first(model, evidence, prior, 0), 0.0)
     )
     for n in range(start, len(said)):
         mean, variance = posterior.marginals(evidence.rows_n[n : n + 1])
-        sides = evidence.side_n[n] * (mean - evidence.limit) / np.sqrt(variance + evidence.softness**2)
-        doubt = evidence.doubt_n[n]
+        sides = evidence.censoring_n[n] * (mean - evidence.limit) / np.sqrt(variance + evidence.softness**2)
+        doubt = evidence.label_noise_n[n]
         total += float(np.log(max(doubt + (1 - doubt) * float(ndtr(sides[0])), 1e-6)))
         posterior = _calibrate_first(model, evidence, prior, n + 1)
-        memory[rival, tuple(said[: n + 1])] = posterior, total
-    while len(memory) > _MOST_FORETOLD:
+        memory[hypothesis, tuple(said[: n + 1])] = posterior, total
+    while len(memory) > _MAX_CACHED:
         memory.popitem(last=False)
     return posterior, total
 
 
 def _calibrate_first(model: CardModel, evidence: CalibrationData, prior: Prior, count: int) -> Posterior:
     """The posterior after the first observations."""
-    first = {name: getattr(evidence, name)[:count] for name in ("rows_n", "value_n", "side_n", "doubt_n")}
+    first = {name: getattr(evidence, name)[:count] for name in ("rows_n", "value_n", "censoring_n", "label_noise_n")}
     return model.calibrate_memory(replace(evidence, **first), prior)
 
 
-def _rival_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, float]]:
+def _hypothesis_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, float]]:
     """Each combination of the ways, with its log probability but for a constant."""
     names = [name for name in _UNDECLARED if np.any(getattr(model.memory_parts, name) > 0)]
     for ways in product(*(_UNDECLARED[name] for name in names)):
@@ -146,8 +151,8 @@ def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Prio
     return CalibrationData(
         rows_n=_rows(seen),
         value_n=values,
-        side_n=np.where(np.isfinite(values), 0, np.where(failed, 1, -1)).astype(np.int8),
-        doubt_n=np.array(doubts, dtype=np.float64),
+        censoring_n=np.where(np.isfinite(values), 0, np.where(failed, 1, -1)).astype(np.int8),
+        label_noise_n=np.array(doubts, dtype=np.float64),
         limit=model.log_limit,
         softness=priors.softness,
     )
@@ -168,8 +173,8 @@ def _crash_evidence(
     return CalibrationData(
         rows_n=rows,
         value_n=np.full(len(seen), np.nan),
-        side_n=np.where(failed, 1, -1).astype(np.int8),
-        doubt_n=np.where(named, 1.0, np.minimum(explained, 0.98)),
+        censoring_n=np.where(failed, 1, -1).astype(np.int8),
+        label_noise_n=np.where(named, 1.0, np.minimum(explained, 0.98)),
         limit=0.0,
         softness=1.0,
     )
@@ -179,6 +184,6 @@ def _rows(seen: Sequence[Observation]) -> NDArray[np.int64]:
     return np.array([o.row for o in seen], dtype=np.int64)
 
 
-def _constant(rows: NDArray[np.int64]) -> Curve:
+def _constant(rows: NDArray[np.int64]) -> RowModel:
     """A rate that is the same everywhere but for what the residual learns."""
     return lambda theta: np.broadcast_to(theta[..., :1], (*theta.shape[:-1], len(rows)))

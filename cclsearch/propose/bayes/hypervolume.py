@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
-from cclsearch.propose.bayes.proposer import HIGH_PRICE
+from cclsearch.propose.base import ExpectedOutcome, Observation, Proposal, SearchView
+from cclsearch.propose.bayes.proposer import MAX_FAILURE_PENALTY
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
-from cclsearch.stats.calibration import CalibrationData, Curve, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Prior, RowModel, calibrate
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import model_of
 
@@ -63,7 +63,7 @@ def _choose(posterior: CandidatePosterior, unit_SmD: Array, lengths_LD: Array, h
     chosen: list[int] = []
     for _ in range(min(count, len(free))):
         gain_m = np.maximum(reach_SmL - held_SL[:, None, :], 0.0).mean(axis=(0, 2))
-        price = HIGH_PRICE * float(gain_m.max(initial=0.0))
+        price = MAX_FAILURE_PENALTY * float(gain_m.max(initial=0.0))
         utility = np.where(free, gain_m * posterior.p_success_m - price * (1 - posterior.p_success_m), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False
@@ -152,13 +152,13 @@ class _LearnedMetric:
         known = dict(zip(rows.tolist(), (log_time - self._centre_time).tolist(), strict=True))
         expected = posterior.time
 
-        def line(at: NDArray[np.int64]) -> Curve:
+        def line(at: NDArray[np.int64]) -> RowModel:
             times = expected.mean(at) - self._centre_time
             times = np.array([known.get(int(row), time) for row, time in zip(at, times, strict=True)])
             return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * times)
 
         shape = posterior.time.likeliest.prior.shape.scaled(3.0)
-        prior = Prior(np.zeros(2), np.array([1.0, 2.0]), shape, noise=0.1, freedom=4.0)
+        prior = Prior(np.zeros(2), np.array([1.0, 2.0]), shape, noise=0.1, dof=4.0)
         zeros = np.zeros(len(seen))
         standard = (self._values - self._centre) / self._spread
         evidence = CalibrationData(rows, standard, zeros.astype(np.int8), zeros)
@@ -185,7 +185,7 @@ def _learn_metric(view: SearchView, posterior: CandidatePosterior, name: str) ->
 
 
 def _propose(view: SearchView, posterior: CandidatePosterior, m: int, proposer: str) -> Proposal:
-    expects = Expectation(
+    expects = ExpectedOutcome(
         step_time_s=float(np.exp(posterior.log_time_m[m])),
         peak_memory_gib=float(posterior.memory_gib_m[m]),
         fits=float(posterior.p_fits_m[m]),

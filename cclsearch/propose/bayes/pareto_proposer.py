@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Expectation, Observation, Proposal, SearchView
+from cclsearch.propose.base import ExpectedOutcome, Observation, Proposal, SearchView
 from cclsearch.propose.bayes.hypervolume import Direction, propose_pareto
 from cclsearch.propose.bayes.proposer import expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import Space
 
 STEP_TIME_AND_SIZE: tuple[tuple[str, Direction], ...] = (("step_time_s", "minimize"), ("num_accelerators", "minimize"))
-MOST_SIZES = 32
+MAX_SIZES = 32
 """With more numbers of accelerators than these, one model over all of them proposes."""
 
 
@@ -61,7 +61,7 @@ class ParetoProposer:
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Up to `count` new members; none where nothing is left."""
         sizes = self._split(view.space) if set(self.metrics) == set(STEP_TIME_AND_SIZE) else []
-        if not 1 < len(sizes) <= MOST_SIZES:
+        if not 1 < len(sizes) <= MAX_SIZES:
             return propose_pareto(view, count, self.metrics, proposer=self.name)
         taken: list[_Candidate] = []
         while len(taken) < count:
@@ -107,7 +107,7 @@ class ParetoProposer:
 
     def _propose(self, candidate: _Candidate) -> Proposal:
         posterior, m = candidate.posterior, candidate.position
-        expects = Expectation(
+        expects = ExpectedOutcome(
             step_time_s=float(np.exp(posterior.log_time_m[m])),
             peak_memory_gib=float(posterior.memory_gib_m[m]),
             fits=float(posterior.p_fits_m[m]),
@@ -165,6 +165,6 @@ def _time_as_loss(observation: Observation) -> float | None:
 
 
 @PROPOSERS.register("pareto")
-def make_front_proposer() -> ParetoProposer:
+def make_pareto_proposer() -> ParetoProposer:
     """Over step time and the number of accelerators; a search with several metrics of its own names them."""
     return ParetoProposer()

@@ -47,7 +47,7 @@ PriorHints = Mapping[str, str]
 """Part -> level, members of `PARTS` and `LEVELS` only."""
 
 
-def check_beliefs(raw: object) -> dict[str, str]:
+def parse_hints(raw: object) -> dict[str, str]:
     """Those of the items `{"part": ..., "is": ...}` that name a known part and level; whatever else is left out."""
     items = raw if isinstance(raw, list) else []
     found = {}
@@ -67,12 +67,12 @@ class ActiveHint:
     """1 when it is said, half of that after `HALF_LIFE` trials."""
 
 
-def write_beliefs(beliefs: PriorHints, num_seen: int) -> str:
+def format_hints(beliefs: PriorHints, num_seen: int) -> str:
     """The beliefs as a remark's data keeps them, with the number of trials seen when they were said."""
     return json.dumps({"seen": num_seen, **beliefs}, separators=(",", ":")) if beliefs else ""
 
 
-def collect_beliefs(view: SearchView) -> dict[str, ActiveHint]:
+def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
     """What is believed now: of each part the latest word."""
     held: dict[str, ActiveHint] = {}
     for event in view.remarks:

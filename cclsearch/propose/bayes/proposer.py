@@ -8,16 +8,16 @@ import numpy as np
 from scipy.special import ndtr
 
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Expectation, Proposal, SearchView
+from cclsearch.propose.base import ExpectedOutcome, Proposal, SearchView
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import Priors
 
-LOW_PRICE, HIGH_PRICE = 0.001, 0.05
+MIN_FAILURE_PENALTY, MAX_FAILURE_PENALTY = 0.001, 0.05
 """What a failed trial costs, in units of relative improvement: where little is to be gained, the safe choice wins."""
 FAILED_SHARE = 0.1
 """Share of a search's trials that may fail before failures grow dear."""
-HOPELESS = 0.02
+MIN_P_SUCCESS = 0.02
 """Where no open configuration is at least this likely to succeed, the search has nothing more to ask."""
 FIRST_MARGIN = 0.15
 """Before anything has succeeded, improvement is over this much more than the best that is expected (log units)."""
@@ -35,7 +35,7 @@ class DefaultProposer:
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """The `count` members that promise most, each given what the ones before it are expected to show."""
         posterior = fit_posterior(view, self._priors)
-        if posterior is None or is_hopeless(posterior):
+        if posterior is None or has_nothing_feasible(posterior):
             return ()
         return [
             self._propose_row(view, posterior, m, gain)
@@ -43,7 +43,7 @@ class DefaultProposer:
         ]
 
     def _propose_row(self, view: SearchView, posterior: CandidatePosterior, m: int, gain: float) -> Proposal:
-        expects = Expectation(
+        expects = ExpectedOutcome(
             step_time_s=float(np.exp(posterior.log_time_m[m])),
             peak_memory_gib=float(posterior.memory_gib_m[m]),
             fits=float(posterior.p_fits_m[m]),
@@ -54,9 +54,9 @@ class DefaultProposer:
         return Proposal(view.space.config(int(posterior.rows_m[m])), self.name, rationale, expects)
 
 
-def is_hopeless(posterior: CandidatePosterior) -> bool:
+def has_nothing_feasible(posterior: CandidatePosterior) -> bool:
     """Whether something has succeeded and all that is left will almost surely fail: a trial would only burn time."""
-    return posterior.best is not None and float(posterior.p_success_m.max()) < HOPELESS
+    return posterior.best is not None and float(posterior.p_success_m.max()) < MIN_P_SUCCESS
 
 
 def failure_penalty(view: SearchView) -> float:
@@ -67,7 +67,7 @@ def failure_penalty(view: SearchView) -> float:
     own = [o for o in view.observations if o.row not in view.overruled]
     failed = sum(o.failure is not None for o in own)
     allowed = FAILED_SHARE * (len(own) + view.budget_left)
-    return float(min(LOW_PRICE * 10 ** max(0.0, failed + 1 - allowed), HIGH_PRICE))
+    return float(min(MIN_FAILURE_PENALTY * 10 ** max(0.0, failed + 1 - allowed), MAX_FAILURE_PENALTY))
 
 
 def choose_batch(posterior: CandidatePosterior, count: int, price: float) -> list[tuple[int, float]]:

@@ -20,7 +20,7 @@ TENTH_PERCENTILE = 1.2816
 
 
 @dataclass(frozen=True)
-class Lesson:
+class LearnedMultiplier:
     """What the trials taught of one part of the closed form."""
 
     part: str
@@ -38,20 +38,22 @@ class SearchSnapshot:
     """Rows, best first: what the default strategy would run, one after another."""
     num_open: int
     """Configurations neither tried nor pending."""
-    best_gain: float | None
+    max_expected_improvement: float | None
     """Largest expected improvement, chance of success counted; None before anything has succeeded."""
-    chance_of_better: float | None
+    p_improvement: float | None
     """Probability that any single remaining configuration improves on the best by over 1 %; None before a success."""
     median_error: float | None
     """Median relative error of the predicted step time over measured trials, each predicted without itself; None
     below three."""
-    lessons: tuple[Lesson, ...]
+    learned_multipliers: tuple[LearnedMultiplier, ...]
     """Parts whose multiplier the trials have moved, most certain first."""
 
     @property
     def is_exhausted(self) -> bool:
         """Whether nothing plausible is left that would improve on the best by a thousandth."""
-        return self.num_open == 0 or (self.best_gain is not None and self.best_gain < 0.1 * NEGLIGIBLE)
+        return self.num_open == 0 or (
+            self.max_expected_improvement is not None and self.max_expected_improvement < 0.1 * NEGLIGIBLE
+        )
 
 
 def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: int) -> SearchSnapshot:
@@ -61,10 +63,10 @@ def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: in
     return SearchSnapshot(
         top_rows=tuple(int(posterior.rows_m[m]) for m, _ in choose_batch(posterior, top, failure_penalty(view))),
         num_open=len(posterior.rows_m),
-        best_gain=float(np.max(gain * posterior.p_success_m)) if has_best else None,
-        chance_of_better=_chance_of_better(posterior) if has_best else None,
+        max_expected_improvement=float(np.max(gain * posterior.p_success_m)) if has_best else None,
+        p_improvement=_p_improvement(posterior) if has_best else None,
         median_error=_median_error(posterior),
-        lessons=_lessons(posterior),
+        learned_multipliers=_lessons(posterior),
     )
 
 
@@ -75,7 +77,7 @@ def p10_halfwidth_m(view: SearchView, posterior: CandidatePosterior) -> Array:
     return np.asarray(TENTH_PERCENTILE * np.sqrt(posterior.time.likeliest.marginals(posterior.rows_m)[1]))
 
 
-def _chance_of_better(posterior: CandidatePosterior) -> float:
+def _p_improvement(posterior: CandidatePosterior) -> float:
     """By model: one minus the chance that the likeliest rows all fail to improve; models carry the correlation."""
     assert posterior.best is not None
     better_km = ndtr((posterior.best - NEGLIGIBLE - posterior.mean_km) / posterior.sd_km) * posterior.p_success_m
@@ -83,16 +85,16 @@ def _chance_of_better(posterior: CandidatePosterior) -> float:
 
 
 def _median_error(posterior: CandidatePosterior) -> float | None:
-    error = posterior.time.left_out_error()
+    error = posterior.time.leave_one_out_error()
     return float(np.median(np.abs(np.expm1(error)))) if len(error) >= 3 else None
 
 
-def _lessons(posterior: CandidatePosterior) -> tuple[Lesson, ...]:
+def _lessons(posterior: CandidatePosterior) -> tuple[LearnedMultiplier, ...]:
     time_posterior = posterior.time.likeliest
     certainty = 1 - (time_posterior.multiplier_sd() / time_posterior.prior.sd_P) ** 2
     order = np.argsort(-certainty, kind="stable")
     return tuple(
-        Lesson(MULTIPLIERS[p], float(np.exp(time_posterior.theta_P[p])), float(certainty[p]))
+        LearnedMultiplier(MULTIPLIERS[p], float(np.exp(time_posterior.theta_P[p])), float(certainty[p]))
         for p in order
         if certainty[p] >= 0.2
     )

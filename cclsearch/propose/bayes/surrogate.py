@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.feasibility import Feasibility, learn_feasibility
-from cclsearch.propose.bayes.prior_hints import collect_beliefs, shift_prior
-from cclsearch.propose.bayes.time_ensemble import TimeModels, learn_time
-from cclsearch.stats.calibration import CalibrationData, Curve, Prior, calibrate
+from cclsearch.propose.bayes.feasibility import Feasibility, fit_feasibility
+from cclsearch.propose.bayes.prior_hints import collect_hints, shift_prior
+from cclsearch.propose.bayes.time_ensemble import TimeModels, fit_time_models
+from cclsearch.stats.calibration import CalibrationData, Prior, RowModel, calibrate
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import CardModel, Priors, load_priors, model_of
 
-MOST_CANDIDATES = 1500
+MAX_CANDIDATES = 1500
 """Rows that get a full posterior; a larger space is first sifted by the calibrated closed form."""
 
 
@@ -66,8 +66,8 @@ def fit_posterior(view: SearchView, priors: Priors | None = None) -> CandidatePo
     if not len(open_rows):
         return None
     earlier = _place_earlier(view)
-    time = learn_time(model, view.observations, earlier, priors)
-    feasibility = learn_feasibility(model, (*earlier, *view.observations), priors)
+    time = fit_time_models(model, view.observations, earlier, priors)
+    feasibility = fit_feasibility(model, (*earlier, *view.observations), priors)
     rows = _sift(model, time, feasibility, open_rows)
     pending = np.array(sorted(view.pending), dtype=np.int64)
     both = np.concatenate([rows, pending])
@@ -96,7 +96,7 @@ def fit_posterior(view: SearchView, priors: Priors | None = None) -> CandidatePo
 
 def apply_hints(priors: Priors, view: SearchView) -> Priors:
     """The priors with what proposers said in this search that they have learnt of the framework."""
-    held = collect_beliefs(view)
+    held = collect_hints(view)
     if not held:
         return priors
     mean_P = priors.time.mean_P + shift_prior(held, priors.time)
@@ -118,12 +118,12 @@ def _place_earlier(view: SearchView) -> tuple[Observation, ...]:
 
 def _sift(model: CardModel, time: TimeModels, feasibility: Feasibility, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """The rows that the calibrated closed forms find worth a closer look, in order."""
-    if len(rows) <= MOST_CANDIDATES:
+    if len(rows) <= MAX_CANDIDATES:
         return rows
     log_time = model.log_time(rows)(time.likeliest.theta_P)
     over = model.log_memory(rows)(feasibility.memory.theta_P) - model.log_limit
     order = np.argsort(log_time + 3.0 * np.maximum(over + 0.1, 0.0), kind="stable")
-    return np.sort(rows[order[:MOST_CANDIDATES]])
+    return np.sort(rows[order[:MAX_CANDIDATES]])
 
 
 def loss_scale(seen: Sequence[Observation]) -> tuple[bool, float, float]:
@@ -138,7 +138,7 @@ def loss_scale(seen: Sequence[Observation]) -> tuple[bool, float, float]:
     centre = float(np.median(values))
     log_time = np.log([o.step_time_s for o in seen if o.step_time_s])
     time_spread = float(np.std(log_time)) if len(log_time) == len(losses) else 0.0
-    if time_spread > LEAST_TOLD and np.std(values) > 0:
+    if time_spread > MIN_LOG_TIME_SD and np.std(values) > 0:
         return is_log, centre, float(np.std(values)) / time_spread
     return is_log, centre, 1.0 if is_log else max(abs(centre), 1e-6)
 
@@ -154,7 +154,7 @@ def _best(view: SearchView) -> float | None:
     return float(((np.log(lowest) if is_log else lowest) - centre) / spread)
 
 
-LEAST_TOLD = 1e-3
+MIN_LOG_TIME_SD = 1e-3
 """Spread of log step times below which they do not tell how a loss goes with them."""
 SLOPES = ((1.0, 0.5, 0.9), (0.0, 1.5, 0.1))
 """How a loss may go with the log step time, in units of `loss_scale`: slope, its deviation, how probable that is. It
@@ -181,7 +181,7 @@ def _loss_from_time(
     seen_time = np.array(list(measured.values()) or time.mean(rows))
     centre_time = float(np.median(seen_time))
 
-    def line(at: NDArray[np.int64]) -> Curve:
+    def line(at: NDArray[np.int64]) -> RowModel:
         expected = zip(at.tolist(), time.mean(at).tolist(), strict=True)
         log_time = np.array([measured.get(row, value) for row, value in expected]) - centre_time
         return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * log_time)
@@ -189,20 +189,20 @@ def _loss_from_time(
     zeros = np.zeros(len(seen))
     evidence = CalibrationData(seen_rows, values, zeros.astype(np.int8), zeros)
     shape = time.likeliest.prior.shape
-    rivals, scores = [], []
+    hypotheses, scores = [], []
     for (slope, doubt, probability), size in product(SLOPES, RESIDUALS):
-        prior = Prior(np.array([0.0, slope]), np.array([1.0, doubt]), shape.scaled(size), LOSS_NOISE, freedom=4.0)
-        rivals.append(calibrate(line, model.features, prior, evidence))
-        scores.append(rivals[-1].log_evidence + float(np.log(probability)))
-    score_r = np.array(scores)
-    weight_r = np.exp(score_r - score_r.max())
-    weight_r /= weight_r.sum()
+        prior = Prior(np.array([0.0, slope]), np.array([1.0, doubt]), shape.scaled(size), LOSS_NOISE, dof=4.0)
+        hypotheses.append(calibrate(line, model.features, prior, evidence))
+        scores.append(hypotheses[-1].log_evidence + float(np.log(probability)))
+    score_h = np.array(scores)
+    weight_h = np.exp(score_h - score_h.max())
+    weight_h /= weight_h.sum()
     mean_km, sd_km, weight_k = drawn
     off_km = mean_km - weight_k @ mean_km
     means, sds = [], []
-    for rival in rivals:
-        mean_m, variance_m = rival.marginals(rows)
-        steepness = float(rival.theta_P[1])
+    for hypothesis in hypotheses:
+        mean_m, variance_m = hypothesis.marginals(rows)
+        steepness = float(hypothesis.theta_P[1])
         means.append(mean_m + steepness * off_km)
         sds.append(np.sqrt(variance_m + (steepness * sd_km) ** 2))
-    return np.concatenate(means), np.concatenate(sds), np.outer(weight_r, weight_k).ravel()
+    return np.concatenate(means), np.concatenate(sds), np.outer(weight_h, weight_k).ravel()

@@ -22,7 +22,7 @@ DEVIATIONS = (0.5, 1.0, 2.0)
 """How far the closed form may be off, over the prior's own figure."""
 NOISES = (1.0, 3.0, 10.0)
 """How noisy the cluster may be, over the prior's own figure."""
-LEAST_WEIGHT = 0.05
+MIN_WEIGHT = 0.05
 """Rivals less probable than this are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
 OTHER_RUN_NOISE = 0.1
@@ -33,50 +33,50 @@ OTHER_RUN_NOISE = 0.1
 class TimeModels:
     """Rival posteriors with their weights."""
 
-    rivals: tuple[Posterior, ...]
-    weight_r: Array
+    hypotheses: tuple[Posterior, ...]
+    weight_h: Array
 
     @property
     def likeliest(self) -> Posterior:
         """The rival with the largest weight."""
-        return self.rivals[int(np.argmax(self.weight_r))]
+        return self.hypotheses[int(np.argmax(self.weight_h))]
 
     def draw(self, rows: NDArray[np.int64], rng: np.random.Generator) -> tuple[Array, Array, Array]:
         """(k, m) means, (k, m) standard deviations of a measurement, and (k,) weights of k models at these rows."""
         means, sds, weights = [], [], []
-        for rival, weight in zip(self.rivals, self.weight_r, strict=True):
+        for hypothesis, weight in zip(self.hypotheses, self.weight_h, strict=True):
             count = max(4, round(NUM_MODELS * weight))
-            mean, variance = rival.ensemble(rows, rng.standard_normal((count, len(rival.theta_P))))
+            mean, variance = hypothesis.ensemble(rows, rng.standard_normal((count, len(hypothesis.theta_P))))
             means.append(mean)
-            sds.append(np.broadcast_to(np.sqrt(variance + rival.prior.noise**2), mean.shape))
+            sds.append(np.broadcast_to(np.sqrt(variance + hypothesis.prior.noise**2), mean.shape))
             weights.append(np.full(count, weight / count))
         return np.concatenate(means), np.concatenate(sds), np.concatenate(weights)
 
     def mean(self, rows: NDArray[np.int64]) -> Array:
         """(m,) log seconds that are expected, over all rivals."""
-        return np.asarray(self.weight_r @ np.array([rival.marginals(rows)[0] for rival in self.rivals]))
+        return np.asarray(self.weight_h @ np.array([hypothesis.marginals(rows)[0] for hypothesis in self.hypotheses]))
 
-    def left_out_error(self) -> Array:
+    def leave_one_out_error(self) -> Array:
         """(n,) what the likeliest rival would have got wrong about each observation, had it not seen it (log units)."""
         likeliest = self.likeliest
         return np.asarray(likeliest.alpha_n / np.maximum(np.diag(likeliest.inverse_nn), 1e-12))
 
 
-def learn_time(
+def fit_time_models(
     model: CardModel, observations: Sequence[Observation], earlier: Sequence[Observation], priors: Priors
 ) -> TimeModels:
     """The rivals, given this search's measured step times and those of earlier runs, by row of the space."""
-    rivals, scores = [], []
+    hypotheses, scores = [], []
     for noise in NOISES:
         for deviation in DEVIATIONS:
             prior = replace(priors.time, shape=priors.time.shape.scaled(deviation), noise=priors.time.noise * noise)
-            rival = model.calibrate_time(time_evidence(observations, earlier, prior), prior)
-            rivals.append(rival)
-            scores.append(rival.log_evidence - 0.5 * np.log(deviation) ** 2 - 0.2 * np.log(noise))
+            hypothesis = model.calibrate_time(time_evidence(observations, earlier, prior), prior)
+            hypotheses.append(hypothesis)
+            scores.append(hypothesis.log_evidence - 0.5 * np.log(deviation) ** 2 - 0.2 * np.log(noise))
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
-    kept = np.flatnonzero(weights >= LEAST_WEIGHT)
-    return TimeModels(tuple(rivals[r] for r in kept), weights[kept] / weights[kept].sum())
+    kept = np.flatnonzero(weights >= MIN_WEIGHT)
+    return TimeModels(tuple(hypotheses[r] for r in kept), weights[kept] / weights[kept].sum())
 
 
 def time_evidence(observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior) -> CalibrationData:
@@ -88,14 +88,14 @@ def time_evidence(observations: Sequence[Observation], earlier: Sequence[Observa
     return CalibrationData(
         rows_n=np.array([o.row for o in (*own, *other)], dtype=np.int64),
         value_n=values,
-        side_n=np.zeros(len(values), dtype=np.int8),
-        doubt_n=np.zeros(len(values)),
+        censoring_n=np.zeros(len(values), dtype=np.int8),
+        label_noise_n=np.zeros(len(values)),
         one_sided=True,
-        noise_n=temper(values, base),
+        noise_n=downweight_slow(values, base),
     )
 
 
-def temper(log_time_n: Array, noise_n: Array) -> Array:
+def downweight_slow(log_time_n: Array, noise_n: Array) -> Array:
     """(n,) noise of each measured time: what is far slower than the best teaches little about what is fast.
 
     Beyond a factor of two, causes enter that no closed form holds (allocator retries, stalled transports), so the

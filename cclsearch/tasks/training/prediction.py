@@ -16,7 +16,7 @@ from scipy.special import ndtr
 
 from cclsearch.card.model import Card
 from cclsearch.space.table import Space
-from cclsearch.stats.calibration import CalibrationData, Curve, Posterior, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, RowModel, calibrate
 from cclsearch.stats.kernel import Features, KernelShape, read_features
 from cclsearch.tasks.training import memory, time
 from cclsearch.tasks.training.layout import Array, Layout, read_layout
@@ -80,7 +80,7 @@ def _read_prior(data: dict[str, Any], names: Sequence[str]) -> Prior:
         sd_P=np.array([data["log_multipliers"][name][1] for name in names]),
         shape=KernelShape(**data["residual"]),
         noise=float(data["noise"]),
-        freedom=float(data["freedom"]),
+        dof=float(data["dof"]),
     )
 
 
@@ -111,12 +111,12 @@ class CardModel:
     def memory_parts(self) -> memory.MemoryParts:
         return memory.memory_parts(self.card, self.layout, self.machine)
 
-    def log_time(self, rows: NDArray[np.int64]) -> Curve:
+    def log_time(self, rows: NDArray[np.int64]) -> RowModel:
         """Log multipliers -> log seconds per step at these rows."""
         parts = take(self.time_parts, rows)
         return lambda theta: np.asarray(np.log(time.combine_time(parts, theta)))
 
-    def log_memory(self, rows: NDArray[np.int64]) -> Curve:
+    def log_memory(self, rows: NDArray[np.int64]) -> RowModel:
         """Log multipliers -> log GiB at these rows."""
         parts = take(self.memory_parts, rows)
         return lambda theta: np.asarray(np.log(memory.combine_memory(parts, theta)))
@@ -155,7 +155,7 @@ def predict_space(card: Card, space: Space, calibration: Calibration | None = No
     rows = np.arange(len(space))
     if calibration and len(space) <= EXACT_ROWS:
         log_time, log_memory = calibration.time.marginals(rows)[0], calibration.memory.marginals(rows)[0]
-    posterior = calibration.memory if calibration else model.calibrate_memory(no_evidence(), priors.memory)
+    posterior = calibration.memory if calibration else model.calibrate_memory(no_data(), priors.memory)
     spread = np.sqrt(_variance(posterior, rows) + priors.softness**2)
     return Prediction(
         time_s_N=np.exp(log_time),
@@ -190,7 +190,7 @@ def _add_up(parts: dict[str, Array]) -> Array:
     return total
 
 
-def no_evidence() -> CalibrationData:
+def no_data() -> CalibrationData:
     """Nothing was seen."""
     return CalibrationData(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0))
 

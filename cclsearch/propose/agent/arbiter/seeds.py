@@ -6,7 +6,7 @@ import numpy as np
 
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, open_rows
-from cclsearch.propose.base import Expectation, Proposal, Proposer, SearchView
+from cclsearch.propose.base import ExpectedOutcome, Proposal, Proposer, SearchView
 
 SAFE = 0.9
 """Probability of fitting from which a configuration counts as safe."""
@@ -37,7 +37,7 @@ def _safe_default(view: SearchView, look: SurrogateTable) -> list[Proposal]:
     rows = np.flatnonzero(safe if safe.any() else open_N)
     key = look.time_N[rows] if safe.any() else -look.fits_N[rows]
     row = int(rows[np.argmin(key)])
-    expects = Expectation(float(look.time_N[row]), float(look.memory_gib_N[row]), float(look.fits_N[row]))
+    expects = ExpectedOutcome(float(look.time_N[row]), float(look.memory_gib_N[row]), float(look.fits_N[row]))
     return [Proposal(view.space.config(row), "seed", "a safe default: the fastest that surely fits", expects)]
 
 
