@@ -49,7 +49,7 @@ _MEMORY = {"ts_ns": "<i8", "allocated_bytes": "<i8", "reserved_bytes": "<i8", "d
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ArraySpan:
     """Where an array lies: bytes from the start of the data, and number of values."""
 
     offset: int
@@ -81,10 +81,10 @@ class _TableHeader:
     source: str
     status: str
     reasons: list[Reason]
-    columns: dict[str, _Place] = field(default_factory=dict)
-    name_class: _Place = field(default_factory=lambda: _Place(0, 0))
-    sparse: dict[str, tuple[_Place, _Place]] = field(default_factory=dict)
-    memory: dict[str, _Place] = field(default_factory=dict)
+    columns: dict[str, _ArraySpan] = field(default_factory=dict)
+    name_class: _ArraySpan = field(default_factory=lambda: _ArraySpan(0, 0))
+    sparse: dict[str, tuple[_ArraySpan, _ArraySpan]] = field(default_factory=dict)
+    memory: dict[str, _ArraySpan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ def _write(file: IO[bytes], size: int, mtime_ns: int, tables: Sequence[EventTabl
     arrays: list[NDArray[Any]] = []
     end = 0
 
-    def place(values: NDArray[Any], dtype: str) -> _Place:
+    def place(values: NDArray[Any], dtype: str) -> _ArraySpan:
         nonlocal end
         offset = -(-end // _ALIGN) * _ALIGN
         arrays.append(np.ascontiguousarray(values, np.dtype(dtype)))
         end = offset + arrays[-1].nbytes
-        return _Place(offset, len(values))
+        return _ArraySpan(offset, len(values))
 
     headers = [_describe(table, place) for table in tables]
     text = msgspec.json.encode(_Header(current_version(), size, mtime_ns, end, headers))
@@ -170,7 +170,7 @@ def _write(file: IO[bytes], size: int, mtime_ns: int, tables: Sequence[EventTabl
         written = offset + array.nbytes
 
 
-def _describe(table: EventTable, place: Callable[[NDArray[Any], str], _Place]) -> _TableHeader:
+def _describe(table: EventTable, place: Callable[[NDArray[Any], str], _ArraySpan]) -> _TableHeader:
     plain = {
         name: getattr(table, name)
         for name in _TableHeader.__dataclass_fields__
@@ -203,7 +203,7 @@ def _read_header(file: IO[bytes], file_size: int) -> tuple[_Header, int]:
 
 
 def _open_table(header: _TableHeader, data: NDArray[np.uint8]) -> EventTable:
-    def open_array(place: _Place, dtype: str) -> NDArray[Any]:
+    def open_array(place: _ArraySpan, dtype: str) -> NDArray[Any]:
         kind = np.dtype(dtype)
         stop = place.offset + place.length * kind.itemsize
         if place.offset < 0 or place.length < 0 or place.offset % _ALIGN or stop > len(data):

@@ -54,7 +54,7 @@ def find_traces(path: Path) -> list[TraceFile]:
         claimed = _claim(path, path.name)
         return [claimed] if claimed else []
     files = [file for found in _walk(path) if (file := _claim(found, found.relative_to(path).as_posix()))]
-    files = _drop_twins(files)
+    files = _drop_duplicates(files)
     return _latest(files)
 
 
@@ -102,7 +102,7 @@ def _read_head(path: Path) -> bytes:
         return b""
 
 
-def _drop_twins(files: list[TraceFile]) -> list[TraceFile]:
+def _drop_duplicates(files: list[TraceFile]) -> list[TraceFile]:
     """XLA writes a profile as XSpace and as JSON: the XSpace says more. A report beside its export is dropped too."""
     spaces = {file.path.parent for file in files if file.reader == "xspace"}
     exports = {file.path.with_suffix("") for file in files if file.path.suffix.lower() in (".sqlite", ".sqlite3")}

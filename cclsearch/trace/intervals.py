@@ -12,7 +12,7 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 
 _NONE = np.zeros((0, 2), dtype=np.int64)
-MANY = 8
+INSERT_RATIO = 8
 """The smaller of two sets is inserted into the larger, not sorted with it, where that has so many times its size."""
 
 
@@ -43,7 +43,7 @@ def unite_spans(*parts: Int64s) -> Int64s:
     filled = sorted((part for part in parts if len(part)), key=len)
     if not filled:
         return _NONE
-    if len(filled) == 2 and MANY * len(filled[0]) < len(filled[1]):
+    if len(filled) == 2 and INSERT_RATIO * len(filled[0]) < len(filled[1]):
         return _insert_spans(*filled)
     both = np.concatenate(filled) if len(filled) > 1 else filled[0]
     return merge_spans(both[:, 0], both[:, 1])

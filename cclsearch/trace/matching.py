@@ -12,7 +12,7 @@ from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.intervals import Int64s
 
 _POINT_TO_POINT = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV})
-_ENDS_TOGETHER = frozenset(
+_BLOCKING = frozenset(
     {
         CollectiveKind.ALL_REDUCE,
         CollectiveKind.ALL_GATHER,
@@ -24,7 +24,7 @@ _ENDS_TOGETHER = frozenset(
 """Collectives that no rank leaves before the last has come."""
 MAX_CLOCK_ERROR_NS = 200_000
 """Above this spread of the ends of blocking collectives, clocks count as not aligned."""
-MAX_APART_SHARE = 0.5
+MAX_MISALIGNED_SHARE = 0.5
 """Where more than this share of the blocking collectives is apart in time, they were never the same ones."""
 
 GroupKey = tuple[str, ...]
@@ -61,7 +61,7 @@ class MatchedGroup:
         return np.asarray(self.dur_ns_RK.min(axis=0))
 
 
-Blocking = tuple[MatchedGroup, Int64s]
+BlockingCalls = tuple[MatchedGroup, Int64s]
 """A group, and its collectives that no rank leaves before the last has come."""
 
 
@@ -81,7 +81,7 @@ class Matching:
     """What to add to a rank's absolute times so that all agree; None where clocks cannot be aligned."""
     clock_error_ns: float | None = None
     """Median distance of a rank's ends of blocking collectives from the others' after alignment, of the worst rank."""
-    apart: str = ""
+    misaligned: str = ""
     """One line where ranks leave collectives that others have not entered: not the same ones, and left out here."""
     transfer_ns: Mapping[int, Int64s] = field(default_factory=dict)
     """Rank -> for each row of its table the transfer part of its duration; -1 where it was not matched."""
@@ -118,13 +118,13 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
             groups.append(_make_group(tables, key, sizes[key], by_rank))
     on_one_clock = share_clock(tables.values())
     offset_ns = dict.fromkeys(tables, 0) if on_one_clock else _fit_offsets(_blocking_of(groups))
-    apart = {group.key: line for group in groups if (line := _find_apart(group, offset_ns))}
-    groups = [group for group in groups if group.key not in apart]
+    misaligned = {group.key: line for group in groups if (line := _find_misaligned_calls(group, offset_ns))}
+    groups = [group for group in groups if group.key not in misaligned]
     error_ns = _clock_error_ns(_blocking_of(groups), offset_ns)
-    astray = _find_astray(_blocking_of(groups), error_ns)
-    if astray:
+    misaligned_rank = _find_misaligned_rank(_blocking_of(groups), error_ns)
+    if misaligned_rank:
         groups = []
-    unplaced = set(offset_ns) != set(tables) or (error_ns is None and not (on_one_clock and not apart))
+    unplaced = set(offset_ns) != set(tables) or (error_ns is None and not (on_one_clock and not misaligned))
     too_far = error_ns is not None and error_ns > _tolerated_error_ns(tables, _blocking_of(groups))
     return Matching(
         groups=tuple(group for group in groups if not group.is_pair),
@@ -133,7 +133,7 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
         ranks_missing=missing,
         offset_ns=None if unplaced or too_far else offset_ns,
         clock_error_ns=error_ns,
-        apart="; ".join(filter(None, (*apart.values(), astray))),
+        misaligned="; ".join(filter(None, (*misaligned.values(), misaligned_rank))),
         transfer_ns=_spread_transfers(tables, groups),
     )
 
@@ -239,7 +239,7 @@ def _spread_transfers(tables: Mapping[int, EventTable], groups: Sequence[Matched
     return transfer
 
 
-def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[Blocking]) -> float:
+def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[BlockingCalls]) -> float:
     """How far a rank's ends may be from the others'.
 
     Ranks on the cores of one host leave a collective when a core is free for them, which is not a matter of clocks:
@@ -250,12 +250,12 @@ def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[Blo
     return max(_median_duration_ns(blocking), MAX_CLOCK_ERROR_NS)
 
 
-def _median_duration_ns(blocking: Sequence[Blocking]) -> float:
+def _median_duration_ns(blocking: Sequence[BlockingCalls]) -> float:
     lasted = [group.dur_ns_RK[:, columns].ravel() for group, columns in blocking]
     return float(np.median(np.concatenate(lasted))) if lasted else 0.0
 
 
-def _find_astray(blocking: Sequence[Blocking], error_ns: float | None) -> str:
+def _find_misaligned_rank(blocking: Sequence[BlockingCalls], error_ns: float | None) -> str:
     """One line where a rank's ends are further from the others' than collectives last; else ""."""
     lasted_ns = _median_duration_ns(blocking)
     if error_ns is None or error_ns <= max(lasted_ns, MAX_CLOCK_ERROR_NS):
@@ -274,11 +274,11 @@ def share_clock(tables: Iterable[EventTable]) -> bool:
 
 def blocking_groups(table: EventTable, rank: int, world_size: int) -> frozenset[GroupKey]:
     """The groups in which this rank makes collectives that no rank leaves before the last has come."""
-    found = (_group_of(rank, call, table, world_size) for call in table.collectives if call.kind in _ENDS_TOGETHER)
+    found = (_group_of(rank, call, table, world_size) for call in table.collectives if call.kind in _BLOCKING)
     return frozenset(placed[0] for placed in found if placed)
 
 
-def _find_apart(group: MatchedGroup, offsets: Mapping[int, int]) -> str:
+def _find_misaligned_calls(group: MatchedGroup, offsets: Mapping[int, int]) -> str:
     """One line where a group's collectives mostly do not overlap in time, on the clock that fits best; else ""."""
     columns = _blocking_columns(group)
     if not len(columns) or not all(rank in offsets for rank in group.ranks):
@@ -286,12 +286,12 @@ def _find_apart(group: MatchedGroup, offsets: Mapping[int, int]) -> str:
     start_RK = _on_one_clock(group.start_ns_RK, group, offsets)[:, columns]
     end_RK = start_RK + group.dur_ns_RK[:, columns]
     gap_ns_K = start_RK.max(axis=0) - end_RK.min(axis=0)
-    apart_K = gap_ns_K > MAX_CLOCK_ERROR_NS
-    if apart_K.mean() <= MAX_APART_SHARE:
+    misaligned_K = gap_ns_K > MAX_CLOCK_ERROR_NS
+    if misaligned_K.mean() <= MAX_MISALIGNED_SHARE:
         return ""
     return (
-        f"group {' '.join(group.key)}: {int(apart_K.sum())} of {len(columns)} collectives end on one rank"
-        f" {float(np.median(gap_ns_K[apart_K])) / 1e9:.3g} s before another begins them"
+        f"group {' '.join(group.key)}: {int(misaligned_K.sum())} of {len(columns)} collectives end on one rank"
+        f" {float(np.median(gap_ns_K[misaligned_K])) / 1e9:.3g} s before another begins them"
     )
 
 
@@ -299,15 +299,15 @@ def _on_one_clock(time_ns_RK: Int64s, group: MatchedGroup, offsets: Mapping[int,
     return time_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64)
 
 
-def _blocking_of(groups: Sequence[MatchedGroup]) -> list[Blocking]:
+def _blocking_of(groups: Sequence[MatchedGroup]) -> list[BlockingCalls]:
     return [(group, columns) for group in groups if len(columns := _blocking_columns(group))]
 
 
 def _blocking_columns(group: MatchedGroup) -> Int64s:
-    return np.array([k for k, call in enumerate(group.calls_K) if call.kind in _ENDS_TOGETHER], dtype=np.int64)
+    return np.array([k for k, call in enumerate(group.calls_K) if call.kind in _BLOCKING], dtype=np.int64)
 
 
-def _fit_offsets(blocking: Sequence[Blocking]) -> dict[int, int]:
+def _fit_offsets(blocking: Sequence[BlockingCalls]) -> dict[int, int]:
     """Offset of each rank: the median difference of its ends from those of a rank that is already placed."""
     offsets: dict[int, int] = {}
     pending = list(blocking)
@@ -328,7 +328,7 @@ def _fit_offsets(blocking: Sequence[Blocking]) -> dict[int, int]:
     return offsets
 
 
-def _clock_error_ns(blocking: Sequence[Blocking], offsets: Mapping[int, int]) -> float | None:
+def _clock_error_ns(blocking: Sequence[BlockingCalls], offsets: Mapping[int, int]) -> float | None:
     """Median distance of each rank's ends from the median end of the collective, of the rank where it is largest."""
     errors: dict[int, list[Int64s]] = defaultdict(list)
     for group, columns in blocking:

@@ -23,10 +23,10 @@ _WORST_FIRST = (
     Reason.TRACE_TRUNCATED,
 )
 
-Read = tuple[tuple[EventTable, ...], FileReport]
+FileTables = tuple[tuple[EventTable, ...], FileReport]
 
 
-def merge_tables(files: Sequence[TraceFile], results: Sequence[Read], *, folder: Path) -> TraceSet:
+def merge_tables(files: Sequence[TraceFile], results: Sequence[FileTables], *, folder: Path) -> TraceSet:
     """The run's tables by rank; status `not_available` where no file is usable or where files are of two runs."""
     reports = tuple(report for _, report in results)
     pairs = [(file, table) for file, (tables, _) in zip(files, results, strict=True) for table in tables]
@@ -38,7 +38,7 @@ def merge_tables(files: Sequence[TraceFile], results: Sequence[Read], *, folder:
     pairs = _one_format(pairs)
     ranks = assign_ranks(pairs)
     tables = [replace(table, rank=rank) for rank, (_, table) in zip(ranks, pairs, strict=True)]
-    mixed = find_mixture(tables)
+    mixed = find_mixed_runs(tables)
     if mixed:
         return TraceSet({}, "not_available", (Reason.MIXED_RUNS,), mixed, files=reports, folder=folder)
     return _finish(tables, reports, folder)
@@ -80,7 +80,7 @@ def assign_ranks(pairs: Sequence[tuple[TraceFile, EventTable]]) -> list[int]:
     if max(stated) < 0 and (len(pairs) == 1 or _several_in_a_file(pairs)):
         return list(range(len(pairs))) if len(pairs) > 1 else [named[0] or 0]
     names_differ = None not in named and len(set(named)) == len(pairs)
-    if names_differ and len(set(stated)) == 1 and len(pairs) > 1 and _alone(pairs):
+    if names_differ and len(set(stated)) == 1 and len(pairs) > 1 and _is_single_rank(pairs):
         return [rank for rank in named if rank is not None]
     chosen = [rank if rank >= 0 else name for rank, name in zip(stated, named, strict=True)]
     free = (number for number in range(len(pairs) * 2 + 1) if number not in chosen)
@@ -91,11 +91,11 @@ def _several_in_a_file(pairs: Sequence[tuple[TraceFile, EventTable]]) -> bool:
     return max(Counter(file.path for file, _ in pairs).values()) > 1
 
 
-def _alone(pairs: Sequence[tuple[TraceFile, EventTable]]) -> bool:
+def _is_single_rank(pairs: Sequence[tuple[TraceFile, EventTable]]) -> bool:
     return all(table.world_size in (None, 1) for _, table in pairs)
 
 
-def find_mixture(tables: Sequence[EventTable]) -> str:
+def find_mixed_runs(tables: Sequence[EventTable]) -> str:
     """One line that says why the tables cannot be of one run; "" where nothing speaks against it."""
     by_rank: dict[int, EventTable] = {}
     for table in tables:
@@ -111,10 +111,10 @@ def find_mixture(tables: Sequence[EventTable]) -> str:
     keys = {table.run_key for table in tables if table.run_key}
     if len(keys) > 1:
         return "traces that name different runs"
-    return _groups_differ(tables) or _far_apart(tables) or _never_met(tables)
+    return _find_differing_groups(tables) or _find_distant_windows(tables) or _find_disjoint_ranks(tables)
 
 
-def _groups_differ(tables: Sequence[EventTable]) -> str:
+def _find_differing_groups(tables: Sequence[EventTable]) -> str:
     """A group of one name, with every rank in it, has the same members in every trace of a run."""
     members: dict[str, tuple[int, ...]] = {}
     for table in tables:
@@ -126,7 +126,7 @@ def _groups_differ(tables: Sequence[EventTable]) -> str:
     return ""
 
 
-def _far_apart(tables: Sequence[EventTable]) -> str:
+def _find_distant_windows(tables: Sequence[EventTable]) -> str:
     timed = [table for table in tables if table.clock == "unix" and len(table)]
     if len(timed) < 2:
         return ""
@@ -139,7 +139,7 @@ def _far_apart(tables: Sequence[EventTable]) -> str:
     return ""
 
 
-def _never_met(tables: Sequence[EventTable]) -> str:
+def _find_disjoint_ranks(tables: Sequence[EventTable]) -> str:
     """On one clock, ranks that reduce and gather in the same group are in it at the same time."""
     if len({table.source for table in tables}) < 2 or not share_clock(tables):
         return ""

@@ -17,15 +17,13 @@ from cclsearch.plugins import READERS
 from cclsearch.trace.cache import cache_path, load_tables, save_tables
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
 from cclsearch.trace.find import TraceFile, find_traces
-from cclsearch.trace.merge import merge_tables
+from cclsearch.trace.merge import FileTables, merge_tables
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.run_log import read_run_log
 
 WORKER_TIMEOUT_S = 3600.0
-WORTH_A_PROCESS_BYTES = 4 << 20
+MIN_BYTES_FOR_PROCESS = 4 << 20
 """Smaller files are read faster than a process starts."""
-
-FileTables = tuple[tuple[EventTable, ...], FileReport]
 
 
 def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -> TraceSet:
@@ -41,7 +39,7 @@ def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -
         return TraceSet({}, "not_available", (Reason.NO_TRACE_FILES,), message, folder=path)
     cached = {file: load_tables(cache_path(file.path), file.path) if use_cache else None for file in files}
     todo = [file for file in files if not cached[file]]
-    large = [file for file in todo if file.path.stat().st_size >= WORTH_A_PROCESS_BYTES] if workers > 1 else []
+    large = [file for file in todo if file.path.stat().st_size >= MIN_BYTES_FOR_PROCESS] if workers > 1 else []
     by_file = dict(zip(large, _read_in_processes(large, workers, use_cache), strict=True)) if len(large) > 1 else {}
     by_file.update({file: _read_and_keep(file, use_cache) for file in todo if file not in by_file})
     results = [by_file[file] if file in by_file else _from_cache(file, cached[file] or ()) for file in files]

@@ -37,10 +37,10 @@ def read_run_log(path: Path) -> RunLog | None:
     A file that cannot be read, or says no such thing, is left out.
     """
     folder = path if path.is_dir() else path.parent
-    places = (folder, folder.parent) if folder.name == TRACE_FOLDER else (folder,)
-    result = next((found for place in places if (found := _read_json(place / RESULT_FILE)) is not None), None)
+    folders = (folder, folder.parent) if folder.name == TRACE_FOLDER else (folder,)
+    result = next((found for place in folders if (found := _read_json(place / RESULT_FILE)) is not None), None)
     peaks = tuple(_positive(result.get("peak_memory_bytes"))) if isinstance(result, dict) else ()
-    logs = (_read_requests(place / name) for place in places for name in REQUEST_LOGS)
+    logs = (_read_requests(place / name) for place in folders for name in REQUEST_LOGS)
     ttft, tpot = next((log for log in logs if any(log)), ((), ()))
     if not (peaks or ttft or tpot):
         return None

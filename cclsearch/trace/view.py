@@ -233,7 +233,7 @@ class TraceView:
         """Why waiting cannot be told from moving data: no second rank, or none whose collectives match."""
         if len(self.ranks) > 1 and self.matching.mismatched:
             return Reason.SEQUENCE_MISMATCH
-        if len(self.ranks) > 1 and self.matching.apart:
+        if len(self.ranks) > 1 and self.matching.misaligned:
             return Reason.NO_CLOCK_ALIGNMENT
         if len(self.ranks) > 1:
             return Reason.RANKS_MISSING if self.num_devices > len(self.ranks) else Reason.NO_COLLECTIVE_ARGS

@@ -24,8 +24,8 @@ def require_matching(trace: TraceView) -> Matching:
         return matching
     if matching.mismatched:
         raise NotAvailable(Reason.SEQUENCE_MISMATCH, matching.mismatched[0])
-    if matching.apart:
-        raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, matching.apart)
+    if matching.misaligned:
+        raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, matching.misaligned)
     if matching.pairs:
         raise NotAvailable(Reason.NO_COMM_EVENTS, "no collectives, only messages from one rank to another")
     raise NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective says which group of ranks it belongs to")
@@ -35,8 +35,8 @@ def find_reservation(trace: TraceView) -> tuple[Reason | None, str]:
     """Why a figure over matched collectives is only partial; (None, "") where it is not."""
     if trace.matching.mismatched:
         return Reason.SEQUENCE_MISMATCH, f"left out: {'; '.join(trace.matching.mismatched)}"
-    if trace.matching.apart:
-        return Reason.NO_CLOCK_ALIGNMENT, f"left out: {trace.matching.apart}"
+    if trace.matching.misaligned:
+        return Reason.NO_CLOCK_ALIGNMENT, f"left out: {trace.matching.misaligned}"
     if trace.matching.ranks_missing:
         return Reason.RANKS_MISSING, "some groups have ranks without a trace: the waiting for them is not seen"
     if trace.device_doubt and any(group.key[0] == WORLD for group in trace.matching.groups):

@@ -8,7 +8,9 @@ from pathlib import Path
 from cclsearch.plugins import READERS
 from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.readers.json_events import EventReader
-from cclsearch.trace.readers.kineto import KinetoDraft
+from cclsearch.trace.readers.json_structs import Meta
+from cclsearch.trace.readers.kineto import KinetoBuilder
+from cclsearch.trace.readers.kineto_args import plain_args
 from cclsearch.trace.readers.kineto_table import build_table
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
@@ -35,31 +37,28 @@ class ChromeJson:
         """One table (Kineto), or one for each device (XLA)."""
         with ByteStream(path, limits) as stream:
             reader = EventReader(stream, limits)
-            draft = KinetoDraft(reader, limits)
+            builder = KinetoBuilder(reader, limits)
             for batch in reader:
-                if draft.base_us is None and is_xla(reader, batch):
+                if builder.base_us is None and is_xla(reader, batch):
                     break
-                draft.add_batch(batch)
+                builder.add_batch(batch)
             else:
-                return (self._finish(draft, path),)
+                return (self._finish(builder, path),)
         from cclsearch.trace.readers.xla_json import read_xla_json
 
         return read_xla_json(path, limits)
 
-    def _finish(self, draft: KinetoDraft, path: Path) -> EventTable:
-        if not draft.rows.num_rows:
-            if draft.is_unsupported:
+    def _finish(self, builder: KinetoBuilder, path: Path) -> EventTable:
+        if not builder.rows.num_rows:
+            if builder.is_unsupported:
                 raise TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
-            reason = Reason.TRACE_TRUNCATED if not draft.reader.complete else Reason.UNREADABLE
+            reason = Reason.TRACE_TRUNCATED if not builder.reader.complete else Reason.UNREADABLE
             raise TraceError(reason, "no event of a kind that is known")
-        return build_table(draft, source=path.name, is_complete=draft.reader.complete)
+        return build_table(builder, source=path.name, is_complete=builder.reader.complete)
 
 
 def is_xla(reader: EventReader, batch: list[object]) -> bool:
     """Whether the head or the names of processes are XLA's (`/host:CPU`, `/device:TPU:0`)."""
-    from cclsearch.trace.readers.json_events import Meta
-    from cclsearch.trace.readers.kineto_args import plain_args
-
     if "schemaVersion" in reader.metadata or "deviceProperties" in reader.metadata:
         return False
     processes = [event for event in batch if isinstance(event, Meta) and event.name == "process_name"]

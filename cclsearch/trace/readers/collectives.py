@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
@@ -66,15 +65,7 @@ def bytes_per_element(dtype: str | None) -> int | None:
     return DTYPE_BYTES.get(word)
 
 
-def product(dims: Sequence[int]) -> int:
-    """Elements of a tensor of that shape."""
-    count = 1
-    for dim in dims:
-        count *= dim
-    return count
-
-
-def from_kernel_args(args: dict[str, Any], kernel: str, groups: dict[str, ProcessGroup]) -> Collective:
+def collective_from_args(args: dict[str, Any], kernel: str, groups: dict[str, ProcessGroup]) -> Collective:
     """The collective that a kernel's arguments describe (`Collective name`, `In msg nelems`, ...)."""
     name = str(args.get("Collective name") or "")
     kind = classify_collective(name) if name else CollectiveKind.UNKNOWN
@@ -109,7 +100,7 @@ def _peer(kind: CollectiveKind, args: dict[str, Any]) -> int | None:
     return _count(args.get(key)) if key else None
 
 
-def from_name(kernel: str) -> Collective:
+def collective_from_name(kernel: str) -> Collective:
     """The collective of which only the kernel's name tells."""
     return Collective(kind=classify_collective(kernel))
 

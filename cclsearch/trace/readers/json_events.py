@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cclsearch.trace.events import Reason
-from cclsearch.trace.readers.json_slow import EventScanner, NeedMore
+from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
+from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, SpanWithPid
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 BLOCK_BYTES = 1 << 19
 KEEP_DIGITS = 12
 """Of a long time: float64 knows 2e12 us to 0.2 ns, and 1e12 us are eleven days."""
-
-NO_ARGS = msgspec.Raw(b"")
 
 _HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LONG_TIME = re.compile(rb'(?P<key>"ts":\s*)(?P<digits>[1-9]\d*)\.\d')
@@ -29,58 +28,7 @@ _BOM = b"\xef\xbb\xbf"
 _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 
-class Span(msgspec.Struct, tag_field="ph", tag="X", gc=False):
-    """A complete event; `args` stays undecoded until somebody wants it."""
-
-    cat: str = ""
-    name: str = ""
-    tid: int | str = 0
-    ts: float = 0.0
-    dur: float = 0.0
-    args: msgspec.Raw = NO_ARGS
-
-
-class Meta(msgspec.Struct, tag_field="ph", tag="M", gc=False):
-    """The name of a process or thread."""
-
-    name: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
-    args: msgspec.Raw = NO_ARGS
-
-
-class Instant(msgspec.Struct, tag_field="ph", tag="i", gc=False):
-    """A point in time, such as an allocation."""
-
-    name: str = ""
-    ts: float = 0.0
-    args: msgspec.Raw = NO_ARGS
-
-
-_IGNORED = tuple(msgspec.defstruct(f"Phase_{p}", [], gc=False, tag_field="ph", tag=p) for p in "sftbenCBEIPNOD")
-"""Phases that no metric needs (flows, counters): decoded to nothing, which is the fastest way past them."""
-
-
-class AnySpan(msgspec.Struct, gc=False):
-    """An event of any phase, for traces whose events the tagged types do not fit."""
-
-    ph: str | None = None
-    cat: str | None = None
-    name: str | None = None
-    pid: int | str | float | None = None
-    tid: int | str | float | None = None
-    ts: float | None = None
-    dur: float | None = None
-    args: msgspec.Raw = NO_ARGS
-
-
-class PlacedSpan(Span, tag_field="ph", tag="X", gc=False):
-    """A complete event with its process (XLA keeps device and line there)."""
-
-    pid: int | str = 0
-
-
-class LongTime(NamedTuple):
+class TimePrefix(NamedTuple):
     """Times with more digits than float64 holds (`1712195495519703.772`): what to blank, and what it stood for."""
 
     old: bytes
@@ -88,7 +36,7 @@ class LongTime(NamedTuple):
     offset_us: int
 
     @classmethod
-    def find(cls, text: bytes) -> LongTime:
+    def find(cls, text: bytes) -> TimePrefix:
         """As the first time in the text has it; nothing to blank where it is short or whole."""
         found = _LONG_TIME.search(text)
         if not found or len(found["digits"]) <= KEEP_DIGITS + 1:
@@ -107,9 +55,9 @@ class EventReader:
     def __init__(self, stream: ByteStream, limits: ReadLimits, *, with_pid: bool = False) -> None:
         self._stream = stream
         self._limits = limits
-        self._span_type: type[Span] = PlacedSpan if with_pid else Span
+        self._span_type: type[Span] = SpanWithPid if with_pid else Span
         self._typed: Any = msgspec.json.Decoder(list[_union(self._span_type)])  # type: ignore[misc]
-        self._lenient = msgspec.json.Decoder(list[AnySpan], strict=False)
+        self._lenient = msgspec.json.Decoder(list[AnyEvent], strict=False)
         self._decoders = [self._decode_typed, self._decode_leniently]
         self._buffer = bytearray(2 * BLOCK_BYTES)
         self._start = 0
@@ -117,12 +65,12 @@ class EventReader:
         self._end = 0
         self._at_end = False
         self._is_open = False
-        self._patience = 2 * BLOCK_BYTES
+        self._max_unseparated_bytes = 2 * BLOCK_BYTES
         """So much text without a border is read event by event."""
         self._head = b""
-        self._border = b""
-        self._brace = 1
-        self._long_time = LongTime(b"", b"", 0)
+        self._separator = b""
+        self._brace_end = 1
+        self._time_prefix = TimePrefix(b"", b"", 0)
         self._scanner = EventScanner(self._span_type, limits)
         self.complete = False
         """Whether the list of events and the document were closed."""
@@ -143,10 +91,10 @@ class EventReader:
     def _next_batch(self) -> tuple[list[Any], bool]:
         if not self._at_end:
             self._fill()
-        cut = self._buffer.rfind(self._border, self._start, self._end) if self._border else -1
+        cut = self._buffer.rfind(self._separator, self._start, self._end) if self._separator else -1
         if cut > self._start:
-            return self._decode_to(cut + self._brace)
-        if not self._at_end and self._end - self._start < self._patience:
+            return self._decode_to(cut + self._brace_end)
+        if not self._at_end and self._end - self._start < self._max_unseparated_bytes:
             return [], False
         return self._scan(self._end)
 
@@ -186,15 +134,15 @@ class EventReader:
 
     def _decode_leniently(self, piece: memoryview) -> list[Any]:
         events = self._lenient.decode(piece)
-        return [known for event in events if (known := self._known(event)) is not None]
+        return [known for event in events if (known := self._convert(event)) is not None]
 
-    def _known(self, event: AnySpan) -> Span | Meta | Instant | None:
+    def _convert(self, event: AnyEvent) -> Span | Meta | Instant | None:
         name = event.name or ""
         if event.ph == "X":
             if event.ts is None:
                 raise ValueError("a complete event without a time")  # the scanner counts it
             span = self._span_type(event.cat or "", name, _whole(event.tid), event.ts, event.dur or 0.0, event.args)
-            if isinstance(span, PlacedSpan):
+            if isinstance(span, SpanWithPid):
                 span.pid = _whole(event.pid)
             return span
         if event.ph == "M":
@@ -209,7 +157,7 @@ class EventReader:
             self._start += 1
         self._is_open = True
         is_last = self._at_end and stop == self._end
-        scan = self._scanner.scan(bytes(self._buffer[self._start : stop]), self._border)
+        scan = self._scanner.scan(bytes(self._buffer[self._start : stop]), self._separator)
         self.num_bad += scan.num_bad
         self._start += scan.used
         if self.num_bad > self._limits.bad_events:
@@ -217,9 +165,9 @@ class EventReader:
         if scan.closed:
             self._read_tail()
         elif not scan.used and not is_last:
-            if self._patience >= self._limits.event_bytes:
+            if self._max_unseparated_bytes >= self._limits.event_bytes:
                 raise TraceError(Reason.TOO_LARGE, f"one event takes more than {self._limits.event_bytes >> 20} MiB")
-            self._patience *= 2
+            self._max_unseparated_bytes *= 2
         return scan.events, scan.closed or is_last
 
     def _fill(self) -> None:
@@ -245,7 +193,7 @@ class EventReader:
 
     def _shorten_times(self, start: int, stop: int) -> None:
         """Blanks the leading digits that all times share, where float64 would else lose the last ones."""
-        old, new, _ = self._long_time
+        old, new, _ = self._time_prefix
         if old:
             start = max(start - len(old), self._start)
             self._buffer[start:stop] = self._buffer[start:stop].replace(old, new)
@@ -272,27 +220,27 @@ class EventReader:
                 break
             if self._at_end or self._buffer_is_full():
                 raise TraceError(Reason.UNREADABLE, "no list of trace events in it")
-        self._long_time = LongTime.find(bytes(self._buffer[self._start : self._end]))
+        self._time_prefix = TimePrefix.find(bytes(self._buffer[self._start : self._end]))
         self._shorten_times(self._start, self._end)
-        self._learn_border()
+        self._find_separator()
 
     @property
     def time_offset_us(self) -> int:
         """To be added to every `ts` for the time that the file states."""
-        return self._long_time.offset_us
+        return self._time_prefix.offset_us
 
-    def _learn_border(self) -> None:
+    def _find_separator(self) -> None:
         """The bytes between two events, from the first pair of them."""
         while True:
             text = bytes(self._buffer[self._start : self._end])
             try:
-                self._border = self._scanner.find_border(text)
-            except NeedMore:
+                self._separator = self._scanner.find_separator(text)
+            except NeedMoreData:
                 if self._at_end or self._buffer_is_full():
                     return
                 self._fill_up_to(2 * (self._end - self._start))
                 continue
-            self._brace = self._border.find(b"}") + 1
+            self._brace_end = self._separator.find(b"}") + 1
             return
 
     def _read_head(self) -> None:
@@ -315,7 +263,7 @@ class EventReader:
 
 def _union(span_type: type[Span]) -> Any:
     union: Any = span_type | Meta | Instant
-    for ignored in _IGNORED:
+    for ignored in IGNORED_PHASES:
         union = union | ignored
     return union
 

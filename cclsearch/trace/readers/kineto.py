@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import Kind, MemoryPoints, Reason
 from cclsearch.trace.kinds import KINETO_KINDS, UNSUPPORTED_PREFIX
 from cclsearch.trace.readers.columns import is_time, to_int32, to_int64, to_ns
-from cclsearch.trace.readers.draft import TableBuilder
-from cclsearch.trace.readers.json_events import EventReader, Instant, Meta, Span
+from cclsearch.trace.readers.json_events import EventReader
+from cclsearch.trace.readers.json_structs import Instant, Meta, Span
 from cclsearch.trace.readers.kineto_args import (
-    WANTS_SHAPE,
+    SHAPED_OPS,
     ArgsDecoder,
     DeviceArgs,
     MemoryArgs,
@@ -24,6 +24,7 @@ from cclsearch.trace.readers.kineto_args import (
     plain_args,
 )
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
+from cclsearch.trace.readers.table_builder import TableBuilder
 
 _DEVICE_CODES = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
 _LONG_TIME_US = 2e12
@@ -38,7 +39,7 @@ class _KindOf(dict[str, int]):
         return 0
 
 
-class KinetoDraft:
+class KinetoBuilder:
     """Takes batches of events; afterwards its fields are what `kineto_table` settles into a table."""
 
     def __init__(self, reader: EventReader, limits: ReadLimits) -> None:
@@ -53,7 +54,7 @@ class KinetoDraft:
         self.kind_of = _KindOf({category: int(kind) for category, kind in KINETO_KINDS.items()})
         self._limits = limits
         self._args = ArgsDecoder()
-        self._wants_shape = np.zeros(0, bool)
+        self._is_shaped_op = np.zeros(0, bool)
         self._is_device = np.zeros(256, bool)
         self._is_device[[int(kind) for kind in _DEVICE_CODES]] = True
         self._memory: list[tuple[float, int, int, int]] = []
@@ -151,12 +152,12 @@ class KinetoDraft:
         return self.rows.collectives[key]
 
     def _add_shapes(self, spans: list[Span], names: NDArray[np.int32], first: int) -> None:
-        known = len(self._wants_shape)
+        known = len(self._is_shaped_op)
         if len(self.rows.names) > known:
             new = list(self.rows.names)[known:]
-            wanted = [bool(WANTS_SHAPE.match(name)) for name in new]
-            self._wants_shape = np.concatenate([self._wants_shape, np.array(wanted, bool)])
-        shaped = np.flatnonzero(self._wants_shape[names])
+            wanted = [bool(SHAPED_OPS.match(name)) for name in new]
+            self._is_shaped_op = np.concatenate([self._is_shaped_op, np.array(wanted, bool)])
+        shaped = np.flatnonzero(self._is_shaped_op[names])
         if not len(shaped):
             return
         details = self._args.decode(ShapeArgs, _args_of(spans, shaped))

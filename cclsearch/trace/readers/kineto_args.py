@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -10,11 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from cclsearch.trace.events import LaunchShape, OpShape
-from cclsearch.trace.readers.json_slow import number_of
+from cclsearch.trace.readers.json_scanner import number_of
 
-NONE = msgspec.Raw(b"")
+ABSENT = msgspec.Raw(b"")
 
-WANTS_SHAPE = re.compile(
+SHAPED_OPS = re.compile(
     r"^(aten::(_?(mm|addmm|bmm|baddbmm|mv|addmv|scaled_mm|_scaled_mm|grouped_mm|_grouped_mm)(_out)?$"
     r"|_?(scaled_dot_product|flash_attention|efficient_attention|cudnn_attention)"
     r"|(cudnn|miopen|mkldnn)_convolution|convolution_backward$|slow_conv|thnn_conv)"
@@ -40,8 +41,8 @@ class DeviceArgs(msgspec.Struct, gc=False):
     registers: int | None = msgspec.field(default=None, name="registers per thread")
     shared: int | None = msgspec.field(default=None, name="shared memory")
     blocks_per_sm: float = msgspec.field(default=-1.0, name="blocks per SM")
-    grid: msgspec.Raw = NONE
-    block: msgspec.Raw = NONE
+    grid: msgspec.Raw = ABSENT
+    block: msgspec.Raw = ABSENT
     bytes: int = -1
     collective: str | None = msgspec.field(default=None, name="Collective name")
 
@@ -51,9 +52,9 @@ class ShapeArgs(msgspec.Struct, gc=False):
 
     ext: int = msgspec.field(default=-1, name="External id")
     old_ext: int = msgspec.field(default=-1, name="external id")
-    scalars: msgspec.Raw = msgspec.field(default=NONE, name="Concrete Inputs")
-    dtypes: msgspec.Raw = msgspec.field(default=NONE, name="Input type")
-    dims: msgspec.Raw = msgspec.field(default=NONE, name="Input Dims")
+    scalars: msgspec.Raw = msgspec.field(default=ABSENT, name="Concrete Inputs")
+    dtypes: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
+    dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
 
 
 class MemoryArgs(msgspec.Struct, gc=False):
@@ -127,11 +128,7 @@ def read_grid(key: tuple[bytes, bytes, int | None, int | None]) -> LaunchShape |
     grid, block = _ints(key[0]), _ints(key[1])
     if not grid or not block:
         return None
-    blocks, threads = 1, 1
-    for number in grid:
-        blocks *= number
-    for number in block:
-        threads *= number
+    blocks, threads = math.prod(grid), math.prod(block)
     return LaunchShape(blocks, threads, key[2], key[3]) if blocks < 2**62 and threads < 2**62 else None
 
 

@@ -8,6 +8,7 @@ metrics need no CPU rules.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +20,13 @@ from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, Collective, CollectiveKind, EventTable, Kind, OpShape, ProcessGroup
 from cclsearch.trace.kinds import classify_collective, classify_compute
-from cclsearch.trace.readers.collectives import bytes_per_element, product
+from cclsearch.trace.readers.collectives import bytes_per_element
 from cclsearch.trace.readers.columns import Interner
+from cclsearch.trace.readers.table_builder import steps_at
 
 BACKEND_CALL = re.compile(r"^(gloo|mpi|ucc|xccl|hccl):")
 COLLECTIVE_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)(?!wait_tensor|monitored|broadcast_coalesced$)")
-TALK_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)")
+COMM_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)")
 """Operators in which nothing is computed: those that cause a call, and those that wait for one."""
 AXIS = re.compile(r"^comm::(?P<axis>[^:]+)::")
 
@@ -38,12 +40,12 @@ def apply_cpu_rules(table: EventTable) -> EventTable:
     kind[calls] = Kind.COMM
     device = table.device.copy()
     device[calls] = 0
-    cause = match_causes(table, calls)
-    numbers, collectives = _describe_calls(table, calls, cause)
+    op_of_call = match_calls_to_ops(table, calls)
+    numbers, collectives = _describe_calls(table, calls, op_of_call)
     sparse = dict(table.sparse)
     sparse["coll_id"] = (calls.astype(np.int32), numbers)
     marked = replace(table, kind=kind, device=device, collectives=collectives, sparse=MappingProxyType(sparse))
-    return _append_compute(marked, {op: int(table.end_ns[call]) for call, op in cause.items()})
+    return _append_compute_rows(marked, {op: int(table.end_ns[call]) for call, op in op_of_call.items()})
 
 
 def rows_matching(table: EventTable, kind: Kind, pattern: re.Pattern[str]) -> Ints:
@@ -53,7 +55,7 @@ def rows_matching(table: EventTable, kind: Kind, pattern: re.Pattern[str]) -> In
     return rows[wanted[table.name_id[rows]]] if len(rows) else rows
 
 
-def _append_compute(table: EventTable, call_end_ns: Mapping[int, int]) -> EventTable:
+def _append_compute_rows(table: EventTable, call_end_ns: Mapping[int, int]) -> EventTable:
     rows, starts, ends = compute_pieces(table, call_end_ns)
     if not len(rows):
         return table
@@ -65,7 +67,7 @@ def _append_compute(table: EventTable, call_end_ns: Mapping[int, int]) -> EventT
         "device": np.zeros(len(rows)),
         "stream": table.stream[rows],
         "corr": np.full(len(rows), -1),
-        "step_id": _steps_at(table, starts),
+        "step_id": steps_at(table.steps, starts),
     }
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(table, name), values[name].astype(dtype)]) for name, dtype in COLUMNS.items()
@@ -76,12 +78,6 @@ def _append_compute(table: EventTable, call_end_ns: Mapping[int, int]) -> EventT
     return replace(table, name_class=classes, **columns)
 
 
-def _steps_at(table: EventTable, time_ns: Ints) -> NDArray[np.int32]:
-    from cclsearch.trace.readers.draft import step_of_times
-
-    return step_of_times(table.steps, time_ns)
-
-
 def compute_pieces(table: EventTable, call_end_ns: Mapping[int, int]) -> tuple[Ints, Ints, Ints]:
     """Row, start and end of each piece of an outermost operator that neither communicates nor waits for it.
 
@@ -89,8 +85,8 @@ def compute_pieces(table: EventTable, call_end_ns: Mapping[int, int]) -> tuple[I
     until then, it waited: a blocking call inside an autograd function, as tensor parallelism makes.
     """
     outermost = _outermost(table)
-    operators = rows_matching(table, Kind.CPU_OP, TALK_OP)
-    silent = _talk_ends(table, operators, call_end_ns)
+    operators = rows_matching(table, Kind.CPU_OP, COMM_OP)
+    busy_until = _comm_op_ends(table, operators, call_end_ns)
     by_thread: dict[int, list[int]] = {}
     for row in operators:
         by_thread.setdefault(int(table.stream[row]), []).append(int(row))
@@ -102,7 +98,9 @@ def compute_pieces(table: EventTable, call_end_ns: Mapping[int, int]) -> tuple[I
             inside = [r for r in rows if starts[index] <= table.ts_ns[r] < ends[index]]
             if inside:
                 whole[index] = False
-                pieces += _cut_out(table, int(outermost[index]), [(int(table.ts_ns[r]), silent[r]) for r in inside])
+                pieces += _split_around(
+                    table, int(outermost[index]), [(int(table.ts_ns[r]), busy_until[r]) for r in inside]
+                )
     cut = np.array(pieces, np.int64).reshape(-1, 3)
     return (
         np.concatenate([outermost[whole], cut[:, 0]]),
@@ -111,7 +109,7 @@ def compute_pieces(table: EventTable, call_end_ns: Mapping[int, int]) -> tuple[I
     )
 
 
-def _talk_ends(table: EventTable, operators: Ints, call_end_ns: Mapping[int, int]) -> dict[int, int]:
+def _comm_op_ends(table: EventTable, operators: Ints, call_end_ns: Mapping[int, int]) -> dict[int, int]:
     """Row of a `c10d` operator -> when its thread is done with it: its end, or the end of waiting for its call."""
     every = table.rows_of(Kind.CPU_OP)
     threads = table.stream[every]
@@ -127,7 +125,7 @@ def _talk_ends(table: EventTable, operators: Ints, call_end_ns: Mapping[int, int
     return ends
 
 
-def _cut_out(table: EventTable, row: int, inside: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+def _split_around(table: EventTable, row: int, inside: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """The row's span without the spans inside (sorted by start)."""
     start, stop = int(table.ts_ns[row]), int(table.ts_ns[row] + table.dur_ns[row])
     pieces = []
@@ -157,26 +155,26 @@ def _outermost(table: EventTable) -> Ints:
 
 
 def _describe_calls(
-    table: EventTable, calls: Ints, cause: Mapping[int, int]
+    table: EventTable, calls: Ints, op_of_call: Mapping[int, int]
 ) -> tuple[NDArray[np.int32], tuple[Collective, ...]]:
     """For each backend call the number of its collective, and the distinct collectives."""
     axes = rows_matching(table, Kind.ANNOTATION, AXIS)
     distinct = Interner()
     numbers = np.zeros(len(calls), np.int32)
     for index, row in enumerate(calls):
-        operator = cause.get(int(row))
+        operator = op_of_call.get(int(row))
         axis = _axis_around(table, axes, operator if operator is not None else int(row))
         numbers[index] = distinct[_describe(table, int(row), operator, axis)]
     return numbers, tuple(distinct)
 
 
-def match_causes(table: EventTable, calls: Ints) -> dict[int, int]:
+def match_calls_to_ops(table: EventTable, calls: Ints) -> dict[int, int]:
     """Call row -> row of the `c10d` operator that caused it: the earliest free one that fits and began before it."""
     operators = rows_matching(table, Kind.CPU_OP, COLLECTIVE_OP)
     free: dict[CollectiveKind, list[int]] = {}
     for row in operators:
         free.setdefault(_runs_as(table.names[table.name_id[row]]), []).append(int(row))
-    cause = {}
+    op_of_call = {}
     for row in calls:
         waiting = free.get(classify_collective(table.names[table.name_id[row]]), [])
         started = [op for op in waiting if table.ts_ns[op] <= table.ts_ns[row]][:64]
@@ -186,8 +184,8 @@ def match_causes(table: EventTable, calls: Ints) -> dict[int, int]:
             best = started[0]
         if best is not None:
             waiting.remove(best)
-            cause[int(row)] = best
-    return cause
+            op_of_call[int(row)] = best
+    return op_of_call
 
 
 def _runs_as(operator: str) -> CollectiveKind:
@@ -258,5 +256,5 @@ def _nelems(table: EventTable, row: int) -> int | None:
 
 def _total(shape: OpShape) -> int | None:
     """Elements of the first tensor (list) with a shape; scalars and empty entries say nothing."""
-    sizes = [product(dims) for dims in shape.dims if dims]
+    sizes = [math.prod(dims) for dims in shape.dims if dims]
     return sizes[0] if sizes else None

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import (
+    DEVICE_WORK,
     Collective,
     ComputeClass,
     DeviceInfo,
@@ -24,18 +25,18 @@ from cclsearch.trace.events import (
     Step,
 )
 from cclsearch.trace.kinds import classify_compute, is_communication, step_marker
-from cclsearch.trace.readers.collectives import from_kernel_args, from_name
-from cclsearch.trace.readers.draft import (
+from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
+from cclsearch.trace.readers.kineto import KinetoBuilder
+from cclsearch.trace.readers.kineto_args import read_grid, read_shape
+from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
+from cclsearch.trace.readers.launch_ranges import name_bare_collectives
+from cclsearch.trace.readers.table_builder import (
     attribute_steps,
-    mark_cut_steps,
+    mark_incomplete_steps,
     match_launches,
     rows_of_kinds,
     start_at_zero,
 )
-from cclsearch.trace.readers.kineto import KinetoDraft
-from cclsearch.trace.readers.kineto_args import read_grid, read_shape
-from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
-from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 
 _MAX_WORLD = 1_000_000
 _UNIX_NS = 10**17
@@ -43,56 +44,58 @@ _UNIX_NS = 10**17
 _LAUNCHES = re.compile(r"launch_?kernel|launchcooperative|cuLaunch", re.IGNORECASE)
 
 
-def build_table(draft: KinetoDraft, *, source: str, is_complete: bool) -> EventTable:
+def build_table(builder: KinetoBuilder, *, source: str, is_complete: bool) -> EventTable:
     """The table of all events in the draft, with step and launch of each row."""
-    metadata = draft.reader.metadata
-    columns = draft.rows.finish_columns()
+    metadata = builder.reader.metadata
+    columns = builder.rows.finish_columns()
     shift = start_at_zero(columns)
-    memory = draft.memory_points()
-    names = tuple(draft.rows.names)
+    memory = builder.memory_points()
+    names = tuple(builder.rows.names)
     groups = read_groups(metadata)
-    sparse = draft.rows.finish_sparse()
-    classes, collectives, sparse["coll_id"] = class_kernels(columns, names, sparse.pop("coll_id", None), draft, groups)
+    sparse = builder.rows.finish_sparse()
+    classes, collectives, sparse["coll_id"] = classify_kernels(
+        columns, names, sparse.pop("coll_id", None), builder, groups
+    )
     device_rows, launch, _ = match_launches(columns["kind"], columns["corr"])
     sparse["launch"] = (device_rows.astype(np.int32), launch)
     source_of_steps, steps = find_steps(columns, names)
     columns["step_id"] = attribute_steps(columns, steps, device_rows, launch)
-    steps = mark_cut_steps(steps, columns["step_id"], launch, _rows_named(columns, names, _LAUNCHES))
-    join_ops(draft, sparse)
-    sparse["grid_id"], grids = keep_grids(sparse.pop("grid_id", None), tuple(draft.rows.grids))
+    steps = mark_incomplete_steps(steps, columns["step_id"], launch, _rows_named(columns, names, _LAUNCHES))
+    join_ops(builder, sparse)
+    sparse["grid_id"], grids = keep_grids(sparse.pop("grid_id", None), tuple(builder.rows.grids))
     table = EventTable(
         **columns,
         names=names,
         name_class=classes,
         collectives=collectives,
-        shapes=tuple(read_shape(key) for key in draft.rows.shapes),
+        shapes=tuple(read_shape(key) for key in builder.rows.shapes),
         grids=grids,
-        threads=tuple(str(draft.thread_names.get(tid, tid)) for tid in draft.rows.threads),
+        threads=tuple(str(builder.thread_names.get(tid, tid)) for tid in builder.rows.threads),
         steps=steps,
         step_source=source_of_steps,
         memory=MemoryPoints(memory.ts_ns - shift, memory.allocated_bytes, memory.reserved_bytes, memory.device),
         sparse={name: column for name, column in sparse.items() if len(column[0])},
         source=source,
-        **describe_run(metadata, columns, _absolute_base(draft, shift)),
+        **describe_run(metadata, columns, _absolute_base(builder, shift)),
     )
     table = apply_cpu_rules(table) if table.accelerator == "cpu" else name_bare_collectives(table)
     reasons: tuple[Reason, ...] = () if is_complete else (Reason.TRACE_TRUNCATED,)
-    if draft.num_bad or draft.reader.num_bad:
+    if builder.num_bad or builder.reader.num_bad:
         reasons += (Reason.UNREADABLE,)
     return replace(table, status="partial" if reasons else "complete", reasons=reasons)
 
 
-def _absolute_base(draft: KinetoDraft, shift: int) -> int:
-    extra = draft.reader.metadata.get("baseTimeNanoseconds", 0)
+def _absolute_base(builder: KinetoBuilder, shift: int) -> int:
+    extra = builder.reader.metadata.get("baseTimeNanoseconds", 0)
     extra = extra if isinstance(extra, int) and 0 <= extra < 2**62 else 0
-    return extra + ((draft.base_us or 0) + draft.reader.time_offset_us) * 1000 + shift
+    return extra + ((builder.base_us or 0) + builder.reader.time_offset_us) * 1000 + shift
 
 
-def class_kernels(
+def classify_kernels(
     columns: dict[str, Any],
     names: Sequence[str],
     with_args: tuple[NDArray[np.int32], NDArray[np.int32]] | None,
-    draft: KinetoDraft,
+    builder: KinetoBuilder,
     groups: dict[str, ProcessGroup],
 ) -> tuple[NDArray[np.uint8], tuple[Collective, ...], tuple[NDArray[np.int32], NDArray[np.int32]]]:
     """Class of each name, the distinct collectives, and `coll_id`; kernels that communicate become COMM rows."""
@@ -104,7 +107,7 @@ def class_kernels(
         communicates[number] = is_communication(names[number])
         classes[number] = ComputeClass.OTHER if communicates[number] else classify_compute(names[number])
     collectives = [
-        from_kernel_args(draft.collective_args[key], names[key[0]], groups) for key in draft.rows.collectives
+        collective_from_args(builder.collective_args[key], names[key[0]], groups) for key in builder.rows.collectives
     ]
     rows, numbers = with_args if with_args is not None else (np.zeros(0, np.int32), np.zeros(0, np.int32))
     is_kernel = kind[rows] == Kind.COMPUTE
@@ -113,7 +116,7 @@ def class_kernels(
     bare = kernels[communicates[name_id[kernels]] & (kind[kernels] == Kind.COMPUTE)]
     kind[bare] = Kind.COMM
     by_name = {int(number): len(collectives) + n for n, number in enumerate(np.unique(name_id[bare]))}
-    collectives += [from_name(names[number]) for number in by_name]
+    collectives += [collective_from_name(names[number]) for number in by_name]
     bare_numbers = np.array([by_name[int(number)] for number in name_id[bare]], np.int32)
     coll_id = (np.concatenate([rows, bare.astype(np.int32)]), np.concatenate([numbers, bare_numbers]))
     return classes, tuple(collectives), coll_id
@@ -143,18 +146,18 @@ def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tupl
     return "", ()
 
 
-def join_ops(draft: KinetoDraft, sparse: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
+def join_ops(builder: KinetoBuilder, sparse: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
     """Adds `op`: of each device row the shaped operator with the same external id."""
-    if not draft.ext_of_op or not draft.ext_of_device:
+    if not builder.ext_of_op or not builder.ext_of_device:
         return
-    op_rows, op_ids = (np.concatenate(parts) for parts in zip(*draft.ext_of_op, strict=True))
-    rows, ids = (np.concatenate(parts) for parts in zip(*draft.ext_of_device, strict=True))
+    op_rows, op_ids = (np.concatenate(parts) for parts in zip(*builder.ext_of_op, strict=True))
+    rows, ids = (np.concatenate(parts) for parts in zip(*builder.ext_of_device, strict=True))
     if not len(op_ids) or not len(ids):
         return
     order = np.argsort(op_ids, kind="stable")
-    place = np.searchsorted(op_ids[order], ids).clip(0, len(op_ids) - 1)
-    found = op_rows[order[place]]
-    same = op_ids[order[place]] == ids
+    index = np.searchsorted(op_ids[order], ids).clip(0, len(op_ids) - 1)
+    found = op_rows[order[index]]
+    same = op_ids[order[index]] == ids
     sparse["op"] = (rows[same].astype(np.int32), found[same].astype(np.int32))
 
 
@@ -200,7 +203,7 @@ def describe_run(metadata: dict[str, Any], columns: dict[str, Any], base_ns: int
     info = metadata.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     world, rank = info.get("world_size"), info.get("rank")
-    device_rows = rows_of_kinds(columns["kind"], (Kind.COMPUTE, Kind.COMM, Kind.MEMCPY, Kind.MEMSET))
+    device_rows = rows_of_kinds(columns["kind"], DEVICE_WORK)
     ordinals = [int(n) for n in np.unique(columns["device"][device_rows]) if n >= 0]
     listed = metadata.get("deviceProperties")
     listed = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []

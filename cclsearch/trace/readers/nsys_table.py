@@ -12,10 +12,10 @@ import numpy as np
 
 from cclsearch.trace.events import ComputeClass, DeviceInfo, EventTable, Kind, LaunchShape, Step
 from cclsearch.trace.kinds import classify_compute, is_communication, step_marker
-from cclsearch.trace.readers.collectives import from_name
+from cclsearch.trace.readers.collectives import collective_from_name
 from cclsearch.trace.readers.columns import Interner, to_int32
-from cclsearch.trace.readers.draft import attribute_steps, mark_cut_steps, match_launches
 from cclsearch.trace.readers.launch_ranges import name_bare_collectives
+from cclsearch.trace.readers.table_builder import attribute_steps, mark_incomplete_steps, match_launches
 
 _STEP = re.compile(r"^(?:train_?|training_?)?(?:step|iteration|iter)(?:[ _:#-]*(?P<number>\d{1,12}))?$", re.IGNORECASE)
 _LAUNCH = re.compile(r"launch", re.IGNORECASE)
@@ -29,7 +29,7 @@ class NsysRow:
     start_ns: int
     end_ns: int
     name: str
-    place: int
+    stream_or_thread: int
     """Stream of a device row, thread of a host row."""
     full_name: str = ""
     corr: int = -1
@@ -57,8 +57,8 @@ def build_nsys_table(
         "device": np.where(np.arange(count) < on_device, device.ordinal, -1).astype(np.int16),
         "stream": np.concatenate(
             [
-                to_int32([row.place for row in rows], on_device),
-                threads.numbers_of([row.place for row in host], count - on_device),
+                to_int32([row.stream_or_thread for row in rows], on_device),
+                threads.numbers_of([row.stream_or_thread for row in host], count - on_device),
             ]
         ),
         "corr": to_int32([row.corr for row in both], count),
@@ -88,10 +88,10 @@ def build_nsys_table(
         **columns,
         names=tuple(names),
         name_class=classes,
-        collectives=tuple(from_name(name) for name in calls),
+        collectives=tuple(collective_from_name(name) for name in calls),
         grids=tuple(LaunchShape(*shape) for shape in grids),
         threads=tuple(str(thread) for thread in threads),
-        steps=mark_cut_steps(steps, columns["step_id"], launch, launches),
+        steps=mark_incomplete_steps(steps, columns["step_id"], launch, launches),
         step_source="nvtx" if steps else "",
         sparse=MappingProxyType({name: column for name, column in sparse.items() if len(column[0])}),
         rank=-1,

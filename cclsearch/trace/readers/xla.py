@@ -14,11 +14,11 @@ from typing import Any
 
 from cclsearch.trace.events import ComputeClass, EventTable, Kind, Reason
 from cclsearch.trace.kinds import classify_compute, classify_xla, is_communication
-from cclsearch.trace.readers.planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.xla_collectives import join_pairs
+from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent, XlaRow, int_or_none
 from cclsearch.trace.readers.xla_steps import read_host
-from cclsearch.trace.readers.xla_table import Row, build_xla_table, whole_number
+from cclsearch.trace.readers.xla_table import build_xla_table
 from cclsearch.trace.readers.xspace import read_space
 
 _DEVICE_PLANE = re.compile(r"^/device:(?P<sort>[A-Za-z_]+):(?P<ordinal>\d+)$")
@@ -58,7 +58,7 @@ def build_tables(space: PlaneSpace, *, source: str) -> tuple[EventTable, ...]:
     return tuple(tables)
 
 
-Rows = dict[tuple[str, int], tuple[Plane | None, list[Row], list[str]]]
+Rows = dict[tuple[str, int], tuple[Plane | None, list[XlaRow], list[str]]]
 
 
 def _device_rows(space: PlaneSpace) -> Rows:
@@ -75,8 +75,8 @@ def _device_rows(space: PlaneSpace) -> Rows:
     return found
 
 
-def _tpu_rows(plane: Plane) -> tuple[list[Row], list[str]]:
-    rows: list[Row] = []
+def _tpu_rows(plane: Plane) -> tuple[list[XlaRow], list[str]]:
+    rows: list[XlaRow] = []
     known: dict[Any, tuple[Kind, ComputeClass, Stats]] = {}
     for line in plane.lines:
         if line.name != "XLA Ops":
@@ -88,16 +88,16 @@ def _tpu_rows(plane: Plane) -> tuple[list[Row], list[str]]:
                 known[event.key] = (kind, compute, stats)
             kind, compute, stats = known[event.key]
             rows.append(
-                Row(event.key, event.name, event.start_ps, event.duration_ps, kind, 0, compute=compute, stats=stats)
+                XlaRow(event.key, event.name, event.start_ps, event.duration_ps, kind, 0, compute=compute, stats=stats)
             )
     return join_pairs(_without_containers(rows)), ["XLA Ops"]
 
 
-def _gpu_rows(plane: Plane) -> tuple[list[Row], list[str]]:
+def _gpu_rows(plane: Plane) -> tuple[list[XlaRow], list[str]]:
     streams = [line for line in plane.lines if line.name.startswith("Stream #")]
     if not streams:
         return _tpu_rows(plane)
-    rows: list[Row] = []
+    rows: list[XlaRow] = []
     known: dict[Any, tuple[Kind, ComputeClass, Stats]] = {}
     for number, line in enumerate(streams):
         for event in line.read_events():
@@ -106,8 +106,8 @@ def _gpu_rows(plane: Plane) -> tuple[list[Row], list[str]]:
             kind, compute, stats = known[event.key]
             if kind in (Kind.MEMCPY, Kind.MEMSET):
                 stats = event.read_stats()
-            run = whole_number(event.read_stats().get("correlation_id"))
-            row = Row(
+            run = int_or_none(event.read_stats().get("correlation_id"))
+            row = XlaRow(
                 event.key, event.name, event.start_ps, event.duration_ps, kind, number, -1 if run is None else run
             )
             row.compute, row.stats = compute, stats
@@ -124,9 +124,9 @@ def _class_gpu(event: XEvent) -> tuple[Kind, ComputeClass]:
     return Kind.COMPUTE, classify_compute(event.name)
 
 
-def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[Row], list[str]]]:
+def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[XlaRow], list[str]]]:
     """Operations on the host's threads, by the device that they ran for; `end: *` twins are left out."""
-    found: dict[int, tuple[list[Row], list[str]]] = {}
+    found: dict[int, tuple[list[XlaRow], list[str]]] = {}
     lines: list[PlaneLine] = [line for plane in planes if plane.name.startswith("/host:CPU") for line in plane.lines]
     for number, line in enumerate(lines):
         for event in line.read_events():
@@ -135,10 +135,10 @@ def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[Row], list[str]]]
             stats = event.read_stats()
             if "hlo_op" not in stats:
                 continue
-            ordinal = whole_number(stats.get("device_ordinal")) or 0
-            run = whole_number(stats.get("run_id"))
+            ordinal = int_or_none(stats.get("device_ordinal")) or 0
+            run = int_or_none(stats.get("run_id"))
             kind, _, compute = classify_xla(str(stats.get("hlo_category") or ""), event.name)
-            row = Row(
+            row = XlaRow(
                 event.name, event.name, event.start_ps, event.duration_ps, kind, number, -1 if run is None else run
             )
             row.compute, row.stats = compute, stats
@@ -147,10 +147,10 @@ def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[Row], list[str]]]
     return {ordinal: (join_pairs(_without_containers(rows)), names) for ordinal, (rows, _) in found.items()}
 
 
-def _without_containers(rows: list[Row]) -> list[Row]:
+def _without_containers(rows: list[XlaRow]) -> list[XlaRow]:
     """Containers by name stay as such; a row that encloses others of its line is one too (its time is theirs)."""
     rows.sort(key=lambda row: (row.line, row.start_ps, -row.duration_ps))
-    open_rows: list[Row] = []
+    open_rows: list[XlaRow] = []
     for row in rows:
         while open_rows and (
             open_rows[-1].line != row.line or open_rows[-1].start_ps + open_rows[-1].duration_ps <= row.start_ps

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cclsearch.trace.events import Collective, CollectiveKind, Kind
 from cclsearch.trace.kinds import classify_collective, classify_xla
-from cclsearch.trace.readers.collectives import product
-from cclsearch.trace.readers.planes import Stats
+from cclsearch.trace.readers.xla_planes import Stats, XlaRow
 from cclsearch.trace.readers.xla_shapes import measure_result
-
-if TYPE_CHECKING:
-    from cclsearch.trace.readers.xla_table import Row
 
 _GROUP_LIST = re.compile(r"replica_groups=\{(?P<groups>\{[\d,{} ]*\})\}")
 _GROUP = re.compile(r"\{(\d{1,9}(?:,\d{1,9})*)\}")
@@ -30,10 +26,10 @@ _DONE = re.compile(r"-done(\.\d+)?$")
 _STARTED_BY = re.compile(r"-done\([^%)]*%?(?P<start>[\w.-]+-start(?:\.\d+)?)")
 
 
-def join_pairs(rows: list[Row]) -> list[Row]:
+def join_pairs(rows: list[XlaRow]) -> list[XlaRow]:
     """The rows, each pair of an asynchronous collective (`all-reduce-start`, `-done`) as one row from start to end."""
-    waiting: dict[str, Row] = {}
-    kept: list[Row] = []
+    waiting: dict[str, XlaRow] = {}
+    kept: list[XlaRow] = []
     for row in sorted(rows, key=lambda row: row.start_ps):
         name = row.name.lstrip("%")
         if row.kind == Kind.COMM and _START.search(name):
@@ -47,7 +43,7 @@ def join_pairs(rows: list[Row]) -> list[Row]:
     return kept
 
 
-def _start_name(done: str, stats: Stats, waiting: dict[str, Row]) -> str:
+def _start_name(done: str, stats: Stats, waiting: dict[str, XlaRow]) -> str:
     stated = _STARTED_BY.search(str(stats.get("long_name") or ""))
     if stated and stated["start"] in waiting:
         return stated["start"]
@@ -124,7 +120,7 @@ def _parse_iota(shape: str, dims: str, order: str) -> tuple[Groups, int | None]:
     """The iota form; the size alone where the numbers do not fit together or would be too many."""
     (count, size), extents = (tuple(int(n) for n in text.split(",") if n) for text in (shape, dims))
     axes = tuple(int(n) for n in order.split(",") if n) or tuple(range(len(extents)))
-    fits = product(extents) == count * size and sorted(axes) == list(range(len(extents)))
+    fits = math.prod(extents) == count * size and sorted(axes) == list(range(len(extents)))
     if not extents or not fits or not 0 < count * size <= _MAX_DEVICES:
         return (), size or None
     rows = np.arange(count * size).reshape(extents).transpose(axes).reshape(count, size)

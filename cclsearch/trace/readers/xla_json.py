@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from cclsearch.trace.events import EventTable, Reason
-from cclsearch.trace.readers.json_events import EventReader, Meta, PlacedSpan
+from cclsearch.trace.readers.json_events import EventReader
+from cclsearch.trace.readers.json_structs import Meta, SpanWithPid
 from cclsearch.trace.readers.kineto_args import plain_args
-from cclsearch.trace.readers.planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
+from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
 
 Key = tuple[Any, Any]
 
@@ -29,13 +30,13 @@ def read_json_space(path: Path, limits: ReadLimits) -> PlaneSpace:
     """The planes of the file."""
     processes: dict[Any, str] = {}
     threads: dict[Key, str] = {}
-    events: dict[Key, list[PlacedSpan]] = {}
+    events: dict[Key, list[SpanWithPid]] = {}
     count = 0
     with ByteStream(path, limits) as stream:
         reader = EventReader(stream, limits, with_pid=True)
         for batch in reader:
             for event in batch:
-                if isinstance(event, PlacedSpan):
+                if isinstance(event, SpanWithPid):
                     event.args = msgspec.Raw(bytes(event.args))  # the reader's buffer is used again
                     events.setdefault((event.pid, event.tid), []).append(event)
                     count += 1
@@ -64,12 +65,12 @@ def _add_name(event: Meta, processes: dict[Any, str], threads: dict[Key, str]) -
         threads[(event.pid, event.tid)] = str(plain_args(event.args).get("name", ""))
 
 
-def _read_events(spans: list[PlacedSpan]) -> Iterator[XEvent]:
+def _read_events(spans: list[SpanWithPid]) -> Iterator[XEvent]:
     for span in spans:
         if abs(span.ts) < 4.5e15 and 0 <= span.dur < 4.5e15:
             start, duration = round(span.ts * 1e6), round(span.dur * 1e6)
             yield XEvent(span.name, span.name, start, duration, _stats_reader(span))
 
 
-def _stats_reader(span: PlacedSpan) -> Callable[[], Stats]:
+def _stats_reader(span: SpanWithPid) -> Callable[[], Stats]:
     return partial(plain_args, span.args)

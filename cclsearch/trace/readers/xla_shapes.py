@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from cclsearch.trace.events import CollectiveKind
-from cclsearch.trace.readers.collectives import bytes_per_element, product
+from cclsearch.trace.readers.collectives import bytes_per_element
 
 _SHAPE = re.compile(r"\b(?P<dtype>(?!token|opaque)[a-z]\w*)\[(?P<dims>(?:\d{1,15}(?:,|(?=\])))*)\]")
 _OPCODE = re.compile(r"\s*(?P<opcode>[a-z][a-z0-9-]*)\(")
@@ -18,7 +19,7 @@ _ONE_ARRAY = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ResultSize:
     """Arrays that move together."""
 
     dtype: str
@@ -29,7 +30,7 @@ class Arrays:
 
 
 @lru_cache(maxsize=4096)
-def measure_result(shape: str, text: str, kind: CollectiveKind, is_start: bool) -> Arrays | None:
+def measure_result(shape: str, text: str, kind: CollectiveKind, is_start: bool) -> ResultSize | None:
     """What the operation results in on one device; None where no shape is told.
 
     `shape`: the result's shape where it is known apart, else "". `text`: the operation as HLO prints it. A `-start`
@@ -68,12 +69,12 @@ def _results_of_start(members: list[list[Leaf]], kind: CollectiveKind, num_opera
     return members[1:2] if any(len(member) > 1 for member in members) else members[half:]
 
 
-def _add_up(leaves: Sequence[Leaf]) -> Arrays:
+def _add_up(leaves: Sequence[Leaf]) -> ResultSize:
     widths = [bytes_per_element(dtype) for dtype, _ in leaves]
     sizes = [None if width is None else width * count for width, (_, count) in zip(widths, leaves, strict=True)]
     dtype = max(zip(leaves, widths, strict=True), key=lambda found: found[0][1] * (found[1] or 1))[0][0]
     known = [size for size in sizes if size is not None]
-    return Arrays(dtype, sum(count for _, count in leaves), sum(known) if len(known) == len(sizes) else None)
+    return ResultSize(dtype, sum(count for _, count in leaves), sum(known) if len(known) == len(sizes) else None)
 
 
 def _cut_shape(text: str) -> tuple[str, str]:
@@ -108,6 +109,6 @@ def _split_members(shape: str) -> list[list[Leaf]]:
 
 def _leaves(text: str) -> list[Leaf]:
     return [
-        (found["dtype"], product([int(dim) for dim in found["dims"].split(",") if dim]))
+        (found["dtype"], math.prod(int(dim) for dim in found["dims"].split(",") if dim))
         for found in _SHAPE.finditer(text)
     ]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from cclsearch.trace.events import Kind
-from cclsearch.trace.readers.planes import Plane, XEvent
+from cclsearch.trace.readers.xla_planes import Plane, XEvent, int_or_none
 
 MAX_HOST_ROWS = 2_000_000
 Mark = tuple[int, str, int, int]
@@ -50,7 +50,10 @@ def read_host(planes: Sequence[Plane]) -> HostEvents:
                 if event.name.startswith(("$", "end: ")) or len(launches) > MAX_HOST_ROWS:
                     continue
                 stats = event.read_stats()
-                step, run = _whole(stats.get("step_num")), _whole(stats.get("run_id", stats.get("correlation_id")))
+                step, run = (
+                    int_or_none(stats.get("step_num")),
+                    int_or_none(stats.get("run_id", stats.get("correlation_id"))),
+                )
                 if step is not None:
                     found.markers.append((step, event))
                 elif run is not None and "hlo_op" not in stats and _LAUNCH.search(event.name):
@@ -125,11 +128,3 @@ def _without_overlap(marks: list[Mark]) -> list[Mark]:
         if not kept or mark[2] >= kept[-1][3]:
             kept.append(mark)
     return kept
-
-
-def _whole(value: Any) -> int | None:
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if abs(number) < 2**62 else None

@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.trace.events import ComputeClass, DeviceInfo, EventTable, Kind, OpCost, Step
+from cclsearch.trace.events import DeviceInfo, EventTable, Kind, OpCost, Step
 from cclsearch.trace.readers.columns import Interner
-from cclsearch.trace.readers.draft import match_launches, step_of_times
-from cclsearch.trace.readers.planes import Plane, Stats
+from cclsearch.trace.readers.table_builder import match_launches, steps_at
 from cclsearch.trace.readers.xla_collectives import describe_collective
+from cclsearch.trace.readers.xla_planes import Plane, Stats, XlaRow, int_or_none
 from cclsearch.trace.readers.xla_steps import HostEvents, find_steps
 
 _COPY_SIZE = re.compile(r"(?:^|\s)(?:size|num_bytes):(\d{1,18})")
 
 
-@dataclass
-class Row:
-    """One device row under construction."""
-
-    key: Any
-    name: str
-    start_ps: int
-    duration_ps: int
-    kind: Kind
-    line: int
-    run: int = -1
-    compute: ComputeClass = ComputeClass.OTHER
-    stats: Stats | None = None
-    """Of the first event of that operation."""
-
-
 def build_xla_table(
-    rows: list[Row],
+    rows: list[XlaRow],
     lines: list[str],
     host: HostEvents,
     plane: Plane | None,
@@ -58,7 +41,7 @@ def build_xla_table(
         for number, name, begin, end in marks
     )
     device_rows, launch, _ = match_launches(columns["kind"], columns["corr"])
-    step_id = step_of_times(steps, columns["ts_ns"])
+    step_id = steps_at(steps, columns["ts_ns"])
     if source == "step_num":  # marked on the host: the launch decides, where there is a record of it
         step_id[device_rows] = np.where(launch >= 0, step_id[launch], step_id[device_rows])
     distinct = Interner()
@@ -82,7 +65,7 @@ def build_xla_table(
 
 
 def _read_columns(
-    rows: Sequence[Row], host: HostEvents, names: Interner, *, ordinal: int, host_line: int, base_ns: int
+    rows: Sequence[XlaRow], host: HostEvents, names: Interner, *, ordinal: int, host_line: int, base_ns: int
 ) -> dict[str, Any]:
     """The dense columns but `step_id`; `names` takes the names."""
     runs = Interner()
@@ -129,7 +112,7 @@ def _to_ns(time_ps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sparse_columns(
-    rows: Sequence[Row], distinct: Interner, ordinal: int, ordinals: frozenset[int]
+    rows: Sequence[XlaRow], distinct: Interner, ordinal: int, ordinals: frozenset[int]
 ) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
     calls = [n for n, row in enumerate(rows) if row.kind == Kind.COMM]
     described = [describe_collective(rows[n].name, rows[n].stats or {}, ordinal, ordinals) for n in calls]
@@ -140,7 +123,7 @@ def _sparse_columns(
     }
 
 
-def _describe_names(rows: Sequence[Row], names: Interner) -> tuple[NDArray[np.uint8], dict[int, OpCost]]:
+def _describe_names(rows: Sequence[XlaRow], names: Interner) -> tuple[NDArray[np.uint8], dict[int, OpCost]]:
     classes = np.zeros(len(names), np.uint8)
     costs: dict[int, OpCost] = {}
     for row in rows:
@@ -159,8 +142,8 @@ def _describe_device(plane: Plane | None, ordinal: int) -> DeviceInfo:
     return DeviceInfo(
         ordinal,
         str(stats.get("device_type_string") or stats.get("device_vendor") or ""),
-        num_sms=whole_number(stats.get("core_count")),
-        memory_bytes=whole_number(stats.get("memory_size")),
+        num_sms=int_or_none(stats.get("core_count")),
+        memory_bytes=int_or_none(stats.get("memory_size")),
         peak_flops=float(peak) * 1e12 if isinstance(peak, float) and 0 < peak < 1e9 else None,
         peak_memory_gbps=float(bandwidth) if isinstance(bandwidth, float) and 0 < bandwidth < 1e9 else None,
     )
@@ -171,22 +154,13 @@ def _cost_of(stats: Stats) -> OpCost | None:
     return OpCost(flops, accessed) if flops is not None or accessed is not None else None
 
 
-def _copy_bytes(row: Row) -> int | None:
+def _copy_bytes(row: XlaRow) -> int | None:
     """Bytes of a GPU's copy: `size:1024` in its details. A TPU's copies state traffic of memory, not a size."""
     if row.kind not in (Kind.MEMCPY, Kind.MEMSET) or not row.stats:
         return None
     details = row.stats.get("memcpy_details") or row.stats.get("memset_details") or ""
     found = _COPY_SIZE.search(str(details))
     return int(found[1]) if found else None
-
-
-def whole_number(value: Any) -> int | None:
-    """The value as a whole number, also from text; None if it is none."""
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if abs(number) < 2**62 else None
 
 
 def _number(value: Any) -> float | None:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.trace.events import Reason
-from cclsearch.trace.readers.planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
 from cclsearch.trace.readers.stream import GZIP_MAGIC, ByteStream, ReadLimits, TraceError
+from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
 
 Buffer = bytes | mmap.mmap
-Span = tuple[int, int]
+ByteRange = tuple[int, int]
 _DOUBLE = struct.Struct("<d")
 _MAX_BYTES = 4 << 30
 _MAX_PS = 2**61
@@ -75,14 +75,14 @@ def _read_bytes(path: Path, limits: ReadLimits) -> Buffer:
 class _PlaneReader:
     """Decodes one plane: its names at once, its events when asked."""
 
-    def __init__(self, data: Buffer, span: Span) -> None:
+    def __init__(self, data: Buffer, span: ByteRange) -> None:
         self._data = data
         self._names: dict[int, tuple[str, str]] = {}
-        self._own_stats: dict[int, list[Span]] = {}
+        self._own_stats: dict[int, list[ByteRange]] = {}
         self._stat_names: dict[int, str] = {}
         self._metadata_stats: dict[int, Stats] = {}
-        self._lines: list[Span] = []
-        self._stats: list[Span] = []
+        self._lines: list[ByteRange] = []
+        self._stats: list[ByteRange] = []
         self._name = ""
         for number, wire, value, _ in _fields(data, *span):
             if wire != 2:
@@ -103,7 +103,7 @@ class _PlaneReader:
         lines = tuple(self._line(span) for span in self._lines)
         return Plane(self._name, lines, self._read_stats(self._stats))
 
-    def _add_event_metadata(self, entry: Span) -> None:
+    def _add_event_metadata(self, entry: ByteRange) -> None:
         for number, wire, value, _ in _fields(self._data, *entry):
             if number != 2 or wire != 2:
                 continue
@@ -120,7 +120,7 @@ class _PlaneReader:
             self._names[key] = (name, display)
             self._own_stats[key] = stats
 
-    def _add_stat_name(self, entry: Span) -> None:
+    def _add_stat_name(self, entry: ByteRange) -> None:
         for number, wire, value, _ in _fields(self._data, *entry):
             if number != 2 or wire != 2:
                 continue
@@ -132,7 +132,7 @@ class _PlaneReader:
                     name = _text(self._data, content)
             self._stat_names[key] = name
 
-    def _line(self, span: Span) -> PlaneLine:
+    def _line(self, span: ByteRange) -> PlaneLine:
         name, display, start_ns = "", "", 0
         for number, wire, value, _ in _fields(self._data, *span):
             if number == 4:
@@ -145,7 +145,7 @@ class _PlaneReader:
                 start_ns = _signed(value[0])
         return PlaneLine(display or name, partial(self._read_events, span, start_ns))
 
-    def _read_events(self, span: Span, start_ns: int) -> Iterator[XEvent]:
+    def _read_events(self, span: ByteRange, start_ns: int) -> Iterator[XEvent]:
         for number, wire, value, _ in _fields(self._data, *span):
             if number != 4 or wire != 2:
                 continue
@@ -170,14 +170,14 @@ class _PlaneReader:
                     partial(self._all_stats, key, name, stats),
                 )
 
-    def _all_stats(self, key: int, name: str, stats: list[Span]) -> Stats:
+    def _all_stats(self, key: int, name: str, stats: list[ByteRange]) -> Stats:
         common = self._metadata_stats.get(key)
         if common is None:
             common = {"long_name": name, **self._read_stats(self._own_stats.get(key, []))}
             self._metadata_stats[key] = common
         return {**common, **self._read_stats(stats)} if stats else common
 
-    def _read_stats(self, spans: list[Span]) -> Stats:
+    def _read_stats(self, spans: list[ByteRange]) -> Stats:
         stats: Stats = {}
         for span in spans:
             name, value = "", None
@@ -190,7 +190,7 @@ class _PlaneReader:
                 stats[name] = value
         return stats
 
-    def _stat_value(self, number: int, wire: int, content: Span) -> Any:
+    def _stat_value(self, number: int, wire: int, content: ByteRange) -> Any:
         if number == 2 and wire == 1:
             return _DOUBLE.unpack(self._data[content[0] : content[1]])[0]
         if wire == 0:
@@ -202,7 +202,9 @@ class _PlaneReader:
         return None
 
 
-def _fields(data: Buffer, start: int, stop: int, *, may_be_cut: bool = False) -> Iterator[tuple[int, int, Span, bool]]:
+def _fields(
+    data: Buffer, start: int, stop: int, *, may_be_cut: bool = False
+) -> Iterator[tuple[int, int, ByteRange, bool]]:
     """(field number, wire type, value, whether the value is cut off); a varint's value is (value, 0)."""
     position = start
     while position < stop:
@@ -246,5 +248,5 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _text(data: Buffer, span: Span) -> str:
+def _text(data: Buffer, span: ByteRange) -> str:
     return data[span[0] : span[1]].decode("utf-8", "replace")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from cclsearch.trace.events import ComputeClass, Kind
+
 Stats = dict[str, Any]
 
 
@@ -46,3 +48,28 @@ class PlaneSpace:
     host: str = ""
     start_ns: int = 0
     """Unix time that event times count from; 0 where the file does not say."""
+
+
+@dataclass
+class XlaRow:
+    """One device row under construction."""
+
+    key: Any
+    name: str
+    start_ps: int
+    duration_ps: int
+    kind: Kind
+    line: int
+    run: int = -1
+    compute: ComputeClass = ComputeClass.OTHER
+    stats: Stats | None = None
+    """Of the first event of that operation."""
+
+
+def int_or_none(value: Any) -> int | None:
+    """The value as a whole number, also from text; None if it is none."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) < 2**62 else None

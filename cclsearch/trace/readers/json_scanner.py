@@ -10,17 +10,18 @@ from typing import Any
 
 import msgspec
 
+from cclsearch.trace.readers.json_structs import NO_ARGS, Instant, Meta, SpanWithPid
 from cclsearch.trace.readers.stream import ReadLimits
 
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
 
 
-class NeedMore(Exception):
+class NeedMoreData(Exception):
     """The text ends before what was asked for."""
 
 
 @dataclass
-class Scan:
+class ScanResult:
     """What one call of `EventScanner.scan` found."""
 
     events: list[Any] = field(default_factory=list)
@@ -39,21 +40,21 @@ class EventScanner:
         self._span_type = span_type
         self._limits = limits
 
-    def find_border(self, piece: bytes) -> bytes:
+    def find_separator(self, piece: bytes) -> bytes:
         """The bytes that separate the first two events: from the newline before `}`, else from `}`, up to `{` or `{"`.
 
         Empty where there is no second event; raises NeedMore when the piece ends before that is clear.
         """
         start = _skip(piece, 1)
         if start >= len(piece):
-            raise NeedMore
+            raise NeedMoreData
         try:
             _, end = self._decoder.raw_decode(piece.decode("latin-1"), start)
         except (ValueError, RecursionError):
-            raise NeedMore from None
+            raise NeedMoreData from None
         following = _skip(piece, end)
         if following >= len(piece) - 1:
-            raise NeedMore
+            raise NeedMoreData
         if piece[following : following + 1] != b"{" or b"," not in piece[end:following]:
             return b""
         line = piece.rfind(b"\n", 0, end)
@@ -62,12 +63,12 @@ class EventScanner:
         quote = piece[following : following + 2]
         return piece[end - 1 : following] + (quote if quote == b'{"' else b"{")
 
-    def scan(self, piece: bytes, border: bytes) -> Scan:
+    def scan(self, piece: bytes, separator: bytes) -> ScanResult:
         """The events in `piece`, commas and all. A broken one is left out when a border follows it.
 
         What does not parse at the piece's end is not used: more text may complete it.
         """
-        scan = Scan()
+        scan = ScanResult()
         position = 0
         while True:
             position = _skip(piece, position)
@@ -79,14 +80,14 @@ class EventScanner:
                 return scan
             end = self._read_event(piece, position, scan)
             if end is None:
-                following = piece.find(border, position + 1) if border else -1
+                following = piece.find(separator, position + 1) if separator else -1
                 if following < 0 or scan.num_bad > self._limits.bad_events:
                     return scan
                 scan.num_bad += 1
-                end = following + border.find(b"}") + 1
+                end = following + separator.find(b"}") + 1
             position = end
 
-    def _read_event(self, piece: bytes, position: int, scan: Scan) -> int | None:
+    def _read_event(self, piece: bytes, position: int, scan: ScanResult) -> int | None:
         """Appends the event that begins at `position`; where it ends, None if it does not parse."""
         window = 1 << 12
         while True:
@@ -104,16 +105,14 @@ class EventScanner:
             except ValueError:
                 return None
         end = position + len(text[:length].encode("utf-8", "surrogateescape"))
-        known = self._known(event)
+        known = self._convert(event)
         if known is not None:
             scan.events.append(known)
         elif _is_span(event):
             scan.num_bad += 1
         return end
 
-    def _known(self, event: Any) -> Any:
-        from cclsearch.trace.readers.json_events import Instant, Meta, PlacedSpan
-
+    def _convert(self, event: Any) -> Any:
         if not isinstance(event, dict):
             return None
         phase, name = event.get("ph"), _clean(event.get("name", ""))
@@ -128,7 +127,7 @@ class EventScanner:
         if phase != "X" or duration is None:
             return None
         span = self._span_type(_clean(event.get("cat", "")), name, _key(event.get("tid")), time, duration, args)
-        if isinstance(span, PlacedSpan):
+        if isinstance(span, SpanWithPid):
             span.pid = _key(event.get("pid"))
         return span
 
@@ -177,7 +176,7 @@ def _key(value: Any) -> int | str:
 
 def _raw(args: Any) -> msgspec.Raw:
     if not isinstance(args, dict):
-        return msgspec.Raw(b"")
+        return NO_ARGS
     text = json.dumps(args, default=str, allow_nan=True)
     if "NaN" in text or "Infinity" in text:
         text = json.dumps(_without_nan(args), default=str)

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, Kind, Step
+from cclsearch.trace.events import COLUMNS, DEVICE_WORK, SPARSE_COLUMNS, Kind, Step
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn
 
-LAUNCHED = (Kind.COMPUTE, Kind.COMM, Kind.MEMCPY, Kind.MEMSET)
-COMPLETE_SHARE = 0.95
+MIN_MATCHED_SHARE = 0.95
 """A step of which fewer kernel launches than this have their kernel in the trace is cut by its window."""
 
 
@@ -68,7 +67,7 @@ def match_launches(
     kind: NDArray[np.uint8], corr: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
     """Device rows; for each the runtime row with its correlation id or -1; and the runtime rows that have an id."""
-    device_rows = rows_of_kinds(kind, LAUNCHED)
+    device_rows = rows_of_kinds(kind, DEVICE_WORK)
     runtime_rows = rows_of_kinds(kind, (Kind.RUNTIME,))
     runtime_rows = runtime_rows[corr[runtime_rows] >= 0]
     launch = np.full(len(device_rows), -1, np.int32)
@@ -83,13 +82,13 @@ def match_launches(
             launch[has_id] = row_of_id[ids[has_id]]
         else:
             order = np.argsort(known, kind="stable")
-            place = np.searchsorted(known[order], ids[has_id]).clip(0, len(known) - 1)
-            found = runtime_rows[order[place]]
+            index = np.searchsorted(known[order], ids[has_id]).clip(0, len(known) - 1)
+            found = runtime_rows[order[index]]
             launch[has_id] = np.where(corr[found] == ids[has_id], found, -1)
     return device_rows, launch, runtime_rows
 
 
-def step_of_times(steps: Sequence[Step], time_ns: NDArray[np.int64]) -> NDArray[np.int32]:
+def steps_at(steps: Sequence[Step], time_ns: NDArray[np.int64]) -> NDArray[np.int32]:
     """For each time the number of the step (sorted by start) whose window holds it; -1 where none does."""
     if not steps:
         return np.full(len(time_ns), -1, np.int32)
@@ -108,14 +107,14 @@ def attribute_steps(
     launch: NDArray[np.int32],
 ) -> NDArray[np.int32]:
     """`step_id` of every row: host rows by their start, device rows by that of their launch (no launch: -1)."""
-    step_id = step_of_times(steps, columns["ts_ns"])
+    step_id = steps_at(steps, columns["ts_ns"])
     if len(device_rows) and steps:
         launched = np.where(launch >= 0, step_id[launch], -1)
         step_id[device_rows] = launched
     return step_id
 
 
-def mark_cut_steps(
+def mark_incomplete_steps(
     steps: Sequence[Step], step_id: NDArray[np.int32], launch: NDArray[np.int32], launches: NDArray[np.int64]
 ) -> tuple[Step, ...]:
     """The steps, those marked incomplete of whose kernel launches too many have no kernel in the trace.
@@ -132,7 +131,7 @@ def mark_cut_steps(
     got = np.bincount(ids[inside & matched[launches]], minlength=len(steps))
     marked = []
     for step, num_asked, num_got in zip(steps, asked, got, strict=True):
-        complete = step.complete and bool(num_got >= COMPLETE_SHARE * num_asked)
+        complete = step.complete and bool(num_got >= MIN_MATCHED_SHARE * num_asked)
         marked.append(Step(step.number, step.name, step.start_ns, step.end_ns, complete))
     return tuple(marked)
 

@@ -1,0 +1,58 @@
+"""The events of a Chrome-format JSON trace as msgspec structs."""
+
+from __future__ import annotations
+
+import msgspec
+
+NO_ARGS = msgspec.Raw(b"")
+
+
+class Span(msgspec.Struct, tag_field="ph", tag="X", gc=False):
+    """A complete event; `args` stays undecoded until somebody wants it."""
+
+    cat: str = ""
+    name: str = ""
+    tid: int | str = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: msgspec.Raw = NO_ARGS
+
+
+class Meta(msgspec.Struct, tag_field="ph", tag="M", gc=False):
+    """The name of a process or thread."""
+
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    args: msgspec.Raw = NO_ARGS
+
+
+class Instant(msgspec.Struct, tag_field="ph", tag="i", gc=False):
+    """A point in time, such as an allocation."""
+
+    name: str = ""
+    ts: float = 0.0
+    args: msgspec.Raw = NO_ARGS
+
+
+class SpanWithPid(Span, tag_field="ph", tag="X", gc=False):
+    """A complete event with its process (XLA keeps device and line there)."""
+
+    pid: int | str = 0
+
+
+class AnyEvent(msgspec.Struct, gc=False):
+    """An event of any phase, for traces whose events the tagged types do not fit."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    pid: int | str | float | None = None
+    tid: int | str | float | None = None
+    ts: float | None = None
+    dur: float | None = None
+    args: msgspec.Raw = NO_ARGS
+
+
+IGNORED_PHASES = tuple(msgspec.defstruct(f"Phase_{p}", [], gc=False, tag_field="ph", tag=p) for p in "sftbenCBEIPNOD")
+"""Phases that no metric needs (flows, counters): decoded to nothing, which is the fastest way past them."""
