@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cclsearch.core.text import plain
-from cclsearch.report.summary import summarise_run
+from cclsearch.report.summary import summarize_run
 from cclsearch.report.terminal import make_table
 from cclsearch.run.folder import load_run
 
@@ -32,7 +32,7 @@ def main() -> None:
         for line in run.spec.banner:
             console.print(f"note: {plain(line)}", style="dim", highlight=False)
         console.print(make_table(run.state, budget=15, title="wl2-demo: nanotron-8b-2n, step_time (recorded)"))
-        for line in summarise_run(run.spec, run.state, Path("runs") / "wl2-demo").lines:
+        for line in summarize_run(run.spec, run.state, Path("runs") / "wl2-demo").lines:
             console.print(plain(line), highlight=False)
         target = Path(__file__).parent / "pictures" / "run.svg"
         console.save_svg(str(target), title="ccl-search")

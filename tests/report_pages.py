@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, AdmissionCheck, Neighbour, RunPage, TrialRow
+from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, AdmissionCheck, Neighbor, RunPage, TrialRow
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -68,7 +68,7 @@ def make_page(run_id: str = "demo", **fields: object) -> RunPage:
         facts=(("best step time", "0.5 s"), ("trials, 1 failed", "7")),
         confidence=("97% likely the best of what was tried",),
         interval=(0.48, 0.52),
-        neighbours=(Neighbour("tp 1 → 2, dp 8 → 4", 1.4, 3), Neighbour("kernel flash → plain", 2.0, None)),
+        neighbors=(Neighbor("tp 1 → 2, dp 8 → 4", 1.4, 3), Neighbor("kernel flash → plain", 2.0, None)),
         costs=(("accelerator-hours", "0.47"), ("LLM tokens", "1,200 input")),
         remarks=(("llm turn", f"thought {HOSTILE}"),),
         created="2026-01-01T00:00:00+00:00",

@@ -146,9 +146,9 @@ def test_nothing_is_written_over_and_no_name_leaves_the_folder(run: Run, capsys:
 
 
 def test_text_that_a_spreadsheet_would_run_is_quoted(project: Path) -> None:
-    from cclsearch.report.pareto import guard_cell
+    from cclsearch.report.pareto import escape_formula
 
-    assert guard_cell('=HYPERLINK("http://x")') == '\'=HYPERLINK("http://x")'
-    assert guard_cell("plain") == "plain"
-    assert guard_cell(True) == "true"
-    assert guard_cell(-1.5) == -1.5
+    assert escape_formula('=HYPERLINK("http://x")') == '\'=HYPERLINK("http://x")'
+    assert escape_formula("plain") == "plain"
+    assert escape_formula(True) == "true"
+    assert escape_formula(-1.5) == -1.5

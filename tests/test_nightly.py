@@ -50,7 +50,7 @@ def time_of(job: Job) -> float:
 
 
 @pytest.fixture
-def place(project: Path) -> Iterator[Path]:
+def nightly_project(project: Path) -> Iterator[Path]:
     (project / "launchers").mkdir()
     (project / "launchers" / "sim.yaml").write_text("launcher: scripted-night\n")
     DECIDE.append(lambda job: ran(job, time_of(job), versions={"torch": "2.1"}))
@@ -81,9 +81,9 @@ def night(code: int | None = None, **changes: Any) -> NightSummary:
 @pytest.fixture(autouse=True)
 def _nights_are_days_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each night is named a day after the one before, without waiting for it."""
-    from cclsearch.nightly import place as module
+    from cclsearch.nightly import window as module
 
-    find = module.find_place
+    find = module.find_window
 
     def later(config: Any, runs: Path, now_s: float) -> Any:
         from dataclasses import replace
@@ -97,7 +97,7 @@ def _nights_are_days_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cclsearch.nightly.run.find_place", later)
 
 
-def test_the_best_of_earlier_nights_is_measured_again_first(place: Path) -> None:
+def test_the_best_of_earlier_nights_is_measured_again_first(nightly_project: Path) -> None:
     first = night(code=0)
     assert first.jobs[0].verdict == "first"
     assert first.jobs[0].best is not None
@@ -110,7 +110,7 @@ def test_the_best_of_earlier_nights_is_measured_again_first(place: Path) -> None
     assert job.nights_before == 1
 
 
-def test_the_same_configuration_slower_is_a_regression_and_says_what_changed(place: Path) -> None:
+def test_the_same_configuration_slower_is_a_regression_and_says_what_changed(nightly_project: Path) -> None:
     night(code=0)
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.4 * time_of(job), versions={"torch": "2.2"}, hosts=("n1",)))
@@ -125,7 +125,7 @@ def test_the_same_configuration_slower_is_a_regression_and_says_what_changed(pla
     assert json.loads((home / "summary.json").read_text())["exit_code"] == 3
 
 
-def test_a_regression_tells_of_a_changed_profile_and_no_secret_of_it(place: Path) -> None:
+def test_a_regression_tells_of_a_changed_profile_and_no_secret_of_it(nightly_project: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.4 * time_of(job)))
     profile = {"launcher": "scripted-night", "scratch": "/away", "environment": {"OMP_NUM_THREADS": 1, "MY_TOKEN": 7}}
@@ -136,7 +136,7 @@ def test_a_regression_tells_of_a_changed_profile_and_no_secret_of_it(place: Path
     assert "the launcher's MY_TOKEN is another" in why
 
 
-def test_a_configuration_that_ran_and_fails_now_is_a_regression(place: Path) -> None:
+def test_a_configuration_that_ran_and_fails_now_is_a_regression(nightly_project: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: failed(FailureKind.OUT_OF_MEMORY))
     summary = night(code=3)
@@ -144,7 +144,7 @@ def test_a_configuration_that_ran_and_fails_now_is_a_regression(place: Path) -> 
     assert "out_of_memory" in summary.jobs[0].worse[0].why[0]
 
 
-def test_faster_beyond_noise_is_an_improvement_and_a_per_cent_is_none(place: Path) -> None:
+def test_faster_beyond_noise_is_an_improvement_and_a_per_cent_is_none(nightly_project: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.01 * time_of(job)))
     assert night(code=0).jobs[0].verdict == "unchanged"
@@ -152,7 +152,7 @@ def test_faster_beyond_noise_is_an_improvement_and_a_per_cent_is_none(place: Pat
     assert night(code=0).jobs[0].verdict == "improved"
 
 
-def test_failing_infrastructure_is_trouble_and_a_crash_is_no_result(place: Path) -> None:
+def test_failing_infrastructure_is_trouble_and_a_crash_is_no_result(nightly_project: Path) -> None:
     DECIDE.append(lambda job: failed(FailureKind.CRASHED))
     assert night(code=1).jobs[0].verdict == "no result"
     DECIDE.append(lambda job: failed(FailureKind.NODE_FAILED))
@@ -164,7 +164,7 @@ def strange(job: Job) -> Ending:
     return ran(job, time_of(job), devices=("NVIDIA H100 80GB HBM3",) * job.payload.num_ranks)
 
 
-def test_trials_that_are_not_admitted_are_counted_and_the_reason_is_told(place: Path) -> None:
+def test_trials_that_are_not_admitted_are_counted_and_the_reason_is_told(nightly_project: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: strange(job) if job.trial == 1 else ran(job, time_of(job)))
     job = night(code=0).jobs[0]
@@ -179,7 +179,7 @@ def test_trials_that_are_not_admitted_are_counted_and_the_reason_is_told(place: 
     assert (job.trials, job.failed) == (6, 6)
 
 
-def test_one_job_that_cannot_go_on_does_not_end_the_others_night(place: Path) -> None:
+def test_one_job_that_cannot_go_on_does_not_end_the_others_night(nightly_project: Path) -> None:
     def broken(job: Job) -> Ending:
         if "-bad-" in job.name or "bad" in str(job.trial_dir):
             raise RuntimeError("a bug of somebody's")
@@ -194,7 +194,7 @@ def test_one_job_that_cannot_go_on_does_not_end_the_others_night(place: Path) ->
 
 
 def test_a_launcher_that_is_away_is_trouble_and_the_others_have_their_night(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poll = NightLauncher.poll
 
@@ -210,7 +210,7 @@ def test_a_launcher_that_is_away_is_trouble_and_the_others_have_their_night(
 
 
 def test_a_night_that_is_stopped_while_the_launcher_is_away_has_not_come_to_its_end(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: NightLauncher, handles: Sequence[Handle]) -> None:
         raise AwayError("the queue does not answer, so jobs may go on")
@@ -221,7 +221,9 @@ def test_a_night_that_is_stopped_while_the_launcher_is_away_has_not_come_to_its_
     assert "does not answer" in cut.jobs[0].text
 
 
-def test_a_trial_that_lost_its_node_and_got_no_other_is_trouble_and_one_that_only_waits_is_none(place: Path) -> None:
+def test_a_trial_that_lost_its_node_and_got_no_other_is_trouble_and_one_that_only_waits_is_none(
+    nightly_project: Path,
+) -> None:
     from cclsearch.nightly.config import load_nightly
 
     def stop_at(attempt: int, name: str) -> NightSummary:
@@ -244,7 +246,7 @@ def test_a_trial_that_lost_its_node_and_got_no_other_is_trouble_and_one_that_onl
 
 
 def test_the_time_until_the_deadline_is_shared_so_that_no_job_waits_it_away(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cclsearch.nightly import night as module
 
@@ -264,7 +266,7 @@ def test_the_time_until_the_deadline_is_shared_so_that_no_job_waits_it_away(
     assert 7 < hours[1] <= 8
 
 
-def test_trials_are_shared_by_priority_and_what_is_left_flows_on(place: Path) -> None:
+def test_trials_are_shared_by_priority_and_what_is_left_flows_on(nightly_project: Path) -> None:
     jobs = [
         {**BASE["jobs"][0], "name": "large", "priority": 2, "budget": {"trials": 50}},
         {**BASE["jobs"][0], "name": "small", "priority": 1, "budget": {"trials": 2}},
@@ -274,7 +276,7 @@ def test_trials_are_shared_by_priority_and_what_is_left_flows_on(place: Path) ->
     assert summary.spent.trials == 12
 
 
-def test_a_night_that_was_stopped_goes_on_with_the_same_search(place: Path) -> None:
+def test_a_night_that_was_stopped_goes_on_with_the_same_search(nightly_project: Path) -> None:
     from cclsearch.nightly.config import load_nightly
 
     stop, count = StopSignal(), iter(range(100))
@@ -297,8 +299,8 @@ def test_a_night_that_was_stopped_goes_on_with_the_same_search(place: Path) -> N
     assert len({trial.config for trial in run.state.trials.values()}) == 6
 
 
-def test_a_night_that_was_killed_is_the_same_night_with_its_spending(place: Path) -> None:
-    from cclsearch.nightly import place as module
+def test_a_night_that_was_killed_is_the_same_night_with_its_spending(nightly_project: Path) -> None:
+    from cclsearch.nightly import window as module
     from cclsearch.nightly.config import load_nightly
 
     first = night(budget={"trials": 8})
@@ -306,7 +308,7 @@ def test_a_night_that_was_killed_is_the_same_night_with_its_spending(place: Path
     for name in ("summary.json", "summary.md", "report.html"):
         (home / first.night / name).unlink()
     config = load_nightly(Path("nightly.yaml"))
-    found = module.find_place(config, Path("runs").absolute(), time.time())
+    found = module.find_window(config, Path("runs").absolute(), time.time())
     assert found.stamp == first.night
     assert found.jobs == {"a": first.jobs[0].run}
     again = night(budget={"trials": 8})
@@ -314,7 +316,7 @@ def test_a_night_that_was_killed_is_the_same_night_with_its_spending(place: Path
     assert again.spent.trials == 6
     other = load_nightly(write(budget={"trials": 9}))
     (home / first.night / "summary.json").unlink()
-    assert module.find_place(other, Path("runs").absolute(), time.time()).stamp != first.night
+    assert module.find_window(other, Path("runs").absolute(), time.time()).stamp != first.night
 
 
 def stop_after(stop: StopSignal, count: int) -> Callable[[Job], Ending]:
@@ -341,7 +343,7 @@ def run_stopped(after: int, **changes: Any) -> NightSummary:
     return summary
 
 
-def test_a_night_that_a_signal_stopped_is_gone_on_with_and_its_budget_counts(place: Path) -> None:
+def test_a_night_that_a_signal_stopped_is_gone_on_with_and_its_budget_counts(nightly_project: Path) -> None:
     jobs = [{**BASE["jobs"][0], "name": "a"}, {**BASE["jobs"][0], "name": "b"}]
     more: dict[str, Any] = {"jobs": jobs, "budget": {"trials": 7}}
     cut = run_stopped(2, **more)
@@ -356,7 +358,7 @@ def test_a_night_that_a_signal_stopped_is_gone_on_with_and_its_budget_counts(pla
     assert night(**more).night != cut.night
 
 
-def test_a_trial_that_one_night_cut_off_counts_on_the_night_that_ends_it(place: Path) -> None:
+def test_a_trial_that_one_night_cut_off_counts_on_the_night_that_ends_it(nightly_project: Path) -> None:
     cut = run_stopped(2)
     assert cut.spent.trials == 2
     again = night(budget={"trials": 3})
@@ -365,14 +367,14 @@ def test_a_trial_that_one_night_cut_off_counts_on_the_night_that_ends_it(place: 
     assert len(load_run(Path("runs") / str(cut.jobs[0].run)).state.trials) == 5
 
 
-def test_a_stop_after_the_last_trial_is_the_end_of_the_night(place: Path) -> None:
+def test_a_stop_after_the_last_trial_is_the_end_of_the_night(nightly_project: Path) -> None:
     cut = run_stopped(4, budget={"trials": 4})
     assert cut.spent.trials == 4
     assert not cut.stopped
     assert night(budget={"trials": 4}).night != cut.night
 
 
-def test_pruning_leaves_alone_a_run_that_tonight_went_on_with(place: Path) -> None:
+def test_pruning_leaves_alone_a_run_that_tonight_went_on_with(nightly_project: Path) -> None:
     cut = run_stopped(1, start="22:00 UTC")
     summary = night(keep={"nights": 1})
     assert summary.jobs[0].resumed
@@ -386,8 +388,8 @@ def test_pruning_leaves_alone_a_run_that_tonight_went_on_with(place: Path) -> No
     assert {int(path.parent.name) for path in trials.glob("*/result.json")} == winners
 
 
-def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_beside_them(place: Path) -> None:
-    scratch = place / "scratch"
+def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_beside_them(nightly_project: Path) -> None:
+    scratch = nightly_project / "scratch"
     Path("launchers/sim.yaml").write_text(f"launcher: scripted-night\nscratch: {scratch}\n")
     first = night().jobs[0]
     assert first.best is not None
@@ -410,7 +412,7 @@ def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_beside_them(pl
     assert others.is_dir()
 
 
-def test_two_nights_never_overlap(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_nights_never_overlap(nightly_project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from cclsearch.nightly.config import load_nightly
 
     home = Path("runs") / "nights"
@@ -423,10 +425,10 @@ def test_two_nights_never_overlap(place: Path, capsys: pytest.CaptureFixture[str
     assert sorted(p.name for p in Path("runs").iterdir()) == ["nights"]
 
 
-def test_pruning_keeps_winners_ledgers_and_whatever_a_link_points_to(place: Path) -> None:
+def test_pruning_keeps_winners_ledgers_and_whatever_a_link_points_to(nightly_project: Path) -> None:
     first = night()
     run = Path("runs") / str(first.jobs[0].run)
-    outside = place / "outside"
+    outside = nightly_project / "outside"
     outside.mkdir()
     (outside / "precious").write_text("keep me")
     assert first.jobs[0].best is not None
@@ -448,7 +450,7 @@ def test_pruning_keeps_winners_ledgers_and_whatever_a_link_points_to(place: Path
     assert len(list(tonight.glob("*/result.json"))) == 6
 
 
-def test_pruning_knows_a_renamed_runs_winner_and_outlives_a_damaged_summary(place: Path) -> None:
+def test_pruning_knows_a_renamed_runs_winner_and_outlives_a_damaged_summary(nightly_project: Path) -> None:
     first = night()
     run = Path("runs") / str(first.jobs[0].run)
     assert first.jobs[0].best is not None
@@ -478,7 +480,7 @@ class _Chat(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_chat_is_told_and_its_address_is_in_no_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chat_is_told_and_its_address_is_in_no_file(nightly_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with HTTPServer(("127.0.0.1", 0), _Chat) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/hook/very-secret-part"
@@ -487,7 +489,7 @@ def test_the_chat_is_told_and_its_address_is_in_no_file(place: Path, monkeypatch
         server.shutdown()
     assert "1 first" in _Chat.heard[-1]["text"]
     assert summary.notes == ()
-    held = b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())
+    held = b"".join(p.read_bytes() for p in nightly_project.rglob("*") if p.is_file())
     assert b"very-secret-part" not in held
 
 
@@ -515,7 +517,7 @@ def forbid_large_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
 
 
-def test_a_chat_that_is_away_is_a_note_and_no_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_that_is_away_is_a_note_and_no_failure(nightly_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIGHT_HOOK", "http://127.0.0.1:1/very-secret-part")
     summary = night(code=0, webhook_env="NIGHT_HOOK")
     assert "may not have arrived" in summary.notes[-1]
@@ -528,7 +530,7 @@ def test_a_chat_that_is_away_is_a_note_and_no_failure(place: Path, monkeypatch: 
 
 
 def test_a_webhooks_url_is_a_secret_in_messages_and_jobs(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from cclsearch.launch.environment import inherited_environment
 
@@ -548,7 +550,7 @@ def test_a_webhooks_url_is_a_secret_in_messages_and_jobs(
 
 
 def test_a_process_that_stays_outlives_a_night_that_cannot_be(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from cclsearch.cli import nightly
 
@@ -571,7 +573,7 @@ def test_a_process_that_stays_outlives_a_night_that_cannot_be(
 
 
 def test_dry_run_shows_jobs_and_what_is_measured_again_and_writes_nothing(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    nightly_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(deadline="06:00 Europe/Paris")
     assert main(["nightly", "nightly.yaml", "--dry-run"]) == 0
@@ -583,10 +585,10 @@ def test_dry_run_shows_jobs_and_what_is_measured_again_and_writes_nothing(
     assert sorted(Path("runs").rglob("*")) == before
 
 
-def put_tables_tool(place: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+def put_tables_tool(nightly_project: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `crontab` or `scrontab` that keeps its table in a file; returns that file."""
-    table = place / "table"
-    tools = place / "tools"
+    table = nightly_project / "table"
+    tools = nightly_project / "tools"
     tools.mkdir()
     script = (
         f'#!/bin/sh\nif [ "$1" = -l ]; then cat "{table}"; else cat > "{table}.new" && mv "{table}.new" "{table}"; fi\n'
@@ -598,9 +600,9 @@ def put_tables_tool(place: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = put_tables_tool(place, "crontab", monkeypatch)
+    table = put_tables_tool(nightly_project, "crontab", monkeypatch)
     table.write_text("# mine\n5 5 * * * echo hello\n")
     write(start="22:00 Europe/Paris")
     for _ in range(2):
@@ -612,9 +614,9 @@ def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(
 
 
 def test_reinstalling_into_a_scrontab_leaves_the_lines_around_it_where_they_are(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = put_tables_tool(place, "scrontab", monkeypatch)
+    table = put_tables_tool(nightly_project, "scrontab", monkeypatch)
     above = "#SCRON --qos=mine\n5 5 * * * echo hello\n#SCRON --mem=4G\n"
     below = "#SCRON --time=00:10:00\n7 7 * * * echo more\n"
     table.write_text(above)
@@ -633,7 +635,7 @@ def test_reinstalling_into_a_scrontab_leaves_the_lines_around_it_where_they_are(
 
 
 def test_cron_warns_of_another_zone_and_systemd_of_a_time_that_the_clock_skips(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
@@ -650,7 +652,7 @@ def test_cron_warns_of_another_zone_and_systemd_of_a_time_that_the_clock_skips(
 
 
 def test_scrontab_warns_of_another_zone_and_of_no_limit(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(start="22:00 Europe/Paris", budget={"hours": 7})
     with monkeypatch.context() as patch:
@@ -671,27 +673,27 @@ def test_scrontab_warns_of_another_zone_and_of_no_limit(
 
 def test_installed_commands_survive_a_shell_with_hostile_paths(tmp_path: Path) -> None:
     from cclsearch.nightly.clock import parse_moment
-    from cclsearch.nightly.install import Setting, quote_systemd, render_cron, render_systemd
+    from cclsearch.nightly.install import InstallPlan, quote_systemd, render_cron, render_systemd
 
     project = tmp_path / "a 'b\" $(touch owned) %h;x"
     project.mkdir()
-    setting = Setting("n", project / "nightly $HOME.yaml", project, parse_moment("6:05 UTC"))
-    line = next(line for line in render_cron(setting).splitlines() if line.startswith("5 6"))
+    plan = InstallPlan("n", project / "nightly $HOME.yaml", project, parse_moment("6:05 UTC"))
+    line = next(line for line in render_cron(plan).splitlines() if line.startswith("5 6"))
     command = line.removeprefix("5 6 * * * ").replace("\\%", "%").replace("exec ", "printf '%s\\n' ")
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines()[1:] == setting.command[1:]
+    assert done.stdout.splitlines()[1:] == plan.command[1:]
     assert not list(tmp_path.rglob("owned"))
     assert quote_systemd('a"$b%c\\') == '"a\\"$$b%%c\\\\"'
-    units = render_systemd(setting)
+    units = render_systemd(plan)
     assert "OnCalendar=*-*-* 06:05:00 UTC" in units["ccl-search-nightly-n.timer"]
     assert "%%h;x" in units["ccl-search-nightly-n.service"]
-    odd = Setting("n", tmp_path / "n.yaml", tmp_path / "back\\", parse_moment("6:05 UTC"))
+    odd = InstallPlan("n", tmp_path / "n.yaml", tmp_path / "back\\", parse_moment("6:05 UTC"))
     assert f"WorkingDirectory={tmp_path}/back\\/\n" in render_systemd(odd)["ccl-search-nightly-n.service"]
 
 
 def test_systemd_itself_accepts_the_units(tmp_path: Path) -> None:
     from cclsearch.nightly.clock import parse_moment
-    from cclsearch.nightly.install import Setting, render_systemd
+    from cclsearch.nightly.install import InstallPlan, render_systemd
 
     project = tmp_path / "we ird %h $HOME 'q\"d"
     project.mkdir()
@@ -699,7 +701,7 @@ def test_systemd_itself_accepts_the_units(tmp_path: Path) -> None:
     probe.write_text("[Service]\nExecStart=/bin/true\n")
     if (said := verify_units(tmp_path, probe)) is None or said:
         pytest.skip(f"no systemd-analyze that verifies units of a user: {said}")
-    units = render_systemd(Setting("n", project / "n.yaml", project, parse_moment("6:05 Europe/Paris")))
+    units = render_systemd(InstallPlan("n", project / "n.yaml", project, parse_moment("6:05 Europe/Paris")))
     for name, text in units.items():
         (tmp_path / name).write_text(text)
     assert verify_units(tmp_path, *(tmp_path / name for name in units)) == ""
@@ -717,16 +719,16 @@ def verify_units(runtime: Path, *units: Path) -> str | None:
 
 
 def test_systemd_units_are_written_where_the_user_keeps_them(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "etc"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(nightly_project / "etc"))
     write(start="22:00 Europe/Paris")
     assert main(["nightly", "install", "nightly.yaml", "--systemd", "--dry-run"]) == 0
-    assert not (place / "etc").exists()
+    assert not (nightly_project / "etc").exists()
     assert main(["nightly", "install", "nightly.yaml", "--systemd"]) == 0
     said = capsys.readouterr().out
     assert "loginctl enable-linger" in said
     assert "Persistent" not in said
     assert "TimeoutStopSec=1200" in said
-    names = sorted(p.name for p in (place / "etc" / "systemd" / "user").iterdir())
+    names = sorted(p.name for p in (nightly_project / "etc" / "systemd" / "user").iterdir())
     assert names == ["ccl-search-nightly-nightly.service", "ccl-search-nightly-nightly.timer"]

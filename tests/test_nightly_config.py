@@ -13,8 +13,8 @@ from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.nightly.clock import parse_moment
 from cclsearch.nightly.config import Budget, load_nightly, parse_nightly
-from cclsearch.nightly.place import find_place
-from cclsearch.nightly.share import Spent, find_left, lower_of, split_left
+from cclsearch.nightly.share import Spent, find_lower_limits, find_remaining, split_remaining
+from cclsearch.nightly.window import find_window
 
 JOB = {"workload": "wl2", "launcher": "replay"}
 
@@ -59,9 +59,9 @@ def test_a_night_without_a_deadline_ends_before_the_next_start(
     night.mkdir(parents=True)
     kept = {"config": config.digest, "started_s": utc(started), "deadline_s": None, "jobs": {}, "hours": 0.5}
     (night / "night.json").write_text(json.dumps(kept))
-    place = find_place(config, tmp_path, utc(now))
-    assert (place.stamp == night.name) is is_same
-    assert place.hours == (0.5 if is_same else 0)
+    window = find_window(config, tmp_path, utc(now))
+    assert (window.stamp == night.name) is is_same
+    assert window.hours == (0.5 if is_same else 0)
 
 
 BAD = [
@@ -133,11 +133,13 @@ def test_a_matrix_is_every_combination_and_priorities_order_jobs(tmp_path: Path)
 
 def test_parts_are_by_priority_whole_trials_and_never_more_than_is_left() -> None:
     budget = Budget(trials=10, hours=6)
-    left = find_left(budget, Spent(trials=4, hours=3))
+    left = find_remaining(budget, Spent(trials=4, hours=3))
     assert left["trials"] == 6
     assert left["usd"] is None
-    assert split_left(left, 2, 3)["trials"] == 4
-    assert split_left(left, 2, 3)["hours"] == pytest.approx(2)
-    assert split_left(left, 1, 100)["trials"] == 1
-    assert split_left(find_left(budget, Spent(trials=99)), 1, 1)["trials"] == 0
-    assert lower_of(split_left(left, 1, 1), Budget(hours=1), Spent(hours=0.5))["hours"] == pytest.approx(0.5)
+    assert split_remaining(left, 2, 3)["trials"] == 4
+    assert split_remaining(left, 2, 3)["hours"] == pytest.approx(2)
+    assert split_remaining(left, 1, 100)["trials"] == 1
+    assert split_remaining(find_remaining(budget, Spent(trials=99)), 1, 1)["trials"] == 0
+    assert find_lower_limits(split_remaining(left, 1, 1), Budget(hours=1), Spent(hours=0.5))["hours"] == pytest.approx(
+        0.5
+    )

@@ -59,8 +59,8 @@ def test_the_hypervolume_over_trials_never_falls_and_ends_at_the_whole() -> None
 
 
 def test_a_beaten_point_brings_nothing_to_the_front() -> None:
-    brings = rank_by_hypervolume(POINTS.tolist(), np.array([5.0, 5.0]))
-    assert (brings > 0).tolist() == find_pareto_front(POINTS).tolist()
+    hypervolume_share = rank_by_hypervolume(POINTS.tolist(), np.array([5.0, 5.0]))
+    assert (hypervolume_share > 0).tolist() == find_pareto_front(POINTS).tolist()
 
 
 def test_the_knee_is_where_the_front_bends() -> None:

@@ -22,7 +22,7 @@ from cclsearch.draw.png import write_png
 from cclsearch.draw.scene import PALETTE, Mark, Rect, Scene, Text
 from cclsearch.draw.svg import render_svg
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
-from cclsearch.report.compare import draw_against_step_time, draw_bests, rank_runs, tell_frameworks
+from cclsearch.report.compare import compare_frameworks, draw_against_step_time, draw_bests, rank_runs
 from cclsearch.report.gather import describe_change
 from cclsearch.report.page import dump_for_script, render_page
 from cclsearch.search.session import rebuild_space
@@ -93,7 +93,7 @@ def test_the_progress_chart_shows_every_trial_its_configuration_and_its_failure(
 
 
 def test_charts_without_data_are_left_out_and_not_drawn_empty() -> None:
-    empty = make_page(trials=(make_trial(1, None),), best=None, baseline=None, neighbours=())
+    empty = make_page(trials=(make_trial(1, None),), best=None, baseline=None, neighbors=())
     assert [draw(empty) for draw in (draw_progress, draw_causes, draw_sensitivity, draw_prediction)] == [None] * 4
     assert "no such" not in render_page([empty])
 
@@ -114,9 +114,9 @@ def test_a_ranking_compares_only_equal_work_on_equal_hardware_of_one_provenance(
         make_page("c", hardware="16 x h100", trials=(make_trial(1, 0.1),), best=1),
         make_page("d", provenance="recorded", trials=(make_trial(1, 0.01),), best=1),
     ]
-    ranks = {standing.page.run_id: (standing.rank, standing.ratio) for standing in rank_runs(pages)}
+    ranks = {entry.page.run_id: (entry.rank, entry.ratio) for entry in rank_runs(pages)}
     assert ranks == {"b": (1, 1.0), "a": (2, pytest.approx(1.25)), "c": (1, 1.0), "d": (1, 1.0)}
-    lines = tell_frameworks(pages)
+    lines = compare_frameworks(pages)
     assert len(lines) == 1
     assert "torchtitan at its best (0.4 s) is 1.25 x as fast as megatron" in lines[0]
     scene = draw_bests(pages)
@@ -175,7 +175,7 @@ def test_a_scene_becomes_svg_and_png_of_its_size(tmp_path: Path) -> None:
 
     items = (Text(10, 20, "a < b & c"), Text(10, 60, "up", upright=True), Mark(40, 40, "star"), Rect(0, 0, 5, 5))
     scene = Scene("s", "A < title", "what it shows", 120, 80, items)
-    svg = render_svg(scene, stand_alone=True)
+    svg = render_svg(scene, standalone=True)
     assert "a &lt; b &amp; c" in svg
     write_png(scene, tmp_path / "s.png", scale=1.5)
     with Image.open(tmp_path / "s.png") as image:
@@ -209,12 +209,12 @@ def test_the_winners_untried_neighbours_come_with_what_is_expected_of_them(proje
     tried = {space.row(trial.config) for trial in run.state.trials.values()}
     steps = [space.config(row) for row in find_steps(space, best.config) if row is not None and row not in tried]
     changes = {describe_change(best.config, config) for config in steps}
-    untried = [neighbour for neighbour in build_page(run).neighbours if neighbour.trial is None]
+    untried = [neighbor for neighbor in build_page(run).neighbors if neighbor.trial is None]
     assert changes
-    assert {neighbour.change for neighbour in untried} <= changes
-    assert all(neighbour.ratio > 0 for neighbour in untried)
+    assert {neighbor.change for neighbor in untried} <= changes
+    assert all(neighbor.ratio > 0 for neighbor in untried)
     whole = search(write_recording(project / "again"), "b", budget=9)
-    assert all(neighbour.trial is not None for neighbour in build_page(whole).neighbours)
+    assert all(neighbor.trial is not None for neighbor in build_page(whole).neighbors)
 
 
 def test_a_run_in_which_nothing_ended_has_a_report_too(project: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cclsearch.analysis.report_pages import MOST_LEARNED, pick_nearest
+from cclsearch.analysis.report_pages import MAX_OBSERVATIONS, pick_nearest
 from cclsearch.core.values import Config
 from cclsearch.propose.observations import Observation
 
@@ -11,7 +11,7 @@ def test_a_long_search_teaches_by_the_trials_around_its_winner() -> None:
     configs = [Config(tp=tp, pp=pp, bucket=n) for n in range(40) for tp in (1, 2, 4) for pp in (1, 2)]
     seen = [Observation(number, config, number, 1.0) for number, config in enumerate(configs, 1)]
     picked = pick_nearest(seen, configs[77])
-    assert len(picked) == MOST_LEARNED
+    assert len(picked) == MAX_OBSERVATIONS
     assert [o.trial for o in picked] == sorted(o.trial for o in picked)
     steps = {o.trial: sum(value != configs[77][knob] for knob, value in o.config.items()) for o in seen}
     taken = {o.trial for o in picked}

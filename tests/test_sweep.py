@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from recorded_runs import search, write_recording
 
-from cclsearch.analysis.pareto import gather_front, objective_over
+from cclsearch.analysis.pareto import gather_pareto_page, make_pareto_objective
 from cclsearch.cli import EXIT_BROKEN_OFF, main
 from cclsearch.core.errors import UserError
 from cclsearch.plugins import METRICS
@@ -108,7 +108,7 @@ def test_the_front_of_a_sweep_agrees_with_brute_force(family: Path) -> None:
     toy = family / "toy-8"
     args = ["--recording", str(toy), "--budget", "27", "--name", "s", "--quiet", "--strategy", "random"]
     assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
-    page = gather_front([load_run(Path("runs") / "s")])
+    page = gather_pareto_page([load_run(Path("runs") / "s")])
     # the fastest row at each size: tp 1, micro-batch 2, at 16/N seconds
     assert [(p.values[0], p.values[1]) for p in page.front] == [(1.0, 16.0), (2.0, 8.0), (4.0, 4.0)]
     assert len(page.points) == 24
@@ -169,7 +169,7 @@ def test_a_front_that_cannot_be_is_refused(
 
 
 def test_metrics_of_traces_are_laid_in_the_direction_that_they_have() -> None:
-    terms = objective_over(["step_time_s", "overlap", "exposed_comm_frac"]).terms
+    terms = make_pareto_objective(["step_time_s", "overlap", "exposed_comm_frac"]).terms
     assert [term.direction.value for term in terms] == ["minimize", "maximize", "minimize"]
     # a metric of traces whose name the run's own figures have keeps one meaning
     for name in METRICS.names():

@@ -29,7 +29,7 @@ from cclsearch.plan.target import choose_target
 from cclsearch.record.event import SearchResumed
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import RunWriter
-from cclsearch.report.summary import best_as_json, summarise_run
+from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run.folder import load_run
 from cclsearch.score.outcome import Admission, Outcome
@@ -207,10 +207,10 @@ def test_the_summary_says_how_sure_it_is_and_what_it_beat(project: Path) -> None
     with RunWriter(folder) as writer:
         begin_or_resume(writer, parts)
         run_search(writer, parts)
-        told = "\n".join(summarise_run(parts.spec, writer.state, folder).lines)
+        told = "\n".join(summarize_run(parts.spec, writer.state, folder).lines)
         begin_or_resume(writer, parts, confirm=1)
         run_search(writer, parts)
-        again = "\n".join(summarise_run(parts.spec, writer.state, folder).lines)
+        again = "\n".join(summarize_run(parts.spec, writer.state, folder).lines)
     assert "best: trial 1" in told
     assert "run 1 x" in told
     assert "assumed: nothing was repeated yet" in told
@@ -236,7 +236,7 @@ def test_a_lucky_single_run_does_not_displace_a_confirmed_one_but_a_clear_win_do
         writer.record(SearchResumed(time_s=time.time(), engine_version="1", budget=3))
         run_search(writer, parts)
         best = writer.state.best
-        told = "\n".join(summarise_run(parts.spec, writer.state, folder).lines)
+        told = "\n".join(summarize_run(parts.spec, writer.state, folder).lines)
         answer = best_as_json(parts.spec, writer.state, folder)
     assert [trial.loss for trial in writer.state.trials.values()] == list(times_s)
     assert best is not None

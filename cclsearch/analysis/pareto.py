@@ -12,7 +12,7 @@ from cclsearch.core.values import Config, Provenance
 from cclsearch.record.state import collect_losses
 from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean, describe_work
-from cclsearch.report.pareto import Axis, FrontPage, FrontPoint
+from cclsearch.report.pareto import Axis, ParetoPage, ParetoPoint
 from cclsearch.run.folder import Run
 from cclsearch.score.catalog import Direction, find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
@@ -40,13 +40,13 @@ class _Measured:
     runs: int
 
 
-def gather_front(
+def gather_pareto_page(
     runs: Sequence[Run],
     *,
     objective: str | None = None,
     metrics: Sequence[str] | None = None,
     weights: Sequence[float] | None = None,
-) -> FrontPage:
+) -> ParetoPage:
     """The front of these runs together.
 
     Axes are `metrics`, or those of `objective`, or of what the first run was a sweep of, or else step time and the
@@ -62,7 +62,7 @@ def gather_front(
     return _build_page(runs, front_of, sweep, placed)
 
 
-def objective_over(metrics: Sequence[str]) -> Objective:
+def make_pareto_objective(metrics: Sequence[str]) -> Objective:
     """An objective with these two or three metrics beside each other; raises UserError for an unknown one."""
     if not 2 <= len(set(metrics)) <= MAX_PARETO_METRICS or len(set(metrics)) < len(metrics):
         raise UserError(f"a front is over two or three different metrics, not {', '.join(metrics) or 'none'}")
@@ -89,7 +89,7 @@ def _choose_objective(
         if objective is not None or weights is not None:
             other = "--objective" if objective is not None else "--weights"
             raise UserError(f"--metrics and {other} exclude each other: metrics beside each other have no weights")
-        return objective_over(metrics), None
+        return make_pareto_objective(metrics), None
     if objective is not None:
         sweep, front_of = describe_sweep(objective, weights)
         return front_of, sweep
@@ -146,7 +146,7 @@ def _place(objective: Objective, metrics: Mapping[str, float]) -> tuple[float, .
 
 def _build_page(
     runs: Sequence[Run], objective: Objective, sweep: Sweep | None, placed: list[tuple[_Measured, tuple[float, ...]]]
-) -> FrontPage:
+) -> ParetoPage:
     values_NM = np.array([values for _, values in placed], dtype=float)
     spread_NM = spread_axes(values_NM)
     on_front_N = find_pareto_front(values_NM)
@@ -155,10 +155,10 @@ def _build_page(
     front_rows = np.flatnonzero(on_front_N)
     knee = find_knee(values_NM[front_rows])
     knee_row = None if knee is None else int(front_rows[knee])
-    brings_N = rank_by_hypervolume(spread_NM.tolist(), reference_M) / total
+    shares_N = rank_by_hypervolume(spread_NM.tolist(), reference_M) / total
     scores, chosen = _score(placed, sweep, runs)
     points = tuple(
-        FrontPoint(
+        ParetoPoint(
             run_id=m.run.spec.run_id,
             trial=m.trial.number,
             config=dict(m.trial.config),
@@ -169,7 +169,7 @@ def _build_page(
             on_front=bool(on_front_N[n]),
             is_knee=n == knee_row,
             interval=_interval(m, objective),
-            brings=float(brings_N[n]),
+            hypervolume_share=float(shares_N[n]),
             scores=scores[n] if scores else None,
             chosen=chosen.get(n),
         )
@@ -177,7 +177,7 @@ def _build_page(
     )
     positive_M = np.all(values_NM > 0, axis=0)
     reference = np.where(positive_M, np.exp(reference_M), reference_M)
-    return FrontPage(
+    return ParetoPage(
         title=clean(runs[0].spec.card.title) if len(runs) == 1 else f"the front of {_names(runs)}",
         runs=tuple(run.spec.run_id for run in runs),
         work=describe_work(runs[0].spec),
@@ -218,7 +218,7 @@ def _score(
     return scores, {choice.point: (choice.from_weight, choice.to_weight) for choice in choices}
 
 
-def _list_weights(points: Sequence[FrontPoint], sweep: Sweep | None) -> tuple[tuple[float, int, float], ...]:
+def _list_weights(points: Sequence[ParetoPoint], sweep: Sweep | None) -> tuple[tuple[float, int, float], ...]:
     if sweep is None or not any(point.scores for point in points):
         return ()
     rows = []

@@ -64,7 +64,7 @@ def re_evaluate_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAUL
         return ReEvaluation(trial, then, then)
     result = collect_result(folder)
     if isinstance(result, Failure):
-        now = then if then.failure else evaluate_failure(_tell_missing(result, found), spec.provenance)
+        now = then if then.failure else evaluate_failure(_describe_missing(result, found), spec.provenance)
         return ReEvaluation(trial, then, now)
     payload = make_input(spec, trial)
     trace = None
@@ -101,7 +101,7 @@ def write_admissions(run: Run, re_evaluated: list[ReEvaluation]) -> list[Path]:
     return folders
 
 
-def _tell_missing(failure: Failure, found: str | None) -> Failure:
+def _describe_missing(failure: Failure, found: str | None) -> Failure:
     if found is not None:
         return failure
     message = "result.json is gone; the ledger holds its hash"

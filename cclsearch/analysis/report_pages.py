@@ -7,46 +7,46 @@ from dataclasses import replace
 
 import numpy as np
 
-from cclsearch.analysis.pareto import gather_front
+from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
 from cclsearch.draw.scene import Scene
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.record.observe import Observer
-from cclsearch.report.data import Neighbour, RunPage
+from cclsearch.report.data import Neighbor, RunPage
 from cclsearch.report.gather import describe_change, gather_run
-from cclsearch.report.pareto import draw_front_page
+from cclsearch.report.pareto import draw_pareto_page
 from cclsearch.run.folder import Run
 from cclsearch.search.session import rebuild_space
 from cclsearch.search.sweep import read_sweep
 from cclsearch.space.table import Space
 
-MOST_PREDICTED = 8
+MAX_PREDICTED = 8
 """Neighbours that were not run and are shown with what the model expects of them."""
-MOST_LEARNED = 100
+MAX_OBSERVATIONS = 100
 """Trials of a long search that what is expected of a neighbour is learned from."""
-MIN_WORKS = 0.5
+MIN_P_SUCCESS = 0.5
 """Probability of success that such a neighbour must have."""
 
 
 def build_page(run: Run) -> RunPage:
     """What a report shows of a run; the winner's untried neighbours come with what the calibrated model expects."""
     page = gather_run(run)
-    return replace(page, neighbours=(*page.neighbours, *predict_neighbours(run)))
+    return replace(page, neighbors=(*page.neighbors, *predict_neighbors(run)))
 
 
-def build_front_charts(runs: Sequence[Run]) -> list[Scene]:
+def draw_pareto_charts(runs: Sequence[Run]) -> list[Scene]:
     """The drawings of the front where the one run is a sweep or has several metrics; else none."""
     if len(runs) != 1 or not (runs[0].spec.objective.is_multi or read_sweep(runs[0].folder)):
         return []
     try:
-        return draw_front_page(gather_front(runs))
+        return draw_pareto_page(gather_pareto_page(runs))
     except UserError:
         return []
 
 
-def predict_neighbours(run: Run) -> list[Neighbour]:
+def predict_neighbors(run: Run) -> list[Neighbor]:
     """Untried configurations one step from the winner, with their expected step time over the winner's measured one."""
     best = run.state.best
     time_s = best.outcome.metrics.get("step_time_s") if best and best.outcome else None
@@ -73,22 +73,24 @@ def predict_neighbours(run: Run) -> list[Neighbour]:
     found = []
     for row in steps:
         m = where.get(row)
-        if m is not None and posterior.p_success_m[m] >= MIN_WORKS:
+        if m is not None and posterior.p_success_m[m] >= MIN_P_SUCCESS:
             ratio = float(np.exp(posterior.log_time_m[m])) / time_s
-            found.append(Neighbour(describe_change(best.config, space.config(row)), ratio, None))
-    return sorted(found, key=lambda neighbour: neighbour.ratio)[:MOST_PREDICTED]
+            found.append(Neighbor(describe_change(best.config, space.config(row)), ratio, None))
+    return sorted(found, key=lambda neighbor: neighbor.ratio)[:MAX_PREDICTED]
 
 
 def pick_nearest(observations: Sequence[Observation], config: Config) -> Sequence[Observation]:
-    """All of them, or the `MOST_LEARNED` that differ from the configuration in the fewest knobs: learning from N takes
-    N x N x N steps, and what is said of a neighbour hangs on its neighbours."""
-    if len(observations) <= MOST_LEARNED:
+    """All observations, or the `MAX_OBSERVATIONS` that differ from the configuration in the fewest knobs.
+
+    Fitting to N observations costs O(N^3), and the prediction of a neighbor depends mostly on what is near it.
+    """
+    if len(observations) <= MAX_OBSERVATIONS:
         return observations
 
     def count_steps(observation: Observation) -> int:
         return sum(value != config.get(knob) for knob, value in observation.config.items())
 
-    nearest = sorted(observations, key=count_steps)[:MOST_LEARNED]
+    nearest = sorted(observations, key=count_steps)[:MAX_OBSERVATIONS]
     return tuple(sorted(nearest, key=lambda observation: observation.trial))
 
 

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import plain
     from cclsearch.report.flags import describe_flags
-    from cclsearch.report.summary import best_as_json, summarise_run
+    from cclsearch.report.summary import best_as_json, summarize_run
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
     from cclsearch.run.trial_folder import SCRIPT_FILE
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(best_as_json(loaded.spec, loaded.state, loaded.folder)))
         return EXIT_OK if best else EXIT_FAILED
-    for line in summarise_run(loaded.spec, loaded.state, loaded.folder).lines:
+    for line in summarize_run(loaded.spec, loaded.state, loaded.folder).lines:
         print(plain(line))
     if best is None:
         return EXIT_FAILED

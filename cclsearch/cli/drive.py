@@ -19,7 +19,7 @@ from cclsearch.propose.base import ProposerEvent
 from cclsearch.record.event import Event, Note
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
-from cclsearch.report.summary import summarise_run
+from cclsearch.report.summary import summarize_run
 from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
@@ -51,9 +51,9 @@ def drive_search(
 
 def _tell_end(spec: RunSpec, state: RunState, folder: Path, args: argparse.Namespace) -> None:
     if args.json:
-        from cclsearch.report.summary import summarise_json
+        from cclsearch.report.summary import summarize_as_json
 
-        print(summarise_json(spec, state, folder))
+        print(summarize_as_json(spec, state, folder))
     else:
         if not args.quiet:
             print()
@@ -137,7 +137,7 @@ def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None
     ending = state.ended.reason if state.ended else (state.stopped.reason if state.stopped else "")
     if ending:
         print(f"ended: {ending}")
-    for line in summarise_run(spec, state, folder).lines:
+    for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
     if state.stopped and not state.ended:
         print(f"go on:    ccl-search resume {name}")

@@ -61,33 +61,33 @@ def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
     code = EXIT_OK
     with listen_for_stop(stop):
         if args.once or config.start_moment is None:
-            return one_night(args, config, stop)
+            return run_one_night(args, config, stop)
         import time
 
         from cclsearch.nightly.night import plan_jobs
-        from cclsearch.nightly.place import find_cut
+        from cclsearch.nightly.window import find_interrupted
         from cclsearch.run.catalog import runs_folder
 
         plan_jobs(config)
-        if find_cut(config, runs_folder(args.runs).absolute(), time.time()) is not None:
-            code = try_night(args, config, stop)
+        if find_interrupted(config, runs_folder(args.runs).absolute(), time.time()) is not None:
+            code = run_night_safely(args, config, stop)
         while wait_for_start(config, stop, quiet=args.quiet or args.json):
-            code = try_night(args, config, stop)
+            code = run_night_safely(args, config, stop)
     return code
 
 
-def try_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> int:
+def run_night_safely(args: argparse.Namespace, config: NightlyConfig, stop: object) -> int:
     """One night of a process that stays: where it cannot be, that is told, and the next night has its turn."""
     try:
-        return one_night(args, config, stop)
+        return run_one_night(args, config, stop)
     except BrokenPipeError:
         raise
     except (UserError, OSError) as error:
-        tell_failure(config, str(error))
+        report_failure(config, str(error))
         return EXIT_USAGE
 
 
-def tell_failure(config: NightlyConfig, why: str) -> None:
+def report_failure(config: NightlyConfig, why: str) -> None:
     """Say on standard error and in the chat that a night could not be."""
     import sys
 
@@ -118,14 +118,14 @@ def wait_for_start(config: NightlyConfig, stop: object, *, quiet: bool) -> bool:
     return not stop.is_set()
 
 
-def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> int:
+def run_one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> int:
     """Run one night and print what it brought; returns its exit code."""
     import sys
 
     from cclsearch.core.text import plain
-    from cclsearch.nightly.place import nights_folder
     from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
     from cclsearch.nightly.summary import EXIT_TROUBLE, render_message
+    from cclsearch.nightly.window import nights_folder
     from cclsearch.run.catalog import runs_folder
     from cclsearch.search.jobs import StopSignal
 
@@ -140,7 +140,7 @@ def one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> 
         print(f"ccl-search: {error}", file=sys.stderr)
         return EXIT_BUSY
     except NightBrokenError as error:
-        tell_failure(config, str(error))
+        report_failure(config, str(error))
         return EXIT_TROUBLE
     if args.json:
         print(summary.model_dump_json())
@@ -158,17 +158,17 @@ def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
 
     from cclsearch.core.text import plain
     from cclsearch.nightly.night import plan_jobs, show_time
-    from cclsearch.nightly.place import find_place
     from cclsearch.nightly.preview import preview_night
+    from cclsearch.nightly.window import find_window
     from cclsearch.run.catalog import runs_folder
 
     runs = runs_folder(args.runs).absolute()
     plans = plan_jobs(config)
-    place = find_place(config, runs, time.time())
-    until = f"until {show_time(place.deadline_s)}" if place.deadline_s is not None else "with no deadline"
-    which = f"goes on with night {place.stamp}, which was cut off," if place.folder.exists() else "a night from now"
+    window = find_window(config, runs, time.time())
+    until = f"until {show_time(window.deadline_s)}" if window.deadline_s is not None else "with no deadline"
+    which = f"goes on with night {window.stamp}, which was cut off," if window.folder.exists() else "a night from now"
     print(f"{config.name}: {which} {until}; {len(plans)} jobs")
-    for line in preview_night(config, runs, plans, place):
+    for line in preview_night(config, runs, plans, window):
         print(plain(line))
     return EXIT_OK
 
@@ -182,25 +182,25 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
     from cclsearch.nightly.night import plan_jobs
 
     plan_jobs(config)
-    setting = installing.describe_setting(config, path, project_root(), args.runs, choose_scrontab(args, config))
+    plan = installing.plan_install(config, path, project_root(), args.runs, choose_scrontab(args, config))
     if not (args.systemd or args.cron or args.scrontab):
         raise UserError("say how nights are to be started: --systemd, --cron or --scrontab")
     how = "systemd" if args.systemd else "cron" if args.cron else "scrontab"
-    for line in installing.find_warnings(setting, how):
+    for line in installing.find_warnings(plan, how):
         print(f"warning: {line}", file=sys.stderr)
     if args.systemd:
-        for name, text in installing.render_systemd(setting).items():
+        for name, text in installing.render_systemd(plan).items():
             print(f"# {name}\n{text}")
         if not args.dry_run:
-            for written in installing.install_systemd(setting):
+            for written in installing.install_systemd(plan):
                 print(f"wrote {written}")
-            print(f"next: systemctl --user daemon-reload && systemctl --user enable --now {setting.unit}.timer")
+            print(f"next: systemctl --user daemon-reload && systemctl --user enable --now {plan.unit}.timer")
             print("and:  loginctl enable-linger   (without it a user's timers end with the user's last login)")
         return EXIT_OK
     program = "crontab" if args.cron else "scrontab"
-    print(installing.render_cron(setting, slurm=args.scrontab), end="")
+    print(installing.render_cron(plan, slurm=args.scrontab), end="")
     if not args.dry_run:
-        installing.install_table(setting, program)
+        installing.install_table(plan, program)
         print(f"entered with `{program}`; `{program} -l` shows it")
     return EXIT_OK
 

@@ -11,7 +11,7 @@ from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_runs_folder
 
 if TYPE_CHECKING:
-    from cclsearch.report.pareto import FrontPage
+    from cclsearch.report.pareto import ParetoPage
 
 EXAMPLE = (
     "ccl-search pareto last\n  ccl-search pareto run-a run-b --metrics step_time_s,num_accelerators,peak_memory_gib"
@@ -31,32 +31,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.analysis.pareto import gather_front
+    from cclsearch.analysis.pareto import gather_pareto_page
     from cclsearch.core.text import plain
-    from cclsearch.report.write import write_front
+    from cclsearch.report.write import write_pareto_page
     from cclsearch.run.catalog import find_run, runs_folder
     from cclsearch.run.folder import load_run
     from cclsearch.stats.pareto import parse_weights
 
     folders = list(dict.fromkeys(find_run(name, args.runs) for name in args.run or ["last"]))
-    page = gather_front(
+    page = gather_pareto_page(
         [load_run(folder) for folder in folders],
         objective=args.objective,
         metrics=None if args.metrics is None else [name.strip() for name in args.metrics.split(",")],
         weights=None if args.weights is None else parse_weights(args.weights),
     )
     if args.json:
-        print(json.dumps(front_as_json(page)))
+        print(json.dumps(pareto_as_json(page)))
         return EXIT_OK
     place = args.out or (folders[0] if len(folders) == 1 else runs_folder(args.runs))
-    written = write_front(page, place, png=not args.no_png, dark=args.dark)
-    print_front(page)
+    written = write_pareto_page(page, place, png=not args.no_png, dark=args.dark)
+    print_pareto(page)
     for path in written:
         print(plain(f"wrote {path}"))
     return EXIT_OK
 
 
-def print_front(page: FrontPage) -> None:
+def print_pareto(page: ParetoPage) -> None:
     """The front as a table, and where the choice flips."""
     from cclsearch.core.text import plain
     from cclsearch.draw.axes import show_number
@@ -72,7 +72,7 @@ def print_front(page: FrontPage) -> None:
         print(plain(f"  {name:<10} {figures}  {point.config_text}{extra}"))
 
 
-def front_as_json(page: FrontPage) -> dict[str, object]:
+def pareto_as_json(page: ParetoPage) -> dict[str, object]:
     """The front as plain data."""
     return {
         "runs": list(page.runs),

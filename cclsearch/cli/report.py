@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.analysis.report_pages import build_front_charts, build_page
+    from cclsearch.analysis.report_pages import build_page, draw_pareto_charts
     from cclsearch.core.errors import UserError
     from cclsearch.core.text import plain
     from cclsearch.report.write import write_report
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     pages = [build_page(run) for run in runs]
     place = runs[0].folder if len(runs) == 1 else runs_folder(args.runs)
     written = write_report(
-        pages, args.out or place / "report.html", png=not args.no_png, dark=args.dark, extra=build_front_charts(runs)
+        pages, args.out or place / "report.html", png=not args.no_png, dark=args.dark, extra=draw_pareto_charts(runs)
     )
     print(plain(f"report:   {written[0]}"))
     if len(written) > 1:

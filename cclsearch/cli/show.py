@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.errors import UserError
     from cclsearch.core.text import plain
-    from cclsearch.report.trial import describe_one, one_as_json
+    from cclsearch.report.trial import describe_trial_in_full, trial_as_json
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
 
@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     if trial is None:
         raise UserError(f"run {loaded.spec.run_id!r} has {len(loaded.state.trials)} trials, and none is {args.trial}")
     if args.json:
-        print(json.dumps(one_as_json(loaded, trial)))
+        print(json.dumps(trial_as_json(loaded, trial)))
         return EXIT_OK
-    for line in describe_one(loaded, trial, log_lines=LOG_LINES):
+    for line in describe_trial_in_full(loaded, trial, log_lines=LOG_LINES):
         print(plain(line))
     return EXIT_OK

@@ -74,7 +74,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     from cclsearch.propose.agent.arbiter.telling import format_moves
     from cclsearch.propose.agent.history import MOVE_TOPIC, TURN_TOPIC
     from cclsearch.propose.base import ProposerEvent
-    from cclsearch.report.summary import best_as_json, summarise_run
+    from cclsearch.report.summary import best_as_json, summarize_run
     from cclsearch.report.terminal import describe_trial, result_text
     from cclsearch.run.catalog import name_run
     from cclsearch.run.folder import load_run
@@ -104,7 +104,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         print(line)
     for note in [note for note in state.notes if note.topic not in (MOVE_TOPIC, TURN_TOPIC)][-5:]:
         print(f"{note.topic}: {one_line(note.text)}")
-    for line in summarise_run(spec, state, folder).lines:
+    for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
     if run.standing in ("stopped", "killed"):
         print(f"go on:    ccl-search resume {name_run(folder)}")

@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     folder = create_sweep(replace(planned, plan=add_earlier(planned.plan, args)), place)
     code = drive_search(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):
-        from cclsearch.analysis.pareto import gather_front
-        from cclsearch.cli.pareto import print_front
+        from cclsearch.analysis.pareto import gather_pareto_page
+        from cclsearch.cli.pareto import print_pareto
         from cclsearch.run.folder import load_run
 
-        print_front(gather_front([load_run(folder)]))
+        print_pareto(gather_pareto_page([load_run(folder)]))
         print(f"draw it: ccl-search pareto {name_run(folder, args.runs)}")
     return code

@@ -7,18 +7,18 @@ from html import escape
 from cclsearch.draw.scene import PALETTE, Item, Mark, Path, Rect, Scene, Text, outline
 
 
-def render_svg(scene: Scene, *, stand_alone: bool = False) -> str:
-    """The scene as an `<svg>` element with title and description; `stand_alone` brings its colours."""
+def render_svg(scene: Scene, *, standalone: bool = False) -> str:
+    """The scene as an `<svg>` element with title and description; `standalone` brings its colours."""
     size = f'viewBox="0 0 {_n(scene.width)} {_n(scene.height)}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{scene.name}-t {scene.name}-d"'
-    fixed = f' width="{_n(scene.width)}" height="{_n(scene.height)}"' if stand_alone else ""
+    fixed = f' width="{_n(scene.width)}" height="{_n(scene.height)}"' if standalone else ""
     body = "\n".join(_render(item) for item in scene.items)
-    paper = f'<rect width="100%" height="100%" style="fill:{_color("paper")}"/>' if stand_alone else ""
+    paper = f'<rect width="100%" height="100%" style="fill:{_color("paper")}"/>' if standalone else ""
     return (
         f'{head}{fixed} style="font-family:system-ui,-apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif">'
         f'<title id="{scene.name}-t">{escape(scene.title)}</title>'
         f'<desc id="{scene.name}-d">{escape(scene.summary)}</desc>'
-        f"{_style() if stand_alone else ''}{paper}\n{body}\n</svg>"
+        f"{_style() if standalone else ''}{paper}\n{body}\n</svg>"
     )
 
 

@@ -54,7 +54,7 @@ def _write_card(run: Run, trial: Trial, target: Path, *, traces: bool) -> None:
     evidence = target / "evidence"
     evidence.mkdir(parents=True)
     manifest = copy_evidence(run.trial_folder(trial.number), evidence, traces=traces)
-    card = describe_trial(run, trial, manifest)
+    card = make_card(run, trial, manifest)
     text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=120)
     write_atomically(target / f"{target.name}.yaml", text)
     facts = {"run": run.spec.run_id, "trial": trial.number, "provenance": run.spec.provenance.value}
@@ -62,7 +62,7 @@ def _write_card(run: Run, trial: Trial, target: Path, *, traces: bool) -> None:
     write_atomically(evidence / MANIFEST_FILE, json.dumps(facts, indent=1) + "\n")
 
 
-def describe_trial(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def make_card(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The trial as a CCL-Bench v1 card: the workload that was fixed, the plan that was chosen, what it measured."""
     spec, outcome = run.spec, trial.outcome
     provenance = "" if spec.provenance.value == "measured" else f" ({spec.provenance.value}: nothing was run here)"

@@ -13,7 +13,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
 from cclsearch.report.data import RANKED, RunPage, TrialRow
 from cclsearch.report.gather import gather_run
-from cclsearch.report.pareto import guard_cell
+from cclsearch.report.pareto import escape_formula
 from cclsearch.run.folder import Run
 from cclsearch.score.objective import Objective
 
@@ -37,7 +37,7 @@ def write_csv(run: Run, path: Path) -> None:
     table = tabulate_run(gather_run(run))
     for column in table.columns:
         if table[column].dtype.name in ("object", "string", "str"):
-            table[column] = table[column].map(guard_cell, na_action="ignore")
+            table[column] = table[column].map(escape_formula, na_action="ignore")
     _require_new(path)
     with writing(path), arriving(path) as partial:
         table.to_csv(partial, index=False)

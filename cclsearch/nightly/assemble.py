@@ -23,7 +23,7 @@ from cclsearch.nightly.summary import (
     SpentSummary,
     choose_exit_code,
     count_verdicts,
-    summarise_changes,
+    summarize_changes,
 )
 from cclsearch.run.folder import load_run
 from cclsearch.stats.noise import estimate_noise, find_interval
@@ -57,7 +57,7 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
         verdict = NightVerdict.TROUBLE if state.is_trouble else NightVerdict.NO_RESULT
         return JobNights(JobSummary(**base, verdict=verdict, text=one_line(f"did not run: {text}", 400)))
     run = load_run(state.folder)
-    tonight = read_night(run, since_s=night.place.started_s)
+    tonight = read_night(run, since_s=night.window.started_s)
     others = [folder for folder in find_runs(night.runs, night.config.name, job.key) if folder != state.folder]
     earlier = read_earlier(others, run.spec)
     end = run.state.ended or run.state.stopped
@@ -67,16 +67,16 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
     trial = run.state.trials[tonight.samples[best][0].trial] if best else None
     summary = JobSummary(
         **base,
-        worse=summarise_changes(compared.worse),
-        better=summarise_changes(compared.better),
-        same=summarise_changes(compared.same),
+        worse=summarize_changes(compared.worse),
+        better=summarize_changes(compared.better),
+        same=summarize_changes(compared.same),
         provenance=run.spec.provenance.value,
         run=run.folder.name,
         resumed=state.resumed,
         verdict=compared.verdict,
         text=redact(one_line(compared.text, 600)),
         figure=describe_figure(run.spec),
-        best=_summarise_best(tonight, compared) if best else None,
+        best=_summarize_best(tonight, compared) if best else None,
         trials=tonight.num_trials,
         failed=len(tonight.failed),
         refused=len(tonight.refused),
@@ -101,7 +101,7 @@ def _compare(
     return compared
 
 
-def _summarise_best(tonight: Night, compared: Comparison) -> BestSummary | None:
+def _summarize_best(tonight: Night, compared: Comparison) -> BestSummary | None:
     best = tonight.best
     if best is None:
         return None
@@ -128,13 +128,13 @@ def assemble_summary(
     """The night as a whole."""
     notes = (STOPPED,) if is_stopped else ()
     verdicts = [job.summary.verdict for job in jobs]
-    spent, place = night.find_spent(), night.place
+    spent, window = night.find_spent(), night.window
     return NightSummary(
         name=night.config.name,
-        night=place.stamp,
-        started=show_time(place.started_s),
+        night=window.stamp,
+        started=show_time(window.started_s),
         ended=show_time(time.time()),
-        deadline=show_time(place.deadline_s) if place.deadline_s is not None else None,
+        deadline=show_time(window.deadline_s) if window.deadline_s is not None else None,
         exit_code=choose_exit_code(verdicts),
         stopped=is_stopped,
         text=count_verdicts(verdicts) + ("; stopped before its end" if is_stopped else ""),

@@ -84,16 +84,16 @@ def compare_night(
     worse = [*failing, *worse]
     if not tonight.samples and not worse:
         verdict = NightVerdict.TROUBLE if find_lost(tonight.unfinished) else NightVerdict.NO_RESULT
-        return Comparison(verdict, _join(tell_unranked(tonight), ending), noise=noise)
-    verdict, text = _judge(tonight, earlier, worse, better, noise, tolerance=tolerance, confidence=confidence)
+        return Comparison(verdict, _join(describe_unranked(tonight), ending), noise=noise)
+    verdict, text = _decide_verdict(tonight, earlier, worse, better, noise, tolerance=tolerance, confidence=confidence)
     return Comparison(verdict, text, tuple(worse), tuple(better), same, noise)
 
 
-def tell_unranked(tonight: Night) -> str:
+def describe_unranked(tonight: Night) -> str:
     """Why a night has no result: how many trials were not admitted, or failed, and the latest reason of each."""
     told = []
     if tonight.refused:
-        told.append(f"{len(tonight.refused)} not admitted ({tell_refusal(tonight.refused[-1])})")
+        told.append(f"{len(tonight.refused)} not admitted ({describe_refusal(tonight.refused[-1])})")
     if tonight.failed and (outcome := tonight.failed[-1].outcome) is not None and outcome.failure is not None:
         failure = outcome.failure
         told.append(f"{len(tonight.failed)} failed ({failure.kind.value}: {one_line(failure.message, 120)})")
@@ -111,7 +111,7 @@ def find_lost(unfinished: Sequence[Trial]) -> str | None:
     return reasons[-1] if reasons else None
 
 
-def tell_refusal(trial: Trial) -> str:
+def describe_refusal(trial: Trial) -> str:
     """Why a trial that ran does not count, in a line."""
     admission = trial.outcome.admission if trial.outcome else None
     reasons = admission.reasons if admission else ()
@@ -146,7 +146,7 @@ def compare_configs(tonight: Night, earlier: Sequence[Night], noise: Noise) -> l
                     confidence=confidence_better(old_values, now_values, noise),
                     num_before=len(before),
                     num_now=len(samples),
-                    why=tell_changes(config, tonight, earlier),
+                    why=find_changes(config, tonight, earlier),
                 )
             )
     return changes
@@ -171,7 +171,7 @@ def find_newly_failing(tonight: Night, earlier: Sequence[Night]) -> list[Change]
     return found
 
 
-def tell_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tuple[str, ...]:
+def find_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tuple[str, ...]:
     """What is different around a configuration since the latest night that ran it."""
     before = next((night for night in reversed(earlier) if config in night.samples), None)
     if before is None:
@@ -186,14 +186,14 @@ def tell_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tu
             if old.get(name, "") != new.get(name, ""):
                 values = [one_line(facts.get(name) or "unknown", 80) for facts in (old, new)]
                 lines.append(f"{one_line(name, 40)} {values[0]} → {values[1]}")
-    lines += tell_profile(before.run.spec.profile, tonight.run.spec.profile)
+    lines += compare_profiles(before.run.spec.profile, tonight.run.spec.profile)
     lines = lines[:MAX_CHANGES]
-    lines += _tell_causes(before.run.state.trials[before.samples[config][-1].trial].outcome,
+    lines += _compare_causes(before.run.state.trials[before.samples[config][-1].trial].outcome,
                           tonight.run.state.trials[tonight.samples[config][-1].trial].outcome)  # fmt: skip
     return tuple(lines)
 
 
-def tell_profile(before: Profile, now: Profile) -> list[str]:
+def compare_profiles(before: Profile, now: Profile) -> list[str]:
     """What is different in the launcher's profile: its jobs' variables, and its own fields; of a secret only that."""
     old, new = ({**profile.settings, **profile.environment} for profile in (before, now))
     lines = []
@@ -206,7 +206,7 @@ def tell_profile(before: Profile, now: Profile) -> list[str]:
     return lines
 
 
-def _tell_causes(old: object, new: object) -> list[str]:
+def _compare_causes(old: object, new: object) -> list[str]:
     """The causes of a step's time that grew or shrank most, from the traces."""
     before = getattr(old, "seconds_by_cause", {})
     now = getattr(new, "seconds_by_cause", {})
@@ -220,7 +220,7 @@ def _tell_causes(old: object, new: object) -> list[str]:
     ]
 
 
-def _judge(
+def _decide_verdict(
     tonight: Night,
     earlier: Sequence[Night],
     worse: Sequence[Change],
@@ -232,7 +232,7 @@ def _judge(
 ) -> tuple[NightVerdict, str]:
     if worse:
         most = max(worse, key=lambda change: change.ratio or float("inf"))
-        return NightVerdict.REGRESSED, _tell_worse(most, len(worse))
+        return NightVerdict.REGRESSED, _describe_regression(most, len(worse))
     best = tonight.best
     assert best is not None
     held = [night for night in earlier if night.samples]
@@ -258,12 +258,12 @@ def _judge(
         told += f"; run-to-run noise {noise.relative:.1%}"
     if champion not in tonight.samples:
         refused = [trial for trial in tonight.refused if trial.config == champion]
-        ran = f"ran again but is not admitted ({tell_refusal(refused[-1])})" if refused else "was not run again"
+        ran = f"ran again but is not admitted ({describe_refusal(refused[-1])})" if refused else "was not run again"
         told += f"; the best of earlier nights {ran}, so a regression of it could not be seen"
     return NightVerdict.UNCHANGED, told
 
 
-def _tell_worse(change: Change, count: int) -> str:
+def _describe_regression(change: Change, count: int) -> str:
     also = f", and {count - 1} more" if count > 1 else ""
     why = f" ({'; '.join(change.why)})" if change.why else ""
     if change.now is None:

@@ -21,7 +21,7 @@ SLURM_WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_.,:@/+=%-]*")
 SCRON_OWN = frozenset({"job-name", "time", "partition", "account", "qos"})
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEFAULT_TRIALS = 15
-REST_S = 600.0
+MIN_REST_S = 600.0
 """At least this long between a night's deadline and the next start."""
 SEASONS_S = (1767225600.0, 1782864000.0)
 """A moment in winter and one in summer: two zones' clocks need not change on the same days."""
@@ -225,9 +225,9 @@ class NightlyConfig(Fields):
             return self
         for season_s in SEASONS_S:
             start_s = start.next_after(season_s)
-            if start.next_after(start_s) - deadline.next_after(start_s) < REST_S:
+            if start.next_after(start_s) - deadline.next_after(start_s) < MIN_REST_S:
                 raise ValueError(
-                    f"the deadline {self.deadline!r} must come at least {REST_S / 60:g} minutes before the next start,"
+                    f"the deadline {self.deadline!r} must be at least {MIN_REST_S / 60:g} minutes before the next start"
                     f" {self.start!r}, so that one night has stopped when the next begins"
                 )
         return self

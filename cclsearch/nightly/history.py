@@ -17,7 +17,7 @@ from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec
 
 STAMP = r"\d{8}-\d{6}"
-MOST_NIGHTS = 30
+MAX_NIGHTS = 30
 """Nights back that comparisons and charts look."""
 
 
@@ -170,7 +170,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
 def read_earlier(folders: Iterable[Path], spec: RunSpec) -> list[Night]:
     """The last nights on the same work, the oldest first; a run that cannot be read is left out."""
     nights = []
-    for folder in list(folders)[-MOST_NIGHTS:]:
+    for folder in list(folders)[-MAX_NIGHTS:]:
         try:
             run = load_run(folder)
         except UserError:

@@ -19,13 +19,13 @@ from cclsearch.core.errors import UserError
 from cclsearch.nightly.clock import Moment
 from cclsearch.nightly.config import NightlyConfig, Scrontab
 
-STOPPING_S = 1200
+STOP_LIMIT_S = 1200
 """How long a night may take after its deadline, or a signal: giving cloud resources back alone may take 900 s."""
 DAYS = 366
 
 
 @dataclass(frozen=True)
-class Setting:
+class InstallPlan:
     """Where and what is started."""
 
     name: str
@@ -51,13 +51,13 @@ class Setting:
         return [sys.executable, "-m", "cclsearch", "nightly", str(self.config), "--once", *runs]
 
 
-def describe_setting(
+def plan_install(
     config: NightlyConfig, path: Path, project: Path, runs: Path | None, scrontab: Scrontab | None = None
-) -> Setting:
+) -> InstallPlan:
     """What is to be installed; raises UserError where no start time is given, or a path cannot be written in a unit."""
     if config.start_moment is None:
         raise UserError(f"{str(path)!r} needs `start`, like `start: 22:00 Europe/Paris`, to be installed")
-    setting = Setting(
+    plan = InstallPlan(
         config.name,
         path.absolute(),
         project.absolute(),
@@ -67,33 +67,33 @@ def describe_setting(
         hours=config.budget.hours,
         scrontab=scrontab or config.scrontab,
     )
-    if re.search(r"[\n\r\0]", " ".join([*setting.command, str(setting.project)])):
+    if re.search(r"[\n\r\0]", " ".join([*plan.command, str(plan.project)])):
         raise UserError("a path with a line break cannot be installed")
-    return setting
+    return plan
 
 
 LINGER = "needs `loginctl enable-linger`: without it a user's timers end with the user's last login"
 
 
-def render_systemd(setting: Setting) -> dict[str, str]:
+def render_systemd(plan: InstallPlan) -> dict[str, str]:
     """File name -> text of the service and its timer.
 
     A start that was missed is not made up for (no `Persistent=`): a night does not belong into the next day.
     """
-    command = " ".join(quote_systemd(word) for word in setting.command)
+    command = " ".join(quote_systemd(word) for word in plan.command)
     service = (
-        f"[Unit]\nDescription=ccl-search nightly {setting.name}\n\n"
-        f"[Service]\nType=oneshot\nWorkingDirectory={_escape_path(str(setting.project))}\n"
+        f"[Unit]\nDescription=ccl-search nightly {plan.name}\n\n"
+        f"[Service]\nType=oneshot\nWorkingDirectory={_escape_path(str(plan.project))}\n"
         f"EnvironmentFile=-%h/.config/ccl-search/nightly.env\nExecStart={command}\n"
         # The search alone is told to stop: its tools must live on, to cancel jobs and give resources back.
-        f"KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={STOPPING_S}\n"
+        f"KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={STOP_LIMIT_S}\n"
     )
     timer = (
-        f"# {LINGER}\n[Unit]\nDescription=Starts ccl-search nightly {setting.name}\n\n"
-        f"[Timer]\nOnCalendar=*-*-* {setting.start.hour:02d}:{setting.start.minute:02d}:00 {setting.start.zone}\n"
+        f"# {LINGER}\n[Unit]\nDescription=Starts ccl-search nightly {plan.name}\n\n"
+        f"[Timer]\nOnCalendar=*-*-* {plan.start.hour:02d}:{plan.start.minute:02d}:00 {plan.start.zone}\n"
         "\n[Install]\nWantedBy=timers.target\n"
     )
-    return {f"{setting.unit}.service": service, f"{setting.unit}.timer": timer}
+    return {f"{plan.unit}.service": service, f"{plan.unit}.timer": timer}
 
 
 def quote_systemd(word: str) -> str:
@@ -108,24 +108,24 @@ def _escape_path(path: str) -> str:
     return f"{text}/" if text.endswith(("\\", " ", "\t")) else text
 
 
-def render_cron(setting: Setting, *, slurm: bool = False) -> str:
+def render_cron(plan: InstallPlan, *, slurm: bool = False) -> str:
     """The block of a crontab, or of a scrontab, between two marks.
 
     `CRON_TZ` is what cronie and scrontab's host read; where cron knows no such line, the machine's own zone holds.
     """
-    project = shlex.quote(str(setting.project))
-    line = f"cd {project} && exec {shlex.join(setting.command)}"
+    project = shlex.quote(str(plan.project))
+    line = f"cd {project} && exec {shlex.join(plan.command)}"
     if not slurm:
         line = line.replace("%", "\\%")
-    head = _scron_lines(setting) if slurm else [f"CRON_TZ={setting.start.zone}"]
-    entry = f"{setting.start.minute} {setting.start.hour} * * * {line}"
-    return "\n".join([_mark(setting, "begin"), *head, entry, _mark(setting, "end")]) + "\n"
+    head = _scron_lines(plan) if slurm else [f"CRON_TZ={plan.start.zone}"]
+    entry = f"{plan.start.minute} {plan.start.hour} * * * {line}"
+    return "\n".join([_mark(plan, "begin"), *head, entry, _mark(plan, "end")]) + "\n"
 
 
-def _scron_lines(setting: Setting) -> list[str]:
-    asked, time_s = setting.scrontab, find_time_s(setting)
+def _scron_lines(plan: InstallPlan) -> list[str]:
+    asked, time_s = plan.scrontab, find_time_limit_s(plan)
     options = {
-        "job-name": setting.unit,
+        "job-name": plan.unit,
         "time": None if time_s is None else _show_duration(time_s),
         "partition": asked.partition,
         "account": asked.account,
@@ -135,18 +135,18 @@ def _scron_lines(setting: Setting) -> list[str]:
     return [f"#SCRON --{name}={value}" for name, value in options.items() if value is not None]
 
 
-def find_time_s(setting: Setting) -> float | None:
+def find_time_limit_s(plan: InstallPlan) -> float | None:
     """Seconds that Slurm is to give a night: up to its deadline, and then to stop in; None where nothing says.
 
     From `start` to the deadline the longest of a year's nights counts: one of them has an hour more.
     """
-    if setting.scrontab.hours is not None:
-        return setting.scrontab.hours * 3600
-    windows_s = [] if setting.hours is None else [setting.hours * 3600]
-    if setting.deadline is not None:
-        starts_s = _next_starts(setting.start)
-        windows_s.append(max(setting.deadline.next_after(start_s) - start_s for start_s in starts_s))
-    return min(windows_s) + STOPPING_S if windows_s else None
+    if plan.scrontab.hours is not None:
+        return plan.scrontab.hours * 3600
+    windows_s = [] if plan.hours is None else [plan.hours * 3600]
+    if plan.deadline is not None:
+        starts_s = _next_starts(plan.start)
+        windows_s.append(max(plan.deadline.next_after(start_s) - start_s for start_s in starts_s))
+    return min(windows_s) + STOP_LIMIT_S if windows_s else None
 
 
 def _next_starts(start: Moment) -> list[float]:
@@ -162,27 +162,27 @@ def _show_duration(seconds: float) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
-def find_warnings(setting: Setting, how: str) -> list[str]:
+def find_warnings(plan: InstallPlan, how: str) -> list[str]:
     """What may not be as meant where `systemd`, `cron` or `scrontab` starts the nights."""
     lines = []
-    at = f"{setting.start.hour:02d}:{setting.start.minute:02d}"
-    if how == "scrontab" and not _is_zone_of_here(setting.start):
+    at = f"{plan.start.hour:02d}:{plan.start.minute:02d}"
+    if how == "scrontab" and not _is_zone_of_here(plan.start):
         lines.append(
-            f"scrontab starts jobs in the cluster's time zone, and `start` is {setting.start}, while this machine has"
+            f"scrontab starts jobs in the cluster's time zone, and `start` is {plan.start}, while this machine has"
             f" another zone: the night starts at {at} by the cluster's clock"
         )
-    if how == "cron" and not _is_zone_of_here(setting.start):
+    if how == "cron" and not _is_zone_of_here(plan.start):
         lines.append(
             f"only cronie reads CRON_TZ; any other cron (Debian's, Ubuntu's) starts the night at {at} by this machine's"
-            f" clock, and `start` is {setting.start}: there give `start` in this machine's zone"
+            f" clock, and `start` is {plan.start}: there give `start` in this machine's zone"
         )
-    if how == "scrontab" and find_time_s(setting) is None:
+    if how == "scrontab" and find_time_limit_s(plan) is None:
         lines.append(
             "no time limit is asked for, so the cluster's default holds: give `deadline`, `budget.hours`, or"
             " `scrontab: {hours: 9}`"
         )
-    if how != "cron" and (day := _find_skipped(setting.start)) is not None:
-        lines.append(f"the clock of {setting.start.zone} skips {at} on {day}: no night may start on such a day")
+    if how != "cron" and (day := _find_skipped(plan.start)) is not None:
+        lines.append(f"the clock of {plan.start.zone} skips {at} on {day}: no night may start on such a day")
     return lines
 
 
@@ -206,34 +206,34 @@ def _is_zone_of_here(start: Moment) -> bool:
     )
 
 
-def replace_block(table: str, setting: Setting, block: str, *, in_place: bool = False) -> str:
+def replace_block(table: str, plan: InstallPlan, block: str, *, in_place: bool = False) -> str:
     """The table with the setting's earlier block taken out and the new one at its end, or in the old one's place.
 
     What is outside the marks stays as it is; raises UserError where a begin has no end.
     """
-    begin, end = re.escape(_mark(setting, "begin")), re.escape(_mark(setting, "end"))
+    begin, end = re.escape(_mark(plan, "begin")), re.escape(_mark(plan, "end"))
     whole = re.compile(rf"^{begin}\n(?:(?!{begin}$).*\n)*?{end}(?:\n|\Z)", re.MULTILINE)
     found = whole.search(table)
     rest = whole.sub("", table)
     if re.search(rf"^(?:{begin}|{end})$", rest, re.MULTILINE):
-        raise UserError(f"the table has `{_mark(setting, 'begin')}` without its end, or the other way round: mend that")
+        raise UserError(f"the table has `{_mark(plan, 'begin')}` without its end, or the other way round: mend that")
     if in_place and found is not None:
         return rest[: found.start()] + block + rest[found.start() :]
     return (rest if not rest or rest.endswith("\n") else rest + "\n") + block
 
 
-def _mark(setting: Setting, word: str) -> str:
-    return f"# {word} {setting.unit}"
+def _mark(plan: InstallPlan, word: str) -> str:
+    return f"# {word} {plan.unit}"
 
 
-def install_systemd(setting: Setting) -> list[Path]:
+def install_systemd(plan: InstallPlan) -> list[Path]:
     """Write the units into the user's folder; returns their paths."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     folder = Path(base) / "systemd" / "user"
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in render_systemd(setting).items():
+        for name, text in render_systemd(plan).items():
             (folder / name).write_text(text, encoding="utf-8")
             written.append(folder / name)
     except OSError as error:
@@ -241,7 +241,7 @@ def install_systemd(setting: Setting) -> list[Path]:
     return written
 
 
-def install_table(setting: Setting, program: str) -> None:
+def install_table(plan: InstallPlan, program: str) -> None:
     """Put the block into the user's table with `crontab` or `scrontab`; the rest of the table stays."""
     if shutil.which(program) is None:
         raise UserError(f"there is no `{program}` here: --dry-run shows the entry, to be entered elsewhere")
@@ -251,7 +251,7 @@ def install_table(setting: Setting, program: str) -> None:
         raise UserError(f"`{program} -l` failed, so nothing was changed: {' '.join(listed.stderr.split())[:200]}")
     # In scrontab the lines above an entry are its options, so ours stays where it is; CRON_TZ holds for all below it.
     slurm = program == "scrontab"
-    text = replace_block(table, setting, render_cron(setting, slurm=slurm), in_place=slurm)
+    text = replace_block(table, plan, render_cron(plan, slurm=slurm), in_place=slurm)
     done = subprocess.run([program, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
         said = " ".join(f"{done.stderr} {done.stdout}".split())[:200]

@@ -18,7 +18,7 @@ from cclsearch.run.spec import RunSpec
 from cclsearch.search.jobs import StopSignal
 
 TOKEN_FIELDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
-TICK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 
 
 def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) -> Spent:
@@ -70,21 +70,21 @@ class Allowance:
 class Meter:
     """Context manager around one search: a book's watcher, and a thread that looks at the clocks.
 
-    The thread also calls `alive` now and then, so that the night's lock is seen to be held.
+    The thread also calls `heartbeat` now and then, so that the night's lock is seen to be held.
     """
 
-    def __init__(self, spec: RunSpec, allowance: Allowance, stop: StopSignal, alive: Callable[[], None]) -> None:
-        self._spec, self._allowance, self._stop, self._alive = spec, allowance, stop, alive
+    def __init__(self, spec: RunSpec, allowance: Allowance, stop: StopSignal, heartbeat: Callable[[], None]) -> None:
+        self._spec, self._allowance, self._stop, self._heartbeat = spec, allowance, stop, heartbeat
         self._begun_s = time.time()
         self._begun_monotonic_s = time.monotonic()
         self._done_node_hours = 0.0
-        self._flying: dict[int, float] = {}
+        self._node_rates: dict[int, float] = {}
         """Trial -> nodes / 3600, of those that run."""
         self._since: dict[int, float] = {}
         self._tokens = 0.0
         self._usd = 0.0
         self._guard = threading.Lock()
-        self._over = threading.Event()
+        self._finished = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="nightly-meter", daemon=True)
 
     def __enter__(self) -> Meter:
@@ -95,7 +95,7 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._finished.set()
         self._thread.join(timeout=10)
 
     @property
@@ -111,22 +111,22 @@ class Meter:
                 self._usd += _number(event.data.get("usd"))
             number = getattr(event, "trial", None)
             if isinstance(number, int):
-                self._see(state.trials[number])
+                self._update_trial(state.trials[number])
         self._check()
 
-    def _see(self, trial: Trial) -> None:
+    def _update_trial(self, trial: Trial) -> None:
         if trial.is_finished:
-            self._flying.pop(trial.number, None)
+            self._node_rates.pop(trial.number, None)
             self._done_node_hours += count_node_hours(self._spec, trial, self._begun_s, time.time())
         elif trial.purpose in (Purpose.SEARCH, Purpose.CONFIRMATION):
             hour_later = max(trial.proposed_s, self._begun_s) + 3600
-            self._flying[trial.number] = count_node_hours(self._spec, trial, self._begun_s, hour_later)
+            self._node_rates[trial.number] = count_node_hours(self._spec, trial, self._begun_s, hour_later)
             self._since[trial.number] = max(trial.proposed_s, self._begun_s)
 
     def _tick(self) -> None:
-        while not self._over.wait(TICK_S):
+        while not self._finished.wait(CHECK_INTERVAL_S):
             self._check()
-            self._alive()
+            self._heartbeat()
 
     def _check(self) -> None:
         reason = self._find_reason()
@@ -136,7 +136,7 @@ class Meter:
     def _find_reason(self) -> str | None:
         now_s, limit = time.time(), self._allowance
         with self._guard:
-            running = sum(n * max(now_s - self._since[t], 0.0) / 3600 for t, n in self._flying.items())
+            running = sum(n * max(now_s - self._since[t], 0.0) / 3600 for t, n in self._node_rates.items())
             node_hours, tokens, usd = self._done_node_hours + running, self._tokens, self._usd
         if limit.deadline_s is not None and now_s >= limit.deadline_s:
             return "the night's deadline is reached"

@@ -24,8 +24,8 @@ from cclsearch.nightly.history import (
     read_earlier,
 )
 from cclsearch.nightly.meter import Allowance, Meter, count_spent
-from cclsearch.nightly.place import NIGHT_FILE, NightPlace
-from cclsearch.nightly.share import Spent, find_exhausted, find_left, lower_of, split_left
+from cclsearch.nightly.share import Spent, find_exhausted, find_lower_limits, find_remaining, split_remaining
+from cclsearch.nightly.window import NIGHT_FILE, NightWindow
 from cclsearch.plan.plan import Plan, SearchRequest, plan_search
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.writer import RunWriter
@@ -38,7 +38,7 @@ from cclsearch.space.parse import parse_knob
 
 CONFIRM = 2
 LEARN_NIGHTS = 3
-SAVE_S = 30.0
+SAVE_INTERVAL_S = 30.0
 """Seconds between two times that a night's hours are kept, for whoever goes on with it."""
 BUDGET_USED = "the budget is used up"
 
@@ -55,7 +55,7 @@ class NightlyJobState:
     """Why it could not run, or go on."""
     is_trouble: bool = False
     """Whether that error is the infrastructure's."""
-    was_cut: bool = False
+    can_continue: bool = False
     """Whether only its part of the night's budget, or a launcher that is away, kept it from going on."""
 
 
@@ -64,13 +64,13 @@ def plan_jobs(config: NightlyConfig) -> dict[str, Plan]:
     plans = {}
     for job in config.all_jobs:
         try:
-            plans[job.key] = plan_search(make_request(job, budget=count_wish(job)))
+            plans[job.key] = plan_search(make_request(job, budget=count_wanted(job)))
         except UserError as error:
             raise UserError(f"job {job.key!r}: {error}") from None
     return plans
 
 
-def count_wish(job: NightlyJob) -> int:
+def count_wanted(job: NightlyJob) -> int:
     """Trials that a job would have of a night."""
     return job.budget.trials or DEFAULT_TRIALS
 
@@ -105,22 +105,22 @@ class NightRun:
         self,
         config: NightlyConfig,
         runs: Path,
-        place: NightPlace,
+        window: NightWindow,
         *,
         stop: StopSignal,
         lock: FolderLock,
         say: Callable[[str], None],
         plans: dict[str, Plan],
     ) -> None:
-        self.config, self.runs, self.place, self.stop = config, runs, place, stop
+        self.config, self.runs, self.window, self.stop = config, runs, window, stop
         self.plans = plans
         self._lock, self._say = lock, say
         self._begun_monotonic_s = time.monotonic()
         self._saved_monotonic_s = self._begun_monotonic_s
         self.states = {
-            job.key: NightlyJobState(job, hours=place.job_hours.get(job.key, 0.0)) for job in config.all_jobs
+            job.key: NightlyJobState(job, hours=window.job_hours.get(job.key, 0.0)) for job in config.all_jobs
         }
-        for key, name in place.jobs.items():
+        for key, name in window.jobs.items():
             folder = runs / name
             if key in self.states and folder in find_runs(runs, config.name, key):
                 self.states[key].folder, self.states[key].resumed = folder, True
@@ -134,28 +134,28 @@ class NightRun:
             for n, state in enumerate(waiting):
                 if self.find_end() or self.stop.is_set():
                     return
-                part = split_left(
-                    self._find_left(),
+                part = split_remaining(
+                    self._find_remaining(),
                     state.job.priority,
                     sum(other.job.priority for other in waiting[n:]),
                 )
                 self._run_guarded(state, part)
-            waiting = [state for state in waiting if state.was_cut]
+            waiting = [state for state in waiting if state.can_continue]
             if self.find_spent().trials == before.trials:
                 return
 
     def find_end(self) -> str | None:
         """Why no more may be started tonight; None while it may."""
-        if self.place.deadline_s is not None and time.time() >= self.place.deadline_s:
+        if self.window.deadline_s is not None and time.time() >= self.window.deadline_s:
             return "the deadline was reached"
-        name = find_exhausted(find_left(self.config.budget, self.find_spent()))
+        name = find_exhausted(find_remaining(self.config.budget, self.find_spent()))
         return f"the night's budget of {name.replace('_', '-')} was used up" if name else None
 
-    def _find_left(self) -> dict[str, float | None]:
+    def _find_remaining(self) -> dict[str, float | None]:
         """What may still be spent; the time until the deadline is shared as well, so that no job waits it all away."""
-        left = find_left(self.config.budget, self.find_spent())
-        if self.place.deadline_s is not None:
-            until = max(self.place.deadline_s - time.time(), 0.0) / 3600
+        left = find_remaining(self.config.budget, self.find_spent())
+        if self.window.deadline_s is not None:
+            until = max(self.window.deadline_s - time.time(), 0.0) / 3600
             left["hours"] = until if left["hours"] is None else min(left["hours"], until)
         return left
 
@@ -172,20 +172,20 @@ class NightRun:
         """Whether a signal stopped it before its end: something could still be done for what is left."""
         if not self.stop.is_set() or self.find_end():
             return False
-        may_go_on = [state for state in self.states.values() if state.was_cut or not state.error]
+        may_go_on = [state for state in self.states.values() if state.can_continue or not state.error]
         return any(not self._is_done(state) for state in may_go_on)
 
     @property
     def _hours(self) -> float:
         """That this night ran, before it was cut off too; while nothing ran it used none."""
-        return self.place.hours + (time.monotonic() - self._begun_monotonic_s) / 3600
+        return self.window.hours + (time.monotonic() - self._begun_monotonic_s) / 3600
 
     def _spent_by(self, state: NightlyJobState) -> Spent:
         """What a job's search used tonight; a trial that was cut off counts once it goes again."""
         assert state.folder is not None
         run = load_run(state.folder)
-        spent = count_spent(run.spec, run.state, self.place.started_s, time.time())
-        return replace(spent, trials=spent.trials - count_cut_off(run, since_s=self.place.started_s))
+        spent = count_spent(run.spec, run.state, self.window.started_s, time.time())
+        return replace(spent, trials=spent.trials - count_interrupted(run, since_s=self.window.started_s))
 
     def _is_done(self, state: NightlyJobState) -> bool:
         """Whether its search ended, and not merely because its part of the trials was used up."""
@@ -193,17 +193,17 @@ class NightRun:
             return False
         run = load_run(state.folder)
         ended = run.state.ended
-        had_more = ended is not None and ended.reason == BUDGET_USED and run.state.num_spent < count_wish(state.job)
+        had_more = ended is not None and ended.reason == BUDGET_USED and run.state.num_spent < count_wanted(state.job)
         return run.standing == "ended" and not had_more
 
     def _run_guarded(self, state: NightlyJobState, part: dict[str, float | None]) -> None:
         """One job; whatever goes wrong with it is kept, and the night goes on."""
-        state.was_cut = False
+        state.can_continue = False
         try:
             self._run_job(state, part)
         except AwayError as error:
             state.error = redact(str(error))
-            state.is_trouble = state.was_cut = True
+            state.is_trouble = state.can_continue = True
         except UserError as error:
             state.error = redact(str(error))
         except OSError as error:
@@ -212,16 +212,16 @@ class NightRun:
         except Exception as error:  # one job's bug must not cost the others their night; the traceback is kept
             state.error = redact(f"internal error: {type(error).__name__}: {error}")
             with suppress(OSError):
-                write_atomically(self.place.folder / f"{state.job.key}.traceback.txt", redact(traceback.format_exc()))
+                write_atomically(self.window.folder / f"{state.job.key}.traceback.txt", redact(traceback.format_exc()))
         if state.error:
             self._say(f"{state.job.key}: {state.error}")
 
     def _run_job(self, state: NightlyJobState, part: dict[str, float | None]) -> None:
         job = state.job
-        wish = count_wish(job)
+        wish = count_wanted(job)
         own = job.budget.model_copy(update={"trials": None})
         used = replace(self._spent_by(state), hours=state.hours) if state.folder else Spent()
-        limits = lower_of(part, own, used)
+        limits = find_lower_limits(part, own, used)
         trials = wish if limits["trials"] is None else int(limits["trials"])
         if find_exhausted(limits) or trials < 1:
             return
@@ -233,13 +233,13 @@ class NightRun:
         state.folder = run.folder
         state.resumed = state.resumed or (resumed and run.folder.name != self._own_name(job))
         self._save()
-        most = min(wish, run.state.num_spent - count_cut_off(run) + trials)
+        most = min(wish, run.state.num_spent - count_interrupted(run) + trials)
         self._say(f"{job.key}: {'goes on with' if resumed else 'starts'} {run.folder.name}, up to {most} trials")
         ending = self._search(state, run, most, limits) if most > run.state.num_spent or run.state.unfinished else ""
-        state.was_cut = (most < wish and ending == BUDGET_USED) or ending.startswith("its part of the night's")
+        state.can_continue = (most < wish and ending == BUDGET_USED) or ending.startswith("its part of the night's")
 
     def _own_name(self, job: NightlyJob) -> str:
-        return name_run(self.config.name, self.place.stamp, job.key)
+        return name_run(self.config.name, self.window.stamp, job.key)
 
     def _find_unfinished(self, job: NightlyJob) -> Run | None:
         """The job's latest search where it was cut off and still is what the job asks for."""
@@ -285,13 +285,13 @@ class NightRun:
         """Run, or go on with, the job's search; returns why it ended."""
         stop, before_hours, begun_s = StopSignal(), state.hours, time.monotonic()
 
-        def see_alive() -> None:
+        def heartbeat() -> None:
             state.hours = before_hours + (time.monotonic() - begun_s) / 3600
-            self._see_alive(stop)
+            self._heartbeat(stop)
 
         parts = replace(open_parts(run.folder, stop=stop), most_trials=most)
         allowance = Allowance(
-            deadline_s=self.place.deadline_s,
+            deadline_s=self.window.deadline_s,
             hours=limits["hours"],
             node_hours=limits["node_hours"],
             tokens=limits["tokens"],
@@ -299,7 +299,7 @@ class NightRun:
         )
         with RunWriter(run.folder) as writer:
             begin_or_resume(writer, parts, budget=most)
-            with Meter(run.spec, allowance, stop, see_alive) as meter:
+            with Meter(run.spec, allowance, stop, heartbeat) as meter:
                 writer.watch(meter.watch)
                 try:
                     run_search(writer, parts)
@@ -309,33 +309,33 @@ class NightRun:
             end = writer.state.ended or writer.state.stopped
         return end.reason if end else ""
 
-    def _see_alive(self, stop: StopSignal) -> None:
+    def _heartbeat(self, stop: StopSignal) -> None:
         """Called now and then while a search runs: passes a stop on, holds the lock, keeps the hours."""
         self._lock.refresh()
         if self.stop.is_set():
             stop.request("the night was stopped")
-        if time.monotonic() - self._saved_monotonic_s >= SAVE_S:
+        if time.monotonic() - self._saved_monotonic_s >= SAVE_INTERVAL_S:
             with suppress(OSError):
                 self._save()
 
     def _save(self) -> None:
         """Keep what a later process needs to go on with this night."""
         jobs = {key: state.folder.name for key, state in self.states.items() if state.folder}
-        place = self.place
+        window = self.window
         data = {
             "config": self.config.digest,
-            "started_s": place.started_s,
-            "deadline_s": place.deadline_s,
+            "started_s": window.started_s,
+            "deadline_s": window.deadline_s,
             "jobs": jobs,
             "hours": self._hours,
             "job_hours": {key: state.hours for key, state in self.states.items() if state.hours},
         }
         self._saved_monotonic_s = time.monotonic()
-        place.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(place.folder / NIGHT_FILE, json.dumps(data, indent=1) + "\n")
+        window.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(window.folder / NIGHT_FILE, json.dumps(data, indent=1) + "\n")
 
 
-def count_cut_off(run: Run, since_s: float = 0.0) -> int:
+def count_interrupted(run: Run, since_s: float = 0.0) -> int:
     """Trials begun since then that have no end, and go again when the search does; asked while no search runs."""
     return sum(trial.costs_budget for trial in run.state.unfinished if trial.proposed_s >= since_s)
 

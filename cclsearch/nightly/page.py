@@ -22,7 +22,7 @@ from cclsearch.stats.noise import estimate_noise, find_interval
 HERE = Path(__file__).parent
 STYLE = HERE.parent / "report" / "page.css"
 WIDTH, LEFT, RIGHT = 880.0, 84.0, 24.0
-MOST_FOLLOWED = 3
+MAX_FOLLOWED = 3
 """Configurations whose own line is drawn: the ones that ran on most nights."""
 
 
@@ -91,7 +91,7 @@ def _span(night: Night) -> tuple[float, float] | None:
 def _pick_followed(nights: Sequence[Night]) -> list[Config]:
     counts = {config: sum(config in night.samples for night in nights) for n in nights for config in n.samples}
     often = [config for config, count in counts.items() if count > 1]
-    return sorted(often, key=lambda config: -counts[config])[:MOST_FOLLOWED]
+    return sorted(often, key=lambda config: -counts[config])[:MAX_FOLLOWED]
 
 
 def _follow(config: Config, nights: Sequence[Night], frame: Frame, n: int) -> list[Item]:

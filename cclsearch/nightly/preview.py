@@ -7,25 +7,25 @@ from pathlib import Path
 
 from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig
 from cclsearch.nightly.history import find_runs, is_same_work, pick_bests, read_earlier
-from cclsearch.nightly.place import NightPlace
 from cclsearch.nightly.prune import prune_evidence
-from cclsearch.nightly.share import Spent, find_left, split_left
+from cclsearch.nightly.share import Spent, find_remaining, split_remaining
+from cclsearch.nightly.window import NightWindow
 from cclsearch.plan.plan import Plan
 from cclsearch.run.folder import load_run
 
 
-def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], place: NightPlace) -> list[str]:
+def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], window: NightWindow) -> list[str]:
     """One line a job, in their order, and what would be pruned."""
     lines = []
-    ours = set(place.jobs.values())
+    ours = set(window.jobs.values())
     jobs = config.all_jobs
     for n, job in enumerate(jobs):
         plan = plans[job.key]
         waiting = sum(other.priority for other in jobs[n:])
-        part = split_left(find_left(config.budget, Spent()), job.priority, waiting)
+        part = split_remaining(find_remaining(config.budget, Spent()), job.priority, waiting)
         trials = min(job.budget.trials or DEFAULT_TRIALS, int(part["trials"] or 10**9))
         folders = find_runs(runs, config.name, job.key)
-        tonights = runs / place.jobs[job.key] if job.key in place.jobs else None
+        tonights = runs / window.jobs[job.key] if job.key in window.jobs else None
         earlier = read_earlier(folders, plan.spec)
         what = f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
         lines.append(f"{what}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
@@ -40,7 +40,7 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
                 continue
         bests = pick_bests(earlier, job.start_from)[: max(1, trials // 2)]
         lines += [f"  measures again: {config_}" for config_ in bests]
-    pruned = prune_evidence(runs, config.name, config.keep, tonight=place.stamp, ours=ours, dry_run=True)
+    pruned = prune_evidence(runs, config.name, config.keep, tonight=window.stamp, ours=ours, dry_run=True)
     if pruned.num_trials:
         lines.append(f"prunes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")
     return lines

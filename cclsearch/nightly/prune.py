@@ -20,7 +20,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.launch.contract import TRACE_FOLDER
 from cclsearch.nightly.config import Keep
 from cclsearch.nightly.history import find_series, read_night
-from cclsearch.nightly.place import NIGHT_FILE, SUMMARY_FILE, nights_folder
+from cclsearch.nightly.window import NIGHT_FILE, SUMMARY_FILE, nights_folder
 from cclsearch.record.lock import is_locked
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.trial_folder import ATTEMPTS_FOLDER

@@ -13,14 +13,14 @@ from cclsearch.nightly.assemble import JobNights, assemble_jobs, assemble_summar
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.night import NightRun, plan_jobs
 from cclsearch.nightly.page import render_night
-from cclsearch.nightly.place import NIGHTS_FOLDER, SUMMARY_FILE, find_place, nights_folder
 from cclsearch.nightly.prune import Pruned, prune_evidence
 from cclsearch.nightly.summary import NightSummary, render_markdown, render_message
 from cclsearch.nightly.webhook import send_webhook
+from cclsearch.nightly.window import NIGHTS_FOLDER, SUMMARY_FILE, find_window, nights_folder
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.search.jobs import StopSignal
 
-MOST_HISTORY = 60
+MAX_HISTORY_NIGHTS = 60
 """Earlier nights that the page lists."""
 
 
@@ -42,21 +42,21 @@ def run_night(
     if config.webhook_env is not None:
         declare_secret(config.webhook_env)
     plans = plan_jobs(config)
-    place_of_lock = runs / NIGHTS_FOLDER
+    lock_folder = runs / NIGHTS_FOLDER
     try:
-        place_of_lock.mkdir(parents=True, exist_ok=True)
+        lock_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make {str(place_of_lock)!r}: {error.strerror}") from None
-    lock = FolderLock(place_of_lock, purpose="nightly")
+        raise UserError(f"cannot make {str(lock_folder)!r}: {error.strerror}") from None
+    lock = FolderLock(lock_folder, purpose="nightly")
     try:
         lock.__enter__()
     except UserError as error:
-        if is_locked(place_of_lock):
+        if is_locked(lock_folder):
             raise NightBusyError(str(error)) from None
         raise
     with lock_held(lock):
-        place = find_place(config, runs, time.time())
-        night = NightRun(config, runs, place, stop=stop, lock=lock, say=say, plans=plans)
+        window = find_window(config, runs, time.time())
+        night = NightRun(config, runs, window, stop=stop, lock=lock, say=say, plans=plans)
         try:
             night.run()
             return finish_night(night)
@@ -64,7 +64,7 @@ def run_night(
             raise  # whoever read the output is gone: no fault of the disk
         except OSError as error:
             raise NightBrokenError(
-                f"cannot go on writing {str(place.folder)!r}: {error.strerror or error}; every finished trial is kept:"
+                f"cannot go on writing {str(window.folder)!r}: {error.strerror or error}; every finished trial is kept:"
                 " make room, then start the night again"
             ) from None
 
@@ -87,13 +87,13 @@ def finish_night(night: NightRun) -> NightSummary:
 
     A night that a signal stopped before its end is summed up as it stands, and prunes nothing: a stop must be quick.
     """
-    config, place = night.config, night.place
+    config, window = night.config, night.window
     jobs, is_stopped = assemble_jobs(night), night.is_stopped
     ours = {state.folder.name for state in night.states.values() if state.folder is not None}
     if is_stopped:
         pruned = Pruned()
     else:
-        pruned = prune_evidence(night.runs, config.name, config.keep, tonight=place.stamp, ours=ours)
+        pruned = prune_evidence(night.runs, config.name, config.keep, tonight=window.stamp, ours=ours)
     summary = assemble_summary(night, jobs, pruned, is_stopped=is_stopped)
     summary = NightSummary.model_validate_json(redact(summary.model_dump_json()))
     write_summary(night, summary, jobs)
@@ -108,10 +108,10 @@ def finish_night(night: NightRun) -> NightSummary:
 def write_summary(night: NightRun, summary: NightSummary, jobs: Sequence[JobNights]) -> None:
     """Leave `summary.json`, `summary.md` and the page in the night's folder, and as the latest of the series."""
     home = nights_folder(night.runs, night.config.name)
-    page = redact(render_night(summary, jobs, read_summaries(home, before=night.place.stamp)))
+    page = redact(render_night(summary, jobs, read_summaries(home, before=night.window.stamp)))
     texts = {"report.html": page, "summary.md": render_markdown(summary)}
     texts[SUMMARY_FILE] = summary.model_dump_json(indent=1) + "\n"
-    for folder in (night.place.folder, home):
+    for folder in (night.window.folder, home):
         for name, text in texts.items():
             write_atomically(folder / name, text)
 
@@ -119,7 +119,7 @@ def write_summary(night: NightRun, summary: NightSummary, jobs: Sequence[JobNigh
 def read_summaries(home: Path, *, before: str) -> list[NightSummary]:
     """Summaries of earlier nights, the oldest first; what cannot be read is left out."""
     found = []
-    for path in sorted(home.glob(f"*/{SUMMARY_FILE}"))[-MOST_HISTORY:]:
+    for path in sorted(home.glob(f"*/{SUMMARY_FILE}"))[-MAX_HISTORY_NIGHTS:]:
         if path.parent.name >= before:
             continue
         try:

@@ -22,7 +22,7 @@ class Spent:
         return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
 
 
-def find_left(budget: Budget, spent: Spent) -> dict[str, float | None]:
+def find_remaining(budget: Budget, spent: Spent) -> dict[str, float | None]:
     """By limit, what is left (at least 0); None where there is no limit."""
     left: dict[str, float | None] = {}
     for f in fields(Spent):
@@ -31,7 +31,7 @@ def find_left(budget: Budget, spent: Spent) -> dict[str, float | None]:
     return left
 
 
-def split_left(left: dict[str, float | None], priority: float, waiting: float) -> dict[str, float | None]:
+def split_remaining(left: dict[str, float | None], priority: float, waiting: float) -> dict[str, float | None]:
     """The part of what is left that belongs to a job, `waiting` being its own and all waiting jobs' priorities.
 
     Whole trials, at least one while one is left.
@@ -44,9 +44,9 @@ def split_left(left: dict[str, float | None], priority: float, waiting: float) -
     return part
 
 
-def lower_of(part: dict[str, float | None], own: Budget, spent: Spent) -> dict[str, float | None]:
+def find_lower_limits(part: dict[str, float | None], own: Budget, spent: Spent) -> dict[str, float | None]:
     """By limit, the lower of the night's part and what is left of the job's own budget."""
-    rest = find_left(own, spent)
+    rest = find_remaining(own, spent)
     return {name: _least(value, rest[name]) for name, value in part.items()}
 
 

@@ -138,7 +138,7 @@ ORDER = (
 )
 
 
-def summarise_change(change: Change) -> ChangeSummary:
+def summarize_change(change: Change) -> ChangeSummary:
     """A change as plain data."""
     return ChangeSummary(
         config=dict(change.config),
@@ -152,9 +152,9 @@ def summarise_change(change: Change) -> ChangeSummary:
     )
 
 
-def summarise_changes(changes: Sequence[Change]) -> tuple[ChangeSummary, ...]:
+def summarize_changes(changes: Sequence[Change]) -> tuple[ChangeSummary, ...]:
     """Changes as plain data."""
-    return tuple(summarise_change(change) for change in changes)
+    return tuple(summarize_change(change) for change in changes)
 
 
 def render_markdown(night: NightSummary) -> str:

@@ -10,7 +10,7 @@ import urllib.request
 from urllib.parse import urlsplit
 
 WAIT_S = 10.0
-MOST_CHARACTERS = 3000
+MAX_CHARACTERS = 3000
 
 
 def send_webhook(variable: str, text: str) -> str | None:
@@ -31,7 +31,7 @@ def send_webhook(variable: str, text: str) -> str | None:
 
 
 def _post(url: str, text: str, told: list[str]) -> None:
-    body = json.dumps({"text": escape_slack(text)[:MOST_CHARACTERS]}).encode()
+    body = json.dumps({"text": escape_slack(text)[:MAX_CHARACTERS]}).encode()
     try:
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=WAIT_S) as answer:

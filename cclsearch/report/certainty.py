@@ -40,7 +40,7 @@ class Certainty:
         return DEFAULT_CONFIDENCE
 
 
-def judge_certainty(state: RunState, provenance: Provenance) -> Certainty | None:
+def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | None:
     """How sure the best is; None without a best, or where nothing was measured: a recording has no repeats."""
     best = state.best
     if best is None or provenance is not Provenance.MEASURED:
@@ -62,7 +62,7 @@ def judge_certainty(state: RunState, provenance: Provenance) -> Certainty | None
     )
 
 
-def find_lead(state: RunState, trial: Trial) -> tuple[int, float] | None:
+def compare_with_runner_up(state: RunState, trial: Trial) -> tuple[int, float] | None:
     """Of the best trial: the one next to it, and how sure it is to be better (0 to 1).
 
     None for any other trial, and where nothing else was ranked.

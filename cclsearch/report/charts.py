@@ -43,7 +43,7 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
     height = bottom + 34 + (STRIP_ROW * len(knobs) + 26 if len(page.trials) <= MAX_STRIP_COLUMNS else 14)
     what = page.score_label if by_score else "Step time"
     name = "score" if by_score else "progress"
-    return Scene(name, f"{what} by trial", _tell_progress(page, shown, unit), WIDTH, height, tuple(items))
+    return Scene(name, f"{what} by trial", _summarize_progress(page, shown, unit), WIDTH, height, tuple(items))
 
 
 _LEGEND: tuple[tuple[str, str, Mark], ...] = (
@@ -160,32 +160,30 @@ def draw_causes(page: RunPage) -> Scene | None:
 
 def draw_sensitivity(page: RunPage) -> Scene | None:
     """Step times of the winner's neighbours over the winner's own: measured filled, predicted hollow."""
-    if not page.neighbours or page.best is None:
+    if not page.neighbors or page.best is None:
         return None
-    neighbours = sorted(page.neighbours, key=lambda n: n.ratio)[:16]
-    x = fit_scale([1.0, *(n.ratio for n in neighbours)], 330, WIDTH - RIGHT)
-    bottom = 46 + 25.0 * len(neighbours)
+    neighbors = sorted(page.neighbors, key=lambda n: n.ratio)[:16]
+    x = fit_scale([1.0, *(n.ratio for n in neighbors)], 330, WIDTH - RIGHT)
+    bottom = 46 + 25.0 * len(neighbors)
     ticks = make_ticks(x, 6)
     items: list[Item] = [Path(((x(t), 38), (x(t), bottom)), "grid") for t in ticks]
     items += [Text(x(t), bottom + 18, f"{show_number(t)}x", 11.5, "middle", "muted") for t in ticks]
     items.append(Path(((x(1.0), 34), (x(1.0), bottom)), "green", 1.6))
     items.append(Text((x.start + x.end) / 2, bottom + 38, "step time over the winner's", 12.5, "middle"))
-    for row, neighbour in enumerate(neighbours):
+    for row, neighbor in enumerate(neighbors):
         y = 46 + 25.0 * row + 10
-        items.append(Text(320, y + 4, neighbour.change, 12, "end"))
-        items.append(Path(((x(1.0), y), (x(neighbour.ratio), y)), "gray", 1.4))
-        measured = neighbour.trial is not None
-        tip = f"{neighbour.change}: {neighbour.ratio:.3g}x" + (
-            f", trial {neighbour.trial}" if measured else ", predicted"
-        )
-        items.append(Mark(x(neighbour.ratio), y, "circle" if measured else "ring", 10, "blue", not measured, tip))
+        items.append(Text(320, y + 4, neighbor.change, 12, "end"))
+        items.append(Path(((x(1.0), y), (x(neighbor.ratio), y)), "gray", 1.4))
+        measured = neighbor.trial is not None
+        tip = f"{neighbor.change}: {neighbor.ratio:.3g}x" + (f", trial {neighbor.trial}" if measured else ", predicted")
+        items.append(Mark(x(neighbor.ratio), y, "circle" if measured else "ring", 10, "blue", not measured, tip))
     kinds = [
         ("m", "run", Mark(0, 0, "circle", 10, "blue")),
         ("p", "predicted, not run", Mark(0, 0, "ring", 10, "blue")),
     ]
-    used = [k for k in kinds if any((n.trial is not None) == (k[0] == "m") for n in neighbours)]
+    used = [k for k in kinds if any((n.trial is not None) == (k[0] == "m") for n in neighbors)]
     items += _legend(used, 20)
-    told = "; ".join(f"{n.change}: {n.ratio:.3g}x" for n in neighbours)
+    told = "; ".join(f"{n.change}: {n.ratio:.3g}x" for n in neighbors)
     return Scene("sensitivity", "One step around the winner", told, WIDTH, bottom + 50, tuple(items))
 
 
@@ -264,7 +262,7 @@ def _trial_names(page: RunPage) -> list[str]:
     return [str(page.trials[int(n) - 1].number) for n in _trial_ticks(len(page.trials))]
 
 
-def _tell_progress(page: RunPage, shown: Sequence[tuple[TrialRow, float]], unit: str) -> str:
+def _summarize_progress(page: RunPage, shown: Sequence[tuple[TrialRow, float]], unit: str) -> str:
     failed = sum(t.state == FAILED for t in page.trials)
     refused = sum(t.state == NOT_ADMITTED for t in page.trials)
     best = page.best_trial

@@ -14,7 +14,7 @@ WIDTH, LEFT, RIGHT = 880.0, 76.0, 20.0
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankingEntry:
     """The best of one run in a ranking."""
 
     rank: int
@@ -26,7 +26,7 @@ class Standing:
     """Its step time over the group's best."""
 
 
-def rank_runs(pages: Sequence[RunPage]) -> list[Standing]:
+def rank_runs(pages: Sequence[RunPage]) -> list[RankingEntry]:
     """The best trial of every run, ranked inside its group: only equal work on equal hardware compares, and
     figures that were measured, recorded and simulated never mix."""
     groups: dict[str, list[tuple[float, RunPage, TrialRow]]] = {}
@@ -34,12 +34,12 @@ def rank_runs(pages: Sequence[RunPage]) -> list[Standing]:
         best = page.best_trial
         if best is not None and best.step_time_s:
             groups.setdefault(group_of(page), []).append((best.step_time_s, page, best))
-    standings = []
+    ranking = []
     for group, entries in groups.items():
         entries.sort(key=lambda entry: (entry[0], entry[1].run_id))
         for n, (time_s, page, trial) in enumerate(entries):
-            standings.append(Standing(n + 1, group, page, trial, time_s / entries[0][0]))
-    return standings
+            ranking.append(RankingEntry(n + 1, group, page, trial, time_s / entries[0][0]))
+    return ranking
 
 
 def group_of(page: RunPage) -> str:
@@ -47,14 +47,14 @@ def group_of(page: RunPage) -> str:
     return f"{page.work}, on {page.hardware}, {page.provenance}"
 
 
-def tell_frameworks(pages: Sequence[RunPage]) -> list[str]:
+def compare_frameworks(pages: Sequence[RunPage]) -> list[str]:
     """For each group in which several frameworks ran: the best of one against the best of the other, in a sentence."""
     lines = []
-    standings = rank_runs(pages)
-    for group in dict.fromkeys(s.group for s in standings):
-        best: dict[str, Standing] = {}
-        for standing in (s for s in standings if s.group == group):
-            best.setdefault(standing.page.framework, standing)
+    ranking = rank_runs(pages)
+    for group in dict.fromkeys(s.group for s in ranking):
+        best: dict[str, RankingEntry] = {}
+        for entry in (s for s in ranking if s.group == group):
+            best.setdefault(entry.page.framework, entry)
         ordered = sorted(best.values(), key=lambda s: s.ratio)
         for other in ordered[1:]:
             first = ordered[0]
@@ -100,26 +100,24 @@ def draw_bests(pages: Sequence[RunPage]) -> Scene | None:
     from cclsearch.draw.axes import Scale, make_ticks
     from cclsearch.draw.scene import Path, Rect
 
-    standings = rank_runs(pages)
-    if len(standings) < 2:
+    ranking = rank_runs(pages)
+    if len(ranking) < 2:
         return None
-    longest = max(s.trial.step_time_s or 0.0 for s in standings)
+    longest = max(s.trial.step_time_s or 0.0 for s in ranking)
     x = Scale(0.0, longest * 1.18, 330, WIDTH - RIGHT)
-    bottom = 40 + 30.0 * len(standings)
+    bottom = 40 + 30.0 * len(ranking)
     items: list[Item] = [Path(((x(t), 30), (x(t), bottom)), "grid") for t in make_ticks(x, 6)]
     items += [Text(x(t), bottom + 18, show_number(t), 11.5, "middle", "muted") for t in make_ticks(x, 6)]
     items.append(Text((x.start + x.end) / 2, bottom + 38, "seconds per step of the best trial", 12.5, "middle"))
-    groups = list(dict.fromkeys(s.group for s in standings))
-    for row, standing in enumerate(standings):
-        y, time_s = 40 + 30.0 * row, standing.trial.step_time_s or 0.0
-        label = f"{standing.page.run_id} · {standing.page.framework}"
+    groups = list(dict.fromkeys(s.group for s in ranking))
+    for row, entry in enumerate(ranking):
+        y, time_s = 40 + 30.0 * row, entry.trial.step_time_s or 0.0
+        label = f"{entry.page.run_id} · {entry.page.framework}"
         items.append(Text(320, y + 14, label if len(label) < 46 else label[:45] + "…", 12, "end"))
-        role = SERIES[groups.index(standing.group) % len(SERIES)]
-        items.append(
-            Rect(x.start, y, x(time_s) - x.start, 20, role, tip=f"{standing.group}\n{standing.trial.config_text}")
-        )
-        items.append(Text(x(time_s) + 6, y + 14, f"{show_number(time_s)}{standing.page.mark}", 11.5, "start", "muted"))
-    told = "; ".join(f"{s.page.run_id}: {show_number(s.trial.step_time_s or 0)} s" for s in standings)
+        role = SERIES[groups.index(entry.group) % len(SERIES)]
+        items.append(Rect(x.start, y, x(time_s) - x.start, 20, role, tip=f"{entry.group}\n{entry.trial.config_text}"))
+        items.append(Text(x(time_s) + 6, y + 14, f"{show_number(time_s)}{entry.page.mark}", 11.5, "start", "muted"))
+    told = "; ".join(f"{s.page.run_id}: {show_number(s.trial.step_time_s or 0)} s" for s in ranking)
     return Scene("bests", "The best of each run", told, WIDTH, bottom + 50, tuple(items))
 
 

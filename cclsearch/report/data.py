@@ -74,7 +74,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class Neighbor:
     """A configuration that differs from the winner in one or two knobs."""
 
     change: str
@@ -115,7 +115,7 @@ class RunPage:
     confidence: tuple[str, ...] = ()
     interval: tuple[float, float] | None = None
     """Of the best trial's loss, where it can be told."""
-    neighbours: tuple[Neighbour, ...] = ()
+    neighbors: tuple[Neighbor, ...] = ()
     costs: tuple[tuple[str, str], ...] = ()
     remarks: tuple[tuple[str, str], ...] = ()
     """Topic and text of what the search noted."""

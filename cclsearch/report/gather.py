@@ -12,14 +12,14 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, show_value
 from cclsearch.draw.axes import show_number
 from cclsearch.record.trial import Trial
-from cclsearch.report.certainty import judge_certainty
+from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import (
     FAILED,
     NOT_ADMITTED,
     RANKED,
     RUNNING,
     AdmissionCheck,
-    Neighbour,
+    Neighbor,
     RunPage,
     TrialRow,
 )
@@ -37,7 +37,7 @@ def gather_run(run: Run) -> RunPage:
     baseline = state.first_ranked
     rows = tuple(_gather_trial(run, trial, _metrics_of(baseline)) for trial in state.trials.values())
     best = state.best
-    certainty = judge_certainty(state, spec.provenance)
+    certainty = estimate_certainty(state, spec.provenance)
     return RunPage(
         run_id=spec.run_id,
         workload=clean(spec.workload),
@@ -52,15 +52,15 @@ def gather_run(run: Run) -> RunPage:
         objective=clean(spec.objective.spec),
         score_label=spec.objective.figure,
         greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
-        standing=_tell_standing(run),
+        standing=_describe_standing(run),
         banner=tuple(clean(line) for line in spec.banner),
         trials=rows,
         best=best.number if best else None,
         baseline=baseline.number if baseline else None,
         facts=_gather_facts(run, rows),
-        confidence=_tell_confidence(run),
+        confidence=_gather_confidence(run),
         interval=(certainty.interval.low, certainty.interval.high) if certainty else None,
-        neighbours=_find_neighbours(rows, best),
+        neighbors=_find_neighbors(rows, best),
         costs=_gather_costs(run, rows),
         remarks=tuple((clean(note.topic), clean(note.text)) for note in state.notes),
         created=spec.created,
@@ -142,7 +142,7 @@ def _metrics_of(trial: Trial | None) -> Mapping[str, float] | None:
     return trial.outcome.metrics if trial and trial.outcome else None
 
 
-def _tell_standing(run: Run) -> str:
+def _describe_standing(run: Run) -> str:
     end = run.state.ended or (run.state.stopped if run.standing == "stopped" else None)
     return clean(f"{run.standing}: {end.reason}" if end else run.standing)
 
@@ -172,7 +172,7 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
     return tuple(facts)
 
 
-def _tell_confidence(run: Run) -> tuple[str, ...]:
+def _gather_confidence(run: Run) -> tuple[str, ...]:
     from cclsearch.report.summary import describe_confidence
 
     best = run.state.best
@@ -181,7 +181,7 @@ def _tell_confidence(run: Run) -> tuple[str, ...]:
     return tuple(clean(line) for line in describe_confidence(run.spec, run.state, best, run.folder))
 
 
-def _find_neighbours(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Neighbour, ...]:
+def _find_neighbors(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Neighbor, ...]:
     """Ranked trials that differ from the best in one or two knobs (two, as one degree grows while another shrinks)."""
     winner = next((row for row in rows if best and row.number == best.number), None)
     if winner is None or not winner.step_time_s:
@@ -191,7 +191,7 @@ def _find_neighbours(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Ne
         time_s = row.step_time_s
         changed = [knob for knob in winner.config if row.config.get(knob) != winner.config[knob]]
         if time_s and 1 <= len(changed) <= 2:
-            found.append(Neighbour(describe_change(winner.config, row.config), time_s / winner.step_time_s, row.number))
+            found.append(Neighbor(describe_change(winner.config, row.config), time_s / winner.step_time_s, row.number))
     return tuple(found)
 
 

@@ -21,9 +21,9 @@ from cclsearch.draw.axes import show_number
 from cclsearch.draw.scene import Scene
 from cclsearch.draw.svg import palette_css, render_svg
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
-from cclsearch.report.compare import Standing, draw_against_step_time, draw_bests, rank_runs, tell_frameworks
+from cclsearch.report.compare import RankingEntry, compare_frameworks, draw_against_step_time, draw_bests, rank_runs
 from cclsearch.report.data import RunPage, TrialRow
-from cclsearch.report.pareto import FrontPage, draw_front_page
+from cclsearch.report.pareto import ParetoPage, draw_pareto_page
 
 HERE = Path(__file__).parent
 RANKING_COLUMNS = (
@@ -48,23 +48,23 @@ class Cell:
 
 def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Scene] = ()) -> str:
     """The whole page over one run or several; `extra_charts` (a front) stand first."""
-    standings = rank_runs(pages)
+    ranking = rank_runs(pages)
     heading = pages[0].run_id if len(pages) == 1 else f"{len(pages)} runs compared"
     return render_template(
         "page.html.j2",
         heading=heading,
         pages=pages,
         views=[_view_run(page, f"r{n}", extra_charts if len(pages) == 1 else ()) for n, page in enumerate(pages, 1)],
-        framework_lines=tell_frameworks(pages),
-        ranking=[{"cells": _ranking_cells(s), "filters": _ranking_keys(s)} for s in standings],
+        framework_lines=compare_frameworks(pages),
+        ranking=[{"cells": _ranking_cells(s), "filters": _ranking_keys(s)} for s in ranking],
         ranking_columns=RANKING_COLUMNS,
-        ranking_filters=[(name, sorted({dict(_ranking_keys(s))[name] for s in standings})) for name in FILTERS],
+        ranking_filters=[(name, sorted({dict(_ranking_keys(s))[name] for s in ranking})) for name in FILTERS],
         comparison_charts=[*extra_charts, *draw_comparisons(pages)] if len(pages) > 1 else [],
         data_json=Markup(dump_for_script([_as_data(page) for page in pages])),
     )
 
 
-def render_front(page: FrontPage) -> str:
+def render_pareto_page(page: ParetoPage) -> str:
     """The page of a front."""
     facts = [
         ("configurations on the front", str(len(page.front))),
@@ -76,7 +76,7 @@ def render_front(page: FrontPage) -> str:
         facts.append(("the knee", f"trial {knee.trial}"))
     points = sorted(page.points, key=lambda point: (not point.on_front, point.values))
     return render_template(
-        "front.html.j2", page=page, points=points, facts=facts, charts=draw_front_page(page), number=show_number
+        "pareto.html.j2", page=page, points=points, facts=facts, charts=draw_pareto_page(page), number=show_number
     )
 
 
@@ -204,17 +204,17 @@ def _compare_two(best: TrialRow, baseline: TrialRow) -> list[tuple[str, str, str
     return rows
 
 
-def _ranking_cells(standing: Standing) -> list[Cell]:
-    page, trial = standing.page, standing.trial
+def _ranking_cells(entry: RankingEntry) -> list[Cell]:
+    page, trial = entry.page, entry.trial
     return [
-        Cell(str(standing.rank), standing.rank),
+        Cell(str(entry.rank), entry.rank),
         Cell(page.run_id),
         Cell(page.model),
         Cell(page.hardware),
         Cell(page.framework),
         Cell(page.provenance),
         _number_cell(trial.step_time_s),
-        Cell(f"{standing.ratio:.3f}x", standing.ratio),
+        Cell(f"{entry.ratio:.3f}x", entry.ratio),
         _number_cell(trial.metrics.get("tokens_per_s_per_accelerator")),
         _number_cell(trial.metrics.get("mfu")),
         Cell(page.objective),
@@ -222,8 +222,8 @@ def _ranking_cells(standing: Standing) -> list[Cell]:
     ]
 
 
-def _ranking_keys(standing: Standing) -> list[tuple[str, str]]:
-    page = standing.page
+def _ranking_keys(entry: RankingEntry) -> list[tuple[str, str]]:
+    page = entry.page
     values = (page.model, page.hardware, page.framework, page.provenance)
     return list(zip(FILTERS, values, strict=True))
 

@@ -30,7 +30,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class FrontPoint:
+class ParetoPoint:
     """One configuration that was measured and admitted."""
 
     run_id: str
@@ -43,7 +43,7 @@ class FrontPoint:
     is_knee: bool = False
     interval: tuple[float, float] | None = None
     """Of the first metric, where noise can be told."""
-    brings: float = 0.0
+    hypervolume_share: float = 0.0
     """Share of the front's hypervolume that would be lost without it."""
     scores: tuple[float, float] | None = None
     """At weight 0 and at weight 1."""
@@ -56,7 +56,7 @@ class FrontPoint:
 
 
 @dataclass(frozen=True)
-class FrontPage:
+class ParetoPage:
     """A front over one run or several."""
 
     title: str
@@ -64,7 +64,7 @@ class FrontPage:
     work: str
     provenance: str
     axes: tuple[Axis, ...]
-    points: tuple[FrontPoint, ...]
+    points: tuple[ParetoPoint, ...]
     growth: tuple[float, ...]
     """Hypervolume after each trial in the order in which they ended, as a share of the last; failed trials included."""
     hypervolume: float
@@ -82,28 +82,28 @@ class FrontPage:
         return "" if self.provenance == "measured" else f" ({self.provenance})"
 
     @property
-    def front(self) -> list[FrontPoint]:
+    def front(self) -> list[ParetoPoint]:
         """Points on the front, by the first metric."""
         return sorted((p for p in self.points if p.on_front), key=lambda p: p.values)
 
     @property
-    def choices(self) -> list[FrontPoint]:
+    def choices(self) -> list[ParetoPoint]:
         """Points that some weight chooses, by the weight."""
         return sorted((p for p in self.points if p.chosen), key=lambda p: p.chosen or (0.0, 0.0))
 
 
-def draw_front_page(page: FrontPage) -> list[Scene]:
+def draw_pareto_page(page: ParetoPage) -> list[Scene]:
     """Every drawing that the page's data allow."""
     pairs = list(itertools.combinations(range(len(page.axes)), 2))
-    scenes = [draw_front(page, y=first, x=second) for first, second in pairs]
+    scenes = [draw_pareto_front(page, y=first, x=second) for first, second in pairs]
     if page.choices:
-        scenes.append(draw_choices(page))
+        scenes.append(draw_weight_choices(page))
     if len(page.growth) > 1:
-        scenes.append(draw_growth(page))
+        scenes.append(draw_hypervolume_growth(page))
     return scenes
 
 
-def draw_front(page: FrontPage, *, y: int = 0, x: int = 1) -> Scene:
+def draw_pareto_front(page: ParetoPage, *, y: int = 0, x: int = 1) -> Scene:
     """The front, the points that it beats, and the noise of what stands on it."""
     reach = [v for p in page.points for v in (p.values[y], *(p.interval or ()) * (y == 0))]
     across = [p.values[x] for p in page.points]
@@ -115,7 +115,7 @@ def draw_front(page: FrontPage, *, y: int = 0, x: int = 1) -> Scene:
         items.append(Path(_stairs(page, front, frame), "green", 1.8))
     for point in sorted(page.points, key=lambda p: p.on_front):
         px, py = frame.x(point.values[x]), frame.y(point.values[y])
-        tip = f"{point.name}: {point.config_text}\n{_tell_values(page, point)}"
+        tip = f"{point.name}: {point.config_text}\n{_format_values(page, point)}"
         run = page.runs.index(point.run_id)
         if not point.on_front:
             items.append(Mark(px, py, SHAPES[run % 5], 8, "gray", hollow=True, tip=tip + "\nbeaten"))
@@ -127,12 +127,12 @@ def draw_front(page: FrontPage, *, y: int = 0, x: int = 1) -> Scene:
         items.append(Mark(px, py, shape, 18 if point.is_knee else 11, "green", tip=tip))
         items.append(Text(px + 9, py - 8, str(point.trial), 11, "start", "muted"))
     items += _front_legend(page)
-    told = "; ".join(f"trial {p.name}: {_tell_values(page, p)}" for p in page.front)
+    told = "; ".join(f"trial {p.name}: {_format_values(page, p)}" for p in page.front)
     name = f"front-{page.axes[y].metric}-{page.axes[x].metric}".replace("_", "-")
     return Scene(name, "The front", f"On the front: {told}", WIDTH, 450, tuple(items))
 
 
-def draw_choices(page: FrontPage) -> Scene:
+def draw_weight_choices(page: ParetoPage) -> Scene:
     """Score by weight: a line for each configuration that some weight chooses, the flips between them marked."""
     choices = page.choices
     ends = [s for p in choices for s in (p.scores or ())]
@@ -160,7 +160,7 @@ def draw_choices(page: FrontPage) -> Scene:
     return Scene("weights", "Which weight chooses which configuration", told, WIDTH, 384, tuple(items))
 
 
-def draw_growth(page: FrontPage) -> Scene:
+def draw_hypervolume_growth(page: ParetoPage) -> Scene:
     """Hypervolume over trials, as a share of what it came to."""
     frame = Frame(Scale(0.0, float(len(page.growth)), LEFT, WIDTH - RIGHT), Scale(0.0, 1.03, 280, 30))
     items = frame.draw("trials", "share of the hypervolume", y_ticks=[0, 0.25, 0.5, 0.75, 1.0])
@@ -175,7 +175,7 @@ def draw_growth(page: FrontPage) -> Scene:
     return Scene("hypervolume", "Hypervolume over trials", told, WIDTH, 330, tuple(items))
 
 
-def write_front_csv(page: FrontPage) -> str:
+def render_pareto_csv(page: ParetoPage) -> str:
     """One row a configuration: run, trial, knobs, metrics, whether it is on the front, which weights choose it."""
     knobs = list(dict.fromkeys(knob for point in page.points for knob in point.config))
     text = io.StringIO()
@@ -184,15 +184,15 @@ def write_front_csv(page: FrontPage) -> str:
     marks = ["on_front", "knee", "hypervolume_share", "low", "high", "weight_from", "weight_to"]
     writer.writerow(["run", "trial", "provenance", *knobs, *axes, *marks])
     for point in sorted(page.points, key=lambda p: (not p.on_front, p.values)):
-        config = [guard_cell(point.config.get(knob, "")) for knob in knobs]
-        flags = [int(point.on_front), int(point.is_knee), f"{point.brings:.6g}"]
+        config = [escape_formula(point.config.get(knob, "")) for knob in knobs]
+        flags = [int(point.on_front), int(point.is_knee), f"{point.hypervolume_share:.6g}"]
         ranges = [*(point.interval or ("", "")), *(point.chosen or ("", ""))]
-        run = guard_cell(point.run_id)
+        run = escape_formula(point.run_id)
         writer.writerow([run, point.trial, page.provenance, *config, *point.values, *flags, *ranges])
     return text.getvalue()
 
 
-def guard_cell(value: object) -> object:
+def escape_formula(value: object) -> object:
     """The value as a spreadsheet may open it: text that would be taken for a formula gets a quote before it."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -201,7 +201,7 @@ def guard_cell(value: object) -> object:
     return value
 
 
-def _stairs(page: FrontPage, front: Sequence[FrontPoint], frame: Frame) -> tuple[tuple[float, float], ...]:
+def _stairs(page: ParetoPage, front: Sequence[ParetoPoint], frame: Frame) -> tuple[tuple[float, float], ...]:
     """The border of what the front beats: from point to point along the axes."""
     ordered = sorted(front, key=lambda p: p.values[1], reverse=page.axes[1].greater_is_better)
     if not ordered:
@@ -217,7 +217,7 @@ def _stairs(page: FrontPage, front: Sequence[FrontPoint], frame: Frame) -> tuple
     return tuple(points)
 
 
-def _front_legend(page: FrontPage) -> list[Item]:
+def _front_legend(page: ParetoPage) -> list[Item]:
     items: list[Item] = []
     x = LEFT
     entries = [("on the front", Mark(0, 0, "circle", 11, "green"))]
@@ -233,7 +233,7 @@ def _front_legend(page: FrontPage) -> list[Item]:
     return items
 
 
-def _label_ends(choices: Sequence[FrontPoint], frame: Frame) -> list[Item]:
+def _label_ends(choices: Sequence[ParetoPoint], frame: Frame) -> list[Item]:
     """Trial names at the right ends of their lines, pushed apart."""
     ends = sorted(((frame.y(_at(p, 1.0)), p, n) for n, p in enumerate(choices)), key=lambda end: end[0])
     items: list[Item] = []
@@ -255,7 +255,7 @@ def _thin(ticks: Sequence[float] | None, scale: Scale) -> list[float] | None:
     return kept
 
 
-def _at(point: FrontPoint, weight: float) -> float:
+def _at(point: ParetoPoint, weight: float) -> float:
     low, high = point.scores or (0.0, 0.0)
     return (1 - weight) * low + weight * high
 
@@ -264,5 +264,5 @@ def _middle(line: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return ((line[0][0] + line[1][0]) / 2, (line[0][1] + line[1][1]) / 2)
 
 
-def _tell_values(page: FrontPage, point: FrontPoint) -> str:
+def _format_values(page: ParetoPage, point: ParetoPoint) -> str:
     return ", ".join(f"{axis.metric} {show_number(v)}" for axis, v in zip(page.axes, point.values, strict=True))

@@ -14,7 +14,7 @@ from cclsearch.core.values import Provenance
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.report.certainty import Certainty, judge_certainty
+from cclsearch.report.certainty import Certainty, estimate_certainty
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
@@ -30,7 +30,7 @@ class Summary:
     lines: tuple[str, ...]
 
 
-def summarise_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
+def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
     """The summary of a search as it stands."""
     best = state.best
     lines = [*(_best_lines(spec, state, folder, best) if best else _no_best_lines(state))]
@@ -44,7 +44,7 @@ def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any]
     best = state.best
     if best is None:
         return None
-    certainty = judge_certainty(state, spec.provenance)
+    certainty = estimate_certainty(state, spec.provenance)
     metrics = best.outcome.metrics if best.outcome else {}
     return {
         "run": spec.run_id,
@@ -78,7 +78,7 @@ def _certainty_as_json(certainty: Certainty) -> dict[str, Any]:
     }
 
 
-def summarise_json(spec: RunSpec, state: RunState, folder: Path) -> str:
+def summarize_as_json(spec: RunSpec, state: RunState, folder: Path) -> str:
     """The end of a search as one JSON line: `best` is null where there is none."""
     best = best_as_json(spec, state, folder)
     ended = state.ended or state.stopped
@@ -127,7 +127,7 @@ def describe_figure(objective: Objective, trial: Trial) -> str:
 
 def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Path) -> list[str]:
     """How likely the best is truly the best of what was tried, what it cannot be told from, and what says so."""
-    certainty = judge_certainty(state, spec.provenance)
+    certainty = estimate_certainty(state, spec.provenance)
     if certainty is None:
         how = spec.provenance.value
         return [f"its figure is {how}, read once: no run can confirm it; the noise of its source is unknown"]
@@ -155,7 +155,7 @@ def _beaten_lines(state: RunState, best: Trial, provenance: Provenance) -> list[
         return ["it beat nothing: no other trial was ranked"]
     first = min(ranked, key=lambda trial: trial.number)
     next_one = f"next is trial {others[0].number} ({_ratio(others[0], best)})"
-    certainty = judge_certainty(state, provenance)
+    certainty = estimate_certainty(state, provenance)
     if certainty is None:
         lines = [f"it beat {len(others)} other configuration{'s' * (len(others) > 1)}; {next_one}"]
     else:

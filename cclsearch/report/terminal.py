@@ -82,10 +82,10 @@ def _doubt(trial: Trial, state: RunState) -> str:
     """Where a trial leads within the noise: over which one, and how sure that is."""
     if trial.outcome is None or trial.outcome.provenance is not Provenance.MEASURED:
         return ""
-    from cclsearch.report.certainty import find_lead
+    from cclsearch.report.certainty import compare_with_runner_up
     from cclsearch.stats.noise import DEFAULT_CONFIDENCE
 
-    lead = find_lead(state, trial)
+    lead = compare_with_runner_up(state, trial)
     if lead is None or lead[1] >= DEFAULT_CONFIDENCE:
         return ""
     return f" ({lead[1]:.0%} sure to beat trial {lead[0]}: within the noise)"

@@ -13,7 +13,7 @@ from cclsearch.run.folder import Run
 from cclsearch.score.outcome import Outcome
 
 
-def one_as_json(run: Run, trial: Trial) -> dict[str, Any]:
+def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
     """Everything the ledger knows of one trial, as plain data."""
     return {
         "run": run.spec.run_id,
@@ -30,7 +30,7 @@ def one_as_json(run: Run, trial: Trial) -> dict[str, Any]:
     }
 
 
-def describe_one(run: Run, trial: Trial, *, log_lines: int) -> list[str]:
+def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[str]:
     """The same in lines for people, with the end of its error log where it failed."""
     lines = [
         f"trial {trial.number} of {run.spec.run_id} ({run.spec.provenance.value})",

@@ -9,8 +9,8 @@ from cclsearch.core.atomic_file import arriving, write_atomically
 from cclsearch.core.errors import writing
 from cclsearch.draw.scene import Scene
 from cclsearch.report.data import RunPage
-from cclsearch.report.page import draw_comparisons, draw_run, render_front, render_page
-from cclsearch.report.pareto import FrontPage, draw_front_page, write_front_csv
+from cclsearch.report.page import draw_comparisons, draw_run, render_page, render_pareto_page
+from cclsearch.report.pareto import ParetoPage, draw_pareto_page, render_pareto_csv
 
 CHARTS_FOLDER = "charts"
 
@@ -35,15 +35,15 @@ def write_report(
     return written + write_pictures(scenes, folder, dark=dark)
 
 
-def write_front(page: FrontPage, folder: Path, *, png: bool = True, dark: bool = False) -> list[Path]:
+def write_pareto_page(page: ParetoPage, folder: Path, *, png: bool = True, dark: bool = False) -> list[Path]:
     """Write `pareto.html`, `pareto.csv` and, with `png`, the drawings under `charts/`; returns the files written."""
     written = [
-        write_text(folder / "pareto.html", render_front(page)),
-        write_text(folder / "pareto.csv", write_front_csv(page)),
+        write_text(folder / "pareto.html", render_pareto_page(page)),
+        write_text(folder / "pareto.csv", render_pareto_csv(page)),
     ]
     if not png:
         return written
-    scenes = [(scene.name, scene) for scene in draw_front_page(page)]
+    scenes = [(scene.name, scene) for scene in draw_pareto_page(page)]
     return written + write_pictures(scenes, folder / CHARTS_FOLDER, dark=dark)
 
 

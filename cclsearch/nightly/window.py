@@ -13,16 +13,16 @@ from cclsearch.nightly.config import NightlyConfig
 NIGHTS_FOLDER = "nights"
 NIGHT_FILE = "night.json"
 SUMMARY_FILE = "summary.json"
-AT_LEAST_S = 3600.0
+MIN_NIGHT_S = 3600.0
 """A night without a deadline ends before the next `start` that is at least this far away."""
-BEFORE_START_S = 600.0
+START_MARGIN_S = 600.0
 """How long before that `start`: it must have stopped by then, and a timer that is early must not go on with it."""
-A_NIGHT_S = 20 * 3600.0
+MAX_NIGHT_S = 20 * 3600.0
 """How long a night with neither a deadline nor a `start` may be gone on with: no day between two starts is as short."""
 
 
 @dataclass(frozen=True)
-class NightPlace:
+class NightWindow:
     """Which night it is."""
 
     stamp: str
@@ -42,19 +42,19 @@ def nights_folder(runs: Path, name: str) -> Path:
     return runs / NIGHTS_FOLDER / name
 
 
-def find_place(config: NightlyConfig, runs: Path, now_s: float) -> NightPlace:
+def find_window(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow:
     """The night that was cut off, where it was asked for the same and may still go on; else a new one."""
-    cut = find_cut(config, runs, now_s)
+    cut = find_interrupted(config, runs, now_s)
     if cut is not None:
         return cut
     home = nights_folder(runs, config.name)
     second = now_s
     while (home / (stamp := time.strftime("%Y%m%d-%H%M%S", time.gmtime(second)))).exists():
         second += 1
-    return NightPlace(stamp, now_s, choose_end(config, now_s), home / stamp)
+    return NightWindow(stamp, now_s, choose_end(config, now_s), home / stamp)
 
 
-def find_cut(config: NightlyConfig, runs: Path, now_s: float) -> NightPlace | None:
+def find_interrupted(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow | None:
     """The latest night, where it was killed or stopped before its end, and is to be gone on with; else None."""
     home = nights_folder(runs, config.name)
     latest = max((p for p in home.glob("*/") if (p / NIGHT_FILE).is_file()), default=None, key=lambda p: p.name)
@@ -64,9 +64,9 @@ def find_cut(config: NightlyConfig, runs: Path, now_s: float) -> NightPlace | No
         data = json.loads((latest / NIGHT_FILE).read_text(encoding="utf-8"))
         started_s, end_s = float(data["started_s"]), data["deadline_s"]
         if end_s is None:
-            end_s = choose_end(config, started_s) or started_s + A_NIGHT_S
+            end_s = choose_end(config, started_s) or started_s + MAX_NIGHT_S
         if data["config"] == config.digest and started_s <= now_s < end_s:
-            return NightPlace(
+            return NightWindow(
                 latest.name,
                 started_s,
                 data["deadline_s"],
@@ -83,7 +83,7 @@ def choose_end(config: NightlyConfig, started_s: float) -> float | None:
     if config.deadline_moment is not None:
         return config.deadline_moment.next_after(started_s)
     if config.start_moment is not None:
-        return config.start_moment.next_after(started_s + AT_LEAST_S) - BEFORE_START_S
+        return config.start_moment.next_after(started_s + MIN_NIGHT_S) - START_MARGIN_S
     return None
 
 
