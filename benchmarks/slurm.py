@@ -35,8 +35,8 @@ from slurm.trials import make_job  # noqa: E402
 
 from cclsearch.core.errors import UserError  # noqa: E402
 from cclsearch.launch.base import Handle, JobState, JobStatus  # noqa: E402
+from cclsearch.launch.slurm.job_files import Program, classify_trial  # noqa: E402
 from cclsearch.launch.slurm.launcher import SlurmLauncher  # noqa: E402
-from cclsearch.launch.slurm.payloads import Program, classify_trial  # noqa: E402
 from cclsearch.launch.slurm.settings import SlurmSettings  # noqa: E402
 
 SCRIPT = HERE.parent / "tests" / "slurm" / "trial_script.py"

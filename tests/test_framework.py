@@ -15,8 +15,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.settings import Settings, load_settings
 from cclsearch.launch.profile import load_profile, make_launcher
 from cclsearch.launch.slurm.check import judge_needs
+from cclsearch.launch.slurm.job_files import Program
 from cclsearch.launch.slurm.launcher import SlurmLauncher
-from cclsearch.launch.slurm.payloads import Program
 from cclsearch.launch.slurm.probe import look_at_needs
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import Need, list_frameworks, load_framework

@@ -24,9 +24,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.slurm.allocation import AllocationLauncher
+from cclsearch.launch.slurm.job_files import SUBMITTED_FILE, Program, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
-from cclsearch.launch.slurm.payload import SUBMITTED_FILE
-from cclsearch.launch.slurm.payloads import Program, classify_trial
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.space.framework import Need
 

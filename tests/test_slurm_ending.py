@@ -8,7 +8,7 @@ import pytest
 
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.slurm.ending import Ending, explain_end, find_exit_code
-from cclsearch.launch.slurm.payload import End, NodeReport
+from cclsearch.launch.slurm.job_files import End, NodeReport
 from cclsearch.launch.slurm.refusal import Refusal, judge_refusal, never_starts, suggest_remedy
 
 CRASH = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="RuntimeError: own words")

@@ -29,9 +29,8 @@ from cclsearch.launch.slurm.commands import (
     run_slurm,
     submit_script,
 )
+from cclsearch.launch.slurm.job_files import Program, classify_trial, make_payload, prepare_folder, write_model
 from cclsearch.launch.slurm.launcher import SlurmLauncher
-from cclsearch.launch.slurm.payload import prepare_folder, write_model
-from cclsearch.launch.slurm.payloads import Program, classify_trial, make_payload
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.run import trial_folder
 

@@ -11,7 +11,8 @@ import pytest
 from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import list_profiles, load_profile, make_launcher, profile_from_mapping
 from cclsearch.launch.slurm.allocation import AllocationLauncher
-from cclsearch.launch.slurm.launcher import SlurmLauncher, read_slurm_settings
+from cclsearch.launch.slurm.factory import read_slurm_settings
+from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.script import (
     choose_shape,
     container_prefix,

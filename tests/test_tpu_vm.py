@@ -118,7 +118,7 @@ def test_what_no_slice_can_be_reached_by_is_refused(fields: dict[str, Any], says
 def test_resource_names_are_what_the_cloud_takes_and_differ_between_runs(tmp_path: Path, run_id: str) -> None:
     import re
 
-    from cclsearch.launch.tpu_vm.identity import is_named_by, label_of, make_token, name_resource
+    from cclsearch.launch.tpu_vm.resource_names import is_named_by, label_of, make_token, name_resource
 
     tokens = [make_token(tmp_path / name) for name in ("one", "two")]
     assert make_token(tmp_path / "one") == tokens[0]
@@ -165,7 +165,7 @@ def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing
 
 
 def test_resource_is_found_in_its_own_project_after_gclouds_default_has_changed(sshd: None, tmp_path: Path) -> None:
-    from cclsearch.launch.tpu_vm.place import Waiting
+    from cclsearch.launch.tpu_vm.worker_source import Waiting
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         place_of(cloud, tmp_path / "run", project=None).request("r1")
@@ -206,7 +206,7 @@ def test_search_ends_at_once_when_the_login_is_over_and_what_runs_is_adopted_aft
     sshd: None, tmp_path: Path
 ) -> None:
     from cclsearch.core.errors import UserError
-    from cclsearch.launch.tpu_vm.place import Waiting
+    from cclsearch.launch.tpu_vm.worker_source import Waiting
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         place = place_of(cloud, tmp_path / "run")

@@ -24,8 +24,7 @@ from cclsearch.launch.slurm.commands import (
     step_environment,
 )
 from cclsearch.launch.slurm.ending import ENDED_STATES, explain_end, explain_infrastructure, find_exit_code, read_ending
-from cclsearch.launch.slurm.launcher import SlurmLauncher
-from cclsearch.launch.slurm.payload import (
+from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     END_FILE,
     JOBS_FILE,
@@ -37,13 +36,14 @@ from cclsearch.launch.slurm.payload import (
     Payload,
     Started,
     link_scratch,
+    make_payload,
     prepare_folder,
     read_model,
     read_result_status,
     sees_file,
     write_model,
 )
-from cclsearch.launch.slurm.payloads import make_payload
+from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.submit import render_chunk
 from cclsearch.launch.slurm.watch import DEADLINE_S, mark_cancelled
 

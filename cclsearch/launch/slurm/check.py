@@ -19,9 +19,15 @@ from cclsearch.launch.base import Check, JobState, JobStatus
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE
 from cclsearch.launch.slurm.commands import ControllerAway, SlurmRefusal, parse_duration, run_slurm, try_script
 from cclsearch.launch.slurm.ending import read_tail
+from cclsearch.launch.slurm.job_files import (
+    Payload,
+    Program,
+    attempt_folder,
+    classify_trial,
+    link_scratch,
+    prepare_folder,
+)
 from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
-from cclsearch.launch.slurm.payload import Payload, attempt_folder, link_scratch, prepare_folder
-from cclsearch.launch.slurm.payloads import Program, classify_trial
 from cclsearch.launch.slurm.refusal import suggest_remedy
 from cclsearch.launch.slurm.script import choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.slurm.payload import CANCELLED_FILE, END_FILE, STARTED_FILE, End, NodeReport, Payload, read_model
+from cclsearch.launch.slurm.job_files import (
+    CANCELLED_FILE,
+    END_FILE,
+    STARTED_FILE,
+    End,
+    NodeReport,
+    Payload,
+    read_model,
+)
 
 TAIL_BYTES = 64 * 1024
 

@@ -12,25 +12,25 @@ from cclsearch.core.errors import AwayError, UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
-from cclsearch.launch.profile import Profile
 from cclsearch.launch.slurm.commands import ControllerAway, QueueRow, SlurmRefusal, read_queue, require_command
-from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
-from cclsearch.launch.slurm.payload import (
+from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     JOBS_FILE,
     PAYLOAD_FILE,
     JobList,
     Payload,
+    Program,
+    describe_payload,
     link_scratch,
+    make_payload,
     prepare_folder,
     read_model,
 )
-from cclsearch.launch.slurm.payloads import Program, classify_trial, describe_payload, make_payload
+from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
 from cclsearch.launch.slurm.script import node_command, render_script
-from cclsearch.launch.slurm.settings import SlurmSettings, check_environment
+from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import Submitter, Unresolved
 from cclsearch.launch.slurm.watch import Classify, Queue, Watcher, cancel_attempts, mark_cancelled
-from cclsearch.plugins import LAUNCHERS
 
 PATIENCE_S = 600.0
 """How long `find` waits for a controller that does not answer: resuming blindly could submit a job twice."""
@@ -38,7 +38,6 @@ NOTICE_S = 2.0
 """Pause between two looks for result files."""
 
 
-@LAUNCHERS.register("slurm")
 class SlurmLauncher:
     """One Slurm job a trial, over as many nodes as its ranks need."""
 
@@ -64,22 +63,6 @@ class SlurmLauncher:
         self._watcher = Watcher(settings, classify, Queue(settings.poll_s))
         self._payloads: dict[Path, Payload] = {}
         self._next_try = 0.0
-
-    @classmethod
-    def from_profile(cls, profile: Profile) -> SlurmLauncher:
-        """The launcher of a profile; UserError where a field is wrong. Nothing is asked of the cluster yet."""
-        settings = read_slurm_settings(profile)
-        if settings.in_allocation is not False and cls is SlurmLauncher:
-            from cclsearch.launch.slurm.allocation import AllocationLauncher
-
-            return AllocationLauncher.from_profile(profile)
-        return cls(
-            settings,
-            read_program(profile),
-            classify=classify_trial,
-            run_dir=profile.run_dir,
-            ranks_per_node=profile.hardware.accelerators_per_node or 1,
-        )
 
     @functools.cached_property
     def max_parallel(self) -> int:
@@ -247,32 +230,6 @@ class SlurmLauncher:
                     ) from None
             time.sleep(pause)
             pause = min(pause * 2, 20.0)
-
-
-def read_slurm_settings(profile: Profile) -> SlurmSettings:
-    """The Slurm fields of a profile, checked with its environment."""
-    settings = profile.read_settings(SlurmSettings)
-    wrong = check_environment(profile.environment)
-    if wrong is not None:
-        raise UserError(f"{profile.source or profile.name}: environment: {wrong}")
-    return settings
-
-
-def read_program(profile: Profile) -> Program:
-    """The run script of the profile's framework; none where none is named, which is enough for `check`."""
-    from cclsearch.space.framework import list_frameworks, load_framework
-
-    if profile.framework is None:
-        needs = tuple(need for name in list_frameworks() for need in load_framework(name).needs)
-        return Program(script=None, runner="torchrun", environment=dict(profile.environment), needs=needs)
-    framework = load_framework(profile.require_framework())
-    return Program(
-        script=framework.script_path,
-        runner=framework.runner,
-        environment=dict(profile.environment),
-        knob_environment=framework.knob_environment,
-        needs=framework.needs,
-    )
 
 
 def _folders_in_queue(rows: Sequence[QueueRow], run_id: str) -> Iterator[Path]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cclsearch.launch.slurm.payload import Shape
+from cclsearch.core.values import Model
 from cclsearch.launch.slurm.settings import Container, SlurmSettings
 
 MARGIN_S = 120
@@ -19,6 +19,14 @@ _SET_ON_THE_NODE = (
     *("CCL_NUM_NODES", "CCL_PROCESS_ID", "CCL_NUM_PROCESSES", "CCL_COORDINATOR"),
 )
 """Variables that no payload holds: the node program and torchrun set them."""
+
+
+class Shape(Model):
+    """What trials must have in common to stand in one array, and what is asked of Slurm for them."""
+
+    nodes: int
+    gpus_per_node: int
+    time_min: int
 
 
 def choose_shape(num_ranks: int, ranks_per_node: int, timeout_s: float, settings: SlurmSettings) -> Shape:

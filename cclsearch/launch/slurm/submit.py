@@ -29,7 +29,7 @@ from cclsearch.launch.slurm.commands import (
     read_queue,
     submit_script,
 )
-from cclsearch.launch.slurm.payload import (
+from cclsearch.launch.slurm.job_files import (
     JOBS_FILE,
     PAYLOAD_FILE,
     SCRIPT_FILE,

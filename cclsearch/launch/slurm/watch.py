@@ -30,7 +30,7 @@ from cclsearch.launch.slurm.ending import (
     find_exit_code,
     read_ending,
 )
-from cclsearch.launch.slurm.payload import (
+from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     END_FILE,
     STARTED_FILE,

@@ -14,8 +14,16 @@ from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.launch.tpu_vm.fleet import CALL_S, COPY_S, Answers, Unreachable, read_answers, run_program, shorten_error
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
+from cclsearch.launch.tpu_vm.worker_group import (
+    CALL_S,
+    COPY_S,
+    Answers,
+    Unreachable,
+    read_answers,
+    run_program,
+    shorten_error,
+)
 
 GONE_NODE = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "NOT_FOUND"})
 """States of a TPU VM in which its workers are not coming back by themselves."""

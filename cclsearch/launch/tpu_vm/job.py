@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Model
+from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Job, JobStatus
+from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import (
     CONFIG_FILE,
     RESULT_FILE,
@@ -26,6 +27,7 @@ from cclsearch.launch.contract import (
     trial_environment,
 )
 from cclsearch.launch.tpu_vm.settings import TpuSettings
+from cclsearch.launch.tpu_vm.worker_group import WorkerAnswer
 from cclsearch.space.framework import Framework
 
 M = TypeVar("M", bound=Model)
@@ -237,3 +239,19 @@ def clear_folder(trial_dir: Path) -> None:
 def read_status(folder: Path) -> JobStatus | None:
     """The attempt's end, once it is known."""
     return read_model(folder / STATUS_FILE, JobStatus)
+
+
+def judge_end(record: TpuJobRecord, by: Mapping[int, WorkerAnswer]) -> Failure | None:
+    """Why there is no sound result; None where there is one."""
+    if (record.trial_dir / RESULT_FILE).is_file():
+        return None
+    if any(answer.reason == "timeout" for answer in by.values()):
+        message = f"no result after {record.timeout_s:g} s: every process of the trial was ended"
+        return Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
+    for process, answer in by.items():
+        if answer.oom:
+            message = "the kernel killed a process of the trial because memory ran out"
+            return Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message, rank=process)
+    codes = [answer.code for answer in by.values() if answer.code and answer.reason == "finished"]
+    found = collect_result(record.trial_dir, exit_code=codes[0] if codes else 0)
+    return found if isinstance(found, Failure) else None

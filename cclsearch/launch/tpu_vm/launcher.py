@@ -18,10 +18,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover
 from cclsearch.launch.profile import Profile
-from cclsearch.launch.tpu_vm.cloud_place import QueuedPlace, TpuPlace
-from cclsearch.launch.tpu_vm.ending import judge_end
-from cclsearch.launch.tpu_vm.fleet import Answers, Fleet, Unreachable, WorkerAnswer, is_hopeless
-from cclsearch.launch.tpu_vm.identity import make_token
+from cclsearch.launch.tpu_vm.cloud_source import QueuedPlace, TpuPlace
 from cclsearch.launch.tpu_vm.job import (
     BEGUN_FILE,
     CANCELLED_FILE,
@@ -33,6 +30,7 @@ from cclsearch.launch.tpu_vm.job import (
     attempt_folder,
     clear_folder,
     count_processes,
+    judge_end,
     log_offsets,
     merge_logs,
     read_model,
@@ -42,8 +40,10 @@ from cclsearch.launch.tpu_vm.job import (
     write_bundle,
     write_model,
 )
-from cclsearch.launch.tpu_vm.place import Broken, HostsPlace, Place, Ready, Waiting
+from cclsearch.launch.tpu_vm.resource_names import make_token
 from cclsearch.launch.tpu_vm.settings import TpuSettings
+from cclsearch.launch.tpu_vm.worker_group import Answers, Fleet, Unreachable, WorkerAnswer, is_hopeless
+from cclsearch.launch.tpu_vm.worker_source import Broken, HostsPlace, Place, Ready, Waiting
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import Framework, load_framework
 

@@ -20,7 +20,8 @@ from cclsearch.launch.tpu_vm.gcloud import (
     refuse_if_denied,
     require_gcloud,
 )
-from cclsearch.launch.tpu_vm.identity import (
+from cclsearch.launch.tpu_vm.job import read_model, write_model
+from cclsearch.launch.tpu_vm.resource_names import (
     Site,
     at_site,
     is_named_by,
@@ -30,9 +31,8 @@ from cclsearch.launch.tpu_vm.identity import (
     read_token,
     settle_project,
 )
-from cclsearch.launch.tpu_vm.job import read_model, write_model
-from cclsearch.launch.tpu_vm.place import Broken, Look, Ready, Waiting
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
+from cclsearch.launch.tpu_vm.worker_source import Broken, Look, Ready, Waiting
 
 RUN_LABEL = "ccl-run"
 REQUEST_FILE = "queued-resource.json"

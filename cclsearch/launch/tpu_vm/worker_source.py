@@ -8,8 +8,8 @@ from typing import Protocol
 
 from cclsearch.core.values import Failure
 from cclsearch.launch.base import Check, Leftover
-from cclsearch.launch.tpu_vm.fleet import Fleet, SshFleet, is_hopeless, run_program, shorten_error
 from cclsearch.launch.tpu_vm.settings import TpuSettings
+from cclsearch.launch.tpu_vm.worker_group import Fleet, SshFleet, is_hopeless, run_program, shorten_error
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""Makes the Slurm launcher of a profile: one job a trial, or one step a trial inside an allocation."""
+
+from __future__ import annotations
+
+from cclsearch.core.errors import UserError
+from cclsearch.launch.profile import Profile
+from cclsearch.launch.slurm.allocation import AllocationLauncher
+from cclsearch.launch.slurm.job_files import Program, classify_trial
+from cclsearch.launch.slurm.launcher import SlurmLauncher
+from cclsearch.launch.slurm.settings import SlurmSettings, check_environment
+from cclsearch.plugins import LAUNCHERS
+from cclsearch.space.framework import list_frameworks, load_framework
+
+
+@LAUNCHERS.register("slurm")
+class SlurmLauncherFactory:
+    """Chooses the launcher class by the profile's `in_allocation`."""
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> SlurmLauncher:
+        """Return the launcher; UserError if a field is wrong. Sends no command to the cluster yet."""
+        settings = read_slurm_settings(profile)
+        launcher = SlurmLauncher if settings.in_allocation is False else AllocationLauncher
+        return launcher(
+            settings,
+            read_program(profile),
+            classify=classify_trial,
+            run_dir=profile.run_dir,
+            ranks_per_node=profile.hardware.accelerators_per_node or 1,
+        )
+
+
+def read_slurm_settings(profile: Profile) -> SlurmSettings:
+    """The Slurm fields of a profile, checked with its environment."""
+    settings = profile.read_settings(SlurmSettings)
+    wrong = check_environment(profile.environment)
+    if wrong is not None:
+        raise UserError(f"{profile.source or profile.name}: environment: {wrong}")
+    return settings
+
+
+def read_program(profile: Profile) -> Program:
+    """The run script of the profile's framework; none where none is named, which is enough for `check`."""
+    if profile.framework is None:
+        needs = tuple(need for name in list_frameworks() for need in load_framework(name).needs)
+        return Program(script=None, runner="torchrun", environment=dict(profile.environment), needs=needs)
+    framework = load_framework(profile.require_framework())
+    return Program(
+        script=framework.script_path,
+        runner=framework.runner,
+        environment=dict(profile.environment),
+        knob_environment=framework.knob_environment,
+        needs=framework.needs,
+    )
