@@ -31,16 +31,16 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, *built_in: str) -> None:
         self.kind = kind
         self._built_in = built_in
-        self._things: dict[str, T] = {}
+        self._entries: dict[str, T] = {}
         self._loaded = False
 
     def register(self, name: str) -> Callable[[C], C]:
         """Decorator: enter a class or function under `name`; a name taken twice is a bug and raises ValueError."""
 
         def enter(thing: C) -> C:
-            if name in self._things and self._things[name] is not thing:
+            if name in self._entries and self._entries[name] is not thing:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._things[name] = thing  # type: ignore[assignment]
+            self._entries[name] = thing  # type: ignore[assignment]
             return thing
 
         return enter
@@ -48,14 +48,14 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """The thing of that name; raises UserError that lists the names there are."""
         self._load()
-        if name not in self._things:
+        if name not in self._entries:
             raise UserError(f"there is no {self.kind} {name!r}; there are: {', '.join(self.names())}")
-        return self._things[name]
+        return self._entries[name]
 
     def names(self) -> list[str]:
         """All names, sorted."""
         self._load()
-        return sorted(self._things)
+        return sorted(self._entries)
 
     def _load(self) -> None:
         if self._loaded:

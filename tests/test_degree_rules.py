@@ -50,7 +50,7 @@ def make(rule: str, card: Card = DENSE, **options: Any) -> Rule:
 def ask(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
     """Whether the rule allows it, and the sentence on it."""
     columns = Columns({knob: np.array([value], dtype=object) for knob, value in config.items()}, 1)
-    return bool(rule.check(columns)[0]), rule.why(config)
+    return bool(rule.check(columns)[0]), rule.explain(config)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from privileges import permissions_hold
 
 from cclsearch.cli import COMMANDS, EXIT_BROKEN_OFF, main
-from cclsearch.core.errors import UserError, require_writable, writing
+from cclsearch.core.errors import UserError, require_writable, writing_to
 
 TRACE = str(Path(__file__).parent / "recorded" / "gloo-ddp2")
 RUN = ["run", "--workload", "wl2", "--launcher", "replay"]
@@ -200,7 +200,7 @@ def test_ctrl_c_is_one_line_and_says_how_a_search_goes_on(
 
 
 def test_what_cannot_be_written_is_the_users_to_mend_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No space left"), writing(tmp_path):
+    with pytest.raises(UserError, match="No space left"), writing_to(tmp_path):
         raise OSError(28, "No space left on device")
     require_writable(tmp_path / "new", "--out")
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.score.expression import evaluate, names_in
+from cclsearch.score.expression import evaluate, parameter_names
 
 
 @pytest.mark.parametrize(
@@ -54,5 +54,5 @@ def test_without_parameters_there_are_none_to_name() -> None:
 
 
 def test_the_parameters_that_an_expression_names_are_known_without_their_values() -> None:
-    assert names_in("a * (b + 1) - a", "file") == {"a", "b"}
-    assert names_in("2", "file") == frozenset()
+    assert parameter_names("a * (b + 1) - a", "file") == {"a", "b"}
+    assert parameter_names("2", "file") == frozenset()

@@ -19,7 +19,7 @@ from cclsearch.launch.slurm.job_files import Program
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.probe import look_at_needs
 from cclsearch.space.build import build_space
-from cclsearch.space.framework import Need, list_frameworks, load_framework
+from cclsearch.space.framework import RequiredVariable, list_frameworks, load_framework
 from cclsearch.space.model_limits import LIMITS
 
 OWN = """title: mine
@@ -226,8 +226,8 @@ def test_what_a_framework_needs_is_looked_for_on_the_node(tmp_path: Path, monkey
 
 
 def test_a_need_without_a_file_is_met_by_any_value_and_described_on_one_line(tmp_path: Path) -> None:
-    folder = Need(env="MY_PATH", what="a folder of mine")
-    holding = Need(env="MY_PATH", what="a folder of mine", file="train.py")
+    folder = RequiredVariable(env="MY_PATH", what="a folder of mine")
+    holding = RequiredVariable(env="MY_PATH", what="a folder of mine", file="train.py")
     assert [folder.is_met(value) for value in ("/nowhere", None)] == [True, False]
     assert [holding.is_met(value) for value in (str(tmp_path), None)] == [False, False]
     (tmp_path / "train.py").write_text("")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from trials import make_input, make_job
 
-from cclsearch.core.processes import end_processes, start_ticks
+from cclsearch.core.processes import start_ticks, terminate_processes
 from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.collect import collect_result
@@ -209,7 +209,7 @@ def test_a_process_with_a_recycled_number_is_not_taken_for_the_job(start) -> Non
 
 
 def test_ending_no_process_is_quick_and_true() -> None:
-    assert end_processes([]) is True
+    assert terminate_processes([]) is True
 
 
 def test_the_script_of_a_job_quotes_what_it_must(start, project: Path) -> None:

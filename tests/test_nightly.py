@@ -20,7 +20,7 @@ import yaml
 from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 
 from cclsearch.cli import main
-from cclsearch.core.errors import AwayError
+from cclsearch.core.errors import UnavailableError
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, Job, JobStatus
 from cclsearch.nightly.run import NightBusyError, run_night
@@ -200,7 +200,7 @@ def test_a_launcher_that_is_away_is_trouble_and_the_others_have_their_night(
 
     def away(self: NightLauncher, handles: Sequence[Handle]) -> list[JobStatus]:
         if any("-a-" in handle.job_name for handle in handles):
-            raise AwayError("the queue does not answer, so jobs may go on")
+            raise UnavailableError("the queue does not answer, so jobs may go on")
         return poll(self, handles)
 
     monkeypatch.setattr(NightLauncher, "poll", away)
@@ -213,7 +213,7 @@ def test_a_night_that_is_stopped_while_the_launcher_is_away_has_not_come_to_its_
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: NightLauncher, handles: Sequence[Handle]) -> None:
-        raise AwayError("the queue does not answer, so jobs may go on")
+        raise UnavailableError("the queue does not answer, so jobs may go on")
 
     monkeypatch.setattr(NightLauncher, "cancel", away)
     cut = run_stopped(1)

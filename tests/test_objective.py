@@ -219,7 +219,7 @@ def test_a_loss_reads_back_as_the_figure_that_people_know() -> None:
         baseline = {"step_time_s": 3.0, "num_accelerators": 16.0}
         loss = objective.loss(metrics, baseline if objective.needs_baseline else None)
         score = objective.score(metrics, baseline if objective.needs_baseline else None)
-        assert objective.read_loss(loss) == pytest.approx(score)
+        assert objective.score_from_loss(loss) == pytest.approx(score)
 
 
 def own_objective(folder: Path, *metrics: dict[str, object], **fields: object) -> Objective:
@@ -239,7 +239,7 @@ def test_a_weighted_metric_counts_against_its_reference_in_its_scaled_unit(tmp_p
     )
     assert objective.score(METRICS) == pytest.approx(0.875)
     assert objective.loss(METRICS) == pytest.approx(1 / 0.875)
-    assert load_objective("composite").figure == "composite score"
+    assert load_objective("composite").score_label == "composite score"
 
 
 def test_a_scaled_reference_of_the_baseline_is_scaled_with_it(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_score_of_nothing_cannot_be_ranked(tmp_path: Path) -> None:
 def test_a_single_metric_reads_in_its_scaled_unit(tmp_path: Path) -> None:
     cost = load_objective("cost:price_per_accelerator_hour=3.6")
     assert cost.score(METRICS) == pytest.approx(0.244140625)
-    assert cost.figure == "accelerator_seconds_per_mtoken (money/Mtoken)"
+    assert cost.score_label == "accelerator_seconds_per_mtoken (money/Mtoken)"
     throughput = own_objective(tmp_path, THROUGHPUT | {"scale": 0.001, "scaled_unit": "k tokens/s"})
     assert throughput.score(METRICS) == pytest.approx(4.096)
     assert throughput.loss(METRICS) == pytest.approx(1 / 4.096)
@@ -272,12 +272,12 @@ def test_a_single_metric_reads_in_its_scaled_unit(tmp_path: Path) -> None:
 def test_a_metric_that_may_be_negative_is_turned_by_its_sign(tmp_path: Path) -> None:
     objective = own_objective(tmp_path, HEADROOM)
     assert objective.loss(METRICS) == pytest.approx(-0.04)
-    assert objective.read_loss(-0.04) == pytest.approx(0.04)
+    assert objective.score_from_loss(-0.04) == pytest.approx(0.04)
 
 
 def test_a_term_of_which_nothing_more_is_said_takes_the_metric_as_it_is() -> None:
     low, high = (Term(metric="stalls", direction=way, unit=None) for way in Direction)
-    assert (low.minimised(2.0), high.minimised(2.0)) == (2.0, -2.0)
+    assert (low.minimized(2.0), high.minimized(2.0)) == (2.0, -2.0)
     assert (low.restored(2.0), high.restored(-2.0)) == (2.0, 2.0)
 
 
@@ -287,7 +287,7 @@ def test_only_several_metrics_without_weights_make_a_front(tmp_path: Path) -> No
     assert not own_objective(tmp_path, *weighted).is_multi
     front = own_objective(tmp_path, TIME, THROUGHPUT)
     assert front.is_multi
-    assert front.figure == "step_time_s (s)"
+    assert front.score_label == "step_time_s (s)"
     assert front.metrics == ("step_time_s", "tokens_per_s_per_accelerator")
 
 
@@ -313,8 +313,8 @@ def test_a_constraint_may_be_on_a_figure_of_the_run_script(tmp_path: Path) -> No
 
 def test_a_figure_of_the_run_script_has_the_unit_that_the_file_gives(tmp_path: Path) -> None:
     stalls = {"name": "stalls", "direction": "minimize", "source": "script"}
-    assert own_objective(tmp_path, stalls | {"unit": "1/s"}).figure == "stalls (1/s)"
-    assert own_objective(tmp_path, stalls).figure == "stalls"
+    assert own_objective(tmp_path, stalls | {"unit": "1/s"}).score_label == "stalls (1/s)"
+    assert own_objective(tmp_path, stalls).score_label == "stalls"
 
 
 def test_a_scale_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ def some_observations(space: Space) -> list[Observation]:
 
 
 def test_each_comes_back_as_it_was(space: Space) -> None:
-    shelf, put = ObservationStore(space), some_observations(space)
+    store, put = ObservationStore(space), some_observations(space)
     for observation in put:
-        shelf.add(observation)
-    seen = shelf.snapshot()
+        store.add(observation)
+    seen = store.snapshot()
     assert tuple(seen) == tuple(put)
     assert seen == tuple(put)
     assert [seen[n] for n in range(-5, 5)] == put + put
@@ -46,18 +46,18 @@ def test_each_comes_back_as_it_was(space: Space) -> None:
 
 
 def test_they_stand_in_order_of_their_trials_and_later_ones_change_nothing(space: Space) -> None:
-    shelf = ObservationStore(space)
+    store = ObservationStore(space)
     for trial in (2, 5, 1):
-        shelf.add(Observation(trial, space.config(trial), trial, float(trial)))
-    before = shelf.snapshot()
-    shelf.add(Observation(3, space.config(3), 3, None, failure=OOM))
-    shelf.add(Observation(4, Config(tp=16), None, 4.0))
+        store.add(Observation(trial, space.config(trial), trial, float(trial)))
+    before = store.snapshot()
+    store.add(Observation(3, space.config(3), 3, None, failure=OOM))
+    store.add(Observation(4, Config(tp=16), None, 4.0))
     assert [o.trial for o in before] == [1, 2, 5]
     assert sorted(before.rows.tolist()) == [1, 2, 5]
-    assert [o.trial for o in shelf.snapshot()] == [1, 2, 3, 4, 5]
+    assert [o.trial for o in store.snapshot()] == [1, 2, 3, 4, 5]
     assert (
-        sorted(observed_rows(shelf.snapshot()).tolist())
-        == sorted(observed_rows(tuple(shelf.snapshot())).tolist())
+        sorted(observed_rows(store.snapshot()).tolist())
+        == sorted(observed_rows(tuple(store.snapshot())).tolist())
         == [1, 2, 3, 5]
     )
 
@@ -65,16 +65,16 @@ def test_they_stand_in_order_of_their_trials_and_later_ones_change_nothing(space
 def test_an_empty_shelf_and_one_without_a_space_do(space: Space) -> None:
     assert len(ObservationStore(space).snapshot()) == 0
     assert ObservationStore(space).snapshot().rows.dtype == np.int64
-    shelf = ObservationStore()
-    shelf.add(Observation(1, space.config(2), None, 1.0))
-    assert shelf.snapshot()[0].config == space.config(2)
+    store = ObservationStore()
+    store.add(Observation(1, space.config(2), None, 1.0))
+    assert store.snapshot()[0].config == space.config(2)
 
 
 def test_more_than_stay_built_are_built_again(space: Space) -> None:
-    shelf = ObservationStore(space)
+    store = ObservationStore(space)
     put = [Observation(n, space.config(n % 6), n % 6, float(n), metrics={"step_time_s": n / 3}) for n in range(1, 700)]
     for observation in put:
-        shelf.add(observation)
-    seen = shelf.snapshot()
+        store.add(observation)
+    seen = store.snapshot()
     assert list(seen) == put
     assert list(seen) == put

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.space.parse import complete_config, parse_assignments, parse_config, parse_knob
+from cclsearch.space.parse import complete_config, parse_assignments, parse_knob
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 TP, FUSED, FIXED = Knob("tp", (1, 2)), Knob("fused", (False, True)), Knob("pp", (3,))
@@ -19,9 +19,9 @@ def one_row(*knobs: Knob) -> Space:
 
 
 def test_only_a_knob_without_a_choice_may_be_left_out() -> None:
-    assert parse_config("tp=2", one_row(TP, FIXED)) == {"tp": 2, "pp": 3}
+    assert complete_config(parse_assignments("tp=2", (TP, FIXED)), one_row(TP, FIXED)) == {"tp": 2, "pp": 3}
     with pytest.raises(UserError, match="must also give tp"):
-        parse_config("pp=3", one_row(TP, FIXED))
+        complete_config(parse_assignments("pp=3", (TP, FIXED)), one_row(TP, FIXED))
 
 
 @pytest.mark.parametrize(

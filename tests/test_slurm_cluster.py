@@ -27,7 +27,7 @@ from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.job_files import SUBMITTED_FILE, Program, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
-from cclsearch.space.framework import Need
+from cclsearch.space.framework import RequiredVariable
 
 pytestmark = pytest.mark.serial
 
@@ -287,7 +287,7 @@ def test_steps_of_a_held_allocation(site: Site, slow: object) -> None:
 def test_a_profile_is_checked_against_the_cluster(site: Site, slow: object) -> None:
     launcher = site.launcher("check")
     launcher.ranks_per_node = 2
-    launcher.program = replace(launcher.program, needs=(Need(env="PUBLIC", what="a mark"),))
+    launcher.program = replace(launcher.program, needs=(RequiredVariable(env="PUBLIC", what="a mark"),))
     checks = {check.name: check for check in launcher.check()}
     assert all(check.ok for check in checks.values()), checks
     assert list(checks)[-5:] == ["shared folder", "run script", "torch", "gloo", "PUBLIC"]

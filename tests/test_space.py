@@ -17,12 +17,16 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.space.build import build_space, explain_config, require_known_knobs, resolve_knobs
 from cclsearch.space.framework import Framework, FrameworkKnob, list_divisors, list_frameworks, load_framework
-from cclsearch.space.parse import complete_config, parse_assignments, parse_config, parse_knob
+from cclsearch.space.parse import complete_config, parse_assignments, parse_knob
 from cclsearch.space.rule import ALWAYS, RULES
 from cclsearch.space.table import Space
 from cclsearch.space.torus_rule import fit_degrees
 
 SHIPPED = [f"wl{i}" for i in range(1, 8)] + ["tiny", "tiny-moe", "tiny-jax"]
+
+
+def parse_and_complete(text: str, space: Space) -> Config:
+    return complete_config(parse_assignments(text, space.knobs), space)
 
 
 def change_card(card: Card, **changes: Any) -> Card:
@@ -124,7 +128,7 @@ def test_a_configuration_survives_being_written_and_parsed(card: Card, data: st.
         return
     config = space.config(data.draw(st.integers(0, len(space) - 1)))
     for text in (str(config), ",".join(str(config).split()), ", ".join(reversed(str(config).split()))):
-        parsed = parse_config(text, space)
+        parsed = parse_and_complete(text, space)
         assert parsed == config
         assert {k: type(v) for k, v in parsed.items()} == {k: type(v) for k, v in config.items()}
     assert space.row(parsed) is not None
@@ -319,14 +323,14 @@ def test_values_of_the_wrong_kind_are_explained_and_not_a_crash() -> None:
 def test_a_wrong_configuration_text_is_one_clear_error(text: str, words: str) -> None:
     space = build_space(load_card("wl2"), load_framework("megatron"))
     with pytest.raises(UserError, match=words):
-        parse_config(text, space)
+        parse_and_complete(text, space)
 
 
 def test_short_names_truths_and_blanks_are_understood() -> None:
     space = build_space(load_card("wl2"), load_framework("megatron"))
     expected = {**MEGATRON, "sequence_parallel": True, "zero_stage": 1, "activation_checkpointing": "full"}
     for text in ("tp=2,dp=4,pp=2,mbs=1,ac=full,sp=true,zero=1", "tp=2 dp=4  pp=2;mbs=1, ac='full' sp=True zero=1"):
-        assert parse_config(text, space) == expected
+        assert parse_and_complete(text, space) == expected
     typed = complete_config({**expected, "sequence_parallel": 1, "activation_checkpointing": True}, space)
     assert typed == expected
     assert typed["sequence_parallel"] is True
@@ -336,7 +340,7 @@ def test_words_may_hold_blanks_and_commas() -> None:
     knob = KnobDeclaration(name="kernel", choices=("flash attention, RMS", "torch"))
     space = build_space(load_card("wl2"), load_framework("torchtitan"), [knob])
     config = {**TITAN, "kernel": "flash attention, RMS"}
-    assert parse_config("kernel=flash attention, RMS, " + str(Config(TITAN)), space) == config
+    assert parse_and_complete("kernel=flash attention, RMS, " + str(Config(TITAN)), space) == config
 
 
 TINY_KNOBS = resolve_knobs(load_card("tiny"), load_framework("cpu"))

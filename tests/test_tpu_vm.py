@@ -260,7 +260,7 @@ def test_only_the_runs_own_earlier_attempts_are_ended_on_a_worker(tmp_path: Path
     }
     try:
         pattern = worker.attempts_pattern(str(new), job)
-        wait_for(lambda: worker.find_marked(pattern, f"{new}/") == [running[own].pid])
+        wait_for(lambda: worker.find_processes_by_variable(pattern, f"{new}/") == [running[own].pid])
         worker.end_marked(pattern, f"{new}/")
         assert running.pop(own).wait(timeout=60)
         assert all(process.poll() is None for process in running.values())

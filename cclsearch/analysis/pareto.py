@@ -9,7 +9,6 @@ import numpy as np
 
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.values import Config, Provenance
-from cclsearch.record.state import collect_losses
 from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean, describe_work
 from cclsearch.report.pareto import Axis, ParetoPage, ParetoPoint
@@ -194,11 +193,11 @@ def _build_page(
     )
 
 
-def _natural(term: Term, minimised: float) -> float:
+def _natural(term: Term, minimized: float) -> float:
     """The metric's own value, scaled, that was turned into this minimised one."""
     if term.direction is Direction.MINIMIZE:
-        return minimised
-    return 1.0 / minimised if term.reciprocal else -minimised
+        return minimized
+    return 1.0 / minimized if term.reciprocal else -minimized
 
 
 def _score(
@@ -242,7 +241,7 @@ def _noise_of(run: Run) -> Noise:
     spreads = [
         t.outcome.spread for t in run.state.trials.values() if t.loss is not None and t.outcome and t.outcome.spread
     ]
-    return estimate_noise(list(collect_losses(run.state).values()), spreads)
+    return estimate_noise(list(run.state.losses_by_config().values()), spreads)
 
 
 def _grow(

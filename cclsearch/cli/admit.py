@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.analysis.re_evaluate import is_spec_unchanged, re_evaluate_run, re_evaluate_trial, write_admissions
-    from cclsearch.core.errors import UserError, writing
+    from cclsearch.core.errors import UserError, writing_to
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         re_evaluated = re_evaluate_run(loaded)
     if args.write:
-        with writing(loaded.folder):
+        with writing_to(loaded.folder):
             write_admissions(loaded, re_evaluated)
     changed = not is_spec_unchanged(loaded)
     if args.json:

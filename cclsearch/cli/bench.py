@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
 def _write_json(path: Path, figures: dict[str, Any]) -> None:
     import json
 
-    from cclsearch.core.errors import writing
+    from cclsearch.core.errors import writing_to
 
-    with writing(path):
+    with writing_to(path):
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.text import one_line, plain
-from cclsearch.core.values import show_value
+from cclsearch.core.values import format_knob_value
 from cclsearch.launch.base import Job
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plan.plan import Plan
@@ -34,7 +34,7 @@ def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
         print(f"note: {plain(line)}")
     print(f"space: {len(space):,} legal configurations of {space.num_raw:,} combinations")
     for knob in space.knobs:
-        print(f"  {knob.name}: {', '.join(show_value(choice) for choice in knob.choices)}")
+        print(f"  {knob.name}: {', '.join(format_knob_value(choice) for choice in knob.choices)}")
     print(f"first proposals of strategy {spec.strategy}:")
     for proposal in proposals:
         print(f"  {proposal.config}  ({one_line(proposal.rationale, 160) or proposal.proposer})")

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
-    from cclsearch.core.values import show_value
+    from cclsearch.core.values import format_knob_value
     from cclsearch.space.build import build_space, resolve_rules
 
     space = build_space(card, framework, extra, args.use_fewer)
@@ -81,7 +81,7 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
         print(f"note: {note}")
     print("\nknobs")
     for knob in space.knobs:
-        print(f"  {knob.name:<26}{', '.join(show_value(choice) for choice in knob.choices)}")
+        print(f"  {knob.name:<26}{', '.join(format_knob_value(choice) for choice in knob.choices)}")
     print("\nrules")
     for rule in rules:
         print(f"  {rule.name:<36}{rule.summary}")
@@ -138,9 +138,9 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
 def _print_explanation(
     config: Mapping[str, Value], verdicts: tuple[RuleVerdict, ...], completions: int, is_complete: bool
 ) -> None:
-    from cclsearch.core.values import show_config
+    from cclsearch.core.values import format_config
 
-    print(show_config(config))
+    print(format_config(config))
     for verdict in verdicts:
         mark = {True: "ok", False: "NO", None: "? "}[verdict.ok]
         print(f"  {mark}  {verdict.rule:<36}{verdict.detail}")
@@ -160,11 +160,13 @@ def _print_explanation(
 def _count_matches(space: Space, config: Mapping[str, Value]) -> int:
     import numpy as np
 
+    from cclsearch.space.rule import same_value
+
     agree = np.ones(len(space), dtype=bool)
     for k, knob in enumerate(space.knobs):
         if knob.name in config:
             value = config[knob.name]
-            hits = [isinstance(c, bool) == isinstance(value, bool) and c == value for c in knob.choices]
+            hits = [same_value(choice, value) for choice in knob.choices]
             agree &= np.array(hits)[space.codes_NK[:, k]]
     return int(agree.sum())
 

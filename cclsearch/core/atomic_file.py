@@ -27,7 +27,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def staging(folder: Path) -> Iterator[Path]:
+def staging_folder(folder: Path) -> Iterator[Path]:
     """A hidden folder in `folder` for what is moved out of it once it is whole; gone afterwards, come what may."""
     stage = Path(tempfile.mkdtemp(dir=folder, prefix=".partial-"))
     try:
@@ -37,8 +37,8 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def arriving(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A path of the same name to write to; what stands there takes the place of `path` at the end, unless it failed."""
-    with staging(path.parent) as stage:
+    with staging_folder(path.parent) as stage:
         yield stage / path.name
         os.replace(stage / path.name, path)

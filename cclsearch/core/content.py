@@ -12,7 +12,12 @@ from pathlib import Path
 
 from cclsearch.core.errors import UserError
 
-KINDS = {"workloads": "workload", "launchers": "launcher profile", "objectives": "objective", "policies": "policy"}
+CONTENT_KINDS = {
+    "workloads": "workload",
+    "launchers": "launcher profile",
+    "objectives": "objective",
+    "policies": "policy",
+}
 """Content folder -> what one thing in it is called."""
 
 FRAMEWORK_SUFFIX = ".framework"
@@ -54,7 +59,7 @@ def find_content(folder: str, name: str, *suffixes: str, project: Path | None = 
         path = Path(name).expanduser()
         if os.path.isfile(path):
             return path
-        raise UserError(f"there is no {KINDS[folder]} file {name!r}")
+        raise UserError(f"there is no {CONTENT_KINDS[folder]} file {name!r}")
     for root in content_roots(project):
         for suffix in suffixes:
             path = root / folder / f"{name}{suffix}"
@@ -63,7 +68,7 @@ def find_content(folder: str, name: str, *suffixes: str, project: Path | None = 
     known = list_content(folder, *suffixes, project=project)
     names = [each for each in known if not each.endswith(FRAMEWORK_SUFFIX)]
     here = _describe_path(Path(name), suffixes[0])
-    raise UserError(f"there is no {KINDS[folder]} {name!r}{here}; there are: {', '.join(names) or 'none'}")
+    raise UserError(f"there is no {CONTENT_KINDS[folder]} {name!r}{here}; there are: {', '.join(names) or 'none'}")
 
 
 def _describe_path(path: Path, suffix: str) -> str:

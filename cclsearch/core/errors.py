@@ -20,7 +20,7 @@ class UserError(Exception):
     """What the user gave cannot be used; the message says what must hold, what came, and what would do."""
 
 
-class AwayError(UserError):
+class UnavailableError(UserError):
     """What runs the jobs does not answer now: nothing of the user's is wrong, and a later try may do."""
 
 
@@ -33,7 +33,7 @@ class TrialError(Exception):
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing_to(path: Path) -> Iterator[None]:
     """Around what writes where the user said: an OSError in it is a UserError that names `path` and the reason."""
     try:
         yield
@@ -44,7 +44,7 @@ def writing(path: Path) -> Iterator[None]:
 def require_writable(path: Path, option: str) -> None:
     """Before long work: raises UserError that names the option where no file can be written at `path`; none is left."""
     folder = path.absolute().parent
-    with writing(path):
+    with writing_to(path):
         if not folder.is_dir():
             raise UserError(f"{option}: there is no folder {str(folder)!r} to write into")
         if path.is_dir():

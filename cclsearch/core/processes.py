@@ -30,7 +30,7 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def find_marked(variable: str, prefix: str) -> dict[int, dict[str, str]]:
+def find_processes_by_variable(variable: str, prefix: str) -> dict[int, dict[str, str]]:
     """Own processes whose environment has `variable` begin with `prefix`: process id -> `CCL_*` variables."""
     needle = f"{variable}={prefix}".encode()
     found = {}
@@ -46,7 +46,7 @@ def find_marked(variable: str, prefix: str) -> dict[int, dict[str, str]]:
     return found
 
 
-def end_processes(pids: Iterable[int], *, grace_s: float = 2.0, wait_s: float = 20.0) -> bool:
+def terminate_processes(pids: Iterable[int], *, grace_s: float = 2.0, wait_s: float = 20.0) -> bool:
     """Ask these processes to end, then kill them; returns whether all are gone."""
     started = {pid: ticks for pid in pids if pid != os.getpid() and (ticks := start_ticks(pid)) is not None}
     _signal_all(started, signal.SIGTERM)

@@ -78,21 +78,21 @@ def _mask_assigned(text: str) -> str:
     done = 0
     for named in _NAMED.finditer(text):
         name, sign, quote = named.groups()
-        if named.start() < done or not _names_secret(name):
+        if named.start() < done or not _is_secret_key(name):
             continue
         value = _VALUE.match(text, named.end())
-        if value and _tells_secret(name, value.group(), is_bare=not quote and sign != "=" and sign[-1].isspace()):
+        if value and _is_secret_value(name, value.group(), is_bare=not quote and sign != "=" and sign[-1].isspace()):
             parts += [text[done : value.start()], MASK]
             done = value.end()
     return "".join([*parts, text[done:]])
 
 
-def _names_secret(name: str) -> bool:
+def _is_secret_key(name: str) -> bool:
     speaks = _NAMES_SECRET.search(name) or (name.isupper() and is_secret_name(name))
     return bool(speaks) and not NOT_SECRET_NAME.search(name) and "per_" not in name.lower()
 
 
-def _tells_secret(name: str, value: str, *, is_bare: bool) -> bool:
+def _is_secret_value(name: str, value: str, *, is_bare: bool) -> bool:
     """Whether the value of such a name is one; words and figures after names such as `token` are none."""
     if _PLAIN_VALUE.fullmatch(value):
         return False

@@ -15,14 +15,14 @@ Value = bool | int | float | str
 """What a knob may be set to."""
 
 
-def show_value(value: object) -> str:
+def format_knob_value(value: object) -> str:
     """A value as it reads in a table and on the command line: truth is `true` and `false`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def show_config(config: Mapping[str, object]) -> str:
+def format_config(config: Mapping[str, object]) -> str:
     """`tp=2 dp=4 sequence_parallel=true`: a configuration, whole or in part, in one line."""
-    return " ".join(f"{knob}={show_value(value)}" for knob, value in config.items())
+    return " ".join(f"{knob}={format_knob_value(value)}" for knob, value in config.items())
 
 
 class Model(BaseModel):
@@ -61,7 +61,7 @@ class Config(Mapping[str, Value]):
         return f"Config({self})"
 
     def __str__(self) -> str:
-        return show_config(self._values)
+        return format_config(self._values)
 
     def as_int(self, knob: str, default: int = 1) -> int:
         """The knob's value as a whole number; `default` where the space has no such knob."""

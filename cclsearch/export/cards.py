@@ -14,8 +14,8 @@ from typing import IO, Any
 import yaml
 
 from cclsearch.card.model import Card
-from cclsearch.core.atomic_file import staging, write_atomically
-from cclsearch.core.errors import UserError, writing
+from cclsearch.core.atomic_file import staging_folder, write_atomically
+from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.redact import redact, secret_values
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
@@ -37,12 +37,12 @@ def write_cards(run: Run, trials: Sequence[Trial], folder: Path, *, traces: bool
     """
     prefix = f"{safe_stem(run.spec.card.name)}-{safe_stem(run.spec.run_id)}"
     targets = [folder / f"{prefix}-t{trial.number:04d}" for trial in trials]
-    with writing(folder):
+    with writing_to(folder):
         there = next((target for target in targets if target.exists()), None)
         if there is not None:
             raise UserError(f"{str(there)!r} is there already: name another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
-        with staging(folder) as stage:
+        with staging_folder(folder) as stage:
             for trial, target in zip(trials, targets, strict=True):
                 _write_card(run, trial, stage / target.name, traces=traces)
             for target in targets:

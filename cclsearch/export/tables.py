@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cclsearch.core.atomic_file import arriving
-from cclsearch.core.errors import UserError, require_writable, writing
+from cclsearch.core.atomic_file import replacing
+from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
 from cclsearch.report.data import RANKED, RunPage, TrialRow
@@ -39,7 +39,7 @@ def write_csv(run: Run, path: Path) -> None:
         if table[column].dtype.name in ("object", "string", "str"):
             table[column] = table[column].map(escape_formula, na_action="ignore")
     _require_new(path)
-    with writing(path), arriving(path) as partial:
+    with writing_to(path), replacing(path) as partial:
         table.to_csv(partial, index=False)
 
 
@@ -50,7 +50,7 @@ def write_parquet(run: Run, path: Path) -> None:
     except ImportError:
         raise UserError("Parquet needs pyarrow: `pip install ccl-search[parquet]`, or export to csv") from None
     _require_new(path)
-    with writing(path), arriving(path) as partial:
+    with writing_to(path), replacing(path) as partial:
         tabulate_run(gather_run(run)).to_parquet(partial, index=False)
 
 
@@ -66,7 +66,7 @@ def write_optuna(run: Run, path: Path) -> str:
     _require_new(path)
     page = gather_run(run)
     try:
-        with writing(path), arriving(path) as partial:
+        with writing_to(path), replacing(path) as partial:
             _fill_study(page, run.spec.objective, f"sqlite:///{partial.absolute()}")
     except (SQLAlchemyError, StorageInternalError) as error:
         raise UserError(f"cannot write {str(path)!r}: {one_line(str(error), 200)}") from None
@@ -163,7 +163,7 @@ def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any
 
 def _require_new(path: Path) -> None:
     """Make the file's folder; raises UserError where the file is there already, or cannot be written."""
-    with writing(path):
+    with writing_to(path):
         if path.exists():
             raise UserError(f"{str(path)!r} is there already: name another file with --out, or take it away")
         path.parent.mkdir(parents=True, exist_ok=True)

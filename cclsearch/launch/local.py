@@ -104,7 +104,7 @@ class LocalLauncher:
     def cancel(self, handles: Sequence[Handle]) -> None:
         """End every process of these jobs."""
         for handle in handles:
-            processes.end_processes(_living(handle))
+            processes.terminate_processes(_living(handle))
         self._reap()
 
     def find(self, run_id: str) -> list[Handle]:
@@ -112,7 +112,7 @@ class LocalLauncher:
         found = {}
         for record, folder in self._records(run_id):
             found[record.job_name] = _make_handle(record, folder)
-        for pid, variables in processes.find_marked(NAME_VARIABLE, f"{run_id}-t").items():
+        for pid, variables in processes.find_processes_by_variable(NAME_VARIABLE, f"{run_id}-t").items():
             name, folder = variables.get(NAME_VARIABLE, ""), Path(variables.get("CCL_TRIAL_DIR", ""))
             if name not in found and self._is_ours(folder):
                 details = {"start_ticks": str(processes.start_ticks(pid) or 0), "boot_id": processes.boot_id()}
@@ -169,7 +169,7 @@ class LocalLauncher:
         try:
             write_atomically(folder / JOB_FILE, record.model_dump_json(indent=1))
         except OSError as error:
-            processes.end_processes({child.pid, *processes.find_marked(NAME_VARIABLE, job.name)})
+            processes.terminate_processes({child.pid, *processes.find_processes_by_variable(NAME_VARIABLE, job.name)})
             message = f"the trial's folder cannot be written: {error}"
             raise TrialError(Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)) from None
         return _make_handle(record, folder)
@@ -212,11 +212,11 @@ class LocalLauncher:
         with contextlib.suppress(OSError):
             if _is_running(handle) and time.time() - result.stat().st_mtime < _FINISH_S:
                 return JobStatus(state=JobState.RUNNING, note="finishing")
-        processes.end_processes(_living(handle))
+        processes.terminate_processes(_living(handle))
         return JobStatus(state=JobState.DONE)
 
     def _time_out(self, handle: Handle, record: LocalJobRecord) -> JobStatus:
-        processes.end_processes(_living(handle))
+        processes.terminate_processes(_living(handle))
         self._reap()
         if (handle.trial_dir / RESULT_FILE).is_file():
             return JobStatus(state=JobState.DONE)
@@ -229,7 +229,7 @@ class LocalLauncher:
 
     def _settle(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
         """The job is over without a result: what its ranks, its logs and the kernel say."""
-        processes.end_processes(_living(handle))
+        processes.terminate_processes(_living(handle))
         collected = collect_result(handle.trial_dir)
         if not isinstance(collected, Failure):
             return JobStatus(state=JobState.DONE)
@@ -310,7 +310,7 @@ def _is_running(handle: Handle) -> bool:
 def _living(handle: Handle) -> set[int]:
     """Every living process of the job, the shell first found by number, the rest by the mark they carry."""
     own = {int(handle.job_id)} if _is_running(handle) else set()
-    marked = processes.find_marked(NAME_VARIABLE, handle.job_name)
+    marked = processes.find_processes_by_variable(NAME_VARIABLE, handle.job_name)
     return own | {pid for pid, variables in marked.items() if variables.get(NAME_VARIABLE) == handle.job_name}
 
 

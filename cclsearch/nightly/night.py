@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cclsearch.core.atomic_file import write_atomically
-from cclsearch.core.errors import AwayError, UserError
+from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance
 from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig, NightlyJob
@@ -201,7 +201,7 @@ class NightRun:
         state.can_continue = False
         try:
             self._run_job(state, part)
-        except AwayError as error:
+        except UnavailableError as error:
             state.error = redact(str(error))
             state.is_trouble = state.can_continue = True
         except UserError as error:

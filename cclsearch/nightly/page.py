@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from cclsearch import __version__
-from cclsearch.core.values import Config, Provenance, show_config
+from cclsearch.core.values import Config, Provenance, format_config
 from cclsearch.draw.axes import Frame, Scale, fit_scale, show_number
 from cclsearch.draw.scene import SERIES, Item, Mark, Scene, Text
 from cclsearch.draw.scene import Path as Line
@@ -42,7 +42,7 @@ def render_night(night: NightSummary, jobs: Sequence[JobNights], history: Sequen
         style=Markup(STYLE.read_text(encoding="utf-8")),
         version=__version__,
         show_best=show_best,
-        show_config=show_config,
+        format_config=format_config,
         number=show_number,
         worst=(NightVerdict.REGRESSED, NightVerdict.TROUBLE),
     )

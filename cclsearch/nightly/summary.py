@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Model, show_config
+from cclsearch.core.values import Model, format_config
 from cclsearch.nightly.compare import Change, NightVerdict
 
 SUMMARY_VERSION = 1
@@ -209,7 +209,7 @@ def _details(job: JobSummary) -> list[str]:
         for change in changes:
             now = "fails" if change.now is None else f"{change.now:.4g}"
             runs = f"{change.runs_before} runs before, {change.runs_now} now"
-            lines.append(f"- {title}: `{_cell(show_config(change.config))}`: {change.before:.4g} → {now} ({runs})")
+            lines.append(f"- {title}: `{_cell(format_config(change.config))}`: {change.before:.4g} → {now} ({runs})")
             lines += [f"  - {_cell(why)}" for why in change.why]
     lines += [f"- {_cell(text)}" for text in job.diagnosis[:3]] if job.worse else []
     if job.ending:

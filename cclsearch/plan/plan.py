@@ -30,8 +30,7 @@ from cclsearch.recording.load import Recording, load_recording
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RecordingRef, RunSpec, SearchLimits, hash_file
 from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
-from cclsearch.score.measurable import require_measurable
-from cclsearch.score.objective import Objective, load_objective
+from cclsearch.score.objective import Objective, load_objective, require_measurable
 from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space

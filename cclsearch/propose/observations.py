@@ -134,15 +134,15 @@ class ObservationStore:
 class Observations(Sequence[Observation]):
     """What a shelf held at one moment, in order of the trials' numbers; read it as a tuple of observations."""
 
-    def __init__(self, shelf: ObservationStore, places: Sequence[int]) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ObservationStore, places: Sequence[int]) -> None:
+        self._store = store
         self._places = places
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Observation]:
-        return map(self._shelf.build, self._places)
+        return map(self._store.build, self._places)
 
     @overload
     def __getitem__(self, index: int) -> Observation: ...
@@ -150,8 +150,8 @@ class Observations(Sequence[Observation]):
     def __getitem__(self, index: slice) -> tuple[Observation, ...]: ...
     def __getitem__(self, index: int | slice) -> Observation | tuple[Observation, ...]:
         if isinstance(index, slice):
-            return tuple(map(self._shelf.build, self._places[index]))
-        return self._shelf.build(self._places[index])
+            return tuple(map(self._store.build, self._places[index]))
+        return self._store.build(self._places[index])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Observations | tuple) and tuple(self) == tuple(other)
@@ -164,7 +164,7 @@ class Observations(Sequence[Observation]):
     @property
     def rows(self) -> NDArray[np.int64]:
         """Rows of the space that were observed, in no order; nothing is built for it."""
-        rows = self._shelf.rows(len(self))
+        rows = self._store.rows(len(self))
         return rows[rows >= 0]
 
 

@@ -30,16 +30,16 @@ def read_events(path: Path) -> Iterator[Event]:
 def fold_ledger(path: Path) -> RunState:
     """The state after the ledger's events; raises UserError as `read_events` does."""
     state = RunState(path)
-    spot = 0
+    offset = 0
     for number, line in enumerate(_read_lines(path), 1):
         try:
-            state.take(line, spot)
+            state.apply(line, offset)
         except (msgspec.MsgspecError, ValidationError, KeyError, ValueError, OverflowError):
             _parse(path, number, line)
             raise UserError(f"{str(path)!r} line {number} tells of a trial that was never proposed") from None
         if number == 1 and b'"ledger_version":1,' not in line:
             _parse(path, number, line)
-        spot += len(line) + 1
+        offset += len(line) + 1
     return state
 
 
@@ -108,8 +108,8 @@ class Ledger:
         except OSError:
             os.ftruncate(self._fd, self._end)
             raise
-        spot, self._end = self._end, self._end + len(line)
-        return line, spot
+        offset, self._end = self._end, self._end + len(line)
+        return line, offset
 
     def check_present(self) -> None:
         """Raise OSError where the file is not where it was: its file system went away, or its folder was moved."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.processes import boot_id, start_ticks
 
 STALE_AFTER_S = 600.0
 REFRESH_EVERY_S = 60.0
@@ -25,8 +26,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, *, purpose: str = "search") -> None:
         self.path = folder / "lock"
-        self._purpose = purpose
-        self._me = json.dumps({**_identity(os.getpid()), "purpose": purpose}, sort_keys=True)
+        self._own_text = json.dumps({**_identity(os.getpid()), "purpose": purpose}, sort_keys=True)
         self._refreshed = 0.0
 
     def __enter__(self) -> FolderLock:
@@ -47,7 +47,7 @@ class FolderLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(OSError):
-            if self.path.read_text() == self._me:
+            if self.path.read_text() == self._own_text:
                 self.path.unlink()
 
     def check_held(self) -> None:
@@ -63,7 +63,7 @@ class FolderLock:
             holder = ""
         except OSError:
             return  # the file system is away: writing will say so
-        if holder != self._me:
+        if holder != self._own_text:
             found = _read(self.path) or {}
             raise UserError(
                 f"{str(self.path.parent)!r} was taken over by process {found.get('pid')} on {found.get('host')}"
@@ -79,7 +79,7 @@ class FolderLock:
     def _try_create(self) -> bool:
         own = self.path.with_name(f"lock.{socket.gethostname()}.{os.getpid()}")
         try:
-            own.write_text(self._me)
+            own.write_text(self._own_text)
             try:
                 os.link(own, self.path)
                 return True
@@ -96,7 +96,7 @@ class FolderLock:
     def _create_exclusively(self) -> bool:
         try:
             with self.path.open("x") as file:
-                file.write(self._me)
+                file.write(self._own_text)
             return True
         except FileExistsError:
             return False
@@ -127,23 +127,13 @@ def is_locked(folder: Path) -> bool:
 
 
 def _identity(pid: int) -> dict[str, object]:
-    return {"host": socket.gethostname(), "boot": _boot_id(), "pid": pid, "start": _start_of(pid)}
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return {"host": socket.gethostname(), "boot": boot_id(), "pid": pid, "start": _start_of(pid)}
 
 
 def _start_of(pid: int) -> str:
-    """The process's start in clock ticks since boot; empty where it (or /proc) is not there, or is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] in ("Z", "X") else fields[19]
-    except (OSError, IndexError):
-        return ""
+    """The process's start in clock ticks since boot; empty if there is no such process (or no /proc), or a zombie."""
+    ticks = start_ticks(pid)
+    return "" if ticks is None else str(ticks)
 
 
 def _read(path: Path) -> dict[str, object] | None:
@@ -160,7 +150,7 @@ def _is_alive(holder: dict[str, object], path: Path) -> bool:
             return time.time() - path.stat().st_mtime < STALE_AFTER_S
         except OSError:
             return False
-    if holder.get("boot") != _boot_id():
+    if holder.get("boot") != boot_id():
         return False
     pid = holder.get("pid")
     if not isinstance(pid, int):

@@ -14,7 +14,7 @@ class Observer:
 
     def __init__(self, space: Space | None = None) -> None:
         self._space = space
-        self._shelf = ObservationStore(space)
+        self._store = ObservationStore(space)
         self._num_taken = 0
 
     def observe(self, state: RunState) -> Observations:
@@ -22,9 +22,9 @@ class Observer:
         for number in state.finish_order[self._num_taken :]:
             observation = observe_trial(state.trials[number], self._space)
             if observation is not None:
-                self._shelf.add(observation)
+                self._store.add(observation)
         self._num_taken = len(state.finish_order)
-        return self._shelf.snapshot()
+        return self._store.snapshot()
 
 
 def observe_trial(trial: Trial, space: Space | None = None) -> Observation | None:

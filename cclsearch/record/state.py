@@ -21,17 +21,17 @@ from cclsearch.record.trial import Trial
 from cclsearch.record.trials import Trials
 
 
-class _Failure(msgspec.Struct):
+class _FailureFields(msgspec.Struct):
     kind: str
 
 
-class _Admission(msgspec.Struct):
+class _AdmissionFields(msgspec.Struct):
     admitted: bool
 
 
-class _Outcome(msgspec.Struct):
-    failure: _Failure | None = None
-    admission: _Admission | None = None
+class _OutcomeFields(msgspec.Struct):
+    failure: _FailureFields | None = None
+    admission: _AdmissionFields | None = None
     loss: float | None = None
 
 
@@ -41,51 +41,60 @@ class LedgerLine(msgspec.Struct, tag_field="event", tag="note"):
     time_s: float
 
 
-class _Started(LedgerLine, tag="search_started"):
+class _StartedLine(LedgerLine, tag="search_started"):
     run_id: str
     spec_sha256: str
 
 
-class _Resumed(LedgerLine, tag="search_resumed"):
+class _ResumedLine(LedgerLine, tag="search_resumed"):
     budget: int = 0
     confirm: int = 0
 
 
-class _OfTrial(LedgerLine, tag="of a trial"):
+class _TrialLine(LedgerLine, tag="of a trial"):
     trial: int
 
 
-class _Proposed(_OfTrial, tag="trial_proposed"):
+class _ProposedLine(_TrialLine, tag="trial_proposed"):
     config: msgspec.Raw
     purpose: str = Purpose.SEARCH.value
 
 
-class _Submitting(_OfTrial, tag="trial_submitting"):
+class _SubmittingLine(_TrialLine, tag="trial_submitting"):
     pass
 
 
-class _Submitted(_OfTrial, tag="trial_submitted"):
+class _SubmittedLine(_TrialLine, tag="trial_submitted"):
     pass
 
 
-class _Repeated(_OfTrial, tag="trial_repeated"):
-    failure: _Failure | None = None
+class _RepeatedLine(_TrialLine, tag="trial_repeated"):
+    failure: _FailureFields | None = None
 
 
-class _Finished(_OfTrial, tag="trial_finished"):
-    outcome: _Outcome
+class _FinishedLine(_TrialLine, tag="trial_finished"):
+    outcome: _OutcomeFields
 
 
-class _Stopped(LedgerLine, tag="search_stopped"):
+class _StoppedLine(LedgerLine, tag="search_stopped"):
     reason: str
 
 
-class _Ended(LedgerLine, tag="search_ended"):
+class _EndedLine(LedgerLine, tag="search_ended"):
     reason: str
 
 
 AnyLine = (
-    LedgerLine | _Started | _Resumed | _Proposed | _Submitting | _Submitted | _Repeated | _Finished | _Stopped | _Ended
+    LedgerLine
+    | _StartedLine
+    | _ResumedLine
+    | _ProposedLine
+    | _SubmittingLine
+    | _SubmittedLine
+    | _RepeatedLine
+    | _FinishedLine
+    | _StoppedLine
+    | _EndedLine
 )
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyLine)
 
@@ -98,7 +107,7 @@ def decode_line(line: bytes) -> LedgerLine:
 
 @dataclass
 class RunState:
-    """A search, folded from its ledger; changed by `take` alone."""
+    """A search, folded from its ledger; changed by `apply` alone."""
 
     path: Path | None = None
     """The ledger that the trials are read from."""
@@ -131,31 +140,31 @@ class RunState:
     def __post_init__(self) -> None:
         self.trials = Trials(self.path)
 
-    def take(self, line: bytes, spot: int) -> None:
+    def apply(self, line: bytes, offset: int) -> None:
         """Take in the ledger's next line, which stands at that offset; raises msgspec.MsgspecError for no event."""
         event = decode_line(line)
         self.last_s = max(self.last_s, event.time_s)
         match event:
-            case _Proposed():
+            case _ProposedLine():
                 self._propose(event)
-            case _Finished():
+            case _FinishedLine():
                 self._finish(event)
-            case _Repeated():
+            case _RepeatedLine():
                 over = event.failure is not None and event.failure.kind == FailureKind.ALLOCATION_ENDED
                 self.is_allocation_over = self.is_allocation_over or over
-            case _Submitting() | _Submitted():
+            case _SubmittingLine() | _SubmittedLine():
                 pass
-            case _Started():
+            case _StartedLine():
                 self.run_id, self.spec_sha256, self.started_s = event.run_id, event.spec_sha256, event.time_s
-            case _Resumed():
+            case _ResumedLine():
                 self.stopped = self.ended = None
                 self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
                 self.num_lost_in_a_row, self.is_allocation_over = 0, False
                 self._resumed_at, self._lost = self.trials.last_number, []
             case _:
-                self._take_words(line)
-        if isinstance(event, _OfTrial):
-            self.trials.add_line(event.trial, spot, spot + len(line.rstrip(b"\n")) + 1)
+                self._apply_in_full(line)
+        if isinstance(event, _TrialLine):
+            self.trials.add_line(event.trial, offset, offset + len(line.rstrip(b"\n")) + 1)
 
     @property
     def unfinished(self) -> list[Trial]:
@@ -190,7 +199,7 @@ class RunState:
         if not groups:
             return None
         fastest, most = min(groups, key=self._mean_loss), max(len(group) for group in groups)
-        winner = fastest if len(fastest) == most else self._defend(groups)
+        winner = fastest if len(fastest) == most else self._choose_best(groups)
         return self.trials[winner[0]]
 
     def losses_by_trial(self) -> dict[int, list[float]]:
@@ -211,18 +220,18 @@ class RunState:
     def _mean_loss(self, numbers: list[int]) -> float:
         return sum(self._loss(number) for number in numbers) / len(numbers)
 
-    def _defend(self, groups: list[list[int]]) -> list[int]:
+    def _choose_best(self, groups: list[list[int]]) -> list[int]:
         """The best of those that ran most often, unless one that ran less often beats it beyond the noise."""
         from cclsearch.stats.noise import estimate_noise, is_better
 
         noise = estimate_noise(list(self.losses_by_trial().values()))
         counts = sorted({len(group) for group in groups}, reverse=True)
         bests = [min((g for g in groups if len(g) == count), key=self._mean_loss) for count in counts]
-        champion = bests[0]
-        for rival in bests[1:]:
-            if is_better([self._loss(n) for n in rival], [self._loss(n) for n in champion], noise):
-                champion = rival
-        return champion
+        best = bests[0]
+        for challenger in bests[1:]:
+            if is_better([self._loss(n) for n in challenger], [self._loss(n) for n in best], noise):
+                best = challenger
+        return best
 
     def _loss(self, number: int) -> float:
         return self.trials.loss(number) or 0.0
@@ -234,13 +243,13 @@ class RunState:
             runs_of.setdefault(self.trials.config_key(number), []).append(number)
         return list(runs_of.values())
 
-    def _propose(self, event: _Proposed) -> None:
+    def _propose(self, event: _ProposedLine) -> None:
         is_search = event.purpose == Purpose.SEARCH.value
         self.trials.propose(event.trial, bytes(event.config), is_search=is_search)
         self._open[event.trial] = None
         self.num_spent += is_search
 
-    def _finish(self, event: _Finished) -> None:
+    def _finish(self, event: _FinishedLine) -> None:
         number, outcome = event.trial, event.outcome
         failed = outcome.failure is not None and _is_infrastructure(outcome.failure.kind)
         is_search = self.trials.is_search(number)
@@ -258,7 +267,7 @@ class RunState:
             if self._first_ranked is None and is_search:
                 self._first_ranked = number
 
-    def _take_words(self, line: bytes) -> None:
+    def _apply_in_full(self, line: bytes) -> None:
         event = EVENT.validate_json(line)
         match event:
             case Note():
@@ -274,8 +283,3 @@ class RunState:
 @lru_cache(maxsize=64)
 def _is_infrastructure(kind: str) -> bool:
     return FailureKind(kind).is_infrastructure
-
-
-def collect_losses(state: RunState) -> dict[Config, list[float]]:
-    """Configuration -> losses of its ranked runs."""
-    return state.losses_by_config()

@@ -64,7 +64,7 @@ def fold_trial(events: Iterable[Event]) -> Trial:
     """The trial after its events, which begin with its proposal; events of other kinds say nothing of it."""
     trial: Trial | None = None
     for event in events:
-        trial = _open(event) if isinstance(event, TrialProposed) else _go_on(trial, event)
+        trial = _open(event) if isinstance(event, TrialProposed) else _apply(trial, event)
     if trial is None:
         raise ValueError("a trial's events begin with its proposal")
     return trial
@@ -83,7 +83,7 @@ def _open(event: TrialProposed) -> Trial:
     )
 
 
-def _go_on(trial: Trial | None, event: Event) -> Trial | None:
+def _apply(trial: Trial | None, event: Event) -> Trial | None:
     if trial is None:
         return None
     match event:

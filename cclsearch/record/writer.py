@@ -56,8 +56,8 @@ class RunWriter:
         assert self._ledger is not None, "the book is not open"
         self._ledger.check_present()
         self.lock.check_held()
-        line, spot = self._ledger.append(event)
-        self.state.take(line, spot)
+        line, offset = self._ledger.append(event)
+        self.state.apply(line, offset)
         self.lock.refresh()
         for watch in self._watchers:
             watch(event, self.state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cclsearch.core.values import Value, show_config
+from cclsearch.core.values import Value, format_config
 
 RANKED, NOT_ADMITTED, FAILED, RUNNING = "ranked", "not admitted", "failed", "running"
 CONFIRMATION = "confirmation"
@@ -53,7 +53,7 @@ class TrialRow:
 
     @property
     def config_text(self) -> str:
-        return show_config(self.config)
+        return format_config(self.config)
 
     @property
     def step_time_s(self) -> float | None:

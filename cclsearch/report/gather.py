@@ -9,7 +9,7 @@ from datetime import timedelta
 from cclsearch.core.errors import TrialError
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Provenance, Value, show_value
+from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.draw.axes import show_number
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import estimate_certainty
@@ -50,7 +50,7 @@ def gather_run(run: Run) -> RunPage:
         framework=clean(spec.framework),
         provenance=spec.provenance.value,
         objective=clean(spec.objective.spec),
-        score_label=spec.objective.figure,
+        score_label=spec.objective.score_label,
         greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
         standing=_describe_standing(run),
         banner=tuple(clean(line) for line in spec.banner),
@@ -156,7 +156,7 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         facts.append(("best step time", f"{show_number(metrics['step_time_s'])} s"))
         if spec.objective.is_weighted or spec.objective.metrics[0] != "step_time_s":
             row = next(row for row in rows if row.number == best.number)
-            facts.append((spec.objective.figure, show_number(row.score) if row.score is not None else "unknown"))
+            facts.append((spec.objective.score_label, show_number(row.score) if row.score is not None else "unknown"))
         for label, name, unit in (
             ("tokens/s", "tokens_per_s", ""),
             ("tokens/s an accelerator", "tokens_per_s_per_accelerator", ""),
@@ -198,7 +198,9 @@ def _find_neighbors(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Nei
 def describe_change(old: Mapping[str, Value], new: Mapping[str, Value]) -> str:
     """`tp 2 → 4, dp 8 → 4`: the knobs in which two configurations differ."""
     changed = [knob for knob in old if new.get(knob) != old[knob]]
-    return ", ".join(f"{knob} {show_value(old[knob])} → {show_value(new.get(knob, '?'))}" for knob in changed)
+    return ", ".join(
+        f"{knob} {format_knob_value(old[knob])} → {format_knob_value(new.get(knob, '?'))}" for knob in changed
+    )
 
 
 def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str], ...]:

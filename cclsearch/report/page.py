@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from cclsearch import __version__
-from cclsearch.core.values import show_value
+from cclsearch.core.values import format_knob_value
 from cclsearch.draw.axes import show_number
 from cclsearch.draw.scene import Scene
 from cclsearch.draw.svg import palette_css, render_svg
@@ -234,7 +234,7 @@ def _number_cell(value: float | None) -> Cell:
 
 def _value_cell(value: object) -> Cell:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return Cell("" if value is None else show_value(value))
+        return Cell("" if value is None else format_knob_value(value))
     return Cell(show_number(value), float(value))
 
 

@@ -118,7 +118,7 @@ def describe_figure(objective: Objective, trial: Trial) -> str:
     """A ranked trial's figure under the objective, with its name and unit; of several metrics each one's."""
     if not objective.is_multi:
         better = " (greater is better)" if objective.is_weighted else ""
-        return f"{objective.figure} {objective.read_loss(trial.loss or math.nan):.4g}{better}"
+        return f"{objective.score_label} {objective.score_from_loss(trial.loss or math.nan):.4g}{better}"
     assert trial.outcome is not None
     values = (trial.outcome.metrics[term.metric] * term.scale for term in objective.terms)
     told = (f"{t.metric} {v:.4g} {t.unit or ''}".rstrip() for t, v in zip(objective.terms, values, strict=True))
@@ -133,10 +133,10 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
         return [f"its figure is {how}, read once: no run can confirm it; the noise of its source is unknown"]
     noise, interval = certainty.noise, certainty.interval
     basis = f"measured from {noise.num_repeats} repeats" if noise.is_measured else "assumed: nothing was repeated yet"
-    ends = sorted(spec.objective.read_loss(loss) for loss in (interval.low, interval.high))
+    ends = sorted(spec.objective.score_from_loss(loss) for loss in (interval.low, interval.high))
     lines = [
         f"{certainty.chance:.0%} likely the best of what was tried; run {certainty.num_runs} x,"
-        f" {interval.confidence:.0%} interval of {spec.objective.figure}: {ends[0]:.4g} to {ends[1]:.4g};"
+        f" {interval.confidence:.0%} interval of {spec.objective.score_label}: {ends[0]:.4g} to {ends[1]:.4g};"
         f" run-to-run noise {noise.relative:.1%} ({basis})"
     ]
     if certainty.tied:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cclsearch.core.atomic_file import arriving, write_atomically
-from cclsearch.core.errors import writing
+from cclsearch.core.atomic_file import replacing, write_atomically
+from cclsearch.core.errors import writing_to
 from cclsearch.draw.scene import Scene
 from cclsearch.report.data import RunPage
 from cclsearch.report.page import draw_comparisons, draw_run, render_page, render_pareto_page
@@ -52,11 +52,11 @@ def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: b
     from cclsearch.draw.png import write_png
 
     written = []
-    with writing(folder):
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for stem, scene in scenes:
             path = folder / f"{stem}.png"
-            with arriving(path) as partial:
+            with replacing(path) as partial:
                 write_png(scene, partial, dark=dark)
             written.append(path)
     return written
@@ -64,7 +64,7 @@ def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: b
 
 def write_text(path: Path, text: str) -> Path:
     """Write a file, its folder made if need be; returns it. Raises UserError where that cannot be."""
-    with writing(path):
+    with writing_to(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     return path

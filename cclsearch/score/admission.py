@@ -23,7 +23,7 @@ WORK_RULES = frozenset({"work", "world_size", "traced_work"})
 
 def admit(evidence: Evidence) -> Admission:
     """The verdict of every rule over one finished trial, and whether all of them let it through."""
-    verdicts = tuple(rule(evidence) for rule in RULES)
+    verdicts = tuple(rule(evidence) for rule in ADMISSION_RULES)
     return Admission(admitted=all(verdict.ok is not False for verdict in verdicts), verdicts=verdicts)
 
 
@@ -212,7 +212,7 @@ def _shorten(ranks: list[int]) -> str:
     return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
 
 
-RULES: tuple[Callable[[Evidence], Verdict], ...] = (
+ADMISSION_RULES: tuple[Callable[[Evidence], Verdict], ...] = (
     check_provenance,
     check_declared_work,
     check_world_size,

@@ -17,7 +17,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 }
 
 
-def names_in(text: str, where: str) -> frozenset[str]:
+def parameter_names(text: str, where: str) -> frozenset[str]:
     """Parameters that the expression names; raises UserError (naming `where`) where it is no such arithmetic."""
     return frozenset(node.id for node in ast.walk(_parse(text, where)) if isinstance(node, ast.Name))
 

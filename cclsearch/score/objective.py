@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
-from cclsearch.score.catalog import Direction, find_metric
+from cclsearch.score.catalog import ENERGY_METRICS, Direction, find_metric
 from cclsearch.score.declaration import (
     BASELINE,
     ConstraintDeclaration,
@@ -25,8 +25,12 @@ from cclsearch.score.declaration import (
     read_declaration,
     resolve_parameters,
 )
-from cclsearch.score.expression import evaluate, names_in
+from cclsearch.score.expression import evaluate, parameter_names
 
+if TYPE_CHECKING:
+    from cclsearch.space.framework import Framework
+
+ENERGY = "energy_j"
 MAX_PARETO_METRICS = 3
 
 
@@ -45,7 +49,7 @@ class Term(Model):
     """Whether its loss, where greater is better, is 1/value rather than -value."""
     missing: str = ""
 
-    def minimised(self, value: float) -> float:
+    def minimized(self, value: float) -> float:
         """The value, scaled and turned so that less is better."""
         scaled = value * self.scale
         if self.direction is Direction.MINIMIZE:
@@ -53,7 +57,7 @@ class Term(Model):
         return 1.0 / scaled if self.reciprocal else -scaled
 
     def restored(self, loss: float) -> float:
-        """The scaled value that `minimised` made this loss of."""
+        """The scaled value that `minimized` made this loss of."""
         if self.direction is Direction.MINIMIZE:
             return loss
         return 1.0 / loss if self.reciprocal else -loss
@@ -146,20 +150,20 @@ class Objective(Model):
         return self.values(metrics)[0]
 
     @property
-    def figure(self) -> str:
+    def score_label(self) -> str:
         """What its figure is called, with its unit."""
         if self.is_weighted:
             return f"{self.name} score"
         term = self.terms[0]
         return f"{term.metric} ({term.unit})" if term.unit else term.metric
 
-    def read_loss(self, loss: float) -> float:
+    def score_from_loss(self, loss: float) -> float:
         """The figure that people read, from the loss: the scaled first metric, or the weighted score."""
         return 1.0 / loss if self.is_weighted else self.terms[0].restored(loss)
 
     def values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Each metric turned so that less is better; raises TrialError with the reason where one is missing."""
-        return tuple(term.minimised(_check_reciprocal(term, metrics)) for term in self.terms)
+        return tuple(term.minimized(_check_reciprocal(term, metrics)) for term in self.terms)
 
     def broken_constraints(self, metrics: Mapping[str, float]) -> tuple[str, ...]:
         """Which constraints these metrics break, one line each; raises TrialError where one cannot be told."""
@@ -182,6 +186,18 @@ def load_objective(spec: str, parameters: Mapping[str, float | str | None] | Non
     path = find_content("objectives", name, ".yaml", ".yml")
     declaration = read_declaration(path)
     return build_objective(declaration, name, {**given, **(parameters or {})}, path)
+
+
+def require_measurable(objective: Objective, framework: Framework) -> None:
+    """Raises UserError if the objective needs energy and the run script records none: every trial would fail."""
+    needed = [*objective.metrics, *(constraint.metric for constraint in objective.constraints)]
+    of_energy = [metric for metric in needed if metric in ENERGY_METRICS]
+    if of_energy and ENERGY not in framework.records:
+        raise UserError(
+            f"--objective {objective.name}: needs {of_energy[0]}, and the run script of framework {framework.name!r}"
+            f" records no {ENERGY}: choose another objective, or a framework of your own whose script writes it to"
+            f" result.json and whose file says `records: [{ENERGY}]` (docs/trial-contract.md)"
+        )
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -293,7 +309,7 @@ def _number(value: float | str, parameters: Mapping[str, float | str | None], wh
     if not isinstance(value, str):
         return float(value)
     numbers = {name: float(v) for name, v in parameters.items() if isinstance(v, int | float)}
-    for name in names_in(value, where):
+    for name in parameter_names(value, where):
         if name in parameters and name not in numbers:
             raise UserError(f"{where}: {value!r} needs a number for {name!r}; it is {parameters[name]!r}")
     return evaluate(value, numbers, where)
@@ -302,7 +318,7 @@ def _number(value: float | str, parameters: Mapping[str, float | str | None], wh
 def _is_left_out(scale: float | str, parameters: Mapping[str, float | str | None], where: str) -> bool:
     if not isinstance(scale, str):
         return False
-    return any(name in parameters and parameters[name] is None for name in names_in(scale, where))
+    return any(name in parameters and parameters[name] is None for name in parameter_names(scale, where))
 
 
 def _finite(term: Term, metrics: Mapping[str, float]) -> float:

@@ -14,7 +14,6 @@ from cclsearch.core.values import Provenance
 from cclsearch.propose.base import Closable, EventSource, Observation, Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.record.event import Note, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.observe import Observer
-from cclsearch.record.state import collect_losses
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
@@ -120,8 +119,8 @@ def _fill(writer: RunWriter, parts: Parts) -> str | None:
 
 
 def _ending(parts: Parts) -> str:
-    wish = parts.proposer.ending() if isinstance(parts.proposer, EventSource) else None
-    return wish or "nothing is left that may be proposed"
+    ending = parts.proposer.ending() if isinstance(parts.proposer, EventSource) else None
+    return ending or "nothing is left that may be proposed"
 
 
 def _accept(
@@ -201,7 +200,7 @@ def finalists(writer: RunWriter, count: int, objective: Objective) -> list[Trial
         return _front(writer, count, objective)
     from cclsearch.stats.noise import estimate_noise, pick_finalists
 
-    runs = collect_losses(writer.state)
+    runs = writer.state.losses_by_config()
     noise = estimate_noise(list(runs.values()))
     return [writer.state.runs_of(config)[0] for config in pick_finalists(runs, noise, count)]
 

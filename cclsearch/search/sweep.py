@@ -15,8 +15,7 @@ from cclsearch.plan.plan import Plan, SearchRequest, plan_search, require_record
 from cclsearch.plan.target import choose_target
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
-from cclsearch.score.measurable import require_measurable
-from cclsearch.score.objective import Objective, load_objective
+from cclsearch.score.objective import Objective, load_objective, require_measurable
 from cclsearch.search.session import create_run
 from cclsearch.space.framework import load_framework
 from cclsearch.stats.pareto import parse_weights

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card, KnobDeclaration, Phase
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Model, Value, show_value
+from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.space.framework import Framework
-from cclsearch.space.rule import Columns, Rule
+from cclsearch.space.rule import Columns, Rule, same_value
 from cclsearch.space.table import Knob, Space
 
 MAX_ROWS = 20_000_000
@@ -22,7 +22,7 @@ MAX_ROWS = 20_000_000
 COUNTED = {"tp": 1, "dp": 1, "pp": 1, "ep": 1, "micro_batch_size": 1, "virtual_pipeline": 1, "zero_stage": 0}
 """Knobs whose choices are whole numbers -> the least."""
 MAX_COUNT = 1_000_000
-FIXED_WORK = frozenset({"num_accelerators", "accumulation_whole", "degrees_on_torus"})
+ALWAYS_APPLIED = frozenset({"num_accelerators", "accumulation_whole", "degrees_on_torus"})
 """Rules that hold even where the space lacks their first knob (it runs at 1)."""
 
 
@@ -74,7 +74,7 @@ def explain_config(
     knobs = resolve_knobs(card, framework, extra_knobs)
     check_knob_names(config, knobs)
     rules = resolve_rules(card, framework, knobs, use_fewer=use_fewer)
-    return (_judge_choices(knobs, config), *(_judge(rule, knobs, config) for rule in rules))
+    return (_check_choices_of(knobs, config), *(_apply_rule(rule, knobs, config) for rule in rules))
 
 
 def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = ()) -> tuple[Knob, ...]:
@@ -131,7 +131,7 @@ def _is_count(value: Value, least: int) -> bool:
 def _is_about(rule: Rule, present: set[str]) -> bool:
     if rule.needs_all:
         return present.issuperset(rule.knobs)
-    return rule.knobs[0] in present or rule.name in FIXED_WORK
+    return rule.knobs[0] in present or rule.name in ALWAYS_APPLIED
 
 
 def check_knob_names(names: Mapping[str, object] | Sequence[str], knobs: Sequence[Knob]) -> None:
@@ -178,11 +178,13 @@ def _columns(knobs: Sequence[Knob], codes: Sequence[NDArray[np.int16]], rule: Ru
     return Columns({k.name: k.column[c] for k, c in zip(knobs, codes, strict=False) if k.name in rule.knobs}, size)
 
 
-def _judge_choices(knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
+def _check_choices_of(knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
     wrong = []
     for knob in knobs:
-        if knob.name in config and not any(_is_choice(config[knob.name], choice) for choice in knob.choices):
-            wrong.append(f"{knob.name}={config[knob.name]} is none of {', '.join(show_value(c) for c in knob.choices)}")
+        if knob.name in config and not any(same_value(config[knob.name], choice) for choice in knob.choices):
+            wrong.append(
+                f"{knob.name}={config[knob.name]} is none of {', '.join(format_knob_value(c) for c in knob.choices)}"
+            )
     missing = [knob.name for knob in knobs if knob.name not in config]
     detail = "; ".join(wrong) or (
         f"not given: {', '.join(missing)}" if missing else "every value is a choice of its knob"
@@ -195,7 +197,7 @@ def _judge_choices(knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVe
     )
 
 
-def _judge(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
+def _apply_rule(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
     looked_at = [knob.name for knob in knobs if knob.name in rule.knobs]
     missing = [name for name in looked_at if name not in config]
     if missing:
@@ -208,23 +210,19 @@ def _judge(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) -> Ru
     try:
         columns = Columns({name: np.array([config[name]], dtype=object) for name in looked_at}, 1)
         ok = bool(rule.check(columns)[0])
-        detail = rule.why(config)
+        detail = rule.explain(config)
     except (ValueError, OverflowError):
         ok, detail = False, f"one of {', '.join(looked_at)} is a word, not a number or truth value"
     return RuleVerdict(rule=rule.name, ok=ok, detail=detail, summary=rule.summary)
 
 
-def _is_choice(value: Value, choice: Value) -> bool:
-    return isinstance(value, bool) == isinstance(choice, bool) and value == choice
-
-
 def _explain_empty(card: Card, knobs: Sequence[Knob], rules: Sequence[Rule]) -> str:
     """Which rules left nothing: those that alone stand in the way, or else all that reject something."""
-    guilty = [rule for rule in rules if len(_enumerate(knobs, [other for other in rules if other is not rule]))]
-    if not guilty:
-        guilty = [rule for rule in rules if _rejects_any(knobs, rule)]
-    reasons = "; ".join(f"{rule.name} ({rule.summary})" for rule in guilty)
-    together = "this rule leaves nothing" if len(guilty) == 1 else "these rules together leave nothing"
+    blocking = [rule for rule in rules if len(_enumerate(knobs, [other for other in rules if other is not rule]))]
+    if not blocking:
+        blocking = [rule for rule in rules if _rejects_any(knobs, rule)]
+    reasons = "; ".join(f"{rule.name} ({rule.summary})" for rule in blocking)
+    together = "this rule leaves nothing" if len(blocking) == 1 else "these rules together leave nothing"
     return f"{card.name} has no legal configuration: {together}: {reasons}"
 
 

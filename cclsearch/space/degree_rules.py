@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
-from cclsearch.space.rule import BoolArray, Columns, Rule, count_of, make_rule
+from cclsearch.space.rule import BoolArray, Columns, Rule, count_of, register_rule
 
 
-@make_rule("num_accelerators", "use_fewer")
+@register_rule("num_accelerators", "use_fewer")
 def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Rule:
     total, fewer = card.hardware.num_accelerators, bool(options.get("use_fewer"))
 
@@ -42,23 +42,23 @@ def _tp_divides(name: str, number: int, what: str) -> Rule:
     )
 
 
-@make_rule("tp_divides_heads")
+@register_rule("tp_divides_heads")
 def _tp_divides_heads(card: Card, options: Mapping[str, Any]) -> Rule:
     return _tp_divides("tp_divides_heads", card.arch.num_heads, "attention heads")
 
 
-@make_rule("tp_divides_kv_heads")
+@register_rule("tp_divides_kv_heads")
 def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Rule:
     return _tp_divides("tp_divides_kv_heads", card.arch.num_kv_heads, "KV heads")
 
 
-@make_rule("tp_divides_sequence")
+@register_rule("tp_divides_sequence")
 def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Rule:
     """For frameworks whose tensor parallelism always cuts the sequence too."""
     return _tp_divides("tp_divides_sequence", card.seq_len, "tokens of a sequence")
 
 
-@make_rule("tp_divides_widths", "experts")
+@register_rule("tp_divides_widths", "experts")
 def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Rule:
     """`experts: true` where tensor parallelism cuts the routed experts too."""
     arch = card.arch
@@ -78,7 +78,7 @@ def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("moe_tp_divides_tokens")
+@register_rule("moe_tp_divides_tokens")
 def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Rule | None:
     length = card.seq_len
     if card.arch.moe is None:
@@ -92,7 +92,7 @@ def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Rule | Non
     )
 
 
-@make_rule("tp_inside_node")
+@register_rule("tp_inside_node")
 def _tp_inside_node(card: Card, options: Mapping[str, Any]) -> Rule:
     node = min(card.hardware.accelerators_per_node, card.hardware.num_accelerators)
     return Rule(
@@ -104,7 +104,7 @@ def _tp_inside_node(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("pp_at_most_layers")
+@register_rule("pp_at_most_layers")
 def _pp_at_most_layers(card: Card, options: Mapping[str, Any]) -> Rule:
     layers = card.arch.num_layers
     return Rule(
@@ -116,7 +116,7 @@ def _pp_at_most_layers(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("pp_divides_layers")
+@register_rule("pp_divides_layers")
 def _pp_divides_layers(card: Card, options: Mapping[str, Any]) -> Rule:
     layers = card.arch.num_layers
     return Rule(
@@ -128,7 +128,7 @@ def _pp_divides_layers(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("tied_embeddings_need_one_stage")
+@register_rule("tied_embeddings_need_one_stage")
 def _tied_embeddings_need_one_stage(card: Card, options: Mapping[str, Any]) -> Rule | None:
     if not card.arch.tied_embeddings:
         return None
@@ -141,7 +141,7 @@ def _tied_embeddings_need_one_stage(card: Card, options: Mapping[str, Any]) -> R
     )
 
 
-@make_rule("accumulation_whole")
+@register_rule("accumulation_whole")
 def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Rule:
     batch = card.global_batch_size
     return Rule(
@@ -156,7 +156,7 @@ def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("micro_batches_cover_stages")
+@register_rule("micro_batches_cover_stages")
 def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Rule:
     batch = card.global_batch_size
     return Rule(
@@ -171,7 +171,7 @@ def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("ep_divides_experts")
+@register_rule("ep_divides_experts")
 def _ep_divides_experts(card: Card, options: Mapping[str, Any]) -> Rule:
     experts = card.arch.moe.num_experts if card.arch.moe else 1
     what = f"{experts} experts" if card.arch.moe else "model without experts"
@@ -188,7 +188,7 @@ def _ep_divides_experts(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("ep_inside_stage")
+@register_rule("ep_inside_stage")
 def _ep_inside_stage(card: Card, options: Mapping[str, Any]) -> Rule:
     return Rule(
         "ep_inside_stage",
@@ -202,7 +202,7 @@ def _ep_inside_stage(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("ep_divides_dp")
+@register_rule("ep_divides_dp")
 def _ep_divides_dp(card: Card, options: Mapping[str, Any]) -> Rule:
     return Rule(
         "ep_divides_dp",

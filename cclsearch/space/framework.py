@@ -60,7 +60,7 @@ class FrameworkKnob(Model):
         return Knob(self.name, choices, self.description)
 
 
-class Need(Model):
+class RequiredVariable(Model):
     """An environment variable on the compute nodes without which no trial of the framework can run."""
 
     env: str = Field(pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
@@ -112,7 +112,7 @@ class Framework(Model):
     """Precisions of cards that its run script trains in; any where none is named."""
     records: tuple[Literal["energy_j"], ...] = ()
     """Figures of `result.json` that not every run script leaves, and its does."""
-    needs: tuple[Need, ...] = ()
+    needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
     """Names of rules, or `{rule: NAME, ...parameters}`, beyond those that always hold."""
     source: str = ""
@@ -180,10 +180,10 @@ class Framework(Model):
 
 def load_framework(name: str) -> Framework:
     """The framework of that name or alias (case and underscores aside); raises UserError that lists those there are."""
-    wanted = _normalise(name)
+    wanted = _normalize(name)
     for candidate in list_frameworks():
         framework = _read(candidate)
-        if wanted in {_normalise(word) for word in (framework.name, *framework.aliases)}:
+        if wanted in {_normalize(word) for word in (framework.name, *framework.aliases)}:
             return framework
     raise UserError(
         f"there is no framework {one_line(name, 60)!r}; there are: {', '.join(list_frameworks())}"
@@ -209,7 +209,7 @@ def _read(name: str) -> Framework:
     return validate_mapping(Framework, {**read_yaml(path), "name": name, "path": path}, str(path))
 
 
-def _normalise(word: str) -> str:
+def _normalize(word: str) -> str:
     return word.strip().lower().replace("_", "-")
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Value
-from cclsearch.space.rule import BoolArray, Columns, Rule, count_of, make_rule
+from cclsearch.space.rule import BoolArray, Columns, Rule, count_of, register_rule
 
 
-@make_rule("zero_needs_dp", "least")
+@register_rule("zero_needs_dp", "least")
 def _zero_needs_dp(card: Card, options: Mapping[str, Any]) -> Rule:
     least = int(options.get("least", 1))
     return Rule(
@@ -24,7 +24,7 @@ def _zero_needs_dp(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("zero_limited_by_pp", "most")
+@register_rule("zero_limited_by_pp", "most")
 def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Rule:
     most = int(options.get("most", 1))
     return Rule(
@@ -36,7 +36,7 @@ def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("replicas_hold_every_expert")
+@register_rule("replicas_hold_every_expert")
 def _replicas_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Rule:
     """torchtitan's sparse mesh is dp_shard x tp ranks, `efsdp = dp_shard * tp // ep` (parallel_dims.py)."""
     return Rule(
@@ -49,7 +49,7 @@ def _replicas_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("sequence_parallel_needs_tp")
+@register_rule("sequence_parallel_needs_tp")
 def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Rule:
     return Rule(
         "sequence_parallel_needs_tp",
@@ -60,7 +60,7 @@ def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("sequence_parallel_divides_sequence")
+@register_rule("sequence_parallel_divides_sequence")
 def _sequence_parallel_divides_sequence(card: Card, options: Mapping[str, Any]) -> Rule:
     length = card.seq_len
     return Rule(
@@ -72,7 +72,7 @@ def _sequence_parallel_divides_sequence(card: Card, options: Mapping[str, Any]) 
     )
 
 
-@make_rule("moe_tp_needs_sequence_parallel")
+@register_rule("moe_tp_needs_sequence_parallel")
 def _moe_tp_needs_sequence_parallel(card: Card, options: Mapping[str, Any]) -> Rule | None:
     if card.arch.moe is None:
         return None
@@ -85,7 +85,7 @@ def _moe_tp_needs_sequence_parallel(card: Card, options: Mapping[str, Any]) -> R
     )
 
 
-@make_rule("virtual_pipeline_needs_pp", "least_pp")
+@register_rule("virtual_pipeline_needs_pp", "least_pp")
 def _virtual_pipeline_needs_pp(card: Card, options: Mapping[str, Any]) -> Rule:
     least = int(options.get("least_pp", 2))
     return Rule(
@@ -97,7 +97,7 @@ def _virtual_pipeline_needs_pp(card: Card, options: Mapping[str, Any]) -> Rule:
     )
 
 
-@make_rule("virtual_pipeline_divides_layers")
+@register_rule("virtual_pipeline_divides_layers")
 def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> Rule:
     layers = card.arch.num_layers
     return Rule(
@@ -112,7 +112,7 @@ def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> 
     )
 
 
-@make_rule("virtual_pipeline_micro_batches")
+@register_rule("virtual_pipeline_micro_batches")
 def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> Rule:
     batch = card.global_batch_size
 
@@ -132,7 +132,7 @@ def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> R
     )
 
 
-@make_rule("implies", "name", "when", "then", "because")
+@register_rule("implies", "name", "when", "then", "because")
 def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
     when = {knob: _listed(values) for knob, values in options["when"].items()}
     then = {knob: _listed(values) for knob, values in options["then"].items()}

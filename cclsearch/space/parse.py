@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config, Value, show_value
+from cclsearch.core.values import Config, Value, format_knob_value
 from cclsearch.space.build import check_knob_names
+from cclsearch.space.rule import same_value
 from cclsearch.space.table import Knob, Space
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
@@ -25,15 +26,6 @@ SHORT = {
     "vpp": "virtual_pipeline",
 }
 """Short names that people use -> knobs."""
-
-
-def parse_config(text: str, space: Space) -> Config:
-    """The configuration that the text names, in the space's knobs, values typed as their choices are.
-
-    Knobs with a single choice may be left out. Raises UserError for an unknown, doubled or missing knob and for a
-    value that is no choice; whether the rules allow the configuration is `space.row`'s to say.
-    """
-    return complete_config(parse_assignments(text, space.knobs), space)
 
 
 def parse_assignments(text: str, knobs: Sequence[Knob]) -> dict[str, Value]:
@@ -70,8 +62,8 @@ def complete_config(given: Mapping[str, Value], space: Space) -> Config:
         value = given.get(knob.name, knob.choices[0])
         choice = _find_choice(value, knob)
         if choice is None:
-            choices = ", ".join(show_value(choice) for choice in knob.choices)
-            raise UserError(f"{knob.name} must be one of {choices}, not {one_line(show_value(value), 60)}")
+            choices = ", ".join(format_knob_value(choice) for choice in knob.choices)
+            raise UserError(f"{knob.name} must be one of {choices}, not {one_line(format_knob_value(value), 60)}")
         values[knob.name] = choice
     return Config(values)
 
@@ -96,14 +88,14 @@ def _split(text: str, knobs: Sequence[Knob]) -> list[str]:
 def _match(word: str, knob: Knob) -> Value:
     """The choice that is written so; else the word's own reading."""
     for choice in knob.choices:
-        if show_value(choice) == word:
+        if format_knob_value(choice) == word:
             return choice
     value = _read(word)
     return value if (found := _find_choice(value, knob)) is None else found
 
 
 def _find_choice(value: Value, knob: Knob) -> Value | None:
-    exact = [c for c in knob.choices if isinstance(c, bool) == isinstance(value, bool) and c == value]
+    exact = [choice for choice in knob.choices if same_value(choice, value)]
     if exact:
         return exact[0]
     if isinstance(value, bool) and {"none", "full"} <= set(knob.choices):

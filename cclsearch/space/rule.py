@@ -18,7 +18,7 @@ from cclsearch.core.values import Value
 
 BoolArray = NDArray[np.bool_]
 Check = Callable[["Columns"], BoolArray]
-Why = Callable[[Mapping[str, Any]], str]
+Explain = Callable[[Mapping[str, Any]], str]
 
 NEUTRAL: dict[str, Value] = {"zero_stage": 0, "sequence_parallel": False}
 """What a knob is worth where the space lacks it; 1 for every other."""
@@ -54,14 +54,14 @@ class Rule:
     summary: str
     """What must hold, with the card's numbers."""
     check: Check
-    why: Why
+    explain: Explain
     """The sentence for one configuration, with its numbers."""
     needs_all: bool = False
     """Whether a space that lacks any of the knobs, and not only the first, has no use for the rule."""
 
 
-Maker = Callable[[Card, Mapping[str, Any]], Rule | None]
-RULES: dict[str, Maker] = {}
+RuleFactory = Callable[[Card, Mapping[str, Any]], Rule | None]
+RULES: dict[str, RuleFactory] = {}
 """Name -> what makes the rule for a card and the framework's parameters; None where it does not apply to the card."""
 PARAMETERS: dict[str, frozenset[str]] = {}
 """Name -> the parameters that a framework file may give."""
@@ -77,10 +77,10 @@ ALWAYS = (
 """Rules that hold whatever the framework."""
 
 
-def make_rule(name: str, *parameters: str) -> Callable[[Maker], Maker]:
+def register_rule(name: str, *parameters: str) -> Callable[[RuleFactory], RuleFactory]:
     """Decorator: enter what makes a rule under its name, with the parameters that a framework file may give it."""
 
-    def enter(maker: Maker) -> Maker:
+    def enter(maker: RuleFactory) -> RuleFactory:
         RULES[name] = maker
         PARAMETERS[name] = frozenset(parameters)
         return maker

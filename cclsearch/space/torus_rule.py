@@ -36,11 +36,13 @@ def make_torus_rule(card: Card, options: Mapping[str, Any]) -> Rule | None:
         degrees_N3 = np.stack([at["tp"], at["dp"], at["pp"]], axis=1)
         return np.asarray((degrees_N3[:, None, :] == allowed[None, :, :]).all(axis=2).any(axis=1), dtype=bool)
 
-    def why(config: Mapping[str, Any]) -> str:
+    def explain(config: Mapping[str, Any]) -> str:
         degrees = ", ".join(f"{degree} {config.get(degree, 1)}" for degree in ("tp", "dp", "pp"))
         return f"{degrees} on a torus of {shape}"
 
-    return Rule(RULE_NAME, ("tp", "dp", "pp"), f"tp, dp and pp each take whole axes of the {shape} torus", check, why)
+    return Rule(
+        RULE_NAME, ("tp", "dp", "pp"), f"tp, dp and pp each take whole axes of the {shape} torus", check, explain
+    )
 
 
 RULES[RULE_NAME] = make_torus_rule

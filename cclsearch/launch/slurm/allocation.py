@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cclsearch.core.errors import AwayError, UserError
+from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.launch.slurm.commands import (
@@ -107,7 +107,7 @@ class AllocationLauncher(SlurmLauncher):
         queue = self._watcher.queue
         if queue.refresh() or queue.asked_at:
             return queue.rows.get(self.allocation)
-        raise AwayError(f"Slurm does not answer: {queue.away or 'no reason given'}; try again later")
+        raise UnavailableError(f"Slurm does not answer: {queue.away or 'no reason given'}; try again later")
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Begin each as a step where nodes are free; the others wait here, and `poll` begins them later."""

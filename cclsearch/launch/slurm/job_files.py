@@ -23,7 +23,7 @@ from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix,
 from cclsearch.launch.slurm.settings import SlurmSettings
 
 if TYPE_CHECKING:
-    from cclsearch.space.framework import Need
+    from cclsearch.space.framework import RequiredVariable
 
 PAYLOAD_FILE = "payload.json"
 JOBS_FILE = "jobs.json"
@@ -134,7 +134,7 @@ class Program:
     """The profile's own variables."""
     knob_environment: Callable[[Mapping[str, Value]], dict[str, str]] = lambda _: {}
     """Variables that follow from a configuration (`NCCL_ALGO`)."""
-    needs: tuple[Need, ...] = ()
+    needs: tuple[RequiredVariable, ...] = ()
     """What the framework needs on the nodes; without a script, what any framework does."""
 
 

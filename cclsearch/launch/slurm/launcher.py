@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cclsearch.core.content import project_root
-from cclsearch.core.errors import AwayError, UserError
+from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
@@ -103,7 +103,7 @@ class SlurmLauncher:
             numbered = [(p, job) for p in payloads if (job := self._submitter.resolve(p.folder)) is not None]
             left = cancel_attempts(numbered) if numbered else []
         except (ControllerAway, Unresolved) as away:
-            raise AwayError(
+            raise UnavailableError(
                 f"Slurm does not answer ({one_line(str(away), 120)}), so jobs may go on: `ccl-search clean RUN` later"
             ) from None
         if left:
@@ -225,7 +225,7 @@ class SlurmLauncher:
                 return read_queue()
             except (ControllerAway, SlurmRefusal) as away:
                 if time.monotonic() > deadline:
-                    raise AwayError(
+                    raise UnavailableError(
                         f"Slurm must answer before jobs can be found again: {one_line(str(away), 120)}; try again later"
                     ) from None
             time.sleep(pause)

@@ -211,7 +211,7 @@ def end_marked(pattern: re.Pattern[str], but: str = "") -> None:
     deadline = time.time() + 12
     hard = time.time() + 2
     while time.time() < deadline:
-        found = find_marked(pattern, but)
+        found = find_processes_by_variable(pattern, but)
         if not found:
             return
         for pid in found:
@@ -220,7 +220,7 @@ def end_marked(pattern: re.Pattern[str], but: str = "") -> None:
         time.sleep(0.1)
 
 
-def find_marked(pattern: re.Pattern[str], but: str = "") -> list[int]:
+def find_processes_by_variable(pattern: re.Pattern[str], but: str = "") -> list[int]:
     """Living processes whose trial folder is of that form."""
     found = []
     for name in os.listdir("/proc"):

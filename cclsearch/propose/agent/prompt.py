@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cclsearch.core.text import one_line
-from cclsearch.core.values import show_value
+from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.configs import free_knobs
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.history import last_insights
@@ -133,7 +133,7 @@ def _describe_card(view: SearchView, options: PromptOptions) -> str:
 def _describe_knobs(view: SearchView) -> str:
     lines = []
     for knob in free_knobs(view.space):
-        choices = ", ".join(show_value(choice) for choice in knob.choices)
+        choices = ", ".join(format_knob_value(choice) for choice in knob.choices)
         about = f"  {fence_line(knob.description, 160)}" if knob.description else ""
         lines.append(one_line(f"{knob.name}: {choices}", 300) + about)
     rules = f"; rules: {one_line(', '.join(view.space.rules), 300)}" if view.space.rules else ""

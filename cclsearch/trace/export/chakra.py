@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cclsearch.core.errors import UserError, writing
+from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.text import one_line
 from cclsearch.trace.collectives import count_unsized, group_label
 from cclsearch.trace.diagnosis.causes import median_windows
@@ -52,7 +52,7 @@ def export_chakra(trace: TraceView, folder: Path) -> list[Path]:
     if not graphs:
         raise UserError("there is no device event to export: give a trace that was read")
     paths = []
-    with writing(folder):
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for view, graph in graphs:
             path = folder / f"chakra.{view.rank}.et"
