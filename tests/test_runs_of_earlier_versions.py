@@ -1,0 +1,476 @@
+"""What version 0.1.0 recorded opens, resumes and reports with the present version; asked through the command line only.
+
+Figures are those that 0.1.0 printed of its own runs. See `recorded_versions.py` for what the fixtures are.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_versions import (
+    RECORDED,
+    call,
+    call_apart,
+    count_ends,
+    put_project,
+    put_run,
+    read_ledger,
+    write_config,
+)
+
+TRACES = Path(__file__).parent / "recorded" / "gloo-ddp2"
+
+
+def layout(tp: int, pp: int, dp: int, zero: int, micro: int) -> dict[str, Any]:
+    """A configuration of the recorded 8B model."""
+    return {"tp": tp, "pp": pp, "dp": dp, "zero_stage": zero, "micro_batch_size": micro}
+
+
+def tiny(dp: int, micro: int) -> dict[str, Any]:
+    """A configuration of `tiny`, in the order of its knobs."""
+    more = {"activation_checkpointing": "none", "zero_stage": 0}
+    return {"tp": 1, "dp": dp, "pp": 1, "micro_batch_size": micro, **more}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a recorded run."""
+
+    kind: str
+    best: dict[str, Any]
+    trial: int
+    """The winner's number."""
+    step_time_s: float
+    shown: str
+    """The winner's figure as people see it."""
+    num_trials: int
+    first: dict[str, Any]
+    """The configuration of trial 1."""
+    standing: str = "ended"
+    provenance: str = "recorded"
+    num_accelerators: int = 16
+    not_admitted: tuple[int, ...] = ()
+    unfinished: tuple[int, ...] = ()
+    needs: tuple[str, ...] = field(default=())
+    """Other fixtures that it refers to."""
+
+
+JAX = {"tp": 1, "dp": 2, "ep": 1, "micro_batch_size": 8, "activation_checkpointing": "none"}
+START = layout(1, 2, 8, 1, 1)
+WIDE = layout(2, 1, 64, 1, 1)
+PIPE8 = layout(1, 8, 2, 0, 1)
+TENSOR4 = layout(4, 1, 4, 0, 2)
+MEASURED = {"provenance": "measured"}
+RUNS = [
+    Facts("replayed", TENSOR4, 5, 9.5477, "9.548", 5, START),
+    Facts("stopped", PIPE8, 3, 9.92659, "9.927", 4, START, standing="stopped", unfinished=(4,)),
+    Facts("killed", layout(1, 4, 4, 1, 1), 2, 8.99, "8.99", 4, START, standing="killed", unfinished=(3, 4)),
+    Facts("hybrid", TENSOR4, 5, 9.5477, "9.548", 6, START),
+    Facts("policy", layout(2, 1, 8, 1, 1), 2, 9.31587, "9.316", 4, START, not_admitted=(3,)),
+    Facts("llm-alone", PIPE8, 3, 9.92659, "9.927", 4, START),
+    Facts("learned", TENSOR4, 3, 9.5477, "9.548", 3, PIPE8, needs=("replayed",)),
+    Facts(
+        *("swept", layout(4, 1, 128, 0, 2), 9, 0.66053, "0.6605", 10, WIDE),
+        num_accelerators=512,
+        not_admitted=(3,),
+        needs=("recordings",),
+    ),
+    Facts(
+        *("front", layout(4, 1, 128, 1, 2), 4, 1.28504, "1.285", 8, WIDE),
+        num_accelerators=512,
+        not_admitted=(3,),
+        needs=("recordings",),
+    ),
+    Facts("measured", tiny(2, 4), 2, 0.097716915, "0.09772", 3, tiny(2, 8), num_accelerators=2, **MEASURED),
+    Facts("on-slurm", tiny(1, 16), 1, 0.173563291, "0.1736", 2, tiny(1, 16), num_accelerators=1, **MEASURED),
+    Facts("on-tpu", JAX, 1, 0.321479321, "0.3215", 1, JAX, num_accelerators=2, **MEASURED),
+]
+BY_KIND = {facts.kind: facts for facts in RUNS}
+each_run = pytest.mark.parametrize("facts", RUNS, ids=lambda facts: facts.kind)
+
+
+def put(project: Path, facts: Facts) -> Path:
+    """The run with what it refers to, under its project."""
+    for kind in facts.needs:
+        put_run(project, kind)
+    return put_run(project, facts.kind)
+
+
+def test_every_fixture_is_asked() -> None:
+    others = {"recordings", "failed", "cut-off", "night", "own"}
+    assert {path.name for path in RECORDED.iterdir()} == {facts.kind for facts in RUNS} | others
+
+
+@each_run
+def test_status_tells_where_the_search_stands(facts: Facts, project: Path) -> None:
+    put(project, facts)
+    status = call("status", facts.kind, "--json").json
+    assert (status["run"], status["standing"]) == (facts.kind, facts.standing)
+    assert [trial["trial"] for trial in status["trials"]] == list(range(1, facts.num_trials + 1))
+    assert status["trials"][0]["config"] == facts.first
+    assert status["best"]["config"] == facts.best
+    text = call("status", facts.kind).out
+    assert write_config(facts.best) in text
+    assert facts.shown in text
+    rows = {row["run"]: row for row in call("status", "--json").json}
+    assert rows[facts.kind]["trials"] == facts.num_trials
+    assert rows[facts.kind]["best_step_time_s"] == pytest.approx(facts.step_time_s)
+
+
+@each_run
+def test_best_names_the_configuration_that_won(facts: Facts, project: Path) -> None:
+    run = put(project, facts)
+    best = call("best", facts.kind, "--json").json
+    assert (best["trial"], best["config"]) == (facts.trial, facts.best)
+    assert best["step_time_s"] == pytest.approx(facts.step_time_s)
+    assert best["num_accelerators"] == facts.num_accelerators
+    assert best["provenance"] == facts.provenance
+    assert Path(best["evidence"]) == run / "trials" / f"{facts.trial:04d}"
+    if facts.provenance == "recorded":  # of a measured run, the text starts its run script to ask for its options
+        text = call("best", facts.kind).out
+        assert write_config(facts.best) in text
+        assert facts.shown in text
+
+
+@each_run
+def test_show_knows_the_first_and_the_best_trial(facts: Facts, project: Path) -> None:
+    put(project, facts)
+    assert call("show", facts.kind, "1", "--json").json["config"] == facts.first
+    assert write_config(facts.first) in call("show", facts.kind, "1").out
+    shown = call("show", facts.kind, str(facts.trial), "--json").json
+    assert shown["config"] == facts.best
+    assert shown["outcome"]["metrics"]["step_time_s"] == pytest.approx(facts.step_time_s)
+    assert shown["outcome"]["provenance"] == facts.provenance
+
+
+@each_run
+def test_the_page_shows_the_configuration_that_won_and_its_figure(facts: Facts, project: Path) -> None:
+    put(project, facts)
+    call("report", facts.kind, "--no-png", "--out", "page.html")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert write_config(facts.best) in page
+    assert str(facts.step_time_s)[:5] in page  # in full where a column is sorted by it
+    assert facts.provenance in page
+
+
+@each_run
+def test_the_evidence_still_carries_every_trial_that_it_carried(facts: Facts, project: Path) -> None:
+    put(project, facts)
+    judged = call("admit", facts.kind, "--json").json
+    assert judged["inputs_unchanged"]
+    finished = set(range(1, facts.num_trials + 1)) - set(facts.unfinished)
+    assert {trial["trial"] for trial in judged["trials"]} == finished
+    now = {trial["trial"] for trial in judged["trials"] if trial["admitted"]}
+    then = {trial["trial"] for trial in judged["trials"] if trial["admitted_in_ledger"]}
+    assert now == then == finished - set(facts.not_admitted)
+    unedited = {v["ok"] for t in judged["trials"] for v in t["verdicts"] if v["rule"] == "unedited" and t["admitted"]}
+    assert unedited == {True}
+
+
+@each_run
+def test_a_table_has_a_row_a_trial_and_marks_the_best(facts: Facts, project: Path) -> None:
+    put(project, facts)
+    call("export", facts.kind, "--to", "csv", "--out", "table.csv")
+    with Path("table.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["trial"]) for row in rows] == list(range(1, facts.num_trials + 1))
+    [best] = [row for row in rows if row["is_best"] == "True"]
+    assert int(best["trial"]) == facts.trial
+    assert {knob: best[f"config.{knob}"] for knob in facts.best} == {k: str(v) for k, v in facts.best.items()}
+    assert float(best["metric.step_time_s"]) == pytest.approx(facts.step_time_s)
+
+
+@pytest.mark.parametrize("kind", ["replayed", "policy", "measured"])
+def test_an_optuna_study_has_the_same_trials_and_the_same_best(kind: str, project: Path) -> None:
+    import optuna
+
+    facts = BY_KIND[kind]
+    put(project, facts)
+    call("export", kind, "--to", "optuna", "--out", "study.db")
+    study = optuna.load_study(study_name=kind, storage="sqlite:///study.db")
+    assert len(study.trials) == facts.num_trials
+    assert study.best_trial.params == facts.best
+    assert study.best_value == pytest.approx(facts.step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget"),
+    [("replayed", 6), ("learned", 4), ("swept", 11), ("front", 9), ("hybrid", 7), ("policy", 5)],
+)
+def test_an_ended_replay_goes_on_with_a_greater_budget(kind: str, budget: int, project: Path) -> None:
+    facts = BY_KIND[kind]
+    run = put(project, facts)
+    before = (run / "ledger.jsonl").read_bytes()
+    call("resume", kind, "--budget", str(budget), "--quiet")
+    assert (run / "ledger.jsonl").read_bytes().startswith(before)
+    status = call("status", kind, "--json").json
+    assert (status["standing"], status["budget"], status["spent"]) == ("ended", budget, budget)
+    configs = [json.dumps(trial["config"]) for trial in status["trials"]]
+    assert len(set(configs)) == len(configs) == budget
+    assert count_ends(run) == dict.fromkeys(range(1, budget + 1), 1)
+    trials = {trial["trial"]: trial["config"] for trial in status["trials"]}
+    assert (trials[1], trials[facts.trial]) == (facts.first, facts.best)
+
+
+@pytest.mark.xfail(reason="the recording is looked for at its recorded path only", strict=True)
+def test_a_replay_goes_on_after_the_shipped_recordings_have_moved(project: Path) -> None:
+    run = put_run(project, "replayed", shipped=project / "site-packages" / "cclsearch" / "_content")
+    assert call("best", "replayed", "--json").json["config"] == TENSOR4
+    call("resume", "replayed", "--budget", "6", "--quiet")
+    assert count_ends(run) == dict.fromkeys(range(1, 7), 1)
+
+
+@pytest.mark.parametrize("kind", ["stopped", "killed"])
+def test_a_search_that_was_cut_off_ends_and_runs_nothing_twice(kind: str, project: Path) -> None:
+    facts = BY_KIND[kind]
+    run = put(project, facts)
+    assert set(count_ends(run)) == set(range(1, facts.num_trials + 1)) - set(facts.unfinished)
+    proposed = {event["trial"]: event["config"] for event in read_ledger(run) if event["event"] == "trial_proposed"}
+    call("resume", kind, "--quiet")
+    status = call("status", kind, "--json").json
+    assert (status["standing"], status["spent"]) == ("ended", 8)
+    configs = {trial["trial"]: trial["config"] for trial in status["trials"]}
+    assert {number: configs[number] for number in proposed} == proposed
+    assert len({json.dumps(config) for config in configs.values()}) == 8
+    assert count_ends(run) == dict.fromkeys(range(1, 9), 1)
+    assert not (run / "lock").exists()
+
+
+def test_an_input_that_was_edited_is_still_refused(project: Path) -> None:
+    run = put(project, BY_KIND["replayed"])
+    spec = run / "search.yaml"
+    spec.write_text(spec.read_text().replace("seed: 0", "seed: 1"))
+    call("resume", "replayed", "--budget", "6", code=2)
+    assert not call("admit", "replayed", "--json", code=1).json["inputs_unchanged"]
+    assert len(count_ends(run)) == 5
+
+
+def test_a_result_that_was_edited_is_still_refused(project: Path) -> None:
+    run = put(project, BY_KIND["replayed"])
+    result = run / "trials" / "0005" / "result.json"
+    result.write_text(result.read_text().replace("9.5477", "1.5477"))
+    judged = {trial["trial"]: trial for trial in call("admit", "replayed", "--json", code=1).json["trials"]}
+    assert judged[5]["admitted_in_ledger"]
+    assert not judged[5]["admitted"]
+    assert all(judged[number]["admitted"] for number in (1, 2, 3, 4))
+
+
+def test_a_measured_run_has_its_confirmation_its_repeat_and_its_traces(project: Path) -> None:
+    run = put(project, BY_KIND["measured"])
+    confirmation = call("show", "measured", "3", "--json").json
+    assert (confirmation["purpose"], confirmation["attempts"]) == ("confirmation", 2)
+    assert len(confirmation["repeats"]) == 1
+    best = call("best", "measured", "--json").json
+    assert best["confidence"]["runs"] == 2
+    assert best["confidence"]["tied"] == [1]
+    shown = call("show", "measured", "2", "--json").json["outcome"]
+    scored = call("score", str(run / "trials" / "0002" / "trace"), "--all", "--json").json
+    assert scored["compute_frac"]["n_ranks"] == 2
+    for name in ("compute_frac", "exposed_comm_frac", "idle_frac"):
+        assert scored[name]["value"] == pytest.approx(shown["metrics"][name])
+
+
+def test_a_failure_keeps_its_kind_and_evidence_that_is_gone_is_missed(project: Path) -> None:
+    put_run(project, "failed")
+    status = call("status", "failed", "--json").json
+    assert (status["standing"], status["spent"], status["best"]["trial"]) == ("ended", 2, 2)
+    assert status["best"]["config"] == tiny(1, 4)
+    failure = call("show", "failed", "1", "--json").json["outcome"]["failure"]
+    assert (failure["stage"], failure["kind"], failure["rank"]) == ("run", "out_of_memory", 0)
+    assert "out_of_memory" in call("status", "failed").out
+    judged = {trial["trial"]: trial for trial in call("admit", "failed", "--json", code=1).json["trials"]}
+    assert not judged[1]["admitted_in_ledger"]
+    broken = [verdict["rule"] for verdict in judged[2]["verdicts"] if verdict["ok"] is False]
+    assert (judged[2]["admitted_in_ledger"], broken) == (True, ["ranks_traced"])
+    call("export", "failed", "--out", "table.csv")
+    with Path("table.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["failure_kind"] for row in csv.DictReader(file)] == ["out_of_memory", ""]
+
+
+def test_a_killed_slurm_search_shows_the_job_that_it_left(project: Path) -> None:
+    put_run(project, "cut-off")
+    status = call("status", "cut-off", "--json").json
+    assert (status["standing"], status["spent"], status["best"]) == ("killed", 1, None)
+    trial = call("show", "cut-off", "1", "--json").json
+    assert trial["config"] == {"tp": 2, "dp": 2, "pp": 1, "micro_batch_size": 4}
+    assert trial["outcome"] is None
+    assert call("best", "cut-off", "--json", code=1).json is None
+    call("report", "cut-off", "--no-png", "--out", "page.html")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert all(word in page for word in ("cut-off", "random"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "decided"),
+    [
+        ("hybrid", [(2, 4, 2, 0, 1), (1, 8, 2, 0, 1), (2, 8, 1, 0, 1), (4, 1, 4, 0, 2), (2, 2, 4, 0, 1)]),
+        ("llm-alone", [(1, 2, 8, 1, 1), (2, 4, 2, 0, 1), (1, 8, 2, 0, 1), (2, 8, 1, 0, 1)]),
+        ("policy", [(2, 1, 8, 1, 1), (2, 1, 8, 0, 1)]),
+    ],
+)
+def test_turns_of_an_llm_are_decided_again_as_they_were(
+    kind: str, decided: list[tuple[int, ...]], project: Path
+) -> None:
+    put_run(project, kind)
+    turns = [json.loads(line) for line in call("replay-turns", kind, "--json").out.splitlines()]
+    assert [turn["turn"] for turn in turns] == list(range(1, len(decided) + 1))
+    assert all(turn["same"] for turn in turns)
+    for turn, config in zip(turns, decided, strict=True):
+        assert write_config(layout(*config)) in turn["decision"]
+        assert write_config(layout(*config)) in turn["again"]
+
+
+def test_a_sweep_has_its_front_and_its_choice_at_every_weight(project: Path) -> None:
+    put(project, BY_KIND["swept"])
+    front = call("pareto", "swept", "--json").json
+    assert front["metrics"] == ["step_time_s", "num_accelerators"]
+    assert [point["trial"] for point in front["points"] if point["on_front"]] == [2, 5, 9, 10]
+    assert [point["trial"] for point in front["points"] if point["is_knee"]] == [10]
+    chosen = {row["weight"]: (row["trial"], round(row["score"], 6)) for row in front["weights"]}
+    by_weight = {0.0: (5, 8.0), 0.25: (5, 6.042404), 0.5: (5, 4.084809), 0.75: (5, 2.127213), 1.0: (9, 2.30854)}
+    assert chosen == by_weight
+    ranges = {point["trial"]: point["weights"] for point in front["points"] if point["weights"]}
+    assert ranges == {5: pytest.approx([0, 0.7837051809]), 9: pytest.approx([0.7837051809, 1])}
+    call("pareto", "swept", "--no-png", "--out", "drawn")
+    assert write_config(layout(1, 4, 4, 1, 1)) in (project / "drawn" / "pareto.html").read_text(encoding="utf-8")
+
+
+def test_a_run_over_two_metrics_has_its_front(project: Path) -> None:
+    put(project, BY_KIND["front"])
+    front = call("pareto", "front", "--json").json
+    assert [point["trial"] for point in front["points"] if point["on_front"]] == [2, 4, 5, 8]
+    assert [point["trial"] for point in front["points"] if point["is_knee"]] == [8]
+    assert front["weights"] == []
+
+
+def test_the_next_night_compares_with_the_recorded_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = put_project("night", tmp_path / "night")
+    monkeypatch.chdir(project)
+    nights = project / "runs" / "nights" / "nightly"
+    summary = call("nightly", "nightly.yaml", "--once", "--json").json
+    jobs = {job["job"]: job for job in summary["jobs"]}
+    assert set(jobs) == {"two-nodes", "throughput"}
+    assert {job["nights_before"] for job in jobs.values()} == {1}
+    assert {job["resumed"] for job in jobs.values()} == {False}
+    assert jobs["two-nodes"]["trials"] == 5
+    assert jobs["two-nodes"]["worse"] == []
+    assert jobs["two-nodes"]["verdict"] in {"unchanged", "improved"}
+    again = call("show", jobs["two-nodes"]["run"], "1", "--json").json
+    assert (again["proposer"], again["config"]) == ("earlier", TENSOR4)
+    assert again["outcome"]["metrics"]["step_time_s"] == pytest.approx(9.5477)
+    assert sorted(path.name for path in nights.glob("*/")) == ["20251122-082831", summary["night"]]
+    first = call("best", "nightly-20251122-082831-two-nodes", "--json").json
+    assert (first["trial"], first["config"]) == (5, TENSOR4)
+
+
+def test_a_new_search_learns_from_a_recorded_one(project: Path) -> None:
+    put(project, BY_KIND["replayed"])
+    taught = ["run", "--workload", "wl2", "--budget", "1", "--quiet", "--name"]
+    call(*taught, "taught", "--learn-from", "replayed")
+    call(*taught, "untaught")
+    best = {name: call("best", name, "--json").json for name in ("taught", "untaught")}
+    assert best["untaught"]["config"] == START
+    assert best["taught"]["step_time_s"] < 0.5 * best["untaught"]["step_time_s"]
+
+
+def test_runs_of_all_kinds_are_ranked_on_one_page(project: Path) -> None:
+    for kind in ("replayed", "policy"):
+        put(project, BY_KIND[kind])
+    call("report", "--all", "--no-png", "--out", "ranking.html")
+    page = Path("ranking.html").read_text(encoding="utf-8")
+    assert all(write_config(BY_KIND[kind].best) in page for kind in ("replayed", "policy"))
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's project of version 0.1.0 with everything of its own, and a plugin package beside it."""
+    folder = put_project("own", tmp_path / "own")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+CHOSEN = {"tp": 2, "dp": 1, "micro_batch_size": 2, "overlap": False}
+
+
+def test_a_run_of_a_users_project_is_read_with_its_settings_and_plugin(own: Path) -> None:
+    best = call("best", "own", "--json").json
+    assert (best["trial"], best["config"], best["objective"]) == (1, CHOSEN, "roomy")
+    assert best["step_time_s"] == pytest.approx(0.21)
+    judged = call_apart("admit", "own", "--json", plugin=own / "plugin").json
+    assert [trial["admitted"] for trial in judged["trials"]] == [True, True, False, False]
+    assert [trial["admitted_in_ledger"] for trial in judged["trials"]] == [True, True, False, False]
+    first, failed = (call("show", "own", number, "--json").json for number in ("1", "4"))
+    assert (first["attempts"], len(first["repeats"])) == (2, 1)
+    assert first["outcome"]["metrics"]["longest_kernel"] == pytest.approx(0.105)
+    assert first["outcome"]["metrics"]["noise_db"] == 32
+    assert failed["outcome"]["failure"]["kind"] == "out_of_memory"
+    assert "25 of 24 GiB" in failed["outcome"]["failure"]["message"]
+
+
+def test_a_run_of_a_users_project_goes_on_with_its_run_script_objective_and_plugin(own: Path) -> None:
+    call_apart("resume", "own", "--budget", "6", "--quiet", plugin=own / "plugin")
+    status = call("status", "own", "--json").json
+    assert (status["standing"], status["spent"]) == ("ended", 6)
+    assert count_ends(own / "searches" / "own") == dict.fromkeys(range(1, 7), 1)
+    for number in (5, 6):
+        trial = call("show", "own", str(number), "--json").json
+        config, outcome = trial["config"], trial["outcome"]
+        if config["tp"] == 1 and config["micro_batch_size"] == 4:
+            assert outcome["failure"]["kind"] == "out_of_memory"
+            continue
+        step_s = 0.1 * config["tp"] + 0.02 / config["micro_batch_size"] + 0.01 * (not config["overlap"])
+        assert outcome["metrics"]["step_time_s"] == pytest.approx(step_s)
+        assert outcome["metrics"]["longest_kernel"] == pytest.approx(step_s / 2)
+        assert outcome["metrics"]["noise_db"] == 30 + config["micro_batch_size"]
+
+
+def test_a_users_project_starts_a_new_search_from_its_own_files(own: Path) -> None:
+    knobs = ("tp=1", "micro_batch_size=2", "overlap=true")
+    limited = [word for knob in knobs for word in ("--knob", knob)]
+    new = ["run", "--workload", "my-model", *limited, "--budget", "1", "--name", "new", "--quiet"]
+    call_apart(*new, plugin=own / "plugin")
+    assert (own / "searches" / "new" / "ledger.jsonl").is_file()
+    best = call("best", "new", "--json").json
+    assert (best["objective"], best["provenance"]) == ("roomy", "measured")
+    assert best["config"] == {"tp": 1, "dp": 2, "micro_batch_size": 2, "overlap": True}
+    assert best["step_time_s"] == pytest.approx(0.11)
+    with gzip.open(own / "searches" / "new" / "trials" / "0001" / "trace" / "rank1.json.gz") as file:
+        assert json.load(file)["distributedInfo"]["rank"] == 1
+
+
+def test_a_users_content_is_found_by_name(own: Path) -> None:
+    space = call("space", "--workload", "my-model", "--json").json
+    assert (space["framework"], space["legal"]) == ("mine", 6)
+    planned = call_apart("run", "--workload", "my-model", "--dry-run", "--json", plugin=own / "plugin").json
+    assert planned["space"] == 12, "the profile adds a knob of two choices"
+    assert "MINE_BASE_S=0.1" in planned["job_script"]
+    assert call("policy", "test", "wide", "--workload", "my-model").code == 0
+
+
+def test_a_metric_of_an_installed_package_is_measured(own: Path) -> None:
+    asked = ["score", str(TRACES), "--metric", "longest_kernel", "--metric", "slowest_group", "--json"]
+    found = call_apart(*asked, plugin=own / "plugin").json
+    assert {(metric["status"], metric["unit"], metric["n_ranks"]) for metric in found.values()} == {("ok", "s", 2)}
+    assert found["longest_kernel"]["value"] == pytest.approx(0.000137804)
+    assert found["slowest_group"]["value"] == pytest.approx(0.006599688)
+    call_apart(*asked, plugin=own / "launchers", code=2)
+
+
+@pytest.mark.serial
+def test_a_measured_run_is_confirmed_by_training_the_same_model(project: Path) -> None:
+    pytest.importorskip("torch")
+    run = put(project, BY_KIND["measured"])
+    call("resume", "measured", "--confirm", "2", "--quiet")
+    assert count_ends(run) == {1: 1, 2: 1, 3: 1, 4: 1}
+    fourth = call("show", "measured", "4", "--json").json
+    assert (fourth["purpose"], fourth["config"]) == ("confirmation", tiny(2, 8))
+    assert fourth["outcome"]["failure"] is None
+    first, again = (json.loads((run / "trials" / n / "result.json").read_text()) for n in ("0001", "0004"))
+    assert again["losses"] == pytest.approx(first["losses"], rel=1e-3)
+    assert again["num_params"] == first["num_params"]
