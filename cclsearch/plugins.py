@@ -1,4 +1,4 @@
-"""The one door for code from outside: launchers, proposers, metrics and trace readers.
+"""Registries of launchers, proposers, metrics and trace readers, which other packages can extend.
 
 A package names a module under the entry-point group `cclsearch`; importing that module registers what it decorates:
 
@@ -7,7 +7,7 @@ A package names a module under the entry-point group `cclsearch`; importing that
     @LAUNCHERS.register("my-cluster")
     class MyLauncher: ...
 
-The built-in parts enter by the same door (`_BUILT_IN` names their modules).
+The built-in parts register in the same way; each registry names their modules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENTRY_POINT_GROUP = "cclsearch"
 
 
 class Registry(Generic[T]):
-    """Named things of one kind; built-in and foreign modules are imported at the first look-up."""
+    """Named entries of one kind; built-in modules and plugins are imported at the first look-up."""
 
     def __init__(self, kind: str, *built_in: str) -> None:
         self.kind = kind
@@ -35,18 +35,18 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Decorator: enter a class or function under `name`; a name taken twice is a bug and raises ValueError."""
+        """Decorator: register a class or function as `name`; raises ValueError if the name is taken."""
 
-        def enter(thing: C) -> C:
-            if name in self._entries and self._entries[name] is not thing:
+        def add(entry: C) -> C:
+            if name in self._entries and self._entries[name] is not entry:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._entries[name] = thing  # type: ignore[assignment]
-            return thing
+            self._entries[name] = entry  # type: ignore[assignment]
+            return entry
 
-        return enter
+        return add
 
     def get(self, name: str) -> T:
-        """The thing of that name; raises UserError that lists the names there are."""
+        """The entry of that name; raises UserError that lists the known names."""
         self._load()
         if name not in self._entries:
             raise UserError(f"there is no {self.kind} {name!r}; there are: {', '.join(self.names())}")

@@ -1,4 +1,4 @@
-"""Cards: what loads, what is reported by field, what is never guessed, and hostile files."""
+"""Cards: accepted forms, problems by field, no guessing, and hostile files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHIPPED = [f"wl{i}" for i in range(1, 8)] + ["tiny", "tiny-moe", "tiny-jax"]
 
 
 def make_card(**changes: Any) -> dict[str, Any]:
-    """A complete card in CCL-Bench's form; `path__to__field=value` changes it, None removes."""
+    """A complete card in CCL-Bench's form; `path__to__field=value` sets a field, None removes it."""
     data: dict[str, Any] = {
         "version": 1,
         "description": "a card",
@@ -97,13 +97,13 @@ def test_shipped_recordings_name_source_and_licence() -> None:
         assert "Ultra-Scale" in card.source
 
 
-def test_widths_may_stand_under_model_as_older_cards_have_them() -> None:
+def test_widths_directly_under_model_are_read_as_in_older_cards() -> None:
     data = make_card(workload__model__model_arch=None)
     data["workload"]["model"] |= ARCH
     assert card_from_mapping(data, "old") == card_from_mapping(make_card(), "old")
 
 
-def test_names_of_model_configurations_are_understood() -> None:
+def test_names_of_hugging_face_configurations_are_accepted() -> None:
     data = make_card(workload__model__moe=True)
     arch = data["workload"]["model"]["model_arch"]
     arch |= {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2}
@@ -112,14 +112,14 @@ def test_names_of_model_configurations_are_understood() -> None:
     assert (moe.num_experts, moe.top_k, moe.expert_intermediate_size, moe.num_shared_experts) == (64, 6, 1408, 2)
 
 
-def test_missing_widths_are_named_with_what_would_do_and_never_guessed(tmp_path: Path) -> None:
+def test_missing_widths_are_listed_with_their_settings_and_never_guessed(tmp_path: Path) -> None:
     path = write(tmp_path, make_card(workload__model__model_arch=None))
     with pytest.raises(UserError) as caught:
         load_card(path)
     message = str(caught.value)
     assert message.startswith(path)
     assert "\n" not in message
-    assert f"workload.model.model_arch lacks {', '.join(sorted(ARCH, key=message.index))}: give" in message
+    assert f"workload.model.model_arch has no {', '.join(sorted(ARCH, key=message.index))}: give" in message
     for field in ARCH:
         assert f"--set {field}=N" in message
     settings = [f"{field}={value}" for field, value in ARCH.items()]
@@ -147,19 +147,19 @@ def test_swapped_bandwidths_are_reported_and_not_used() -> None:
 @pytest.mark.parametrize(
     ("pair", "used"), [(["N/A", 800], (None, 800)), (["TBD", "TBD"], (None, None)), ("x", (None, None))]
 )
-def test_bandwidths_that_are_no_numbers_are_reported(pair: object, used: tuple[float | None, float | None]) -> None:
+def test_bandwidths_that_are_not_numbers_are_reported(pair: object, used: tuple[float | None, float | None]) -> None:
     card = card_from_mapping(make_card(**{BANDWIDTH: pair}), "b")
     assert (card.hardware.scale_out_gbps, card.hardware.scale_up_gbps) == used
     assert card.notes
 
 
-def test_settings_put_bandwidths_right(tmp_path: Path) -> None:
+def test_a_setting_corrects_swapped_bandwidths(tmp_path: Path) -> None:
     path = write(tmp_path, make_card(**{BANDWIDTH: [2400, 200]}))
     hardware = load_card(path, sets=["bandwidth_gbps=[200,2400]"]).hardware
     assert (hardware.scale_out_gbps, hardware.scale_up_gbps) == (200, 2400)
 
 
-def test_memory_is_looked_up_only_where_the_chip_leaves_no_choice() -> None:
+def test_memory_is_looked_up_only_if_the_chip_has_a_single_size() -> None:
     found = card_from_mapping(make_card(**{f"{XPU}model": "nvidia_h100", f"{XPU}memory_gb": None}), "h")
     assert found.hardware.memory_gib == 80
     assert any("memory_gb is missing" in note for note in found.notes)
@@ -169,14 +169,14 @@ def test_memory_is_looked_up_only_where_the_chip_leaves_no_choice() -> None:
         card_from_mapping(make_card(**{f"{XPU}model": "mychip", f"{XPU}memory_gb": None}), "u")
 
 
-def test_an_unknown_accelerator_stays_the_cards_own_word() -> None:
+def test_an_unknown_accelerator_name_is_kept() -> None:
     card = card_from_mapping(make_card(**{f"{XPU}model": "gh100x"}), "u")
     assert card.hardware.accelerator == "gh100x"
-    assert "the card's word stands" in card.notes[0]
+    assert "the card's value is kept" in card.notes[0]
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({ARCH_PATH + "num_kv_heads": 5}, "num_kv_heads must divide num_heads: 5 does not divide 32"),
         ({ARCH_PATH + "num_layers": 0}, "num_layers must be a whole number above 0, not 0"),
@@ -190,22 +190,22 @@ def test_an_unknown_accelerator_stays_the_cards_own_word() -> None:
         ({XPU + "memory_gb": "lots"}, "memory_gb must be a number above 0"),
         ({"workload__model__phase": "finetune"}, "phase must be training or inference"),
         ({"workload__model__moe": "maybe"}, "moe must be true or false"),
-        ({"workload__model__moe": True}, "num_experts is missing in a mixture of experts"),
+        ({"workload__model__moe": True}, "num_experts is missing, but the model is a mixture of experts"),
         ({ARCH_PATH + "num_experts": 4, ARCH_PATH + "top_k": 8}, "moe"),
         ({"Model-executor": None}, r"Model-executor\.framework\.name is missing"),
-        ({"workload__data": ["x"]}, r"workload\.data lacks batch_size, seq_len"),
-        ({"workload__hardware__network_topo__torus": [4, 2]}, "4x2 is 8, not 16"),
+        ({"workload__data": ["x"]}, r"workload\.data has no batch_size, seq_len"),
+        ({"workload__hardware__network_topo__torus": [4, 2]}, "4x2 is 8 chips, not 16"),
     ],
 )
-def test_impossible_fields_are_named(changes: dict[str, Any], words: str) -> None:
-    if words == "moe":
+def test_invalid_fields_are_named(changes: dict[str, Any], message: str) -> None:
+    if message == "moe":
         changes |= {"workload__model__moe": True, ARCH_PATH + "expert_intermediate_size": 64}
-        words = "top_k must be at most num_experts: 8 is above 4"
-    with pytest.raises(UserError, match=words):
+        message = "top_k must be at most num_experts: 8 is above 4"
+    with pytest.raises(UserError, match=message):
         card_from_mapping(make_card(**changes), "impossible")
 
 
-def test_a_second_card_is_laid_over_the_first_and_settings_over_both(tmp_path: Path) -> None:
+def test_overlays_and_then_settings_override_the_card(tmp_path: Path) -> None:
     base = write(tmp_path, make_card())
     over = write(tmp_path, {"workload": {"data": {"seq_len": 4096, "batch_size": None}}}, "over.yaml")
     card = load_card(base, overlays=[over], sets=["global_batch_size=64", "workload.model.precision=bfloat16"])
@@ -213,7 +213,7 @@ def test_a_second_card_is_laid_over_the_first_and_settings_over_both(tmp_path: P
 
 
 @pytest.mark.parametrize("setting", ["hidden=1", "hidden_size", "=3", "seq_len=", "workload.nothing=3", "name=x"])
-def test_a_setting_of_no_field_is_refused(setting: str) -> None:
+def test_a_setting_of_an_unknown_field_is_rejected(setting: str) -> None:
     with pytest.raises(UserError, match="--set"):
         load_card("wl2", sets=[setting])
 
@@ -226,7 +226,7 @@ def test_an_inference_card_loads() -> None:
     assert (card.phase, card.global_batch_size) == (Phase.INFERENCE, 128)
 
 
-def test_the_torus_of_a_slice_is_known_where_only_one_has_that_many_chips() -> None:
+def test_the_torus_is_looked_up_if_only_one_slice_has_that_many_chips() -> None:
     tpu = {f"{XPU}model": "tpu_v6e", f"{XPU}memory_gb": None, f"{XPU}total_count": 8}
     assert card_from_mapping(make_card(**tpu), "t").hardware.torus == (2, 4)
     odd = card_from_mapping(make_card(**{**tpu, f"{XPU}total_count": 6}), "t")
@@ -234,7 +234,7 @@ def test_the_torus_of_a_slice_is_known_where_only_one_has_that_many_chips() -> N
     assert any("torus is missing" in note for note in odd.notes)
 
 
-def test_unknown_workload_lists_those_there_are() -> None:
+def test_an_unknown_workload_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"tiny-moe.*wl7"):
         load_card("wl8")
     assert set(SHIPPED) <= set(list_content("workloads", ".yaml"))
@@ -279,7 +279,7 @@ def test_hostile_files_are_one_line_errors(tmp_path: Path, text: str) -> None:
     assert len(str(caught.value)) < 1000 + len(path)
 
 
-def test_bytes_that_are_no_text_and_files_too_large_are_refused(tmp_path: Path) -> None:
+def test_binary_and_oversized_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"workload: \xff\xfe\n")
     with pytest.raises(UserError, match="UTF-8"):
         load_card(str(tmp_path / "b.yaml"))
@@ -294,6 +294,6 @@ def test_terminal_escapes_in_a_card_do_not_reach_the_card() -> None:
     assert card.title == "ared card"
 
 
-def test_anchors_and_infinities_that_published_cards_hold_are_fine(tmp_path: Path) -> None:
+def test_anchors_and_infinities_of_published_cards_are_accepted(tmp_path: Path) -> None:
     text = yaml.safe_dump(make_card()) + "runs:\n- config: &id {tp: 4}\n  score: .inf\n- config: *id\n  score: .nan\n"
     assert inspect_card(write(tmp_path, text)).card is not None

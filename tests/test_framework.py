@@ -80,7 +80,7 @@ def test_a_project_describes_its_own(project: Path) -> None:
         ("when: {speed: fast}, ", "", "needs `name`, `when"),
         ("divisors_of: accelerators", "divisors_of: moons", "choices"),
         ("name: tp,", "name: TP,", r"knobs\.0\.name"),
-        ("knobs:", "buttons:", "buttons: is no field here"),
+        ("knobs:", "buttons:", "buttons: is not a known field"),
         ("env: MY_SPEED", "env: 'x; rm'", "env"),
         ("title: mine", "runner: mpi", "runner"),
         ("title: mine", "cannot: {big_models: buy more}", "there is no limit 'big_models'; there are: experts, "),
@@ -291,12 +291,12 @@ def test_settings_are_defaults_without_a_file_or_with_an_empty_one(project: Path
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("launchr: x\n", "launchr: is no field here"),
+        ("launchr: x\n", "launchr: is not a known field"),
         ("budget: 0\n", "budget"),
         ("version: 2\n", "version"),
         ("runs: ../elsewhere\n", "runs"),
         ("launcher: ''\n", "launcher"),
-        ("- a\n", "must hold a mapping"),
+        ("- a\n", "must be a mapping"),
     ],
 )
 def test_wrong_settings_are_named_by_field(project: Path, text: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Accelerators are found by every name they go by, and by no other."""
+"""Accelerators are found by each of their names, and by no other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIXTEEN_BIT = {"v100": "fp16"}
         ("cpu", "cpu"),
     ],
 )
-def test_names_that_devices_report_find_their_chip(name: str, key: str) -> None:
+def test_device_names_resolve_to_their_accelerator(name: str, key: str) -> None:
     assert find_accelerator(name).name == key
 
 
@@ -48,7 +48,7 @@ def test_a_name_that_only_resembles_a_known_one_is_unknown(name: str) -> None:
         find_accelerator(name)
 
 
-def test_memory_decides_between_variants_and_is_asked_for() -> None:
+def test_memory_decides_between_variants_and_is_required() -> None:
     assert find_accelerator("nvidia_a100", 40).name == "a100-40"
     assert find_accelerator("nvidia_a100", 79.2).name == "a100-80"
     assert match_accelerator("nvidia_a100") is None
@@ -73,7 +73,7 @@ def test_every_entry_is_complete_and_plausible(key: str) -> None:
     assert chip.nominal == (key == "cpu")
 
 
-def test_published_figures_stand() -> None:
+def test_published_numbers_are_kept() -> None:
     h100, a100 = find_accelerator("h100"), find_accelerator("a100-40")
     assert (h100.peak_flops["bf16"], h100.memory_gib, h100.hbm_bytes_per_s) == (989.4e12, 80, 3.35e12)
     assert (a100.peak_flops["bf16"], a100.memory_bytes, a100.scale_up_gbps) == (312e12, 40 * 2**30, 2400)
@@ -95,7 +95,7 @@ def test_a_project_may_add_an_accelerator(project: Path) -> None:
     assert find_accelerator("h100").name == "h100"
 
 
-def test_a_wrong_field_of_it_is_named(project: Path) -> None:
+def test_an_invalid_field_of_an_added_accelerator_is_named(project: Path) -> None:
     (project / "hardware.yaml").write_text(OWN.replace("memory_gib: 24", "memory_gib: -1"))
     with pytest.raises(UserError, match=r"hardware\.yaml: accelerators\.mychip: memory_gib"):
         find_accelerator("h100")

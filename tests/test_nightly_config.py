@@ -73,7 +73,7 @@ BAD = [
     ({"jobs": []}, "at least one job"),
     ({"jobs": [JOB, JOB]}, "two jobs are called"),
     ({"jobs": [{**JOB, "priority": 0}]}, "jobs.0.priority"),
-    ({"jobs": [{**JOB, "budgets": {}}]}, "jobs.0.budgets: is no field here"),
+    ({"jobs": [{**JOB, "budgets": {}}]}, "jobs.0.budgets: is not a known field"),
     ({"jobs": [{"launcher": "replay"}]}, "jobs.0.workload: is missing"),
     ({"jobs": [{**JOB, "name": "../up"}]}, "jobs.0.name"),
     ({"jobs": [JOB], "budget": {"hours": -1}}, "budget.hours"),

@@ -49,11 +49,11 @@ def test_framework_files_are_no_profiles(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("- a\n", "must hold a mapping"),
+        ("- a\n", "must be a mapping"),
         ("launcher: [\n", r"line \d"),
         ("launcher: slurm\ntime_limit: 2001-13-45\n", "cannot be read"),
         (f"launcher: slurm\noptions: {'[' * 3000}{']' * 3000}\n", "levels deep"),
-        ("launcher: slurm\npartition: a\npartition: b\n", "the key 'partition' is there twice"),
+        ("launcher: slurm\npartition: a\npartition: b\n", "the key 'partition' is given twice"),
         ("description: x\n", "launcher: Field required"),
         ("launcher: cloud-nine\n", "launcher must be one of .*local.*, not 'cloud-nine'"),
         (

@@ -1,1 +1,1 @@
-"""Workload cards: what is trained, at which batch, on which hardware, with which framework."""
+"""Workload cards: the model, the batch, the hardware and the framework of a search."""

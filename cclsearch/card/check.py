@@ -1,4 +1,4 @@
-"""What no single field can tell: whether the fields of a card go together. Values may be dropped or looked up here."""
+"""Check that the fields of a card are consistent with each other; drop or look up values where needed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOE_FIELDS = ("num_experts", "top_k", "expert_intermediate_size")
 
 
 def check_values(values: dict[str, Any], data: Mapping[str, Any]) -> list[FieldProblem]:
-    """Problems between fields. Changes `values`: implausible bandwidths go, the accelerator gets its key, and memory
-    and torus that only one known chip or slice can have are looked up (each reported)."""
+    """Problems between fields. Changes `values`: implausible bandwidths are removed, the accelerator is replaced by its
+    key, and memory and torus are looked up if only one known chip or slice can have them (each change is reported)."""
     return [
         *_check_shape(values),
         *_check_moe(values),
@@ -43,7 +43,7 @@ def _check_moe(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
         return
     for name in MOE_FIELDS:
         if name not in values:
-            yield _problem(name, "is missing in a mixture of experts", remedy=f"--set {name}=N")
+            yield _problem(name, "is missing, but the model is a mixture of experts", remedy=f"--set {name}=N")
     experts, top_k = values.get("num_experts"), values.get("top_k")
     if experts and experts < 2:
         yield _problem("num_experts", f"must be at least 2, not {experts}", remedy="--set num_experts=N")
@@ -57,25 +57,25 @@ def _check_moe(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
 
 
 def _read_accelerator(values: dict[str, Any]) -> Iterator[FieldProblem]:
-    word, memory = values.get("accelerator"), values.get("memory_gb")
+    name, memory = values.get("accelerator"), values.get("memory_gb")
     found: Accelerator | None = None
-    if word is not None:
-        found = match_accelerator(word, memory)
+    if name is not None:
+        found = match_accelerator(name, memory)
         if found is not None:
             values["accelerator"] = found.name
         elif memory is not None:
-            yield _problem("accelerator", f"{_why_unknown(word, memory)}; the card's word stands", blocking=False)
-    if memory is None and word is not None:
-        yield from _look_up_memory(word, found, values)
+            yield _problem("accelerator", f"{_why_unknown(name, memory)}; the card's value is kept", blocking=False)
+    if memory is None and name is not None:
+        yield from _look_up_memory(name, found, values)
     elif memory is None:
         yield _problem("memory_gb", "is missing", remedy="--set memory_gb=N")
     if "memory_gb" in values:
         values["memory_gib"] = values["memory_gb"]
 
 
-def _look_up_memory(word: str, found: Accelerator | None, values: dict[str, Any]) -> Iterator[FieldProblem]:
+def _look_up_memory(name: str, found: Accelerator | None, values: dict[str, Any]) -> Iterator[FieldProblem]:
     if found is None:
-        yield _problem("memory_gb", f"is missing, and {_why_unknown(word, None)}", remedy="--set memory_gb=N")
+        yield _problem("memory_gb", f"is missing, and {_why_unknown(name, None)}", remedy="--set memory_gb=N")
     elif found.variants_gib:
         sizes = " or ".join(f"{size:g}" for size in found.variants_gib)
         yield _problem(
@@ -83,17 +83,15 @@ def _look_up_memory(word: str, found: Accelerator | None, values: dict[str, Any]
         )
     else:
         values["memory_gb"] = found.memory_gib
-        yield _problem(
-            "memory_gb", f"is missing; {found.memory_gib:g} GiB is what every {found.name} has", blocking=False
-        )
+        yield _problem("memory_gb", f"is missing; every {found.name} has {found.memory_gib:g} GiB", blocking=False)
 
 
-def _why_unknown(word: str, memory_gib: float | None) -> str:
+def _why_unknown(name: str, memory_gib: float | None) -> str:
     try:
-        find_accelerator(word, memory_gib)
+        find_accelerator(name, memory_gib)
     except UserError as error:
         return one_line(str(error), 200)
-    return f"{word!r} is known"
+    return f"{name!r} is known"
 
 
 def _read_bandwidths(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:
@@ -106,7 +104,7 @@ def _read_bandwidths(values: dict[str, Any], data: Mapping[str, Any]) -> Iterato
         yield FieldProblem(
             field=BANDWIDTH_PATH,
             message=f"has {out:g} to other nodes and {up:g} inside a node, but the order is [scale-out, scale-up], and"
-            " the inside is the faster: neither is used",
+            " links inside a node are faster: neither is used",
             blocking=False,
             remedy=f"if they are swapped: --set bandwidth_gbps=[{up:g},{out:g}]",
         )
@@ -121,16 +119,16 @@ def _read_pair(pair: Any, values: dict[str, Any]) -> Iterator[FieldProblem]:
             remedy="--set bandwidth_gbps=[N,N]",
         )
         return
-    for name, came in zip(("scale_out_gbps", "scale_up_gbps"), pair, strict=True):
-        number = read_number(came)
+    for name, given in zip(("scale_out_gbps", "scale_up_gbps"), pair, strict=True):
+        number = read_number(given)
         if name in values:
             continue
-        if number is not None and number <= BY_NAME[name].most:
+        if number is not None and number <= BY_NAME[name].maximum:
             values[name] = number
         else:
             yield FieldProblem(
                 field=BANDWIDTH_PATH,
-                message=f"has {one_line(repr(came), 40)} for {name}: not used",
+                message=f"has {one_line(repr(given), 40)} for {name}: not used",
                 blocking=False,
                 remedy=f"--set {name}=N",
             )
@@ -142,7 +140,7 @@ def _check_torus(values: dict[str, Any]) -> Iterator[FieldProblem]:
         shape = "x".join(map(str, torus))
         yield _problem(
             "torus",
-            f"must hold total_count chips: {shape} is {math.prod(torus)}, not {count}",
+            f"must multiply to total_count: {shape} is {math.prod(torus)} chips, not {count}",
             remedy="--set torus=[N,N]",
         )
     chip = match_accelerator(values["accelerator"]) if "accelerator" in values else None
@@ -152,11 +150,11 @@ def _check_torus(values: dict[str, Any]) -> Iterator[FieldProblem]:
     if len(shapes) == 1:
         values["torus"] = shapes[0]
         shape = "x".join(map(str, shapes[0]))
-        yield _problem("torus", f"is missing; {shape} is the one {chip.name} slice of {count} chips", blocking=False)
+        yield _problem("torus", f"is missing; {shape} is the only {chip.name} slice of {count} chips", blocking=False)
     else:
         yield _problem(
             "torus",
-            "is missing: tensor parallelism is not held to its axes",
+            "is missing: tensor parallelism is not restricted to its axes",
             remedy="--set torus=[N,N]",
             blocking=False,
         )

@@ -1,4 +1,4 @@
-"""The fields of a workload card that the engine reads: where each stands, what it must be, what came instead."""
+"""The fields of a workload card that the engine reads: their paths, their kinds, and what is wrong with a value."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cclsearch.card.hardware import PRECISIONS
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 
-_ABSENT_WORDS = frozenset({"", "-", "?", "n/a", "na", "n.a.", "none", "null", "tbd", "todo", "nil", "~"})
+_ABSENT_VALUES = frozenset({"", "-", "?", "n/a", "na", "n.a.", "none", "null", "tbd", "todo", "nil", "~"})
 _PHASES = {"training": "training", "inference": "inference", "serving": "inference"}
 _NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
 
 
 class FieldKind(StrEnum):
-    """What a field holds."""
+    """Kind of value of a field, in the words of error messages."""
 
     COUNT = "a whole number above 0"
     COUNT0 = "a whole number, 0 or more"
     NUMBER = "a number above 0"
     SWITCH = "true or false"
-    WORD = "a word"
+    TEXT = "text"
     PRECISION = "a dtype such as bf16"
     PHASE = "training or inference"
     AXES = "a list of whole numbers"
@@ -38,9 +38,9 @@ class FieldProblem(Model):
     """Dotted path in the card."""
     message: str
     blocking: bool = True
-    """Whether no card can be made of the file until it is mended."""
+    """Whether the file cannot be used as a card until this is fixed."""
     remedy: str = ""
-    """`--set hidden_size=N`: what would mend it."""
+    """How to fix it, for example `--set hidden_size=N`."""
 
     def __str__(self) -> str:
         return f"{self.field} {self.message}"
@@ -48,23 +48,23 @@ class FieldProblem(Model):
 
 @dataclass(frozen=True)
 class CardField:
-    """One field, with the places where cards keep it (the first wins, and is where `--set` writes)."""
+    """One field and its paths in a card: the first one present is read, and `--set` writes to the first."""
 
     name: str
     kind: FieldKind
     paths: tuple[str, ...]
     required: bool = False
-    most: float = 1e18
+    maximum: float = 1e18
 
     @property
     def path(self) -> str:
         return self.paths[0]
 
 
-def _arch(name: str, kind: FieldKind, *also: str, required: bool = False, most: float = 1e7) -> CardField:
+def _arch(name: str, kind: FieldKind, *also: str, required: bool = False, maximum: float = 1e7) -> CardField:
     names = (name, *also)
     places = ("workload.model.model_arch", "workload.model")
-    return CardField(name, kind, tuple(f"{place}.{n}" for place in places for n in names), required, most)
+    return CardField(name, kind, tuple(f"{place}.{n}" for place in places for n in names), required, maximum)
 
 
 _TOPO = "workload.hardware.network_topo"
@@ -73,38 +73,38 @@ _EXECUTOR = ("Model-executor", "model_executor", "model-executor", "workload.Mod
 
 FIELDS: tuple[CardField, ...] = (
     CardField("phase", FieldKind.PHASE, ("workload.model.phase",), required=True),
-    CardField("model_family", FieldKind.WORD, ("workload.model.model_family",), required=True),
+    CardField("model_family", FieldKind.TEXT, ("workload.model.model_family",), required=True),
     CardField("precision", FieldKind.PRECISION, ("workload.model.precision",), required=True),
     CardField("moe", FieldKind.SWITCH, ("workload.model.moe",)),
-    _arch("num_layers", FieldKind.COUNT, "num_hidden_layers", required=True, most=10_000),
+    _arch("num_layers", FieldKind.COUNT, "num_hidden_layers", required=True, maximum=10_000),
     _arch("hidden_size", FieldKind.COUNT, "hidden_dim", required=True),
-    _arch("num_heads", FieldKind.COUNT, "num_attention_heads", required=True, most=100_000),
-    _arch("num_kv_heads", FieldKind.COUNT, "num_key_value_heads", required=True, most=100_000),
-    _arch("head_dim", FieldKind.COUNT, required=True, most=100_000),
+    _arch("num_heads", FieldKind.COUNT, "num_attention_heads", required=True, maximum=100_000),
+    _arch("num_kv_heads", FieldKind.COUNT, "num_key_value_heads", required=True, maximum=100_000),
+    _arch("head_dim", FieldKind.COUNT, required=True, maximum=100_000),
     _arch("intermediate_size", FieldKind.COUNT, "ffn_hidden_size", required=True),
-    _arch("vocab_size", FieldKind.COUNT, required=True, most=1e8),
+    _arch("vocab_size", FieldKind.COUNT, required=True, maximum=1e8),
     _arch("tied_embeddings", FieldKind.SWITCH, "tie_word_embeddings"),
     _arch("gated_mlp", FieldKind.SWITCH),
-    _arch("num_params", FieldKind.COUNT, most=1e16),
-    _arch("num_experts", FieldKind.COUNT, "n_routed_experts", "num_local_experts", most=100_000),
-    _arch("top_k", FieldKind.COUNT, "num_experts_per_tok", "moe_top_k", most=100_000),
+    _arch("num_params", FieldKind.COUNT, maximum=1e16),
+    _arch("num_experts", FieldKind.COUNT, "n_routed_experts", "num_local_experts", maximum=100_000),
+    _arch("top_k", FieldKind.COUNT, "num_experts_per_tok", "moe_top_k", maximum=100_000),
     _arch("expert_intermediate_size", FieldKind.COUNT, "moe_intermediate_size"),
-    _arch("num_shared_experts", FieldKind.COUNT0, "n_shared_experts", most=100_000),
-    _arch("num_dense_layers", FieldKind.COUNT0, "first_k_dense_replace", most=10_000),
+    _arch("num_shared_experts", FieldKind.COUNT0, "n_shared_experts", maximum=100_000),
+    _arch("num_dense_layers", FieldKind.COUNT0, "first_k_dense_replace", maximum=10_000),
     CardField("batch_size", FieldKind.COUNT, ("workload.data.batch_size", "workload.data.max-num-seqs"), True, 1e8),
     CardField("seq_len", FieldKind.COUNT, ("workload.data.seq_len", "workload.data.max-model-len"), True, 1e8),
-    CardField("accelerator", FieldKind.WORD, (f"{_XPU}.model",), required=True),
-    CardField("memory_gb", FieldKind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), most=100_000),
+    CardField("accelerator", FieldKind.TEXT, (f"{_XPU}.model",), required=True),
+    CardField("memory_gb", FieldKind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), maximum=100_000),
     CardField("total_count", FieldKind.COUNT, (f"{_XPU}.total_count",), True, 1_000_000),
     CardField("count_per_node", FieldKind.COUNT, (f"{_XPU}.count_per_node",), True, 1_000_000),
-    CardField("scale_out_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_out_gbps",), most=1e7),
-    CardField("scale_up_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_up_gbps",), most=1e7),
+    CardField("scale_out_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_out_gbps",), maximum=1e7),
+    CardField("scale_up_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_up_gbps",), maximum=1e7),
     CardField("torus", FieldKind.AXES, (f"{_TOPO}.torus",)),
-    CardField("framework", FieldKind.WORD, tuple(f"{root}.framework.name" for root in _EXECUTOR), required=True),
-    CardField("recording", FieldKind.WORD, ("recording",)),
-    CardField("description", FieldKind.WORD, ("description",)),
-    CardField("source", FieldKind.WORD, ("source", "hf_url")),
-    CardField("licence", FieldKind.WORD, ("licence", "license")),
+    CardField("framework", FieldKind.TEXT, tuple(f"{root}.framework.name" for root in _EXECUTOR), required=True),
+    CardField("recording", FieldKind.TEXT, ("recording",)),
+    CardField("description", FieldKind.TEXT, ("description",)),
+    CardField("source", FieldKind.TEXT, ("source", "hf_url")),
+    CardField("licence", FieldKind.TEXT, ("licence", "license")),
 )
 BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"
 """The template's list: [scale-out, scale-up], Gbit/s per accelerator."""
@@ -120,14 +120,14 @@ SETTABLE = {
     "bandwidth_gbps": BANDWIDTH_PATH,
     BANDWIDTH_PATH: BANDWIDTH_PATH,
 }
-"""What `--set` may name -> where it is written. `name` alone is nobody's short name: it says too little."""
+"""Field of `--set` -> path in the card. `name` alone is not accepted as a short name: it is ambiguous."""
 SETTABLE.pop("name", None)
 SETTABLE["framework"] = BY_NAME["framework"].path
 SETTABLE["model"] = BY_NAME["accelerator"].path
 
 
 def look_up(data: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path; None where it, or anything on the way, is missing."""
+    """The value at a dotted path; None if it, or any part of the path, is missing."""
     here: Any = data
     for part in path.split("."):
         if not isinstance(here, Mapping) or part not in here:
@@ -137,29 +137,29 @@ def look_up(data: Mapping[str, Any], path: str) -> Any:
 
 
 def read_field(data: Mapping[str, Any], field: CardField) -> tuple[Any, FieldProblem | None]:
-    """The field's value (None where it is missing or wrong) and what is wrong with it."""
-    came = next((v for path in field.paths if not _is_absent(v := look_up(data, path))), None)
+    """The field's value (None if missing or invalid), and the problem, if any."""
+    given = next((v for path in field.paths if not _is_absent(v := look_up(data, path))), None)
     remedy = f"--set {field.name}={_example(field.kind)}"
-    if came is None:
+    if given is None:
         if not field.required:
             return None, None
         raw = next((v for path in field.paths if (v := look_up(data, path)) is not None), None)
-        message = "is missing" if raw is None else f"is missing: it says {one_line(repr(raw), 40)}"
+        message = "is missing" if raw is None else f"is missing: it is {one_line(repr(raw), 40)}"
         return None, FieldProblem(field=field.path, message=message, remedy=remedy)
-    value = _read_value(came, field.kind)
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > field.most):
-        limit = f" and at most {field.most:g}" if value is not None else ""
-        message = f"must be {field.kind.value}{limit}, not {one_line(repr(came), 60)}"
+    value = _read_value(given, field.kind)
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > field.maximum):
+        limit = f" and at most {field.maximum:g}" if value is not None else ""
+        message = f"must be {field.kind.value}{limit}, not {one_line(repr(given), 60)}"
         return None, FieldProblem(field=field.path, message=message, remedy=remedy)
     return value, None
 
 
 def _is_absent(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and value.strip().lower() in _ABSENT_WORDS)
+    return value is None or (isinstance(value, str) and value.strip().lower() in _ABSENT_VALUES)
 
 
 def read_number(value: Any) -> float | None:
-    """A finite number above 0, also one that YAML took for text (`1e3`); None for anything else."""
+    """A finite number above 0, also one that YAML reads as text (`1e3`); None for anything else."""
     if isinstance(value, str) and _NUMBER.match(value.strip()) and len(value) < 40:
         value = float(value.replace("_", ""))
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
@@ -170,40 +170,40 @@ def read_number(value: Any) -> float | None:
 def _read_value(value: Any, kind: FieldKind) -> Any:
     match kind:
         case FieldKind.COUNT | FieldKind.COUNT0:
-            return _read_count(value, least=0 if kind is FieldKind.COUNT0 else 1)
+            return _read_count(value, minimum=0 if kind is FieldKind.COUNT0 else 1)
         case FieldKind.NUMBER:
             return read_number(value)
         case FieldKind.SWITCH:
             return value if isinstance(value, bool) else None
         case FieldKind.AXES:
             axes = (
-                [_read_count(axis, least=1) for axis in value]
+                [_read_count(axis, minimum=1) for axis in value]
                 if isinstance(value, list) and 1 <= len(value) <= 3
                 else []
             )
             return tuple(axes) if axes and None not in axes else None
-    word = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    text = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if kind is FieldKind.PHASE:
-        return _PHASES.get(word.lower())
+        return _PHASES.get(text.lower())
     if kind is FieldKind.PRECISION:
-        dtype = PRECISIONS.get(word.lower(), word.lower())
+        dtype = PRECISIONS.get(text.lower(), text.lower())
         return dtype if re.fullmatch(r"[a-z][a-z0-9_+.\-]{1,20}", dtype) else None
-    return word or None
+    return text or None
 
 
-def _read_count(value: Any, *, least: int) -> int | None:
-    if value == 0 and not isinstance(value, bool) and least == 0:
+def _read_count(value: Any, *, minimum: int) -> int | None:
+    if value == 0 and not isinstance(value, bool) and minimum == 0:
         return 0
     number = read_number(value)
     if isinstance(value, int) and number is not None:
-        return value if value >= least else None
-    return int(number) if number is not None and number.is_integer() and number >= least else None
+        return value if value >= minimum else None
+    return int(number) if number is not None and number.is_integer() and number >= minimum else None
 
 
 def _example(kind: FieldKind) -> str:
     samples = {
         FieldKind.SWITCH: "true",
-        FieldKind.WORD: "NAME",
+        FieldKind.TEXT: "NAME",
         FieldKind.PRECISION: "bf16",
         FieldKind.PHASE: "training",
         FieldKind.AXES: "[4,4]",

@@ -1,4 +1,4 @@
-"""Accelerators by name: peak rates, memory, links. The figures and their sources stand in `hardware.yaml`."""
+"""Accelerators by name: peak rates, memory, links. The numbers and their sources are in `hardware.yaml`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cclsearch.core.yaml_file import read_yaml, validate_mapping
 
 HARDWARE_FILE = "hardware.yaml"
 
-_NOISE = frozenset(
+_IGNORED_TOKENS = frozenset(
     {"nvidia", "tesla", "amd", "instinct", "google", "cloud", "gpu", "tpu", "tensor", "core", "chip"}
 ) | {
     "hbm",
@@ -38,7 +38,7 @@ class Accelerator(Model):
     aliases: tuple[str, ...] = ()
     memory_gib: float = Field(gt=0)
     variants_gib: tuple[float, ...] = ()
-    """Memory sizes under which the same chip is sold, where its other figures do not change."""
+    """Memory sizes in which the same chip is sold, if its other numbers are the same."""
     peak_flops: dict[str, float]
     """FLOP/s by dtype (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`, ...)."""
     memory_gb_per_s: float = Field(gt=0)
@@ -49,9 +49,9 @@ class Accelerator(Model):
     scale_up_latency_us: float = Field(gt=0)
     scale_out_latency_us: float = Field(gt=0)
     slices: tuple[tuple[int, ...], ...] = ()
-    """Chips along each axis of the slices of a TPU that are offered; none elsewhere."""
+    """Chips along each axis of the TPU slices that are offered; empty for other accelerators."""
     nominal: bool = False
-    """No vendor states these figures: good enough to order predictions, never to report MFU."""
+    """Whether no vendor states these numbers: good enough to order predictions, never to report MFU."""
     source: str
 
     @property
@@ -65,7 +65,7 @@ class Accelerator(Model):
         return self.memory_gb_per_s * 1e9
 
     def peak_flops_of(self, precision: str) -> float | None:
-        """Dense peak FLOP/s at that dtype; None where the chip has no such units or nobody states the figure."""
+        """Dense peak FLOP/s at that dtype; None if the chip has no such units or no vendor states it."""
         return self.peak_flops.get(PRECISIONS.get(precision.lower(), precision.lower()))
 
 
@@ -80,14 +80,14 @@ PRECISIONS = {
     "float8": "fp8",
     "fp8_e4m3": "fp8",
 }
-"""Other spellings of a dtype -> ours."""
+"""Alternative names of a dtype -> the name used here."""
 
 
 def find_accelerator(name: str, memory_gib: float | None = None) -> Accelerator:
     """The accelerator of that name (key, alias, or what torch, JAX or nvidia-smi report: `NVIDIA H100 80GB HBM3`).
 
-    `memory_gib` decides between variants (A100 of 40 and of 80). Raises UserError where the name is unknown, where it
-    fits several, or where no variant has so much memory; a name that merely contains a known one is unknown.
+    `memory_gib` decides between variants (A100 of 40 and of 80). Raises UserError if the name is unknown or ambiguous,
+    or if no variant has that much memory; a name that only contains a known one is unknown.
     """
     candidates = _candidates(name)
     wanted = memory_gib if memory_gib is not None else _memory_in(name)
@@ -101,7 +101,9 @@ def find_accelerator(name: str, memory_gib: float | None = None) -> Accelerator:
         if len(candidates) == 1:
             return candidates[0]
         names = " and ".join(candidate.name for candidate in candidates)
-        raise UserError(f"accelerator {one_line(name, 80)!r} may be {names}: give its memory (memory_gb), or that name")
+        raise UserError(
+            f"accelerator {one_line(name, 80)!r} may be {names}: give its memory (memory_gb), or one of these names"
+        )
     large_enough = [c for c in candidates if wanted <= 1.1 * max(c.memory_gib, *c.variants_gib, 0.0)]
     if not large_enough and candidates[0].kind != "cpu":
         sizes = ", ".join(f"{candidate.memory_gib:g} GiB" for candidate in candidates)
@@ -110,7 +112,7 @@ def find_accelerator(name: str, memory_gib: float | None = None) -> Accelerator:
 
 
 def match_accelerator(name: str, memory_gib: float | None = None) -> Accelerator | None:
-    """As `find_accelerator`, but None where nothing fits or the name is ambiguous."""
+    """As `find_accelerator`, but None if nothing fits or the name is ambiguous."""
     try:
         return find_accelerator(name, memory_gib)
     except UserError:
@@ -118,7 +120,7 @@ def match_accelerator(name: str, memory_gib: float | None = None) -> Accelerator
 
 
 def load_accelerators() -> dict[str, Accelerator]:
-    """Every accelerator by its key; a project's `hardware.yaml` goes before the shipped one."""
+    """Every accelerator by its key; a project's `hardware.yaml` takes precedence over the shipped one."""
     shipped = Path(__file__).with_name(HARDWARE_FILE)
     own = [root / HARDWARE_FILE for root in content_roots() if (root / HARDWARE_FILE).is_file()]
     known: dict[str, Accelerator] = {}
@@ -133,7 +135,7 @@ def load_accelerators() -> dict[str, Accelerator]:
 def _read(path: Path, mtime_ns: int, size: int) -> tuple[Accelerator, ...]:
     entries = read_yaml(path).get("accelerators")
     if not isinstance(entries, dict):
-        raise UserError(f"{path}: `accelerators` must be a mapping of name to figures, not {type(entries).__name__}")
+        raise UserError(f"{path}: `accelerators` must be a mapping of names to fields, not {type(entries).__name__}")
     found = []
     for name, entry in entries.items():
         if not isinstance(entry, dict):
@@ -148,7 +150,7 @@ def _tokens(name: str) -> list[str]:
 
 def _bare(name: str) -> str:
     """The name without vendor, memory size and kind of memory: `NVIDIA A100-SXM4-40GB` -> `a100-sxm4`."""
-    return "-".join(token for token in _tokens(name) if token not in _NOISE and not _MEMORY.match(token))
+    return "-".join(token for token in _tokens(name) if token not in _IGNORED_TOKENS and not _MEMORY.match(token))
 
 
 def _memory_in(name: str) -> float | None:

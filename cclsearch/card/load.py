@@ -1,4 +1,4 @@
-"""Workload cards from YAML: CCL-Bench v1 files as they are, with overlays; what is missing is named, never guessed."""
+"""Load workload cards (CCL-Bench v1 YAML, with overlays); missing fields are reported, never guessed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _GENERIC_STEMS = frozenset({"card", "workload", "workload_card"})
 
 @dataclass(frozen=True)
 class CardReport:
-    """What a card file holds, usable or not."""
+    """Content of a card file, usable or not."""
 
     name: str
     where: str
     """The file."""
     values: Mapping[str, Any]
-    """Field name (`hidden_size`, `batch_size`, `accelerator`, ...) -> value, for each field that is there and right."""
+    """Field name (`hidden_size`, `batch_size`, `accelerator`, ...) -> value, for each present and valid field."""
     problems: tuple[FieldProblem, ...]
     card: Card | None
-    """None where a blocking problem is left."""
+    """None if there is a blocking problem."""
 
     @property
     def blocking(self) -> tuple[FieldProblem, ...]:
@@ -38,21 +38,21 @@ class CardReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out or looked up, one line each: a card with these works all the same."""
+        """Values that were ignored or looked up, one line each; the card is usable."""
         return tuple(f"{p}{f' ({p.remedy})' if p.remedy else ''}" for p in self.problems if not p.blocking)
 
 
 def load_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> Card:
-    """The card of that name or path, with further cards laid over it and `FIELD=VALUE` settings over those.
+    """The card of that name or path, with the cards in `overlays` and then the `FIELD=VALUE` settings applied.
 
-    Raises UserError that names the file, every field that is missing or impossible, and the settings that would do.
+    Raises UserError that names the file, every missing or invalid field, and the settings that would fix them.
     """
     report = inspect_card(name, overlays, sets)
     return _require_card(report)
 
 
 def inspect_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> CardReport:
-    """As `load_card`, but the fields that are there and the problems of the others instead of an error."""
+    """As `load_card`, but returns the valid fields and the problems of the others instead of raising."""
     path = find_content("workloads", name, *SUFFIXES)
     data = read_yaml(path)
     for overlay in overlays:
@@ -68,10 +68,10 @@ def card_from_mapping(data: Mapping[str, Any], name: str) -> Card:
 
 
 def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardReport:
-    """The report of an already read mapping; `where` is what messages call it. UserError where it is no card at all."""
+    """The report of an already read mapping, named `where` in messages; UserError if it is not a card at all."""
     if not isinstance(data.get("workload"), Mapping):
         raise UserError(
-            f"{where}: is no workload card: it must have a `workload` section with model, data and hardware"
+            f"{where}: is not a workload card: it must have a `workload` section with model, data and hardware"
         )
     values: dict[str, Any] = {}
     problems: list[FieldProblem] = []
@@ -94,12 +94,12 @@ def _require_card(report: CardReport) -> Card:
         return report.card
     wrong = "; ".join(_gather_missing(report.blocking))
     remedies = " ".join(dict.fromkeys(problem.remedy for problem in report.blocking if problem.remedy))
-    ways = f": give {remedies}, or lay a second card over it" if remedies else ""
-    raise UserError(f"{report.where}: {wrong}{ways}")
+    fix = f": give {remedies}, or add a second card with --overlay" if remedies else ""
+    raise UserError(f"{report.where}: {wrong}{fix}")
 
 
 def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
-    """One phrase a problem, but one for all fields of a section that are simply missing."""
+    """One phrase per problem, but one for all missing fields of a section."""
     missing: dict[str, list[str]] = {}
     others = []
     for problem in problems:
@@ -109,7 +109,7 @@ def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
         else:
             others.append(str(problem))
     gathered = [
-        f"{section}.{fields[0]} is missing" if len(fields) == 1 else f"{section} lacks {', '.join(fields)}"
+        f"{section}.{fields[0]} is missing" if len(fields) == 1 else f"{section} has no {', '.join(fields)}"
         for section, fields in missing.items()
     ]
     return [*gathered, *others]
@@ -161,9 +161,9 @@ def _card_name(path: Path) -> str:
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
-        held = merged.get(key)
-        if isinstance(held, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merge(held, value)
+        current = merged.get(key)
+        if isinstance(current, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(current, value)
         elif value is not None:
             merged[key] = value
     return merged

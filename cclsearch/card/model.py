@@ -1,4 +1,4 @@
-"""The frozen card that the engine works with; `cclsearch.card.load` makes one from a CCL-Bench v1 YAML file."""
+"""The frozen workload card; `cclsearch.card.load` builds it from a CCL-Bench v1 YAML file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cclsearch.core.values import Model, Value
 
 
 class Phase(StrEnum):
-    """What the workload does."""
+    """Kind of workload."""
 
     TRAINING = "training"
     INFERENCE = "inference"
@@ -20,19 +20,19 @@ class MoEArch(Model):
     """The mixture-of-experts part of a model."""
 
     num_experts: int = Field(ge=2)
-    """Routed experts a layer."""
+    """Routed experts per layer."""
     top_k: int = Field(ge=1)
-    """Routed experts that each token visits."""
+    """Routed experts per token."""
     expert_intermediate_size: int = Field(ge=1)
     """Feed-forward width of one expert."""
     num_shared_experts: int = Field(default=0, ge=0)
-    """Experts that every token visits, of the same width."""
+    """Experts that process every token, of the same width."""
     num_dense_layers: int = Field(default=0, ge=0)
-    """Leading layers with an ordinary feed-forward part."""
+    """Leading layers with a dense feed-forward part."""
 
 
 class ModelArch(Model):
-    """A decoder-only transformer. Widths count elements."""
+    """A decoder-only transformer. Widths are numbers of elements."""
 
     num_layers: int = Field(ge=1)
     hidden_size: int = Field(ge=1)
@@ -43,17 +43,17 @@ class ModelArch(Model):
     vocab_size: int = Field(ge=1)
     tied_embeddings: bool = False
     gated_mlp: bool = True
-    """Three matrices in the feed-forward part (SwiGLU) rather than two."""
+    """Three matrices in the feed-forward part (SwiGLU) instead of two."""
     moe: MoEArch | None = None
     num_params: int | None = None
-    """As the card states it; `cclsearch.tasks.training.arch.count_parameters` derives the number from the widths."""
+    """As given in the card; `cclsearch.tasks.training.arch.count_parameters` computes it from the widths."""
 
 
 class Hardware(Model):
-    """What the workload runs on. Bandwidths are per accelerator and in one direction (half of NVLink's sold figure)."""
+    """Hardware of the workload. Bandwidths are per accelerator and direction (half of NVLink's advertised number)."""
 
     accelerator: str
-    """Key of `hardware.yaml` (`a100-40`, `h100`, `tpu-v5e`, `cpu`), or the card's own word where it is none."""
+    """Key of `hardware.yaml` (`a100-40`, `h100`, `tpu-v5e`, `cpu`), or the card's own name if it is unknown."""
     num_accelerators: int = Field(ge=1)
     accelerators_per_node: int = Field(ge=1)
     memory_gib: float = Field(gt=0)
@@ -63,9 +63,9 @@ class Hardware(Model):
     scale_out_gbps: float | None = None
     """Gbit/s per accelerator between nodes."""
     torus: tuple[int, ...] | None = None
-    """Chips along each ICI axis of a TPU slice; None elsewhere."""
+    """Chips along each ICI axis of a TPU slice; None for other accelerators."""
     host_cores: int | None = Field(default=None, ge=1)
-    """Where the accelerators are processes on a CPU: cores that those of one node share. None elsewhere, or unknown."""
+    """CPU cores shared by the processes of a node, if the accelerators are CPU processes; None else, or if unknown."""
 
 
 class KnobDeclaration(Model):
@@ -80,12 +80,12 @@ class Card(Model):
     """One workload, frozen for a whole search."""
 
     name: str
-    """`wl2`: the file's stem."""
+    """Stem of the file, for example `wl2`."""
     title: str
     """One line for people."""
     phase: Phase
     family: str
-    """The model's own name, for example `llama-3.1-8b`."""
+    """Name of the model, for example `llama-3.1-8b`."""
     arch: ModelArch
     global_batch_size: int = Field(ge=1)
     """Sequences per optimizer step, over all accelerators."""
@@ -95,17 +95,17 @@ class Card(Model):
     """`bf16`, `fp32`, ...: the dtype of the matrix multiplications."""
     hardware: Hardware
     framework: str
-    """A framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other word."""
+    """A framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other name."""
     knobs: tuple[KnobDeclaration, ...] = ()
-    """Knobs declared beyond the framework's own, or with other choices."""
+    """Knobs in addition to the framework's, or with other choices."""
     recording: str | None = None
-    """The recorded landscape (folder under `workloads/recordings/`) that stands in where there is no cluster."""
+    """The recorded landscape (folder under `workloads/recordings/`) that is used if no cluster is named."""
     source: str = ""
     licence: str = ""
     notes: tuple[str, ...] = ()
-    """What the card's file left out, or says implausibly, and what was done about it; one line each."""
+    """Missing or implausible values of the card's file and how each was handled, one line each."""
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step: the fixed work."""
+        """Tokens per optimizer step: the fixed work."""
         return self.global_batch_size * self.seq_len

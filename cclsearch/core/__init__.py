@@ -1,1 +1,1 @@
-"""What every package uses: errors, frozen values, text from outside, files, settings and the lookup of names."""
+"""Used by every package: errors, frozen values, untrusted text, files, settings and the lookup of names."""

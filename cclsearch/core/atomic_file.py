@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the program is killed."""
+"""Atomic writes: after a kill at any moment a file is complete or absent, never half-written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text in one synced step: a reader sees the old or the new; an OSError leaves the old."""
+    """Replace a file's text in one synced step: readers see the old or the new text; after an OSError, the old one."""
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
@@ -28,7 +28,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def staging_folder(folder: Path) -> Iterator[Path]:
-    """A hidden folder in `folder` for what is moved out of it once it is whole; gone afterwards, come what may."""
+    """Yield a hidden folder in `folder` for files that are moved out of it once complete; it is always removed."""
     stage = Path(tempfile.mkdtemp(dir=folder, prefix=".partial-"))
     try:
         yield stage
@@ -38,7 +38,7 @@ def staging_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path of the same name to write to; what stands there takes the place of `path` at the end, unless it failed."""
+    """Yield a temporary path of the same name; what was written there replaces `path` unless the block raised."""
     with staging_folder(path.parent) as stage:
         yield stage / path.name
         os.replace(stage / path.name, path)

@@ -1,7 +1,7 @@
-"""Where cards, policies, profiles and objectives are found by a bare name.
+"""Find cards, policies, profiles and objectives by a bare name.
 
-Order: the user's project (the working directory, or the nearest folder above it that has one of the content folders
-and a `ccl-search.yaml` or `pyproject.toml`), then each folder of `CCL_SEARCH_PATH`, then what is shipped.
+Order: the user's project (the nearest folder upwards with a `ccl-search.yaml`, else the working directory), then each
+folder of `CCL_SEARCH_PATH`, then the shipped content.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ CONTENT_KINDS = {
     "objectives": "objective",
     "policies": "policy",
 }
-"""Content folder -> what one thing in it is called."""
+"""Content folder -> name of one item in it."""
 
 FRAMEWORK_SUFFIX = ".framework"
-"""What the name of a framework ends with, which lies beside the launcher profiles and is none."""
+"""Suffix that separates framework files from launcher profiles, which are in the same folder."""
 
 
 def shipped_root() -> Path:
@@ -40,7 +40,7 @@ def project_root() -> Path:
 
 
 def content_roots(project: Path | None = None) -> Iterator[Path]:
-    """Every folder that may hold content folders, first come first served, each once; `project`: as seen from there."""
+    """Every folder that may have content folders, in order of precedence, each once; `project` replaces the user's."""
     seen: set[Path] = set()
     extra = [Path(part) for part in os.environ.get("CCL_SEARCH_PATH", "").split(os.pathsep) if part]
     for root in (project or project_root(), *extra, shipped_root()):
@@ -52,8 +52,8 @@ def content_roots(project: Path | None = None) -> Iterator[Path]:
 def find_content(folder: str, name: str, *suffixes: str, project: Path | None = None) -> Path:
     """Path of the content called `name` (a bare name, or a path with a separator or a suffix).
 
-    Raises UserError that lists the names there are. `os.path` looks, for which what cannot be looked at is not there: a
-    name too long for a file, or a folder that may not be read, raises nothing.
+    Raises UserError that lists the known names. It uses `os.path`, which reports a path that cannot be examined (name
+    too long for a file, unreadable folder) as missing instead of raising.
     """
     if os.sep in name or name.endswith(suffixes):
         path = Path(name).expanduser()
@@ -72,14 +72,14 @@ def find_content(folder: str, name: str, *suffixes: str, project: Path | None = 
 
 
 def _describe_path(path: Path, suffix: str) -> str:
-    """Why what lies at a path that was given without its suffix is not meant; empty where nothing lies there."""
+    """Hint for a path given without its suffix; empty if there is nothing at that path."""
     if os.path.isdir(path):
-        return " (what lies here under that name is a folder)"
-    return f" (the file here of that name does not end in {suffix})" if path.name and os.path.exists(path) else ""
+        return " (here that name is a folder)"
+    return f" (here that name is a file that does not end in {suffix})" if path.name and os.path.exists(path) else ""
 
 
 def list_content(folder: str, *suffixes: str, project: Path | None = None) -> list[str]:
-    """Bare names of the content of one folder over all roots, sorted."""
+    """Bare names of the content of one folder in all roots, sorted."""
     found = {
         path.name.removesuffix(suffix)
         for root in content_roots(project)

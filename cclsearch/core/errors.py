@@ -1,7 +1,7 @@
-"""The three ways in which something goes wrong.
+"""The three kinds of error.
 
-`UserError` is the user's to mend: one line, exit code 2, nothing started. `TrialError` is a trial's failure: recorded,
-and the search goes on. Anything else is our bug and shows its traceback.
+`UserError` is for the user to fix: one line, exit code 2, nothing started. `TrialError` is the failure of one trial: it
+is recorded and the search continues. Any other exception is a bug of this program and shows its traceback.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class UserError(Exception):
-    """What the user gave cannot be used; the message says what must hold, what came, and what would do."""
+    """Unusable input; the message says what is required, what was found, and what to do."""
 
 
 class UnavailableError(UserError):
-    """What runs the jobs does not answer now: nothing of the user's is wrong, and a later try may do."""
+    """The system that runs the jobs does not answer now: the input is fine, and a later attempt may succeed."""
 
 
 class TrialError(Exception):
-    """One trial failed; `failure` is what the ledger keeps."""
+    """One trial failed; `failure` is recorded in the ledger."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -34,7 +34,7 @@ class TrialError(Exception):
 
 @contextlib.contextmanager
 def writing_to(path: Path) -> Iterator[None]:
-    """Around what writes where the user said: an OSError in it is a UserError that names `path` and the reason."""
+    """Turn an OSError of the block into a UserError that names `path` and the reason."""
     try:
         yield
     except OSError as error:
@@ -42,13 +42,13 @@ def writing_to(path: Path) -> Iterator[None]:
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Before long work: raises UserError that names the option where no file can be written at `path`; none is left."""
+    """Check before long work that a file can be written at `path`; else UserError names the option. Leaves no file."""
     folder = path.absolute().parent
     with writing_to(path):
         if not folder.is_dir():
-            raise UserError(f"{option}: there is no folder {str(folder)!r} to write into")
+            raise UserError(f"{option}: folder {str(folder)!r} does not exist; create it, or name a file elsewhere")
         if path.is_dir():
-            raise UserError(f"{option}: {str(path)!r} is a folder: name a file")
+            raise UserError(f"{option}: {str(path)!r} is a folder; name a file")
         is_new = not path.exists()
         path.open("ab").close()
         if is_new:

@@ -1,4 +1,4 @@
-"""Processes of this machine: whether one is the same as before, which belong to a job, and ending all of them."""
+"""Processes of this machine: identify one across process-id reuse, find those of a job, terminate them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PROC = Path("/proc")
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """This boot of the machine; empty where it cannot be told. A start time means something within one boot only."""
+    """Identifier of this boot; empty if unknown. Start times can be compared only within one boot."""
     with contextlib.suppress(OSError):
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def start_ticks(pid: int) -> int | None:
-    """When that process started, in clock ticks since boot; None where there is none, or it is a zombie."""
+    """Start time of that process in clock ticks since boot; None if there is no such process, or it is a zombie."""
     try:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -31,7 +31,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def find_processes_by_variable(variable: str, prefix: str) -> dict[int, dict[str, str]]:
-    """Own processes whose environment has `variable` begin with `prefix`: process id -> `CCL_*` variables."""
+    """Processes of this user whose environment `variable` starts with `prefix`: process id -> `CCL_*` variables."""
     needle = f"{variable}={prefix}".encode()
     found = {}
     for folder in _PROC.glob("[0-9]*"):
@@ -47,7 +47,7 @@ def find_processes_by_variable(variable: str, prefix: str) -> dict[int, dict[str
 
 
 def terminate_processes(pids: Iterable[int], *, grace_s: float = 2.0, wait_s: float = 20.0) -> bool:
-    """Ask these processes to end, then kill them; returns whether all are gone."""
+    """Send SIGTERM, then SIGKILL after `grace_s`; return whether all processes ended."""
     started = {pid: ticks for pid in pids if pid != os.getpid() and (ticks := start_ticks(pid)) is not None}
     _signal_all(started, signal.SIGTERM)
     if not _wait_gone(started, grace_s):

@@ -1,4 +1,4 @@
-"""Secrets never reach a log, a prompt, a job's environment, an evidence package or an error message."""
+"""Mask secrets in logs, prompts, job environments, evidence packages and error messages."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _BEARER = re.compile(
     r"|authorization['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|digest|negotiate|token)\s+)?)[A-Za-z0-9._\-+/=~]{8,}"
 )
 _NAMED = re.compile(r"(?<![\w.\-])([A-Za-z_][\w.\-]{0,80})\\?[\"']?(\s{0,8}[=:]\s{0,8})(\\?[\"']?)")
-"""A name, the sign after it, and what quotes the value."""
+"""A name, the sign after it, and the quote before the value."""
 _VALUE = re.compile(r"[^\s\"'\\,;&<>{}()\[\]]{4,}")
 _NAMES_SECRET = re.compile(
     r"(?i)(api[_-]?key|access[_-]?key|private[_-]?key|secret|token|passw(or)?d|pwd|credentials?|[_-](key|pat))$"
 )
 _NAMES_PIECE = re.compile(r"(?i)(token|(?<!api)(?<!access)(?<!private)[_-]key|pat)$")
-"""What is as often a piece of text, or a field of a table."""
+"""Names that are as often part of ordinary text, or a column of a table."""
 _PLAIN_VALUE = re.compile(
     r"(?i)[\d.,+\-]+(e[+\-]?\d+)?[a-z/%]{0,6}|none|null|true|false|unset|missing|required|default"
 )
@@ -46,24 +46,24 @@ _DECLARED: set[str] = set()
 
 
 def declare_secret(name: str) -> None:
-    """From now on the variable of that name holds a secret, whatever it is called."""
+    """Treat the variable of that name as a secret from now on, whatever its name looks like."""
     _DECLARED.add(name)
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of that name holds a secret (`OPENAI_API_KEY`, `HF_TOKEN`, `MYSQL_PWD`)."""
+    """Whether a variable of that name has a secret value (`OPENAI_API_KEY`, `HF_TOKEN`, `MYSQL_PWD`)."""
     return name in _DECLARED or (bool(SECRET_NAME.search(name)) and not NOT_SECRET_NAME.search(name))
 
 
 def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Values of the environment's secrets, longest first; short ones (under 6 characters) are no secrets."""
+    """Values of the environment's secrets, longest first; values under 6 characters are not treated as secrets."""
     source = os.environ if environment is None else environment
     values = {value.strip() for name, value in source.items() if is_secret_name(name)}
     return sorted((value for value in values if len(value) >= 6), key=len, reverse=True)
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text with every known secret, and whatever has the shape of one, masked."""
+    """The text with every known secret, and everything that looks like one, masked."""
     for value in secret_values(environment):
         text = text.replace(value, MASK)
     text = _SHAPES.sub(MASK, text)
@@ -73,7 +73,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def _mask_assigned(text: str) -> str:
-    """The text with the value masked in `NAME=value` and `name: value`, where the name speaks of a secret."""
+    """The text with the value masked in `NAME=value` and `name: value`, if the name suggests a secret."""
     parts: list[str] = []
     done = 0
     for named in _NAMED.finditer(text):
@@ -88,22 +88,22 @@ def _mask_assigned(text: str) -> str:
 
 
 def _is_secret_key(name: str) -> bool:
-    speaks = _NAMES_SECRET.search(name) or (name.isupper() and is_secret_name(name))
-    return bool(speaks) and not NOT_SECRET_NAME.search(name) and "per_" not in name.lower()
+    suggests = _NAMES_SECRET.search(name) or (name.isupper() and is_secret_name(name))
+    return bool(suggests) and not NOT_SECRET_NAME.search(name) and "per_" not in name.lower()
 
 
 def _is_secret_value(name: str, value: str, *, is_bare: bool) -> bool:
-    """Whether the value of such a name is one; words and figures after names such as `token` are none."""
+    """Whether the value of such a name is a secret; words and numbers after names such as `token` are not."""
     if _PLAIN_VALUE.fullmatch(value):
         return False
     if _NAMES_PIECE.search(name) and not name.isupper():
-        # `unexpected token: word`, `partition_key=name`: a key has figures in it.
+        # `unexpected token: word`, `partition_key=name`: a key contains digits.
         return len(value) >= 8 and any(c.isdigit() for c in value)
     # `password: must be given` is a sentence.
     return not is_bare or not value.rstrip(".!?").isalpha()
 
 
 def public_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without its secrets: what a job or a tool may inherit."""
+    """The environment without its secrets, for jobs and tools to inherit."""
     source = os.environ if environment is None else environment
     return {name: value for name, value in source.items() if not is_secret_name(name)}

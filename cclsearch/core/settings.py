@@ -1,4 +1,4 @@
-"""The project's own defaults: `ccl-search.yaml` in its root."""
+"""The project's defaults: `ccl-search.yaml` in its root."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ SETTINGS_FILE = "ccl-search.yaml"
 
 
 class Settings(Model):
-    """Defaults of a project; the command line goes before them."""
+    """Defaults of a project; options on the command line take precedence."""
 
     version: int = Field(default=1, ge=1, le=1)
     launcher: str | None = None
-    """Profile in `launchers/` that `run` uses; None: this machine, or the workload's recording."""
+    """Profile in `launchers/` that `run` uses; None for this machine or the workload's recording."""
     llm: str | None = None
     """`anthropic:MODEL`, `openai:MODEL` or the URL of a compatible server; never a key."""
     objective: str = "step_time"
     """File in `objectives/`."""
     budget: int | None = Field(default=None, ge=1)
-    """Trials of a search where `--budget` is not given."""
+    """Trials of a search if `--budget` is not given."""
     runs: Path = Path("runs")
-    """Folder of searches, under the project's root unless absolute."""
+    """Folder of run folders, relative to the project's root unless absolute."""
 
     @field_validator("launcher", "llm", "objective")
     @classmethod
-    def _check_word(cls, word: str | None) -> str | None:
-        if word is not None and not word.strip():
+    def _check_not_empty(cls, text: str | None) -> str | None:
+        if text is not None and not text.strip():
             raise ValueError("must not be empty")
-        return word
+        return text
 
     @field_validator("runs")
     @classmethod
     def _check_runs(cls, folder: Path) -> Path:
         if ".." in PurePath(folder).parts:
-            raise ValueError("must not lead out of the project with '..'")
+            raise ValueError("must not leave the project with '..'")
         return folder
 
 
 def load_settings(root: Path | None = None) -> Settings:
-    """The settings of the project around the working directory (or of `root`); defaults where there is no file.
+    """The settings of the current project (or of `root`); defaults if it has no settings file.
 
     Raises UserError that names the file and every wrong field.
     """

@@ -1,4 +1,4 @@
-"""Text from outside is data: made safe to print, and clipped."""
+"""Make untrusted text safe to print, and shorten it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def plain(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """The text as one safe line of at most `limit` characters; what was cut shows as an ellipsis."""
+    """The text as one safe line of at most `limit` characters; an ellipsis marks a cut."""
     line = " ".join(plain(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

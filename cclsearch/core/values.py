@@ -1,4 +1,4 @@
-"""Frozen values that pass between the rooms: a configuration, a failure, where a figure comes from."""
+"""Frozen values shared by all packages: a configuration, a failure, the provenance of a measurement."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 Value = bool | int | float | str
-"""What a knob may be set to."""
+"""Type of a knob's value."""
 
 
 def format_knob_value(value: object) -> str:
-    """A value as it reads in a table and on the command line: truth is `true` and `false`."""
+    """A value as tables and the command line write it: booleans are `true` and `false`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def format_config(config: Mapping[str, object]) -> str:
-    """`tp=2 dp=4 sequence_parallel=true`: a configuration, whole or in part, in one line."""
+    """A complete or partial configuration in one line: `tp=2 dp=4 sequence_parallel=true`."""
     return " ".join(f"{knob}={format_knob_value(value)}" for knob, value in config.items())
 
 
@@ -64,12 +64,12 @@ class Config(Mapping[str, Value]):
         return format_config(self._values)
 
     def as_int(self, knob: str, default: int = 1) -> int:
-        """The knob's value as a whole number; `default` where the space has no such knob."""
+        """The knob's value as a whole number; `default` if the space has no such knob."""
         return int(self._values.get(knob, default))
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that name this configuration, whatever the order of its knobs."""
+        """Twelve hex digits that identify this configuration, independent of the order of its knobs."""
         text = json.dumps(self._values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -91,7 +91,7 @@ class Config(Mapping[str, Value]):
 
 
 class FailureKind(StrEnum):
-    """Why a trial has no score (closed list)."""
+    """Reasons why a trial has no score (closed list)."""
 
     OUT_OF_MEMORY = "out_of_memory"
     ILLEGAL_CONFIG = "illegal_config"
@@ -108,7 +108,7 @@ class FailureKind(StrEnum):
 
     @property
     def is_infrastructure(self) -> bool:
-        """Whether the configuration is innocent: retried, costs no budget, teaches the model nothing."""
+        """Whether the configuration is not the cause: the trial is retried, costs no budget and is not learned from."""
         return self in _INFRASTRUCTURE
 
 
@@ -124,7 +124,7 @@ _INFRASTRUCTURE = frozenset(
 
 
 class Stage(StrEnum):
-    """Where on its way a trial failed."""
+    """Stage at which a trial failed."""
 
     SUBMIT = "submit"
     RUN = "run"
@@ -133,7 +133,7 @@ class Stage(StrEnum):
 
 
 class Failure(Model):
-    """Why a trial failed: never a number."""
+    """Reason of a trial's failure; a failure is never encoded as a number."""
 
     stage: Stage
     kind: FailureKind
@@ -143,7 +143,7 @@ class Failure(Model):
 
 
 class Provenance(StrEnum):
-    """Where a figure comes from; the three never mix in one ranking."""
+    """Origin of a measurement; the three are never mixed in one ranking."""
 
     MEASURED = "measured"
     RECORDED = "recorded"

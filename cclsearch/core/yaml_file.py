@@ -1,4 +1,4 @@
-"""YAML from outside, read safely: bounded size, depth and expansion, no tags, no duplicate keys, one-line errors."""
+"""Safe reading of untrusted YAML: bounded size, depth and expansion, no tags, no duplicate keys, one-line errors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from cclsearch.core.text import one_line
 MAX_BYTES = 8 * 2**20
 MAX_DEPTH = 60
 MAX_NODES = 400_000
-"""Nodes after aliases are expanded: an alias bomb runs into this."""
+"""Nodes after aliases are expanded: stops an alias bomb."""
 MAX_KEYS = 10_000
 
 M = TypeVar("M", bound=BaseModel)
 _NOT_DECIMAL = re.compile(r":|^[-+]?0\d")
-"""Of YAML 1.1's numbers: base 60 (`12:00:00` is 43200) and octal (`0123` is 83)."""
+"""Numbers of YAML 1.1 that are not decimal: base 60 (`12:00:00` is 43200) and octal (`0123` is 83)."""
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """Safe loader that refuses a key given twice and a merge that grows without bound."""
+    """Safe loader that rejects duplicate keys and merges that grow without bound."""
 
     def flatten_mapping(self, node: Any) -> None:
         own = [key.value for key, _ in node.value if isinstance(key.value, str) and key.value != "<<"]
         if len(own) != len(set(own)):
             twice = next(key for key in own if own.count(key) > 1)
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is given twice", node.start_mark)
         super().flatten_mapping(node)
         if len(node.value) > MAX_KEYS:
             raise yaml.constructor.ConstructorError(
@@ -40,7 +40,7 @@ class _Loader(_Base):  # type: ignore[misc]
 
 
 class _AsWritten(_Loader):
-    """Leaves what YAML 1.1 alone takes for a number (`12:00:00`, `0123`) as the text that stands there."""
+    """Keeps what only YAML 1.1 reads as a number (`12:00:00`, `0123`) as text."""
 
 
 def _construct_number(loader: Any, node: Any) -> Any:
@@ -55,9 +55,9 @@ for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
 
 
 def read_yaml(path: Path, *, as_written: bool = False) -> dict[str, Any]:
-    """The mapping in that file; raises UserError that names the file and, where known, the line.
+    """The mapping in that file; raises UserError that names the file and, if known, the line.
 
-    With `as_written`, times and numbers with leading zeros that are not in quotes (`12:00:00`, `0123`) stay text.
+    With `as_written`, unquoted times and numbers with leading zeros (`12:00:00`, `0123`) stay text.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -78,7 +78,7 @@ def parse_yaml(text: str, where: str, *, as_written: bool = False) -> dict[str, 
     """The mapping in that text, as plain dicts and lists (aliases copied); UserErrors start with `where`."""
     data = parse_yaml_value(text, where, as_written=as_written)
     if not isinstance(data, dict):
-        raise UserError(f"{where}: must hold a mapping of fields, not {_kind(data)}")
+        raise UserError(f"{where}: must be a mapping of fields, not {_kind(data)}")
     return data
 
 
@@ -95,7 +95,7 @@ def parse_yaml_value(text: str, where: str, *, as_written: bool = False) -> Any:
     except RecursionError:
         raise UserError(f"{where}: is nested too deeply") from None
     except (ValueError, TypeError, OverflowError) as error:
-        raise UserError(f"{where}: holds a value that cannot be read: {one_line(str(error), 120)}") from None
+        raise UserError(f"{where}: contains a value that cannot be read: {one_line(str(error), 120)}") from None
 
 
 def validate_mapping(model: type[M], data: dict[str, Any], where: str) -> M:
@@ -109,26 +109,26 @@ def validate_mapping(model: type[M], data: dict[str, Any], where: str) -> M:
 
 
 def _locate(error: Any) -> str:
-    """Field and complaint; the complaint alone where it is about all fields together."""
+    """Field and problem; only the problem if it concerns the whole mapping."""
     field = ".".join(map(str, error["loc"]))
     if not field and error["type"] == "value_error":
         return str(error["msg"]).removeprefix("Value error, ")
-    return f"{field or 'value'}: {_complaint(error)}"
+    return f"{field or 'value'}: {_describe_problem(error)}"
 
 
-def _complaint(error: Any) -> str:
+def _describe_problem(error: Any) -> str:
     if error["type"] == "missing":
         return "is missing"
     if error["type"] == "extra_forbidden":
-        return "is no field here"
-    said = str(error["msg"]).removeprefix("Value error, ")
+        return "is not a known field"
+    message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "tuple_type":
-        said = "must be a list"
-    return f"{said[:1].lower()}{said[1:]}, not {one_line(repr(error['input']), 60)}"
+        message = "must be a list"
+    return f"{message[:1].lower()}{message[1:]}, not {one_line(repr(error['input']), 60)}"
 
 
 def _check_depth(text: str, where: str) -> None:
-    """Events are streamed, so that nesting is bounded before anything recursive sees it."""
+    """Bound the nesting on streamed events, before any recursive code sees the text."""
     depth = 0
     for event in yaml.parse(text, Loader=_Base):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -142,7 +142,7 @@ def _check_depth(text: str, where: str) -> None:
 def _plain(value: Any, where: str, count: list[int], depth: int) -> Any:
     count[0] += 1
     if count[0] > MAX_NODES:
-        raise UserError(f"{where}: holds more than {MAX_NODES} values once its aliases are expanded")
+        raise UserError(f"{where}: has more than {MAX_NODES} values once its aliases are expanded")
     if depth > MAX_DEPTH:
         raise UserError(f"{where}: is nested more than {MAX_DEPTH} levels deep, or refers to itself")
     if isinstance(value, dict):
