@@ -35,7 +35,7 @@ from slurm.trials import make_job  # noqa: E402
 
 from cclsearch.core.errors import UserError  # noqa: E402
 from cclsearch.launch.base import Handle, JobState, JobStatus  # noqa: E402
-from cclsearch.launch.slurm.job_files import Program, classify_trial  # noqa: E402
+from cclsearch.launch.slurm.job_files import RunScript, classify_trial  # noqa: E402
 from cclsearch.launch.slurm.launcher import SlurmLauncher  # noqa: E402
 from cclsearch.launch.slurm.settings import SlurmSettings  # noqa: E402
 
@@ -54,7 +54,7 @@ Part = Callable[[Path, argparse.Namespace], list[str]]
 
 def make_launcher(run_dir: Path, **settings: Any) -> SlurmLauncher:
     fields = {"poll_s": 1.0, "grace_s": 5, "cpu_only": True, "python": sys.executable, **settings}
-    program = Program(SCRIPT, "process", {})
+    program = RunScript(SCRIPT, "process", {})
     return SlurmLauncher(SlurmSettings.model_validate(fields), program, classify=classify_trial, run_dir=run_dir)
 
 

@@ -57,7 +57,7 @@ class IllegalConfig(Exception):
     """This configuration can never run; the message says why."""
 
 
-class PlaceError(Exception):
+class MissingRequirement(Exception):
     """What this place lacks, whatever the configuration; the message says what to do. It costs no budget."""
 
 
@@ -119,7 +119,7 @@ def write_failed_result(trial: Trial, *, kind: str, message: str) -> None:
     write_json(trial.folder / "result.json", {"schema_version": 1, "status": "failed", "failure": failure})
 
 
-def kind_of(text: str) -> str:
+def classify_failure(text: str) -> str:
     """Failure kind that an exception's text tells: out of memory, communication, or else crashed."""
     lowered = text.lower()
     for kind, marks in _KINDS:
@@ -131,8 +131,8 @@ def kind_of(text: str) -> str:
 def report_failure(trial: Trial, rank: int, error: BaseException) -> None:
     """Leave this rank's root exception in `failures/`; the first by time is the trial's."""
     text = f"{type(error).__name__}: {error}".strip()
-    told = ((IllegalConfig, "illegal_config"), (PlaceError, "launcher"), (MemoryError, "out_of_memory"))
-    kind = next((kind for family, kind in told if isinstance(error, family)), None) or kind_of(text)
+    told = ((IllegalConfig, "illegal_config"), (MissingRequirement, "launcher"), (MemoryError, "out_of_memory"))
+    kind = next((kind for family, kind in told if isinstance(error, family)), None) or classify_failure(text)
     traceback.print_exception(error)
     record = {"rank": rank, "time_ns": time.time_ns(), "kind": kind, "message": text[:4000]}
     with contextlib.suppress(OSError):

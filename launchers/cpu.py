@@ -119,14 +119,14 @@ class Trainer:
     def run_step(self) -> None:
         """Forward and backward of all micro-batches in 1F1B order, then reduction and update."""
         tokens = self._draw_tokens()
-        ahead = min(self.layout.pp.size - self.layout.pp.index - 1, self.accumulation)
-        loss, held = 0.0, deque[tuple[Tensor | None, Tensor]]()
+        num_warmup = min(self.layout.pp.size - self.layout.pp.index - 1, self.accumulation)
+        loss, pending = 0.0, deque[tuple[Tensor | None, Tensor]]()
         for micro in range(self.accumulation):
-            loss += self._forward(tokens[micro], held)
-            if micro >= ahead:
-                self._backward(held)
-        while held:
-            self._backward(held)
+            loss += self._forward(tokens[micro], pending)
+            if micro >= num_warmup:
+                self._backward(pending)
+        while pending:
+            self._backward(pending)
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
@@ -144,7 +144,7 @@ class Trainer:
         tokens = noise.cumsum(dim=1) % vocab
         return tokens.chunk(self.layout.dp.size)[self.layout.dp.index].view(self.accumulation, self.micro_batch, -1)
 
-    def _forward(self, tokens: Tensor, held: deque[tuple[Tensor | None, Tensor]]) -> float:
+    def _forward(self, tokens: Tensor, pending: deque[tuple[Tensor | None, Tensor]]) -> float:
         layout, received = self.layout, None
         if not layout.is_first:
             received = torch.empty(self.micro_batch, self.trial.data["seq_len"], self.arch["hidden_size"])
@@ -156,11 +156,11 @@ class Trainer:
             out = out / (self.accumulation * layout.dp.size)
         else:
             self._send(out.detach(), layout.pp.index + 1)
-        held.append((received, out))
+        pending.append((received, out))
         return float(out.detach()) if layout.is_last else 0.0
 
-    def _backward(self, held: deque[tuple[Tensor | None, Tensor]]) -> None:
-        layout, (received, out) = self.layout, held.popleft()
+    def _backward(self, pending: deque[tuple[Tensor | None, Tensor]]) -> None:
+        layout, (received, out) = self.layout, pending.popleft()
         grad = None
         if not layout.is_last:
             grad = torch.empty_like(out)

@@ -105,7 +105,7 @@ class Model:
 
         return sum(prod(shape) for shape, _ in self.specs.values())
 
-    def place(self, spec: tuple[str | None, ...]) -> Any:
+    def sharding(self, spec: tuple[str | None, ...]) -> Any:
         from jax.sharding import NamedSharding, PartitionSpec
 
         return NamedSharding(self.mesh, PartitionSpec(*spec))
@@ -122,7 +122,7 @@ class Model:
             else:
                 seed = self.trial.data["seed"] * 1_000_003 + zlib.crc32(name.encode())
                 whole = np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(0.02)
-            weights[name] = jax.make_array_from_callback(shape, self.place(spec), whole.__getitem__)
+            weights[name] = jax.make_array_from_callback(shape, self.sharding(spec), whole.__getitem__)
         return weights
 
     def loss(self, weights: Mapping[str, Any], tokens_BS: Any) -> Any:
@@ -215,14 +215,18 @@ class Trainer:
             terms = f"dp {dp} x micro-batch {trial.micro_batch_size} x accumulation {self.accumulation}"
             trained = self.rows * self.accumulation
             raise IllegalConfig(f"{terms} must be the global batch of {data['global_batch_size']}, but is {trained}")
-        self.batch_place = model.place((None, ("data", "expert"), None))
+        self.batch_sharding = model.sharding((None, ("data", "expert"), None))
         self.weights = model.draw_weights()
-        places = {name: weight.sharding for name, weight in self.weights.items()}
+        shardings = {name: weight.sharding for name, weight in self.weights.items()}
         shapes = {name: weight.shape for name, weight in self.weights.items()}
-        zeros = jax.jit(lambda: {name: jnp.zeros(shape) for name, shape in shapes.items()}, out_shardings=places)
+        zeros = jax.jit(lambda: {name: jnp.zeros(shape) for name, shape in shapes.items()}, out_shardings=shardings)
         self.moments = (zeros(), zeros())
         self.step, self.losses = 0, []
-        out = (places, (places, places), model.place(()))  # as they went in: a second compilation would be timed
+        out = (
+            shardings,
+            (shardings, shardings),
+            model.sharding(()),
+        )  # as they went in: a second compilation would be timed
         self._run = jax.jit(self._train_step, donate_argnums=(0, 1), out_shardings=out)
 
     def _train_step(self, weights: Any, moments: Any, tokens: Any, count: Any) -> Any:
@@ -271,7 +275,7 @@ class Trainer:
         noise = generator.integers(0, 3, (data["global_batch_size"], data["seq_len"] + 1))
         noise[:, 0] = generator.integers(0, vocab, data["global_batch_size"])
         tokens = (noise.cumsum(axis=1) % vocab).astype(np.int32).reshape(self.accumulation, self.rows, -1)
-        return jax.make_array_from_callback(tokens.shape, self.batch_place, tokens.__getitem__)
+        return jax.make_array_from_callback(tokens.shape, self.batch_sharding, tokens.__getitem__)
 
 
 def make_mesh(trial: Trial) -> Any:

@@ -22,8 +22,8 @@ from typing import Any
 from common import (
     IllegalConfig,
     Trial,
+    classify_failure,
     host_name,
-    kind_of,
     package_versions,
     read_trial,
     reporting_failures,
@@ -241,7 +241,7 @@ def _fail(trial: Trial, code: int, text: str, process: int) -> int:
     telling = [line for line in lines if re.search(r"Error|RESOURCE_EXHAUSTED", line)] or lines or ["no output"]
     message = f"MaxText exited with {code}: {telling[-1][:1000]}"
     if process == 0:
-        write_failed_result(trial, kind=kind_of(" ".join(telling)), message=message)
+        write_failed_result(trial, kind=classify_failure(" ".join(telling)), message=message)
     return code if 0 < code < 128 else 1
 
 

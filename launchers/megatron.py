@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, PlaceError, Trial, read_trial, reporting_failures
+from common import IllegalConfig, MissingRequirement, Trial, read_trial, reporting_failures
 from options import check_options
 from step_window import StepWindow, count_steps
 
@@ -129,7 +129,7 @@ def train(trial: Trial) -> None:
     """Hand over to `pretrain_gpt.py` with its step function measured."""
     root = os.environ.get("MEGATRON_PATH")
     if not root or not (Path(root) / "pretrain_gpt.py").is_file():
-        raise PlaceError(
+        raise MissingRequirement(
             f"MEGATRON_PATH must name a checkout of Megatron-LM on this node, with pretrain_gpt.py, but it is {root!r}:"
             " set it in the profile's `environment`"
         )

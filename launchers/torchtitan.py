@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, PlaceError, Trial, read_trial, reporting_failures
+from common import IllegalConfig, MissingRequirement, Trial, read_trial, reporting_failures
 from options import check_options
 from step_window import StepWindow, count_steps
 
@@ -81,13 +81,13 @@ def train(trial: Trial) -> None:
         from torchtitan.tools.logging import init_logger
         from torchtitan.trainer import Trainer
     except ModuleNotFoundError as error:
-        raise PlaceError(
+        raise MissingRequirement(
             f"torchtitan 0.3 must be importable by {sys.executable}, but it has no module {error.name!r}: install it"
             " there, or set the profile's `python`, `modules` or `container`"
         ) from None
 
     init_logger()
-    name_timeouts()
+    alias_set_timeout()
     losses: list[float] = []
     config = ConfigManager().parse_args(words)
     config.dump_folder = str(trial.folder / "torchtitan")
@@ -101,13 +101,13 @@ def train(trial: Trial) -> None:
             "num_layers": len(config.model_spec.model.layers),
         }
 
-    def note_loss(step: int, loss: float, *args: Any, **kwargs: Any) -> Any:
+    def record_loss(step: int, loss: float, *args: Any, **kwargs: Any) -> Any:
         losses.append(float(loss))
         return log(step, loss, *args, **kwargs)
 
     if trainer.parallel_dims.pp_enabled:
-        take_micro_batches(trainer.pp_schedule)
-    log, trainer.metrics_processor.log = trainer.metrics_processor.log, note_loss
+        accept_micro_batches(trainer.pp_schedule)
+    log, trainer.metrics_processor.log = trainer.metrics_processor.log, record_loss
     window = StepWindow(
         trial,
         packages=("torchtitan",),
@@ -124,14 +124,14 @@ def train(trial: Trial) -> None:
     dist.destroy_process_group()
 
 
-def name_timeouts() -> None:
+def alias_set_timeout() -> None:
     """Give `torch.distributed.set_timeout`, which torchtitan 0.3 calls, to a torch that has it by an earlier name."""
     import torch.distributed as dist
 
     vars(dist).setdefault("set_timeout", getattr(dist.distributed_c10d, "_set_pg_timeout", None))
 
 
-def take_micro_batches(schedule: Any) -> None:
+def accept_micro_batches(schedule: Any) -> None:
     """Let a schedule take lists of micro-batches, as torchtitan 0.3 hands them over: torch 2.13's `step` takes none."""
     if "arg_mbs" in inspect.signature(schedule.step).parameters:
         return

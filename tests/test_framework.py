@@ -14,10 +14,10 @@ from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import Settings, load_settings
 from cclsearch.launch.profile import load_profile, make_launcher
-from cclsearch.launch.slurm.check import judge_needs
-from cclsearch.launch.slurm.job_files import Program
+from cclsearch.launch.slurm.check import check_needs
+from cclsearch.launch.slurm.job_files import RunScript
 from cclsearch.launch.slurm.launcher import SlurmLauncher
-from cclsearch.launch.slurm.probe import look_at_needs
+from cclsearch.launch.slurm.probe import read_needs
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import RequiredVariable, list_frameworks, load_framework
 from cclsearch.space.model_limits import LIMITS
@@ -206,12 +206,12 @@ def test_no_shipped_framework_claims_energy() -> None:
 def test_what_a_framework_needs_is_looked_for_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = load_framework("megatron").needs
     assert [need.env for need in needs] == ["MEGATRON_PATH"]
-    named = Program(script=tmp_path / "megatron.py", runner="torchrun", environment={}, needs=needs)
-    unnamed = Program(script=None, runner="torchrun", environment={}, needs=needs)
+    named = RunScript(path=tmp_path / "megatron.py", runner="torchrun", environment={}, needs=needs)
+    unnamed = RunScript(path=None, runner="torchrun", environment={}, needs=needs)
 
-    def check(program: Program) -> tuple[bool, str, str]:
-        seen = look_at_needs([need.model_dump() for need in program.needs])
-        [found] = judge_needs(json.loads(json.dumps({"needs": seen})), program)
+    def check(program: RunScript) -> tuple[bool, str, str]:
+        seen = read_needs([need.model_dump() for need in program.needs])
+        [found] = check_needs(json.loads(json.dumps({"needs": seen})), program)
         return found.ok, found.detail, found.remedy
 
     monkeypatch.delenv("MEGATRON_PATH", raising=False)
@@ -260,10 +260,10 @@ def test_a_slurm_launcher_knows_what_its_framework_needs() -> None:
     for framework in ("megatron", None):
         launcher = make_launcher(load_profile("slurm-generic"), framework=framework)
         assert isinstance(launcher, SlurmLauncher)
-        assert [need.env for need in launcher.program.needs] == ["MEGATRON_PATH"]
+        assert [need.env for need in launcher.run_script.needs] == ["MEGATRON_PATH"]
     launcher = make_launcher(load_profile("slurm-generic"), framework="torchtitan")
     assert isinstance(launcher, SlurmLauncher)
-    assert launcher.program.needs == ()
+    assert launcher.run_script.needs == ()
 
 
 def test_the_local_launcher_is_checked_with_a_framework_and_without(

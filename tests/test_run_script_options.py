@@ -212,12 +212,12 @@ def test_torchtitans_micro_batches_reach_a_released_torchs_schedule(monkeypatch:
     script = load_script("torchtitan", monkeypatch)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        script.name_timeouts()
+        script.alias_set_timeout()
         dist.set_timeout(timedelta(seconds=60), None)  # type: ignore[attr-defined, unused-ignore]
         layer = torch.nn.Linear(3, 1, bias=False)
         stage = PipelineStage(layer, 0, 1, torch.device("cpu"))
         schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=lambda out, target: ((out - target) ** 2).sum())
-        script.take_micro_batches(schedule)
+        script.accept_micro_batches(schedule)
         inputs, losses = [torch.ones(2, 3), 2 * torch.ones(2, 3)], []
         targets = [torch.zeros(2, 1) for _ in inputs]
         schedule.step(arg_mbs=[(x,) for x in inputs], target_mbs=targets, losses=losses, return_outputs=False)

@@ -24,7 +24,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.slurm.allocation import AllocationLauncher
-from cclsearch.launch.slurm.job_files import SUBMITTED_FILE, Program, classify_trial
+from cclsearch.launch.slurm.job_files import SUBMITTED_FILE, RunScript, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.space.framework import RequiredVariable
@@ -48,7 +48,7 @@ class Site:
         kind = AllocationLauncher if "in_allocation" in fields else SlurmLauncher
         return kind(
             SlurmSettings.model_validate(fields),
-            Program(SCRIPT, "process", {"PUBLIC": "1"}),
+            RunScript(SCRIPT, "process", {"PUBLIC": "1"}),
             classify=classify_trial,
             run_dir=self.folder / name,
         )
@@ -287,7 +287,7 @@ def test_steps_of_a_held_allocation(site: Site, slow: object) -> None:
 def test_a_profile_is_checked_against_the_cluster(site: Site, slow: object) -> None:
     launcher = site.launcher("check")
     launcher.ranks_per_node = 2
-    launcher.program = replace(launcher.program, needs=(RequiredVariable(env="PUBLIC", what="a mark"),))
+    launcher.run_script = replace(launcher.run_script, needs=(RequiredVariable(env="PUBLIC", what="a mark"),))
     checks = {check.name: check for check in launcher.check()}
     assert all(check.ok for check in checks.values()), checks
     assert list(checks)[-5:] == ["shared folder", "run script", "torch", "gloo", "PUBLIC"]

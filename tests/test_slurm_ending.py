@@ -8,14 +8,14 @@ import pytest
 
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.slurm.ending import Ending, explain_end, find_exit_code
-from cclsearch.launch.slurm.job_files import End, NodeReport
-from cclsearch.launch.slurm.refusal import Refusal, judge_refusal, never_starts, suggest_remedy
+from cclsearch.launch.slurm.job_files import EndRecord, NodeReport
+from cclsearch.launch.slurm.refusal import Refusal, classify_refusal, never_starts, suggest_remedy
 
 CRASH = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="RuntimeError: own words")
 
 
-def end(reason: str = "finished", code: int = 1, told: str | None = None) -> End:
-    return End(job_id="7", started_at=0, ended_at=9, exit_code=code, reason=reason, signal=told)
+def end(reason: str = "finished", code: int = 1, told: str | None = None) -> EndRecord:
+    return EndRecord(job_id="7", started_at=0, ended_at=9, exit_code=code, reason=reason, signal=told)
 
 
 def report(code: int, *, oom: int = 0, terminated: bool = False) -> NodeReport:
@@ -117,7 +117,7 @@ POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/
     ],
 )
 def test_a_limit_is_waited_for_and_an_impossible_job_is_not(message: str, queued: bool, meaning: Refusal) -> None:
-    assert judge_refusal(message, others_queued=queued) is meaning
+    assert classify_refusal(message, others_queued=queued) is meaning
 
 
 @pytest.mark.parametrize(

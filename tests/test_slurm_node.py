@@ -17,10 +17,10 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, JobState
 from cclsearch.launch.slurm import node
-from cclsearch.launch.slurm.allocation import AllocationLauncher, Launched
+from cclsearch.launch.slurm.allocation import AllocationLauncher, StepRecord
 from cclsearch.launch.slurm.commands import (
-    ControllerAway,
     SlurmRefusal,
+    SlurmUnavailable,
     clean_environment,
     expand_ids,
     job_environment,
@@ -29,7 +29,7 @@ from cclsearch.launch.slurm.commands import (
     run_slurm,
     submit_script,
 )
-from cclsearch.launch.slurm.job_files import Program, classify_trial, make_payload, prepare_folder, write_model
+from cclsearch.launch.slurm.job_files import RunScript, classify_trial, make_job_spec, prepare_folder, write_model
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.run import trial_folder
@@ -76,8 +76,8 @@ def test_only_the_first_job_runs_a_trial(tmp_path: Path) -> None:
 
 
 def test_torchrun_starts_every_nodes_share() -> None:
-    payload = {"runner": "torchrun", "python": "py", "script": "s.py", "nodes": 3, "ranks_per_node": 4, "num_ranks": 10}
-    shares = [node.rank_command(payload, index, "head", 29500) for index in range(3)]
+    spec = {"runner": "torchrun", "python": "py", "script": "s.py", "nodes": 3, "ranks_per_node": 4, "num_ranks": 10}
+    shares = [node.rank_command(spec, index, "head", 29500) for index in range(3)]
     assert ["--nproc-per-node=4" in share for share in shares] == [True, True, False]
     assert "--nproc-per-node=2" in shares[2]
     assert all({"--nnodes=3", "--master-addr=head", "--master-port=29500"} <= set(share) for share in shares)
@@ -88,15 +88,15 @@ def test_one_process_a_node_is_told_which_it_is_and_where_the_first_one_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
-    payload = {"runner": "process", "name": "r-t0001-a1", "nodes": 3, "environment": {"CCL_TP": "2"}}
-    told = [node.task_environment(payload, index, "head", 29500) for index in range(3)]
+    spec = {"runner": "process", "name": "r-t0001-a1", "nodes": 3, "environment": {"CCL_TP": "2"}}
+    told = [node.task_environment(spec, index, "head", 29500) for index in range(3)]
     assert [each["CCL_PROCESS_ID"] for each in told] == ["0", "1", "2"]
     assert {each["CCL_NUM_PROCESSES"] for each in told} == {"3"}
     assert {each["CCL_COORDINATOR"] for each in told} == {"head:29500"}
     assert {(each["CCL_JOB_NAME"], each["CCL_TP"]) for each in told} == {("r-t0001-a1", "2")}
     assert not [each for each in told if "SLURM_JWT" in each]
     assert "SLURM_JWT" in node.srun_environment()
-    for alone in ({**payload, "nodes": 1}, {**payload, "runner": "torchrun"}):
+    for alone in ({**spec, "nodes": 1}, {**spec, "runner": "torchrun"}):
         assert not {"CCL_PROCESS_ID", "CCL_COORDINATOR"} & set(node.task_environment(alone, 0, "127.0.0.1", 29500))
 
 
@@ -144,11 +144,11 @@ def test_the_other_nodes_read_the_head_nodes_address(tmp_path: Path, monkeypatch
     monkeypatch.setenv("SLURMD_NODENAME", "no-such-name-resolves.invalid")
     monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    payload = {"nodes": 2, "folder": str(tmp_path)}
-    address, port = node.meet(payload, 0)
+    spec = {"nodes": 2, "folder": str(tmp_path)}
+    address, port = node.rendezvous(spec, 0)
     assert address == "127.0.0.1"
     assert node.FIRST_PORT <= port < node.FIRST_PORT + node.NUM_PORTS
-    assert node.meet(payload, 1) == (address, port)
+    assert node.rendezvous(spec, 1) == (address, port)
 
 
 def test_a_job_takes_over_few_variables_and_no_secret() -> None:
@@ -170,10 +170,10 @@ def test_a_job_takes_over_few_variables_and_no_secret() -> None:
 
 def test_a_controller_that_is_away_is_not_a_refusal(commands: Path) -> None:
     put_command(commands, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(ControllerAway):
+    with pytest.raises(SlurmUnavailable):
         read_queue()
     put_command(commands, "squeue", "sleep 30")
-    with pytest.raises(ControllerAway, match="no answer"):
+    with pytest.raises(SlurmUnavailable, match="no answer"):
         run_slurm(["squeue"], timeout_s=0.3)
     put_command(commands, "sbatch", "printf 'sbatch: error: bad\\x1b[31m thing\\n' >&2; exit 1")
     with pytest.raises(SlurmRefusal) as refused:
@@ -209,7 +209,7 @@ def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
     put_command(commands, "squeue", f"echo squeue >>{calls}; cat {tmp_path}/rows")
     launcher = SlurmLauncher(
         SlurmSettings(cpu_only=True, poll_s=0.001),
-        Program(Path(__file__), "process", {}),
+        RunScript(Path(__file__), "process", {}),
         classify=classify_trial,
         run_dir=tmp_path / "many",
     )
@@ -237,7 +237,7 @@ def test_a_submit_limit_that_no_job_fills_is_final_and_one_that_jobs_fill_is_wai
     def submit(run: str, **fields: object) -> Handle:
         launcher = SlurmLauncher(
             SlurmSettings.model_validate({"cpu_only": True, **fields}),
-            Program(Path(__file__), "process", {}),
+            RunScript(Path(__file__), "process", {}),
             classify=classify_trial,
         )
         return launcher.submit([make_job(tmp_path / run, 1, ranks=1)])[0]
@@ -256,16 +256,16 @@ def test_a_step_of_another_shells_allocation_is_found_and_ended(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     run, asked = tmp_path / "killed", tmp_path / "asked"
     settings = SlurmSettings(cpu_only=True, in_allocation=True)
-    program = Program(Path(__file__), "process", {})
-    payload = make_payload(make_job(run, 1, ranks=1), program, settings)
-    prepare_folder(payload)
-    begun = Launched(allocation="77", nodes=("n1",), at=time.time(), pid=1, born="another start of another machine/1")
-    write_model(payload.folder / "launched.json", begun)
-    put_command(commands, "squeue", f'echo "$*" >>{asked}; echo "77.3 {payload.name}"; echo "77.4 other"')
-    put_command(commands, "scancel", f'echo "scancel $*" >>{asked}; echo "{{}}" >{payload.folder}/end.json')
+    program = RunScript(Path(__file__), "process", {})
+    spec = make_job_spec(make_job(run, 1, ranks=1), program, settings)
+    prepare_folder(spec)
+    begun = StepRecord(allocation="77", nodes=("n1",), at=time.time(), pid=1, born="another start of another machine/1")
+    write_model(spec.folder / "launched.json", begun)
+    put_command(commands, "squeue", f'echo "$*" >>{asked}; echo "77.3 {spec.name}"; echo "77.4 other"')
+    put_command(commands, "scancel", f'echo "scancel $*" >>{asked}; echo "{{}}" >{spec.folder}/end.json')
     launcher = AllocationLauncher(settings, program, classify=classify_trial, run_dir=run)
     handles = launcher.find("killed")
-    assert [handle.job_id for handle in handles] == [f"77.{payload.name}"]
+    assert [handle.job_id for handle in handles] == [f"77.{spec.name}"]
     assert [status.state for status in launcher.poll(handles)] == [JobState.RUNNING]
     launcher.cancel(handles)
     assert "scancel 77.3" in asked.read_text().splitlines()
@@ -293,7 +293,7 @@ def test_an_unclear_answer_is_not_followed_by_a_second_submission(tmp_path: Path
     put_command(commands, "squeue", f'echo "{row}"')
     put_command(commands, "scancel", "true")
     launcher = SlurmLauncher(
-        SlurmSettings(cpu_only=True, poll_s=0.001), Program(Path(__file__), "process", {}), classify=classify_trial
+        SlurmSettings(cpu_only=True, poll_s=0.001), RunScript(Path(__file__), "process", {}), classify=classify_trial
     )
     handles = launcher.submit([make_job(tmp_path / "unclear", 1, ranks=1)])
     assert handles[0].job_id == ""
@@ -313,7 +313,7 @@ def test_a_job_that_slurm_forgot_is_explained_by_what_it_left(tmp_path: Path, co
     put_command(commands, "scancel", "true")
     launcher = SlurmLauncher(
         SlurmSettings(cpu_only=True, poll_s=0.001, grace_s=0.0),
-        Program(Path(__file__), "process", {}),
+        RunScript(Path(__file__), "process", {}),
         classify=classify_trial,
     )
     handle = launcher.submit([make_job(tmp_path / "forgot", 1, ranks=1)])[0]

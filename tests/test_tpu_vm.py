@@ -118,28 +118,28 @@ def test_what_no_slice_can_be_reached_by_is_refused(fields: dict[str, Any], says
 def test_resource_names_are_what_the_cloud_takes_and_differ_between_runs(tmp_path: Path, run_id: str) -> None:
     import re
 
-    from cclsearch.launch.tpu_vm.resource_names import is_named_by, label_of, make_token, name_resource
+    from cclsearch.launch.tpu_vm.resource_names import has_label_name, make_label, make_token, name_resource
 
     tokens = [make_token(tmp_path / name) for name in ("one", "two")]
     assert make_token(tmp_path / "one") == tokens[0]
     names = [name_resource(run_id, token, 17) for token in tokens]
-    label = label_of(run_id, tokens[0])
+    label = make_label(run_id, tokens[0])
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", names[0])
     assert re.fullmatch(r"[a-z][-_a-z0-9]{0,62}", label)
-    assert [is_named_by(label, name) for name in (*names, f"{label}-two-g1")] == [True, False, False]
+    assert [has_label_name(label, name) for name in (*names, f"{label}-two-g1")] == [True, False, False]
 
 
-def place_of(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
+def make_source(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
     """The place of a search's workers, as a process that begins now would make it."""
     import yaml
 
     from cclsearch.launch.profile import profile_from_mapping
-    from cclsearch.launch.tpu_vm.launcher import make_place
+    from cclsearch.launch.tpu_vm.launcher import make_worker_source
     from cclsearch.launch.tpu_vm.settings import TpuSettings
 
     data = {**yaml.safe_load(cloud.profile.read_text()), **changes}
     profile = profile_from_mapping(data, name="slice").model_copy(update={"run_dir": run_dir})
-    return make_place(profile, profile.read_settings(TpuSettings))
+    return make_worker_source(profile, profile.read_settings(TpuSettings))
 
 
 def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing_is_tried_again(
@@ -149,35 +149,35 @@ def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing
 
     away = "UNAVAILABLE: The service is currently unavailable"
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        place = place_of(cloud, tmp_path / "run")
-        place.request("r1")
+        source = make_source(cloud, tmp_path / "run")
+        source.request("r1")
         cloud.set_faults(list=[away])
-        place.release("r1")
+        source.release("r1")
         assert cloud.resources() == {}
-        assert place.remembered_run() is None
-        place.request("r1")
+        assert source.recorded_run() is None
+        source.request("r1")
         cloud.set_faults(list=[away] * 99)
-        impatient = place_of(cloud, tmp_path / "run", delete_patience_s=0.1)
+        impatient = make_source(cloud, tmp_path / "run", delete_patience_s=0.1)
         with pytest.raises(UserError, match=r"ccl-search clean r1"):
             impatient.release("r1")
         assert cloud.resources() == {}
-        assert impatient.remembered_run() == "r1"
+        assert impatient.recorded_run() == "r1"
 
 
 def test_resource_is_found_in_its_own_project_after_gclouds_default_has_changed(sshd: None, tmp_path: Path) -> None:
-    from cclsearch.launch.tpu_vm.worker_source import Waiting
+    from cclsearch.launch.tpu_vm.worker_source import WorkersPending
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        place_of(cloud, tmp_path / "run", project=None).request("r1")
+        make_source(cloud, tmp_path / "run", project=None).request("r1")
         cloud.set_default_project("other")
-        later = place_of(cloud, tmp_path / "run", project=None)
-        assert isinstance(later.look("r1"), Waiting)
+        later = make_source(cloud, tmp_path / "run", project=None)
+        assert isinstance(later.find_workers("r1"), WorkersPending)
         assert [item.name for item in later.leftovers("r1")] == list(cloud.resources())
         existing = {"project": None, "queued_resource": None, "tpu": next(iter(cloud.resources()))}
         cloud.set_default_project("test")
-        place_of(cloud, tmp_path / "second", **existing).request("r2")
+        make_source(cloud, tmp_path / "second", **existing).request("r2")
         cloud.set_default_project("other")
-        assert isinstance(place_of(cloud, tmp_path / "second", **existing).look("r2"), Waiting)
+        assert isinstance(make_source(cloud, tmp_path / "second", **existing).find_workers("r2"), WorkersPending)
         later.release("r1", thorough=True)
         assert cloud.resources() == {}
         asked = [words for words in cloud.calls() if words[0] == "compute"]
@@ -186,14 +186,14 @@ def test_resource_is_found_in_its_own_project_after_gclouds_default_has_changed(
 
 def test_two_runs_of_one_name_neither_adopt_nor_delete_each_others_resource(sshd: None, tmp_path: Path) -> None:
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        places = [place_of(cloud, tmp_path / name) for name in ("mine", "yours")]
-        for place in places:
-            place.request("foo")
+        sources = [make_source(cloud, tmp_path / name) for name in ("mine", "yours")]
+        for source in sources:
+            source.request("foo")
         assert cloud.num_created() == 2
-        assert [len(place.leftovers("foo")) for place in places] == [1, 1]
-        assert place_of(cloud, tmp_path / "third").leftovers("foo") == []
-        places[0].release("foo", thorough=True)
-        assert list(cloud.resources()) == [item.name for item in places[1].leftovers("foo")]
+        assert [len(source.leftovers("foo")) for source in sources] == [1, 1]
+        assert make_source(cloud, tmp_path / "third").leftovers("foo") == []
+        sources[0].release("foo", thorough=True)
+        assert list(cloud.resources()) == [item.name for item in sources[1].leftovers("foo")]
 
 
 LOGIN_IS_OVER = (
@@ -206,20 +206,20 @@ def test_search_ends_at_once_when_the_login_is_over_and_what_runs_is_adopted_aft
     sshd: None, tmp_path: Path
 ) -> None:
     from cclsearch.core.errors import UserError
-    from cclsearch.launch.tpu_vm.worker_source import Waiting
+    from cclsearch.launch.tpu_vm.worker_source import WorkersPending
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        place = place_of(cloud, tmp_path / "run")
-        place.request("r1")
+        source = make_source(cloud, tmp_path / "run")
+        source.request("r1")
         cloud.set_faults(login=LOGIN_IS_OVER)
-        for ask in (place.look, place.request, place.release):
+        for ask in (source.find_workers, source.request, source.release):
             with pytest.raises(UserError, match="Reauthentication failed"):
                 ask("r1")
-        assert place.remembered_run() == "r1"
+        assert source.recorded_run() == "r1"
         cloud.set_faults(describe=["There was a problem refreshing your current auth tokens: connection timed out"])
-        look = place.look("r1")
-        assert isinstance(look, Waiting)
-        assert look.unanswered
+        found = source.find_workers("r1")
+        assert isinstance(found, WorkersPending)
+        assert found.unanswered
 
 
 @pytest.mark.parametrize(("begun_s_ago", "ends"), [(0.0, False), (500.0, True)])
@@ -228,17 +228,17 @@ def test_trial_is_given_up_when_its_time_is_over_and_the_cloud_does_not_say_how_
 ) -> None:
     from cclsearch.launch.base import Handle, JobState
     from cclsearch.launch.profile import load_profile, make_launcher
-    from cclsearch.launch.tpu_vm.job import Begun, TpuJobRecord, attempt_folder, write_model
+    from cclsearch.launch.tpu_vm.job import TpuJobRecord, TpuStartRecord, attempt_folder, write_model
 
     run, trial = tmp_path / "run", tmp_path / "run" / "trials" / "0001"
     began_s = time.time() - begun_s_ago
     with slices.open_cloud(tmp_path / "cloud") as cloud:
-        place_of(cloud, run).request("r1")
+        make_source(cloud, run).request("r1")
         cloud.set_faults(describe=["UNAVAILABLE: The service is currently unavailable"] * 2)
         common = {"run_id": "r1", "trial": 1, "attempt": 1, "name": "r1-t0001-a1", "trial_dir": trial}
         record = TpuJobRecord(**common, num_processes=2, timeout_s=10, submitted_s=began_s)
         write_model(attempt_folder(trial, 1) / "job.json", record)
-        write_model(attempt_folder(trial, 1) / "begun.json", Begun(place="x", started_s=began_s))
+        write_model(attempt_folder(trial, 1) / "begun.json", TpuStartRecord(place="x", started_s=began_s))
         launcher = make_launcher(load_profile(str(cloud.profile)), framework="jax-cpu", run_dir=run)
         handle = Handle(launcher="tpu-vm", job_name=record.name, job_id=record.name, trial_dir=trial)
         status = launcher.poll([handle])[0]
@@ -261,7 +261,7 @@ def test_only_the_runs_own_earlier_attempts_are_ended_on_a_worker(tmp_path: Path
     try:
         pattern = worker.attempts_pattern(str(new), job)
         wait_for(lambda: worker.find_processes_by_variable(pattern, f"{new}/") == [running[own].pid])
-        worker.end_marked(pattern, f"{new}/")
+        worker.kill_marked(pattern, f"{new}/")
         assert running.pop(own).wait(timeout=60)
         assert all(process.poll() is None for process in running.values())
     finally:
@@ -275,7 +275,7 @@ def test_archive_that_a_worker_cannot_have_packed_is_not_unpacked(tmp_path: Path
     import io
     import tarfile
 
-    from cclsearch.launch.tpu_vm.job import take_in
+    from cclsearch.launch.tpu_vm.job import unpack_results
 
     archive = tmp_path / "w0.tar.gz"
     with tarfile.open(archive, "w:gz") as file:
@@ -283,12 +283,12 @@ def test_archive_that_a_worker_cannot_have_packed_is_not_unpacked(tmp_path: Path
         member.size = 1
         file.addfile(member, io.BytesIO(b"x"))
     with pytest.raises(ValueError, match="archive holds"):
-        take_in({0: archive}, tmp_path / "trial", tmp_path / "scratch")
+        unpack_results({0: archive}, tmp_path / "trial", tmp_path / "scratch")
     assert not (tmp_path / "trial").exists()
 
 
 @pytest.mark.parametrize(
-    ("said", "for_ever"),
+    ("said", "permanent"),
     [
         ("ERROR: (gcloud) RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepod' has been exceeded. Limit: 0", True),
         ("ERROR: (gcloud) PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", True),
@@ -298,11 +298,11 @@ def test_archive_that_a_worker_cannot_have_packed_is_not_unpacked(tmp_path: Path
         ("ERROR: (gcloud) There was a problem refreshing your current auth tokens: Connection timed out", False),
     ],
 )
-def test_refusals_that_last_are_told_from_those_that_pass(said: str, for_ever: bool) -> None:
+def test_refusals_that_last_are_told_from_those_that_pass(said: str, permanent: bool) -> None:
     from cclsearch.launch.tpu_vm.gcloud import GcloudError, explain_refusal
 
     error = GcloudError(explain_refusal(f"Request issued\n{said}\nmore", 1), said)
-    assert error.is_for_ever is for_ever
+    assert error.is_permanent is permanent
     assert str(error).startswith("(gcloud)")
 
 

@@ -88,7 +88,7 @@ def classify_log(text: str) -> Failure | None:
     The first exception counts, whatever the wrappers around it say; one that only says that a peer went away
     (NCCL, gloo) gives way to any other rank's own reason.
     """
-    found = [_judge_line(line, rank) for line, rank in _find_exceptions(text)]
+    found = [_classify_line(line, rank) for line, rank in _find_exceptions(text)]
     if not found:
         return None
     own = [failure for failure in found if failure.kind is not FailureKind.COMMUNICATION]
@@ -96,7 +96,7 @@ def classify_log(text: str) -> Failure | None:
     return (specific or own or found)[0]
 
 
-def kind_of_text(text: str) -> FailureKind:
+def classify_text(text: str) -> FailureKind:
     """Failure kind that an exception's text tells; crashed where it tells none."""
     return next((kind for kind, mark in _MARKS if mark.search(text)), FailureKind.CRASHED)
 
@@ -177,8 +177,8 @@ def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
             yield line, rank
 
 
-def _judge_line(line: str, rank: int | None) -> Failure:
-    return Failure(stage=Stage.RUN, kind=kind_of_text(line), message=_shorten(line), rank=rank)
+def _classify_line(line: str, rank: int | None) -> Failure:
+    return Failure(stage=Stage.RUN, kind=classify_text(line), message=_shorten(line), rank=rank)
 
 
 def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failure:

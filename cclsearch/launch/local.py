@@ -104,7 +104,7 @@ class LocalLauncher:
     def cancel(self, handles: Sequence[Handle]) -> None:
         """End every process of these jobs."""
         for handle in handles:
-            processes.terminate_processes(_living(handle))
+            processes.terminate_processes(_find_processes(handle))
         self._reap()
 
     def find(self, run_id: str) -> list[Handle]:
@@ -205,18 +205,18 @@ class LocalLauncher:
             return self._time_out(handle, record)
         if _is_running(handle):
             return JobStatus(state=JobState.RUNNING, note=f"running for {age_s:.0f} s")
-        return self._settle(handle, record)
+        return self._explain_end(handle, record)
 
     def _finish(self, handle: Handle, result: Path) -> JobStatus:
         """The result is there: done once the script has ended, or has had its time to."""
         with contextlib.suppress(OSError):
             if _is_running(handle) and time.time() - result.stat().st_mtime < _FINISH_S:
                 return JobStatus(state=JobState.RUNNING, note="finishing")
-        processes.terminate_processes(_living(handle))
+        processes.terminate_processes(_find_processes(handle))
         return JobStatus(state=JobState.DONE)
 
     def _time_out(self, handle: Handle, record: LocalJobRecord) -> JobStatus:
-        processes.terminate_processes(_living(handle))
+        processes.terminate_processes(_find_processes(handle))
         self._reap()
         if (handle.trial_dir / RESULT_FILE).is_file():
             return JobStatus(state=JobState.DONE)
@@ -227,9 +227,9 @@ class LocalLauncher:
             state=JobState.DONE, failure=Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
         )
 
-    def _settle(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
+    def _explain_end(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
         """The job is over without a result: what its ranks, its logs and the kernel say."""
-        processes.terminate_processes(_living(handle))
+        processes.terminate_processes(_find_processes(handle))
         collected = collect_result(handle.trial_dir)
         if not isinstance(collected, Failure):
             return JobStatus(state=JobState.DONE)
@@ -307,7 +307,7 @@ def _is_running(handle: Handle) -> bool:
     return ticks is not None and str(ticks) == handle.details.get("start_ticks")
 
 
-def _living(handle: Handle) -> set[int]:
+def _find_processes(handle: Handle) -> set[int]:
     """Every living process of the job, the shell first found by number, the rest by the mark they carry."""
     own = {int(handle.job_id)} if _is_running(handle) else set()
     marked = processes.find_processes_by_variable(NAME_VARIABLE, handle.job_name)

@@ -16,9 +16,9 @@ from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.launch.slurm.commands import (
-    ControllerAway,
     QueueRow,
     SlurmRefusal,
+    SlurmUnavailable,
     cancel_jobs,
     run_slurm,
     step_environment,
@@ -28,15 +28,15 @@ from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     END_FILE,
     JOBS_FILE,
-    PAYLOAD_FILE,
     SCRIPT_FILE,
+    SPEC_FILE,
     STARTED_FILE,
-    End,
+    EndRecord,
     JobList,
-    Payload,
-    Started,
+    JobSpec,
+    StartRecord,
     link_scratch,
-    make_payload,
+    make_job_spec,
     prepare_folder,
     read_model,
     read_result_status,
@@ -49,13 +49,13 @@ from cclsearch.launch.slurm.watch import DEADLINE_S, mark_cancelled
 
 LAUNCHED_FILE = "launched.json"
 REFUSED_FILE = "refused.json"
-SPARE_S = 60.0
+TIME_LEFT_MARGIN_S = 60.0
 """What must be left of the allocation beyond a trial's own time."""
 STARTING_S = 30.0
 """How long the process of a step may take to claim its attempt."""
 
 
-class Launched(Model):
+class StepRecord(Model):
     """`launched.json`: the process on this machine that drives a step; written before it starts, and again after."""
 
     allocation: str
@@ -66,7 +66,7 @@ class Launched(Model):
     """Start time of the process as the kernel counts it: a number that is used again has another."""
 
 
-class Refused(Model):
+class RefusalRecord(Model):
     """`refused.json`: why a step was not begun."""
 
     reason: str
@@ -107,123 +107,123 @@ class AllocationLauncher(SlurmLauncher):
         queue = self._watcher.queue
         if queue.refresh() or queue.asked_at:
             return queue.rows.get(self.allocation)
-        raise UnavailableError(f"Slurm does not answer: {queue.away or 'no reason given'}; try again later")
+        raise UnavailableError(f"Slurm does not answer: {queue.last_error or 'no reason given'}; try again later")
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Begin each as a step where nodes are free; the others wait here, and `poll` begins them later."""
-        payloads = [make_payload(job, self.program, self.settings) for job in jobs]
-        for payload in payloads:
-            if payload.nodes > len(self._nodes):
+        specs = [make_job_spec(job, self.run_script, self.settings) for job in jobs]
+        for spec in specs:
+            if spec.nodes > len(self._nodes):
                 raise UserError(
-                    f"a trial wants {payload.nodes} nodes, the allocation {self.allocation} has {len(self._nodes)}:"
+                    f"a trial wants {spec.nodes} nodes, the allocation {self.allocation} has {len(self._nodes)}:"
                     " hold a larger one, or correct the profile's hardware"
                 )
-            self._payloads[payload.folder] = payload
-            if not _was_begun(payload):
-                (payload.folder / CANCELLED_FILE).unlink(missing_ok=True)
-                prepare_folder(payload)
+            self._specs[spec.folder] = spec
+            if not _was_started(spec):
+                (spec.folder / CANCELLED_FILE).unlink(missing_ok=True)
+                prepare_folder(spec)
                 if self.settings.scratch is not None:
-                    link_scratch(payload, Path(self.settings.scratch).expanduser())
-        self._begin(payloads)
-        return [self._handle(payload) for payload in payloads]
+                    link_scratch(spec, Path(self.settings.scratch).expanduser())
+        self._start_waiting(specs)
+        return [self._handle(spec) for spec in specs]
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
-        payloads = [self._payload(handle) for handle in handles]
-        known = [payload for payload in payloads if payload is not None]
-        self._begin(known)
-        return [self._look(handle, payload) for handle, payload in zip(handles, payloads, strict=True)]
+        specs = [self._spec(handle) for handle in handles]
+        known = [spec for spec in specs if spec is not None]
+        self._start_waiting(known)
+        return [self._status(handle, spec) for handle, spec in zip(handles, specs, strict=True)]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         """End the steps and wait until their processes are gone."""
-        payloads = [payload for handle in handles if (payload := self._payload(handle)) is not None]
-        for payload in payloads:
-            mark_cancelled(payload)
-        elsewhere = [p for p in payloads if not _signal(p, signal.SIGTERM) and _was_begun(p) and _is_alive(p)]
+        specs = [spec for handle in handles if (spec := self._spec(handle)) is not None]
+        for spec in specs:
+            mark_cancelled(spec)
+        elsewhere = [p for p in specs if not _signal(p, signal.SIGTERM) and _was_started(p) and _is_alive(p)]
         self._cancel_steps(elsewhere)
         deadline = time.monotonic() + 60.0
-        while (left := [payload for payload in payloads if _is_alive(payload)]) and time.monotonic() < deadline:
+        while (left := [spec for spec in specs if _is_alive(spec)]) and time.monotonic() < deadline:
             time.sleep(0.2)
-        for payload in left:
-            _signal(payload, signal.SIGKILL)
-        self._cancel_steps(payloads)
+        for spec in left:
+            _signal(spec, signal.SIGKILL)
+        self._cancel_steps(specs)
 
     def find(self, run_id: str) -> list[Handle]:
         """Attempts of the run that were begun as steps."""
         found = []
         for folder in self._folders_on_disk():
-            payload = read_model(folder / PAYLOAD_FILE, Payload)
-            if payload is not None and payload.run_id == run_id and _was_begun(payload):
-                self._payloads[folder] = payload
-                found.append(self._handle(payload))
+            spec = read_model(folder / SPEC_FILE, JobSpec)
+            if spec is not None and spec.run_id == run_id and _was_started(spec):
+                self._specs[folder] = spec
+                found.append(self._handle(spec))
         return found
 
-    def _handle(self, payload: Payload) -> Handle:
-        allocation = self._allocation_of(payload)
-        return super()._handle(payload).model_copy(update={"job_id": f"{allocation}.{payload.name}"})
+    def _handle(self, spec: JobSpec) -> Handle:
+        allocation = self._allocation_of(spec)
+        return super()._handle(spec).model_copy(update={"job_id": f"{allocation}.{spec.name}"})
 
-    def _begin(self, payloads: Sequence[Payload]) -> None:
+    def _start_waiting(self, specs: Sequence[JobSpec]) -> None:
         """Begin what waits, on free nodes, while the allocation's time allows it."""
-        waiting = [p for p in payloads if not _was_begun(p) and not (p.folder / CANCELLED_FILE).exists()]
-        for payload in waiting:
-            why_not = self._lacks_time(payload)
-            if why_not is not None and any(self._live_steps()):
+        waiting = [p for p in specs if not _was_started(p) and not (p.folder / CANCELLED_FILE).exists()]
+        for spec in waiting:
+            why_not = self._explain_time_shortage(spec)
+            if why_not is not None and any(self._running_steps()):
                 return  # what runs may still end well: the search is told when nothing does
             if why_not is not None:
-                write_model(payload.folder / REFUSED_FILE, Refused(reason=why_not))
+                write_model(spec.folder / REFUSED_FILE, RefusalRecord(reason=why_not))
                 continue
             free = self._free_nodes()
-            if len(free) < payload.nodes:
+            if len(free) < spec.nodes:
                 return
-            self._start(payload, free[: payload.nodes])
+            self._start_step(spec, free[: spec.nodes])
 
-    def _lacks_time(self, payload: Payload) -> str | None:
+    def _explain_time_shortage(self, spec: JobSpec) -> str | None:
         row = self._ask_allocation()
         if row is None or row.state in ENDED_STATES:
             return f"allocation {self.allocation} has ended"
         if row.left_s is None:
             return None
         left_s = row.left_s - (time.time() - self._watcher.queue.asked_at)
-        if left_s >= payload.timeout_s + SPARE_S:
+        if left_s >= spec.timeout_s + TIME_LEFT_MARGIN_S:
             return None
         return (
             f"allocation {self.allocation} has {max(0, left_s):.0f} s left, a trial may take"
-            f" {payload.timeout_s:.0f} s and {SPARE_S:.0f} s to spare"
+            f" {spec.timeout_s:.0f} s and {TIME_LEFT_MARGIN_S:.0f} s to spare"
         )
 
-    def _live_steps(self) -> Iterator[Launched]:
+    def _running_steps(self) -> Iterator[StepRecord]:
         """The steps of this run that have not ended."""
-        on_disk = (read_model(folder / PAYLOAD_FILE, Payload) for folder in self._folders_on_disk())
-        known = {payload.folder: payload for payload in (*on_disk, *self._payloads.values()) if payload is not None}
-        for payload in known.values():
-            launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
-            if launched is not None and not sees_file(payload.folder / END_FILE) and _is_alive(payload):
+        on_disk = (read_model(folder / SPEC_FILE, JobSpec) for folder in self._folders_on_disk())
+        known = {spec.folder: spec for spec in (*on_disk, *self._specs.values()) if spec is not None}
+        for spec in known.values():
+            launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
+            if launched is not None and not sees_file(spec.folder / END_FILE) and _is_alive(spec):
                 yield launched
 
     def _free_nodes(self) -> list[str]:
-        taken = {node for step in self._live_steps() for node in step.nodes}
+        taken = {node for step in self._running_steps() for node in step.nodes}
         return [node for node in self._nodes if node not in taken]
 
-    def _start(self, payload: Payload, nodes: list[str]) -> None:
+    def _start_step(self, spec: JobSpec, nodes: list[str]) -> None:
         """Start the job script as a process of its own that outlives the search."""
-        placed = payload.model_copy(
+        placed = spec.model_copy(
             update={
                 "srun_arguments": (
-                    *payload.srun_arguments,
+                    *spec.srun_arguments,
                     *self.settings.step_options,
                     f"--jobid={self.allocation}",
                     f"--nodelist={','.join(nodes)}",
                 )
             }
         )
-        self._payloads[payload.folder] = placed
-        write_model(payload.folder / PAYLOAD_FILE, placed)
-        write_model(payload.folder / JOBS_FILE, JobList(run_id=payload.run_id, jobs=(payload.folder / PAYLOAD_FILE,)))
-        script = payload.folder / SCRIPT_FILE
-        script.write_text(render_chunk([placed], payload.folder, self.settings), encoding="utf-8")
-        launched = Launched(allocation=self.allocation, nodes=tuple(nodes), at=time.time())
-        write_model(payload.folder / LAUNCHED_FILE, launched)
-        environment = {**step_environment(), "CCL_STEP_JOB": f"{self.allocation}.{payload.name}"}
-        with (payload.folder / f"slurm-{self.allocation}.{payload.name}.log").open("ab") as log:
+        self._specs[spec.folder] = placed
+        write_model(spec.folder / SPEC_FILE, placed)
+        write_model(spec.folder / JOBS_FILE, JobList(run_id=spec.run_id, jobs=(spec.folder / SPEC_FILE,)))
+        script = spec.folder / SCRIPT_FILE
+        script.write_text(render_chunk([placed], spec.folder, self.settings), encoding="utf-8")
+        launched = StepRecord(allocation=self.allocation, nodes=tuple(nodes), at=time.time())
+        write_model(spec.folder / LAUNCHED_FILE, launched)
+        environment = {**step_environment(), "CCL_STEP_JOB": f"{self.allocation}.{spec.name}"}
+        with (spec.folder / f"slurm-{self.allocation}.{spec.name}.log").open("ab") as log:
             process = subprocess.Popen(
                 ["bash", str(script)],
                 stdin=subprocess.DEVNULL,
@@ -231,65 +231,65 @@ class AllocationLauncher(SlurmLauncher):
                 stderr=log,
                 env=environment,
                 start_new_session=True,
-                cwd=payload.folder,
+                cwd=spec.folder,
             )
         done = {"pid": process.pid, "born": _birth(process.pid)}
-        write_model(payload.folder / LAUNCHED_FILE, launched.model_copy(update=done))
+        write_model(spec.folder / LAUNCHED_FILE, launched.model_copy(update=done))
 
-    def _look(self, handle: Handle, payload: Payload | None) -> JobStatus:
-        if payload is None:
+    def _status(self, handle: Handle, spec: JobSpec | None) -> JobStatus:
+        if spec is None:
             return _done(FailureKind.LAUNCHER, f"the files of {handle.job_name} are gone")
-        status = read_result_status(payload)
+        status = read_result_status(spec)
         if status == "ok":
             return JobStatus(state=JobState.DONE)
-        refused = read_model(payload.folder / REFUSED_FILE, Refused)
-        if refused is not None and not _was_begun(payload):
+        refused = read_model(spec.folder / REFUSED_FILE, RefusalRecord)
+        if refused is not None and not _was_started(spec):
             return _done(FailureKind.ALLOCATION_ENDED, refused.reason)
-        if not _was_begun(payload):
-            if (payload.folder / CANCELLED_FILE).exists():
+        if not _was_started(spec):
+            if (spec.folder / CANCELLED_FILE).exists():
                 return _done(FailureKind.CANCELLED, "cancelled by the search before it began")
             return JobStatus(state=JobState.QUEUED, note="waits for free nodes of the allocation")
-        if not sees_file(payload.folder / END_FILE) and _is_alive(payload):
-            return JobStatus(state=JobState.RUNNING, note=f"step of allocation {self._allocation_of(payload)}")
-        return self._over(payload, failed_result=status == "failed")
+        if not sees_file(spec.folder / END_FILE) and _is_alive(spec):
+            return JobStatus(state=JobState.RUNNING, note=f"step of allocation {self._allocation_of(spec)}")
+        return self._explain_end(spec, failed_result=status == "failed")
 
-    def _over(self, payload: Payload, *, failed_result: bool) -> JobStatus:
+    def _explain_end(self, spec: JobSpec, *, failed_result: bool) -> JobStatus:
         """Why the step ended without a good result; an allocation that is over is no fault of the trial."""
         queue = self._watcher.queue
         queue.refresh(urgent=True)
-        end = read_model(payload.folder / END_FILE, End)
-        if end is not None and queue.asked_at < end.ended_at and not queue.away:
+        end = read_model(spec.folder / END_FILE, EndRecord)
+        if end is not None and queue.asked_at < end.ended_at and not queue.last_error:
             return JobStatus(state=JobState.RUNNING, note="ended; Slurm has still to say how the allocation is")
-        allocation = self._allocation_of(payload)
+        allocation = self._allocation_of(spec)
         row = queue.rows.get(allocation)
-        ending = read_ending(payload, f"{allocation}.{payload.name}", state=None, submission_folder=payload.folder)
+        ending = read_ending(spec, f"{allocation}.{spec.name}", state=None, submission_folder=spec.folder)
         gone = row is None or row.state.split()[0] in ENDED_STATES or row.state == "COMPLETING"
         if gone and not ending.cancelled_by_us:
             return _done(
                 FailureKind.ALLOCATION_ENDED,
                 f"allocation {allocation} ended under the trial ({row.state if row else 'unknown to Slurm'})",
             )
-        limit = payload.shape.time_min
+        limit = spec.shape.time_min
         if failed_result:
-            failure = explain_infrastructure(ending, payload.timeout_s, limit)
+            failure = explain_infrastructure(ending, spec.timeout_s, limit)
         else:
-            own = self._watcher.classify(payload.trial_dir, find_exit_code(ending))
-            failure = explain_end(ending, payload.timeout_s, limit, own)
+            own = self._watcher.classify(spec.trial_dir, find_exit_code(ending))
+            failure = explain_end(ending, spec.timeout_s, limit, own)
         return JobStatus(state=JobState.DONE, failure=failure)
 
-    def _allocation_of(self, payload: Payload) -> str:
+    def _allocation_of(self, spec: JobSpec) -> str:
         """The allocation that its step was begun in: another shell, or a later search, is in none or in another."""
-        launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+        launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
         return launched.allocation if launched is not None else self.allocation
 
-    def _cancel_steps(self, payloads: Sequence[Payload]) -> None:
+    def _cancel_steps(self, specs: Sequence[JobSpec]) -> None:
         """Cancel those of their steps that are still there."""
         names: dict[str, set[str]] = {}
-        for payload in payloads:
-            if _was_begun(payload):
-                names.setdefault(self._allocation_of(payload), set()).add(payload.name)
+        for spec in specs:
+            if _was_started(spec):
+                names.setdefault(self._allocation_of(spec), set()).add(spec.name)
         for allocation, wanted in names.items():
-            with contextlib.suppress(ControllerAway, SlurmRefusal):
+            with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
                 listed = run_slurm(
                     ["squeue", "--steps", f"--jobs={allocation}", "--noheader", "--format=%i %j"], timeout_s=30.0
                 )
@@ -299,26 +299,26 @@ class AllocationLauncher(SlurmLauncher):
                     cancel_jobs(steps)
 
 
-def _was_begun(payload: Payload) -> bool:
+def _was_started(spec: JobSpec) -> bool:
     """Whether a process was started for the attempt: it said so, or its file names one, or may still come to it."""
-    if sees_file(payload.folder / STARTED_FILE):
+    if sees_file(spec.folder / STARTED_FILE):
         return True
-    launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+    launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
     return launched is not None and (launched.pid is not None or time.time() - launched.at < STARTING_S)
 
 
-def _is_alive(payload: Payload) -> bool:
+def _is_alive(spec: JobSpec) -> bool:
     """Whether the step's process still lives; where another machine started it, whether its time is not over."""
-    launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+    launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
     if launched is None:
         return False
     if launched.pid is not None and launched.born and launched.born.startswith(f"{_boot()}/"):
         return _birth(launched.pid) == launched.born
-    if sees_file(payload.folder / END_FILE):
+    if sees_file(spec.folder / END_FILE):
         return False
-    started = read_model(payload.folder / STARTED_FILE, Started)
+    started = read_model(spec.folder / STARTED_FILE, StartRecord)
     since = started.at if started else launched.at
-    return time.time() < since + (payload.timeout_s + DEADLINE_S if started or launched.pid else STARTING_S)
+    return time.time() < since + (spec.timeout_s + DEADLINE_S if started or launched.pid else STARTING_S)
 
 
 def _birth(pid: int) -> str:
@@ -339,9 +339,9 @@ def _boot() -> str:
         return "unknown"
 
 
-def _signal(payload: Payload, number: int) -> bool:
+def _signal(spec: JobSpec, number: int) -> bool:
     """Signal the step's process; False where it is not on this machine, or gone."""
-    launched = read_model(payload.folder / LAUNCHED_FILE, Launched)
+    launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
     if launched is None or launched.pid is None or not launched.born or _birth(launched.pid) != launched.born:
         return False
     os.kill(launched.pid, number)

@@ -17,11 +17,11 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.launch.base import Check, JobState, JobStatus
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE
-from cclsearch.launch.slurm.commands import ControllerAway, SlurmRefusal, parse_duration, run_slurm, try_script
+from cclsearch.launch.slurm.commands import SlurmRefusal, SlurmUnavailable, parse_duration, run_slurm, try_script
 from cclsearch.launch.slurm.ending import read_tail
 from cclsearch.launch.slurm.job_files import (
-    Payload,
-    Program,
+    JobSpec,
+    RunScript,
     attempt_folder,
     classify_trial,
     link_scratch,
@@ -32,7 +32,7 @@ from cclsearch.launch.slurm.refusal import suggest_remedy
 from cclsearch.launch.slurm.script import choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import Submitter, overridden_defaults, render_chunk
-from cclsearch.launch.slurm.watch import Queue, Watcher, cancel_attempts
+from cclsearch.launch.slurm.watch import QueueCache, Watcher, cancel_attempts
 
 PROBE = Path(__file__).with_name("probe.py")
 SCRIPT_VARIABLE = "CCL_CHECKED_SCRIPT"
@@ -42,7 +42,7 @@ WAIT_S = 900.0
 JOB_S = 300.0
 
 
-def check_cluster(settings: SlurmSettings, program: Program, ranks: int, folder: Path) -> list[Check]:
+def check_cluster(settings: SlurmSettings, run_script: RunScript, ranks: int, folder: Path) -> list[Check]:
     """Every check in order; the first that fails makes those that need it be left out.
 
     `folder` is where runs go: the check's job works in a folder of its own there, which stays where the job failed.
@@ -55,17 +55,19 @@ def check_cluster(settings: SlurmSettings, program: Program, ranks: int, folder:
         return checks
     checks.extend(_check_partition(settings))
     folder.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=".launcher-check-", dir=folder))
-    payload = _make_probe(settings, program, ranks, place)
-    checks.append(_check_script(payload, settings))
+    work_dir = Path(tempfile.mkdtemp(prefix=".launcher-check-", dir=folder))
+    spec = _make_probe(settings, run_script, ranks, work_dir)
+    checks.append(_check_script(spec, settings))
     may_run = checks[-1].ok
     if may_run:
-        (place / "needs.json").write_text(json.dumps([need.model_dump() for need in program.needs]), encoding="utf-8")
-        checks.extend(_check_job(payload, settings, program))
+        (work_dir / "needs.json").write_text(
+            json.dumps([need.model_dump() for need in run_script.needs]), encoding="utf-8"
+        )
+        checks.extend(_check_job(spec, settings, run_script))
     if not may_run or all(check.ok for check in checks):
         if settings.scratch is not None:
-            shutil.rmtree(Path(settings.scratch).expanduser() / payload.name, ignore_errors=True)
-        shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(Path(settings.scratch).expanduser() / spec.name, ignore_errors=True)
+        shutil.rmtree(work_dir, ignore_errors=True)
     return checks
 
 
@@ -86,8 +88,8 @@ def _check_controller(settings: SlurmSettings) -> Check:
     try:
         version = run_slurm(["squeue", "--version"], timeout_s=20.0).strip()
         run_slurm(["squeue", "--noheader", "--user=root", "--states=pending"], timeout_s=60.0)
-    except (ControllerAway, SlurmRefusal) as away:
-        return Check(name="controller", ok=False, detail=str(away), remedy="ask those who run the cluster, try again")
+    except (SlurmUnavailable, SlurmRefusal) as error:
+        return Check(name="controller", ok=False, detail=str(error), remedy="ask those who run the cluster, try again")
     limits = f"up to {find_max_jobs(settings)} jobs in flight, arrays of up to {find_max_array()}"
     return Check(name="controller", ok=True, detail=f"{version} answers; {limits}")
 
@@ -95,7 +97,7 @@ def _check_controller(settings: SlurmSettings) -> Check:
 def _check_partition(settings: SlurmSettings) -> Iterator[Check]:
     """Whether the partition is there and lets jobs run as long as the profile asks."""
     where = [f"--partition={settings.partition}"] if settings.partition else []
-    with contextlib.suppress(ControllerAway, SlurmRefusal):
+    with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
         text = run_slurm(["sinfo", "--noheader", *where, "--format=%P|%a|%l|%D"], timeout_s=30.0)
         rows = [line.split("|") for line in text.splitlines()]
         if settings.partition is None:
@@ -118,19 +120,19 @@ def _check_partition(settings: SlurmSettings) -> Iterator[Check]:
             yield Check(name="partition", ok=True, detail=f"{name.rstrip('*')}: {nodes} nodes, limit {longest}")
 
 
-def _make_probe(settings: SlurmSettings, program: Program, ranks: int, place: Path) -> Payload:
+def _make_probe(settings: SlurmSettings, run_script: RunScript, ranks: int, work_dir: Path) -> JobSpec:
     """A one-node job that looks at torch, in the same way as a trial's job is made."""
-    folder = attempt_folder(place, 1)
+    folder = attempt_folder(work_dir, 1)
     shape = choose_shape(ranks, ranks, JOB_S, settings)
-    script = (program.script or shipped_root() / "launchers" / "common.py").absolute()
-    folders = mounted_folders(settings, place.parent, script)
-    environment = {**program.environment, "CCL_TRIAL_DIR": str(place), SCRIPT_VARIABLE: str(script)}
-    return Payload(
+    script = (run_script.path or shipped_root() / "launchers" / "common.py").absolute()
+    folders = mounted_folders(settings, work_dir.parent, script)
+    environment = {**run_script.environment, "CCL_TRIAL_DIR": str(work_dir), SCRIPT_VARIABLE: str(script)}
+    return JobSpec(
         run_id="launcher-check",
         trial=1,
         attempt=1,
         name=f"ccl-launcher-check-{uuid.uuid4().hex[:6]}",
-        trial_dir=place,
+        trial_dir=work_dir,
         folder=folder,
         shape=shape,
         nodes=1,
@@ -140,7 +142,7 @@ def _make_probe(settings: SlurmSettings, program: Program, ranks: int, place: Pa
         python=settings.default_python(),
         host_python=settings.default_host_python(),
         program=folder / "node.py",
-        script=place / PROBE.name,
+        script=work_dir / PROBE.name,
         prefix=container_prefix(settings, folders, environment),
         srun_arguments=srun_arguments(settings, folders),
         environment=environment,
@@ -148,52 +150,52 @@ def _make_probe(settings: SlurmSettings, program: Program, ranks: int, place: Pa
     )
 
 
-def _check_script(payload: Payload, settings: SlurmSettings) -> Check:
+def _check_script(spec: JobSpec, settings: SlurmSettings) -> Check:
     """`sbatch --test-only`: account, partition, QOS and request are judged, nothing is submitted."""
-    script = payload.trial_dir / "test-only.sbatch"
-    script.write_text(render_chunk([payload], payload.trial_dir, settings), encoding="utf-8")
+    script = spec.trial_dir / "test-only.sbatch"
+    script.write_text(render_chunk([spec], spec.trial_dir, settings), encoding="utf-8")
     try:
         try_script(script, without=overridden_defaults(settings))
-    except ControllerAway as away:
-        return Check(name="sbatch --test-only", ok=False, detail=str(away), remedy="try again")
+    except SlurmUnavailable as error:
+        return Check(name="sbatch --test-only", ok=False, detail=str(error), remedy="try again")
     except SlurmRefusal as refusal:
         detail = str(refusal)
         return Check(name="sbatch --test-only", ok=False, detail=detail, remedy=suggest_remedy(detail))
     return Check(name="sbatch --test-only", ok=True, detail="Slurm would take such a job")
 
 
-def _check_job(payload: Payload, settings: SlurmSettings, program: Program) -> list[Check]:
+def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) -> list[Check]:
     """A real job on one node: it runs, sees this folder, has torch, and its ranks reach each other."""
-    place = payload.trial_dir
+    work_dir = spec.trial_dir
     token = uuid.uuid4().hex
-    (place / "token").write_text(token, encoding="utf-8")
-    shutil.copyfile(PROBE, payload.script)
-    prepare_folder(payload)
+    (work_dir / "token").write_text(token, encoding="utf-8")
+    shutil.copyfile(PROBE, spec.script)
+    prepare_folder(spec)
     if settings.scratch is not None:
         try:
-            link_scratch(payload, Path(settings.scratch).expanduser())
+            link_scratch(spec, Path(settings.scratch).expanduser())
         except UserError as error:
             return [Check(name="scratch", ok=False, detail=str(error), remedy="correct `scratch` in the profile")]
     submitter = Submitter(settings)
     try:
-        submitter.submit([payload])
+        submitter.submit([spec])
     except UserError as error:
         return [Check(name="job", ok=False, detail=str(error), remedy=suggest_remedy(str(error)))]
-    job_id = submitter.ids.get(payload.folder)
+    job_id = submitter.ids.get(spec.folder)
     if job_id is None:
         return [Check(name="job", ok=False, detail=submitter.waiting_for, remedy="try again when jobs have ended")]
-    status = _await(payload, job_id, settings)
-    result = _read_result(place)
+    status = _await(spec, job_id, settings)
+    result = _read_result(work_dir)
     if result is None:
-        return [_explain_job(status, job_id, place)]
+        return [_explain_job(status, job_id, work_dir)]
     shared, seen = result.get("token") == token, result.get("sees_script") is True
-    script = Path(payload.environment[SCRIPT_VARIABLE])
+    script = Path(spec.environment[SCRIPT_VARIABLE])
     return [
         Check(name="job", ok=True, detail=f"job {job_id} ran on {result.get('node')}, python {result.get('python')}"),
         Check(
             name="shared folder",
             ok=shared,
-            detail=f"{place.parent} is {'the same' if shared else 'another folder'} on the compute node",
+            detail=f"{work_dir.parent} is {'the same' if shared else 'another folder'} on the compute node",
             remedy="" if shared else "put the runs folder on a file system that all nodes mount",
         ),
         Check(
@@ -202,46 +204,46 @@ def _check_job(payload: Payload, settings: SlurmSettings, program: Program) -> l
             detail=f"{script.parent} is {'seen' if seen else 'not seen'} where the ranks run",
             remedy="" if seen else "install ccl-search, or put the script, on a file system that all nodes mount",
         ),
-        *_judge_torch(result, payload),
-        *judge_needs(result, program),
+        *_check_torch(result, spec),
+        *check_needs(result, run_script),
     ]
 
 
-def _await(payload: Payload, job_id: str, settings: SlurmSettings) -> JobStatus:
+def _await(spec: JobSpec, job_id: str, settings: SlurmSettings) -> JobStatus:
     """The status when the job is done, or the last one before patience ended; the job is then gone either way."""
-    watcher = Watcher(settings, classify_trial, Queue(min(2.0, settings.poll_s)))
+    watcher = Watcher(settings, classify_trial, QueueCache(min(2.0, settings.poll_s)))
     deadline = time.monotonic() + WAIT_S
     status = JobStatus(state=JobState.QUEUED)
     while time.monotonic() < deadline and status.state is not JobState.DONE:
         time.sleep(0.5)
-        status = watcher.look([(payload, job_id)])[0]
-    with contextlib.suppress(ControllerAway):
-        cancel_attempts([(payload, job_id)])
+        status = watcher.poll([(spec, job_id)])[0]
+    with contextlib.suppress(SlurmUnavailable):
+        cancel_attempts([(spec, job_id)])
     return status
 
 
-def _explain_job(status: JobStatus, job_id: str, place: Path) -> Check:
+def _explain_job(status: JobStatus, job_id: str, work_dir: Path) -> Check:
     if status.state is not JobState.DONE:
         detail = f"job {job_id} was still {status.state} after {WAIT_S:.0f} s ({status.note}); it was cancelled"
         return Check(
             name="job", ok=False, detail=detail, remedy="the queue is long: try again, or name another partition"
         )
     said = status.failure.message if status.failure else "it left no result"
-    remedy = f"its logs are in {place}"
-    log = read_tail(place / STDERR_FILE) + said
+    remedy = f"its logs are in {work_dir}"
+    log = read_tail(work_dir / STDERR_FILE) + said
     if "No module named" in log or "No such file or directory" in log:
         remedy = f"set `python` to one with torch on the compute nodes, or `modules`; {remedy}"
     return Check(name="job", ok=False, detail=one_line(said, 300), remedy=remedy)
 
 
-def _judge_torch(result: dict[str, Any], payload: Payload) -> Iterator[Check]:
+def _check_torch(result: dict[str, Any], spec: JobSpec) -> Iterator[Check]:
     if "torch_error" in result:
         remedy = "set `python`, `modules` or `container` in the profile so that torch is there"
         yield Check(name="torch", ok=False, detail=str(result["torch_error"]), remedy=remedy)
         return
     devices = [str(device) for device in result.get("devices", [])]
-    wanted = payload.shape.gpus_per_node
-    enough = len(devices) >= min(wanted, payload.num_ranks)
+    wanted = spec.shape.gpus_per_node
+    enough = len(devices) >= min(wanted, spec.num_ranks)
     seen = f"{len(devices)} x {devices[0]}" if devices else "no accelerator"
     yield Check(
         name="torch",
@@ -250,7 +252,7 @@ def _judge_torch(result: dict[str, Any], payload: Payload) -> Iterator[Check]:
         remedy="" if enough else f"the job asked for {wanted}: see `gpu_request`, the modules, or set cpu_only",
     )
     reached, backend = str(result.get("reduced_over", "")), str(result.get("backend"))
-    fine = reached == str(payload.num_ranks)
+    fine = reached == str(spec.num_ranks)
     yield Check(
         name=backend,
         ok=fine,
@@ -259,22 +261,22 @@ def _judge_torch(result: dict[str, Any], payload: Payload) -> Iterator[Check]:
     )
 
 
-def judge_needs(result: dict[str, Any], program: Program) -> Iterator[Check]:
+def check_needs(result: dict[str, Any], run_script: RunScript) -> Iterator[Check]:
     """What the node said of the variables that the framework needs.
 
     Where no framework is named, one that is not set is no fault: only trials of its framework would miss it.
     """
-    for need in program.needs:
+    for need in run_script.needs:
         said = result.get("needs", {}).get(need.env, {})
         value, is_met = said.get("value"), bool(said.get("is_met"))
-        ok = is_met or (value is None and program.script is None)
+        ok = is_met or (value is None and run_script.path is None)
         detail = f"on the compute node: {need.describe(value, is_met=is_met)}"
         yield Check(name=need.env, ok=ok, detail=detail, remedy="" if ok else need.remedy)
 
 
-def _read_result(place: Path) -> dict[str, Any] | None:
+def _read_result(work_dir: Path) -> dict[str, Any] | None:
     try:
-        said = json.loads((place / RESULT_FILE).read_bytes())
+        said = json.loads((work_dir / RESULT_FILE).read_bytes())
     except (OSError, ValueError):
         return None
     return said if isinstance(said, dict) else None

@@ -53,7 +53,7 @@ _AWAY = (
 )
 
 
-class ControllerAway(Exception):
+class SlurmUnavailable(Exception):
     """Slurm does not answer now; ask again later. The message is Slurm's own."""
 
 
@@ -116,7 +116,7 @@ def run_slurm(
     pass_fds: tuple[int, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """What a Slurm command printed; `ControllerAway` or `SlurmRefusal` where it failed."""
+    """What a Slurm command printed; `SlurmUnavailable` or `SlurmRefusal` where it failed."""
     try:
         done = subprocess.run(
             [require_command(command[0]), *command[1:]],
@@ -130,12 +130,12 @@ def run_slurm(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ControllerAway(f"{command[0]} gave no answer in {timeout_s:.0f} s") from None
+        raise SlurmUnavailable(f"{command[0]} gave no answer in {timeout_s:.0f} s") from None
     if done.returncode == 0:
         return done.stdout
     said = one_line(done.stderr or done.stdout or f"{command[0]} ended with {done.returncode}", 600)
     if any(sign in said.lower() for sign in _AWAY):
-        raise ControllerAway(said)
+        raise SlurmUnavailable(said)
     raise SlurmRefusal(said)
 
 
@@ -212,7 +212,7 @@ def read_accounts(job_ids: Sequence[str]) -> dict[str, AccountRow]:
                 ],
                 timeout_s=30.0,
             )
-        except (ControllerAway, SlurmRefusal):
+        except (SlurmUnavailable, SlurmRefusal):
             return {}
         for line in text.splitlines():
             job, _, rest = line.partition("|")
@@ -241,7 +241,7 @@ def ask_job(job_id: str) -> ControllerRecord | None:
     """One job by `scontrol show job`; None where the controller no longer knows it, or does not answer."""
     try:
         shown = run_slurm(["scontrol", "show", "job", "--oneliner", job_id], timeout_s=30.0)
-    except (SlurmRefusal, ControllerAway):
+    except (SlurmRefusal, SlurmUnavailable):
         return None
     state = re.search(r"\bJobState=(\S+)", shown)
     preempted = re.search(r"\bPreemptTime=\d", shown) is not None
@@ -254,7 +254,7 @@ def find_bad_nodes(nodes: str) -> list[str]:
         return []
     try:
         text = run_slurm(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"], timeout_s=30.0)
-    except (ControllerAway, SlurmRefusal):
+    except (SlurmUnavailable, SlurmRefusal):
         return []
     bad = {
         node
@@ -265,7 +265,7 @@ def find_bad_nodes(nodes: str) -> list[str]:
 
 
 def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
-    """scancel; jobs that are gone already are no error. `ControllerAway` where Slurm does not answer."""
+    """scancel; jobs that are gone already are no error. `SlurmUnavailable` where Slurm does not answer."""
     for chunk in _chunks(list(job_ids)):
         try:
             run_slurm(["scancel", *([f"--signal={signal}", "--full"] if signal else []), *chunk])
@@ -278,7 +278,7 @@ def submit_script(script: Path, *, pass_fds: tuple[int, ...] = (), without: Iter
     """Job number of a script given to sbatch, read as submitit reads it.
 
     `pass_fds` are held open by sbatch itself; `without` are defaults of the site that the profile overrides. Words that
-    hold no number leave open whether there is a job: `ControllerAway`.
+    hold no number leave open whether there is a job: `SlurmUnavailable`.
     """
     from submitit.core.utils import FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
@@ -289,7 +289,7 @@ def submit_script(script: Path, *, pass_fds: tuple[int, ...] = (), without: Iter
     try:
         return str(SlurmExecutor._get_job_id_from_submission_command(answer))
     except FailedSubmissionError:
-        raise ControllerAway(f"sbatch gave no job number: {one_line(answer, 200)!r}") from None
+        raise SlurmUnavailable(f"sbatch gave no job number: {one_line(answer, 200)!r}") from None
 
 
 def try_script(script: Path, *, without: Iterable[str] = ()) -> None:

@@ -12,9 +12,9 @@ from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     END_FILE,
     STARTED_FILE,
-    End,
+    EndRecord,
+    JobSpec,
     NodeReport,
-    Payload,
     read_model,
 )
 
@@ -66,7 +66,7 @@ class Ending:
     cancelled_by_us: bool
     began: bool
     """Whether the job claimed its attempt."""
-    end: End | None
+    end: EndRecord | None
     reports: tuple[NodeReport, ...]
     batch_log: str
     """Last part of the job script's own output, with what Slurm's daemons wrote: never the trial's."""
@@ -74,7 +74,7 @@ class Ending:
 
 
 def read_ending(
-    payload: Payload,
+    spec: JobSpec,
     job_id: str,
     *,
     state: str | None,
@@ -84,7 +84,7 @@ def read_ending(
     submission_folder: Path | None = None,
 ) -> Ending:
     """The ending of the attempt, read from its folders."""
-    folder = payload.folder
+    folder = spec.folder
     reports = (read_model(path, NodeReport) for path in sorted(folder.glob("node-*.json")))
     logs = sorted(submission_folder.glob(f"slurm-{job_id}.log")) if submission_folder else []
     return Ending(
@@ -94,7 +94,7 @@ def read_ending(
         preempted=preempted,
         cancelled_by_us=(folder / CANCELLED_FILE).exists(),
         began=(folder / STARTED_FILE).exists(),
-        end=read_model(folder / END_FILE, End),
+        end=read_model(folder / END_FILE, EndRecord),
         reports=tuple(report for report in reports if report is not None),
         batch_log="".join(read_tail(path) for path in logs),
         bad_nodes=bad_nodes,
@@ -117,7 +117,7 @@ def explain_infrastructure(ending: Ending, timeout_s: float, time_limit_min: int
 
     Slurm's final state counts most, then what its daemons wrote, then what the node program saw.
     """
-    for rule in (_by_state, _by_memory, _by_words):
+    for rule in (_by_state, _by_memory, _by_daemon_log):
         found = rule(ending)
         if found is not None:
             return _fail(*found)
@@ -135,7 +135,7 @@ def _by_state(ending: Ending) -> tuple[FailureKind, str] | None:
     if ending.preempted or _is(ending, "PREEMPTED"):
         return FailureKind.PREEMPTED, f"Slurm took the nodes of {job} for a job of higher priority (PREEMPTED)"
     if _is(ending, "NODE_FAIL", "BOOT_FAIL"):
-        return FailureKind.NODE_FAILED, f"a node of {job} failed ({ending.state}){_name(ending.bad_nodes)}"
+        return FailureKind.NODE_FAILED, f"a node of {job} failed ({ending.state}){_list_nodes(ending.bad_nodes)}"
     if _is(ending, "OUT_OF_MEMORY"):
         return FailureKind.OUT_OF_MEMORY, f"Slurm ended {job} because a node's memory was used up (OUT_OF_MEMORY)"
     return None
@@ -153,7 +153,7 @@ def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
     return None
 
 
-def _by_words(ending: Ending) -> tuple[FailureKind, str] | None:
+def _by_daemon_log(ending: Ending) -> tuple[FailureKind, str] | None:
     """What Slurm's daemons wrote into the logs: still there when Slurm has forgotten the job."""
     due = _DUE_TO.search(ending.batch_log)
     cause = due.group(1).upper() if due else ""
@@ -162,7 +162,7 @@ def _by_words(ending: Ending) -> tuple[FailureKind, str] | None:
     if cause == "TIME LIMIT":
         return FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit"
     if cause == "NODE FAILURE" or (said := _find_line(_NODE_LOST, ending)):
-        return FailureKind.NODE_FAILED, f"a node of job {ending.job_id} failed{_name(ending.bad_nodes)}" + (
+        return FailureKind.NODE_FAILED, f"a node of job {ending.job_id} failed{_list_nodes(ending.bad_nodes)}" + (
             f": {said}" if not cause else ""
         )
     if said := _find_line(_NO_STEP, ending):
@@ -177,7 +177,7 @@ def _by_interruption(ending: Ending) -> Failure | None:
         by = f" by user {who.group(1)}" if who else ""
         return _fail(FailureKind.CANCELLED, f"job {ending.job_id} was cancelled{by}, not by the search")
     if ending.bad_nodes:
-        return _fail(FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} went away{_name(ending.bad_nodes)}")
+        return _fail(FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} went away{_list_nodes(ending.bad_nodes)}")
     unlaunched = next((f"{r.unlaunched} (on {r.node})" for r in ending.reports if r.unlaunched), None)
     if unlaunched is None and ending.end is not None and ending.end.reason == "unlaunched":
         unlaunched = one_line(ending.batch_log, 300)
@@ -185,7 +185,7 @@ def _by_interruption(ending: Ending) -> Failure | None:
         return _fail(FailureKind.LAUNCHER, unlaunched)
     if said := _find_line(_STARTING, ending):
         return _fail(FailureKind.LAUNCHER, said)
-    if ending.end is not None and (ending.end.signal or _was_told_to_end(ending)):
+    if ending.end is not None and (ending.end.signal or _was_signaled(ending)):
         number = ending.end.signal or "SIGTERM"
         return _fail(
             FailureKind.CANCELLED, f"job {ending.job_id} got {number} from outside, by whom Slurm does not say"
@@ -198,7 +198,7 @@ def _by_interruption(ending: Ending) -> Failure | None:
     return None
 
 
-def _was_told_to_end(ending: Ending) -> bool:
+def _was_signaled(ending: Ending) -> bool:
     """Whether every node's share was told to end, and so none failed by itself."""
     ours = ending.end is not None and ending.end.reason in {"timeout", "lingered"}
     return bool(ending.reports) and not ours and all(report.terminated for report in ending.reports)
@@ -238,7 +238,7 @@ def _find_line(pattern: re.Pattern[str], ending: Ending) -> str | None:
     return next((one_line(line, 300) for line in ending.batch_log.splitlines() if pattern.search(line)), None)
 
 
-def _name(nodes: tuple[str, ...]) -> str:
+def _list_nodes(nodes: tuple[str, ...]) -> str:
     return f" ({', '.join(nodes)})" if nodes else ""
 
 

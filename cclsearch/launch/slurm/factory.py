@@ -5,7 +5,7 @@ from __future__ import annotations
 from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.slurm.allocation import AllocationLauncher
-from cclsearch.launch.slurm.job_files import Program, classify_trial
+from cclsearch.launch.slurm.job_files import RunScript, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings, check_environment
 from cclsearch.plugins import LAUNCHERS
@@ -23,7 +23,7 @@ class SlurmLauncherFactory:
         launcher = SlurmLauncher if settings.in_allocation is False else AllocationLauncher
         return launcher(
             settings,
-            read_program(profile),
+            read_run_script(profile),
             classify=classify_trial,
             run_dir=profile.run_dir,
             ranks_per_node=profile.hardware.accelerators_per_node or 1,
@@ -39,14 +39,14 @@ def read_slurm_settings(profile: Profile) -> SlurmSettings:
     return settings
 
 
-def read_program(profile: Profile) -> Program:
+def read_run_script(profile: Profile) -> RunScript:
     """The run script of the profile's framework; none where none is named, which is enough for `check`."""
     if profile.framework is None:
         needs = tuple(need for name in list_frameworks() for need in load_framework(name).needs)
-        return Program(script=None, runner="torchrun", environment=dict(profile.environment), needs=needs)
+        return RunScript(path=None, runner="torchrun", environment=dict(profile.environment), needs=needs)
     framework = load_framework(profile.require_framework())
-    return Program(
-        script=framework.script_path,
+    return RunScript(
+        path=framework.script_path,
         runner=framework.runner,
         environment=dict(profile.environment),
         knob_environment=framework.knob_environment,

@@ -25,7 +25,7 @@ from cclsearch.launch.slurm.settings import SlurmSettings
 if TYPE_CHECKING:
     from cclsearch.space.framework import RequiredVariable
 
-PAYLOAD_FILE = "payload.json"
+SPEC_FILE = "payload.json"
 JOBS_FILE = "jobs.json"
 SCRIPT_FILE = "job.sbatch"
 SUBMISSION_FILE = "submission.json"
@@ -38,7 +38,7 @@ M = TypeVar("M", bound=Model)
 NODE_PROGRAM = Path(__file__).with_name("node.py")
 
 
-class Payload(Model):
+class JobSpec(Model):
     """One attempt at one trial, as the compute node gets it."""
 
     run_id: str
@@ -90,7 +90,7 @@ class SbatchAnswer(Model):
     at: float
 
 
-class Started(Model):
+class StartRecord(Model):
     """`started.json`: which job claimed the attempt; a second job that comes later does nothing."""
 
     job_id: str
@@ -98,7 +98,7 @@ class Started(Model):
     at: float
 
 
-class End(Model):
+class EndRecord(Model):
     """`end.json`: what the job itself saw of its end."""
 
     job_id: str
@@ -123,10 +123,10 @@ class NodeReport(Model):
 
 
 @dataclass(frozen=True)
-class Program:
+class RunScript:
     """The run script that trials run."""
 
-    script: Path | None
+    path: Path | None
     """None only for a launcher that is made to be checked."""
     runner: str
     """`torchrun`, or `process` for a script that starts its own ranks."""
@@ -156,22 +156,22 @@ def write_model(path: Path, value: Model) -> None:
     write_atomically(path, value.model_dump_json(indent=1))
 
 
-def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload:
+def make_job_spec(job: Job, run_script: RunScript, settings: SlurmSettings) -> JobSpec:
     """The payload of one attempt: absolute paths, no secrets, nothing that depends on where the search runs."""
-    if program.script is None:
+    if run_script.path is None:
         raise UserError("a run script is needed to run trials: name a `framework` in the profile or the card")
     trial_dir = job.trial_dir.absolute()
     folder = attempt_folder(trial_dir, job.attempt)
     ranks, per_node = job.payload.num_ranks, job.payload.ranks_per_node
     environment = {
-        **program.environment,
-        **program.knob_environment(job.payload.config),
+        **run_script.environment,
+        **run_script.knob_environment(job.payload.config),
         **trial_environment(trial_dir, job.payload),
     }
-    script = program.script.absolute()
+    script = run_script.path.absolute()
     folders = mounted_folders(settings, trial_dir.parent, script)
     shape = choose_shape(ranks, per_node, job.timeout_s, settings)
-    return Payload(
+    return JobSpec(
         run_id=job.run_id,
         trial=job.trial,
         attempt=job.attempt,
@@ -182,7 +182,7 @@ def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload
         nodes=shape.nodes,
         num_ranks=ranks,
         ranks_per_node=min(ranks, per_node),
-        runner=program.runner,
+        runner=run_script.runner,
         python=settings.default_python(),
         host_python=settings.default_host_python(),
         program=folder / NODE_PROGRAM.name,
@@ -194,31 +194,31 @@ def make_payload(job: Job, program: Program, settings: SlurmSettings) -> Payload
     )
 
 
-def describe_payload(payload: Payload) -> list[str]:
+def describe_job_spec(spec: JobSpec) -> list[str]:
     """What the job's node program starts on each node, for people who read the script."""
     ranks = [
-        f"-m torch.distributed.run --nnodes={payload.nodes} --node-rank=K --nproc-per-node={payload.ranks_per_node} "
+        f"-m torch.distributed.run --nnodes={spec.nodes} --node-rank=K --nproc-per-node={spec.ranks_per_node} "
         "--master-addr=HEAD --master-port=PORT"
     ]
-    words = [*payload.prefix, payload.python, *(ranks if payload.runner == "torchrun" else []), str(payload.script)]
+    words = [*spec.prefix, spec.python, *(ranks if spec.runner == "torchrun" else []), str(spec.script)]
     return [
-        f"which runs, by srun as one task on each of {payload.nodes} nodes, for at most {payload.timeout_s:.0f} s:",
-        *(f"  {name}={shlex.quote(value)}" for name, value in sorted(payload.environment.items())),
+        f"which runs, by srun as one task on each of {spec.nodes} nodes, for at most {spec.timeout_s:.0f} s:",
+        *(f"  {name}={shlex.quote(value)}" for name, value in sorted(spec.environment.items())),
         f"  {' '.join(words)}",
     ]
 
 
-def prepare_folder(payload: Payload) -> None:
+def prepare_folder(spec: JobSpec) -> None:
     """Make the attempt's folder with the payload and the node program."""
-    payload.folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(NODE_PROGRAM, payload.program)
-    write_model(payload.folder / PAYLOAD_FILE, payload)
+    spec.folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(NODE_PROGRAM, spec.program)
+    write_model(spec.folder / SPEC_FILE, spec)
 
 
-def link_scratch(payload: Payload, scratch: Path) -> None:
+def link_scratch(spec: JobSpec, scratch: Path) -> None:
     """Put the traces on another shared file system: `trace` becomes a link to a folder of this attempt's own there."""
-    target = scratch / payload.name / TRACE_FOLDER
-    link = payload.trial_dir / TRACE_FOLDER
+    target = scratch / spec.name / TRACE_FOLDER
+    link = spec.trial_dir / TRACE_FOLDER
     if link.exists():
         return
     link.unlink(missing_ok=True)  # to a folder that was since removed
@@ -239,9 +239,9 @@ def sees_file(path: Path) -> bool:
         return False
 
 
-def read_result_status(payload: Payload) -> str:
+def read_result_status(spec: JobSpec) -> str:
     """`ok`, `failed`, or empty where there is no result yet; what cannot be read is for the judge to tell."""
-    path = payload.trial_dir / RESULT_FILE
+    path = spec.trial_dir / RESULT_FILE
     if not sees_file(path):
         return ""
     try:

@@ -12,17 +12,17 @@ from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
-from cclsearch.launch.slurm.commands import ControllerAway, QueueRow, SlurmRefusal, read_queue, require_command
+from cclsearch.launch.slurm.commands import QueueRow, SlurmRefusal, SlurmUnavailable, read_queue, require_command
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     JOBS_FILE,
-    PAYLOAD_FILE,
+    SPEC_FILE,
     JobList,
-    Payload,
-    Program,
-    describe_payload,
+    JobSpec,
+    RunScript,
+    describe_job_spec,
     link_scratch,
-    make_payload,
+    make_job_spec,
     prepare_folder,
     read_model,
 )
@@ -30,11 +30,11 @@ from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
 from cclsearch.launch.slurm.script import node_command, render_script
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import Submitter, Unresolved
-from cclsearch.launch.slurm.watch import Classify, Queue, Watcher, cancel_attempts, mark_cancelled
+from cclsearch.launch.slurm.watch import Classify, QueueCache, Watcher, cancel_attempts, mark_cancelled
 
-PATIENCE_S = 600.0
+FIND_TIMEOUT_S = 600.0
 """How long `find` waits for a controller that does not answer: resuming blindly could submit a job twice."""
-NOTICE_S = 2.0
+RESULT_POLL_S = 2.0
 """Pause between two looks for result files."""
 
 
@@ -47,21 +47,21 @@ class SlurmLauncher:
     def __init__(
         self,
         settings: SlurmSettings,
-        program: Program,
+        run_script: RunScript,
         *,
         classify: Classify,
         run_dir: Path | None = None,
         ranks_per_node: int = 1,
     ) -> None:
         self.settings = settings
-        self.program = program
+        self.run_script = run_script
         self.run_dir = run_dir
         self.ranks_per_node = ranks_per_node
         """Accelerators of a node as far as the profile says; trials bring their own number."""
-        self.poll_interval_s = min(NOTICE_S, settings.poll_s)
+        self.poll_interval_s = min(RESULT_POLL_S, settings.poll_s)
         self._submitter = Submitter(settings)
-        self._watcher = Watcher(settings, classify, Queue(settings.poll_s))
-        self._payloads: dict[Path, Payload] = {}
+        self._watcher = Watcher(settings, classify, QueueCache(settings.poll_s))
+        self._specs: dict[Path, JobSpec] = {}
         self._next_try = 0.0
 
     @functools.cached_property
@@ -72,75 +72,75 @@ class SlurmLauncher:
         """Submit in chunks below the limits; what a limit keeps out waits here, and `poll` submits it later."""
         for command in ("sbatch", "squeue", "scancel"):
             require_command(command)
-        payloads = [make_payload(job, self.program, self.settings) for job in jobs]
-        for payload in payloads:
-            self._make_ready(payload)
-        if len(payloads) > 1 and self.settings.max_array is None:
+        specs = [make_job_spec(job, self.run_script, self.settings) for job in jobs]
+        for spec in specs:
+            self._prepare(spec)
+        if len(specs) > 1 and self.settings.max_array is None:
             self._submitter.max_array = self._max_array
-        self._submitter.submit(payloads)
-        return [self._handle(payload) for payload in payloads]
+        self._submitter.submit(specs)
+        return [self._handle(spec) for spec in specs]
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
         """One query of the queue for all, at most every `poll_s` seconds; result files are looked for every time."""
-        payloads = [self._payload(handle) for handle in handles]
-        known = [payload for payload in payloads if payload is not None]
+        specs = [self._spec(handle) for handle in handles]
+        known = [spec for spec in specs if spec is not None]
         refused = self._submit_waiting(known)
-        numbered = [(payload, job) for payload in known if (job := self._submitter.ids.get(payload.folder)) is not None]
-        seen = dict(zip([p.folder for p, _ in numbered], self._watcher.look(numbered), strict=True))
+        numbered = [(spec, job) for spec in known if (job := self._submitter.ids.get(spec.folder)) is not None]
+        seen = dict(zip([p.folder for p, _ in numbered], self._watcher.poll(numbered), strict=True))
         return [
-            _forgotten(handle)
-            if payload is None
-            else seen.get(payload.folder) or refused or JobStatus(state=JobState.QUEUED, note=self._why_waiting())
-            for handle, payload in zip(handles, payloads, strict=True)
+            _files_are_gone(handle)
+            if spec is None
+            else seen.get(spec.folder) or refused or JobStatus(state=JobState.QUEUED, note=self._describe_waiting())
+            for handle, spec in zip(handles, specs, strict=True)
         ]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         """Cancel and wait until Slurm lists none of them as alive."""
-        payloads = [payload for handle in handles if (payload := self._payload(handle)) is not None]
-        for payload in payloads:
-            mark_cancelled(payload)
+        specs = [spec for handle in handles if (spec := self._spec(handle)) is not None]
+        for spec in specs:
+            mark_cancelled(spec)
         try:
-            numbered = [(p, job) for p in payloads if (job := self._submitter.resolve(p.folder)) is not None]
+            numbered = [(p, job) for p in specs if (job := self._submitter.resolve(p.folder)) is not None]
             left = cancel_attempts(numbered) if numbered else []
-        except (ControllerAway, Unresolved) as away:
+        except (SlurmUnavailable, Unresolved) as error:
             raise UnavailableError(
-                f"Slurm does not answer ({one_line(str(away), 120)}), so jobs may go on: `ccl-search clean RUN` later"
+                f"Slurm does not answer ({one_line(str(error), 120)}), so jobs may go on: `ccl-search clean RUN` later"
             ) from None
         if left:
             raise UserError(f"Slurm still lists {', '.join(left)} after scancel: `ccl-search clean RUN` later")
 
     def find(self, run_id: str) -> list[Handle]:
         """Every attempt of the run that was submitted, by what lies in its folders and by what the queue knows."""
-        rows = self._ask_patiently() if _has_slurm() else []
+        rows = self._read_queue_with_retry() if _has_slurm() else []
         found: dict[Path, Handle] = {}
         for folder in [*self._folders_on_disk(), *_folders_in_queue(rows, run_id)]:
-            payload = read_model(folder / PAYLOAD_FILE, Payload)
-            if payload is None or payload.run_id != run_id or folder in found or not self._is_ours(folder):
+            spec = read_model(folder / SPEC_FILE, JobSpec)
+            if spec is None or spec.run_id != run_id or folder in found or not self._is_ours(folder):
                 continue
             if self._submitter.resolve(folder, rows) is not None:
-                self._payloads[folder] = payload
-                found[folder] = self._handle(payload)
+                self._specs[folder] = spec
+                found[folder] = self._handle(spec)
         return list(found.values())
 
     def render(self, job: Job) -> str:
         """The job's script; given to sbatch by hand it runs the trial once more, in a folder of its own."""
-        payload = make_payload(job, self.program, self.settings)
+        spec = make_job_spec(job, self.run_script, self.settings)
         script = render_script(
-            payload.shape,
+            spec.shape,
             self.settings,
-            name=payload.name,
+            name=spec.name,
             comment=f"ccl-search run={job.run_id} trial={job.trial} by hand",
-            folder=payload.trial_dir,
-            command=node_command(payload.host_python, payload.program, "again", payload.folder / PAYLOAD_FILE),
+            folder=spec.trial_dir,
+            command=node_command(spec.host_python, spec.program, "again", spec.folder / SPEC_FILE),
         )
-        return script + "".join(f"# {line}\n" for line in describe_payload(payload))
+        return script + "".join(f"# {line}\n" for line in describe_job_spec(spec))
 
     def check(self) -> list[Check]:
         """Whether the cluster takes such jobs and runs them; submits a small job of its own."""
         from cclsearch.launch.slurm.check import check_cluster
 
         ranks = self.settings.gpus_per_node or self.ranks_per_node
-        return check_cluster(self.settings, self.program, ranks, self.run_dir or project_root() / "runs")
+        return check_cluster(self.settings, self.run_script, ranks, self.run_dir or project_root() / "runs")
 
     def close(self) -> None:
         """Nothing is held: jobs go on."""
@@ -149,65 +149,65 @@ class SlurmLauncher:
     def _max_array(self) -> int:
         return find_max_array()
 
-    def _make_ready(self, payload: Payload) -> None:
+    def _prepare(self, spec: JobSpec) -> None:
         """Write the attempt's files, unless a search that was killed has got further than that."""
-        self._payloads[payload.folder] = payload
+        self._specs[spec.folder] = spec
         try:
-            submitted = self._submitter.resolve(payload.folder)
+            submitted = self._submitter.resolve(spec.folder)
         except Unresolved:
             return
         if submitted is not None:
             return
-        (payload.folder / CANCELLED_FILE).unlink(missing_ok=True)
-        prepare_folder(payload)
+        (spec.folder / CANCELLED_FILE).unlink(missing_ok=True)
+        prepare_folder(spec)
         if self.settings.scratch is not None:
-            link_scratch(payload, Path(self.settings.scratch).expanduser())
+            link_scratch(spec, Path(self.settings.scratch).expanduser())
 
-    def _submit_waiting(self, payloads: Sequence[Payload]) -> JobStatus | None:
+    def _submit_waiting(self, specs: Sequence[JobSpec]) -> JobStatus | None:
         """Submit what a limit kept out, at most once in `poll_s` seconds; the failure where Slurm now refuses it."""
-        waiting = [p for p in payloads if p.folder not in self._submitter.ids and not self._resolve_quietly(p)]
+        waiting = [p for p in specs if p.folder not in self._submitter.ids and not self._resolve_quietly(p)]
         waiting = [p for p in waiting if not (p.folder / CANCELLED_FILE).exists()]
         if not waiting or time.monotonic() < self._next_try:
             return None
         self._next_try = time.monotonic() + self.settings.poll_s
         try:
-            for payload in waiting:
-                self._submitter.submit([payload])
-                if payload.folder not in self._submitter.ids:
+            for spec in waiting:
+                self._submitter.submit([spec])
+                if spec.folder not in self._submitter.ids:
                     break
         except UserError as error:
             failure = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=str(error))
             return JobStatus(state=JobState.DONE, failure=failure)
         return None
 
-    def _resolve_quietly(self, payload: Payload) -> bool:
+    def _resolve_quietly(self, spec: JobSpec) -> bool:
         try:
-            return self._submitter.resolve(payload.folder) is not None
-        except Unresolved as away:
-            self._submitter.waiting_for = str(away)
+            return self._submitter.resolve(spec.folder) is not None
+        except Unresolved as error:
+            self._submitter.waiting_for = str(error)
             return False
 
-    def _why_waiting(self) -> str:
+    def _describe_waiting(self) -> str:
         return f"waits to be submitted: {one_line(self._submitter.waiting_for or 'a limit of the cluster', 160)}"
 
-    def _payload(self, handle: Handle) -> Payload | None:
+    def _spec(self, handle: Handle) -> JobSpec | None:
         folder = Path(handle.details.get("folder", ""))
-        if folder not in self._payloads:
-            payload = read_model(folder / PAYLOAD_FILE, Payload)
-            if payload is None:
+        if folder not in self._specs:
+            spec = read_model(folder / SPEC_FILE, JobSpec)
+            if spec is None:
                 return None
-            self._payloads[folder] = payload
+            self._specs[folder] = spec
             if handle.job_id:
                 self._submitter.ids.setdefault(folder, handle.job_id)
-        return self._payloads[folder]
+        return self._specs[folder]
 
-    def _handle(self, payload: Payload) -> Handle:
+    def _handle(self, spec: JobSpec) -> Handle:
         return Handle(
             launcher=self.name,
-            job_name=payload.name,
-            job_id=self._submitter.ids.get(payload.folder, ""),
-            trial_dir=payload.trial_dir,
-            details={"folder": str(payload.folder)},
+            job_name=spec.name,
+            job_id=self._submitter.ids.get(spec.folder, ""),
+            trial_dir=spec.trial_dir,
+            details={"folder": str(spec.folder)},
         )
 
     def _folders_on_disk(self) -> Iterator[Path]:
@@ -218,15 +218,15 @@ class SlurmLauncher:
         """Whether it lies in this run's folder: another project may have a run of the same name."""
         return self.run_dir is None or folder.resolve().is_relative_to(self.run_dir.resolve())
 
-    def _ask_patiently(self) -> list[QueueRow]:
-        deadline, pause = time.monotonic() + PATIENCE_S, 1.0
+    def _read_queue_with_retry(self) -> list[QueueRow]:
+        deadline, pause = time.monotonic() + FIND_TIMEOUT_S, 1.0
         while True:
             try:
                 return read_queue()
-            except (ControllerAway, SlurmRefusal) as away:
+            except (SlurmUnavailable, SlurmRefusal) as error:
                 if time.monotonic() > deadline:
                     raise UnavailableError(
-                        f"Slurm must answer before jobs can be found again: {one_line(str(away), 120)}; try again later"
+                        f"Slurm must answer before jobs can be found again: {one_line(str(error), 120)}; retry later"
                     ) from None
             time.sleep(pause)
             pause = min(pause * 2, 20.0)
@@ -244,7 +244,7 @@ def _may_be_of(row: QueueRow, run_id: str) -> bool:
     return row.name.startswith(f"{run_id}-") or f"run={run_id} " in f"{row.comment} " or "/submission-" in row.folder
 
 
-def _forgotten(handle: Handle) -> JobStatus:
+def _files_are_gone(handle: Handle) -> JobStatus:
     message = f"the files of job {handle.job_id or handle.job_name} are gone from {handle.trial_dir}"
     failure = Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=message)
     return JobStatus(state=JobState.DONE, failure=failure)

@@ -7,24 +7,24 @@ import re
 import shutil
 
 from cclsearch.core.errors import UserError
-from cclsearch.launch.slurm.commands import ControllerAway, SlurmRefusal, run_slurm
+from cclsearch.launch.slurm.commands import SlurmRefusal, SlurmUnavailable, run_slurm
 from cclsearch.launch.slurm.settings import SlurmSettings
 
-MOST_JOBS = 64
+DEFAULT_MAX_JOBS = 64
 """In flight, where nothing else says: more would outrun any proposer."""
-USUAL_ARRAY = 1000
+DEFAULT_MAX_ARRAY = 1000
 
 
 def find_max_array() -> int:
     """Most tasks of an array here: MaxArraySize less one, or Slurm's usual thousand."""
     text = _ask(["scontrol", "show", "config"])
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
-    return max(1, int(match.group(1)) - 1) if match else USUAL_ARRAY
+    return max(1, int(match.group(1)) - 1) if match else DEFAULT_MAX_ARRAY
 
 
 def find_max_jobs(settings: SlurmSettings) -> int:
     """Most jobs in flight: `max_jobs`, and no more than the account and the QOS let this user submit."""
-    most = settings.max_jobs or MOST_JOBS
+    most = settings.max_jobs or DEFAULT_MAX_JOBS
     for limit in (_association_limit(settings), _qos_limit(settings)):
         if limit is not None:
             most = min(most, max(1, limit))
@@ -63,5 +63,5 @@ def _ask(command: list[str]) -> str:
         return ""
     try:
         return run_slurm(command, timeout_s=20.0)
-    except (ControllerAway, SlurmRefusal, UserError):
+    except (SlurmUnavailable, SlurmRefusal, UserError):
         return ""

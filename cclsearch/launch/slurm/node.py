@@ -67,28 +67,28 @@ def write_json(path: str, data: Any) -> None:
 def run_batch(path: str) -> int:
     """One trial from its claim to `end.json`; returns the exit code of the job."""
     jobs = read_json(path)["jobs"]
-    payload_path = jobs[int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))]
-    payload = read_json(payload_path)
+    spec_path = jobs[int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))]
+    spec = read_json(spec_path)
     me = job_number()
-    if not claim(payload["folder"], me):
+    if not claim(spec["folder"], me):
         print("another job runs this trial already: nothing to do here")
         return 0
-    return run_claimed(payload, payload_path, me)
+    return run_claimed(spec, spec_path, me)
 
 
 def run_again(path: str) -> int:
     """The trial once more under this job's own number: its files lie in `again-<job>` beside the first run's."""
-    payload = read_json(path)
-    first, me = payload["trial_dir"], job_number()
+    spec = read_json(path)
+    first, me = spec["trial_dir"], job_number()
     there = os.path.join(first, "again-" + me)
     os.makedirs(there, exist_ok=True)
     shutil.copyfile(os.path.join(first, "config.json"), os.path.join(there, "config.json"))
-    payload.update({"trial_dir": there, "folder": there})
-    payload["environment"].update({"CCL_TRIAL_DIR": there, "CCL_CONFIG": os.path.join(there, "config.json")})
+    spec.update({"trial_dir": there, "folder": there})
+    spec["environment"].update({"CCL_TRIAL_DIR": there, "CCL_CONFIG": os.path.join(there, "config.json")})
     copy = os.path.join(there, "payload.json")
-    write_json(copy, payload)
+    write_json(copy, spec)
     print("runs in " + there)
-    return run_claimed(payload, copy, me)
+    return run_claimed(spec, copy, me)
 
 
 def job_number() -> str:
@@ -98,33 +98,33 @@ def job_number() -> str:
     return os.environ.get("CCL_STEP_JOB", os.environ.get("SLURM_JOB_ID", "?"))
 
 
-def run_claimed(payload: dict[str, Any], payload_path: str, me: str) -> int:
+def run_claimed(spec: dict[str, Any], spec_path: str, me: str) -> int:
     """Start srun, follow it to its end, write `end.json`."""
-    folder = payload["folder"]
+    folder = spec["folder"]
     end: dict[str, Any] = {"job_id": me, "started_at": time.time(), "reason": "finished", "signal": None}
     received: list[str] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _: received.append(signal.Signals(got).name))
     try:
-        command, environment = srun_command(payload, payload_path), srun_environment()
+        command, environment = srun_command(spec, spec_path), srun_environment()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
-        end["exit_code"] = watch(process, payload, end, received)
+        end["exit_code"] = watch(process, spec, end, received)
     except OSError as error:
         print(f"cannot start srun: {error}", flush=True)
         end.update({"exit_code": 127, "reason": "unlaunched"})
-    gather_logs(payload)
+    merge_node_logs(spec)
     end["ended_at"] = time.time()
     write_json(os.path.join(folder, "end.json"), end)
     return 0 if end["exit_code"] == 0 else 1
 
 
-def gather_logs(payload: dict[str, Any]) -> None:
+def merge_node_logs(spec: dict[str, Any]) -> None:
     """Append the other nodes' output to the head node's, so that one log tells all."""
-    for index in range(1, payload["nodes"]):
+    for index in range(1, spec["nodes"]):
         for stream in ("stdout", "stderr"):
-            source = log_path(payload, stream, index)
+            source = log_path(spec, stream, index)
             try:
-                with open(source, "rb") as part, open(log_path(payload, stream, 0), "ab") as whole:
+                with open(source, "rb") as part, open(log_path(spec, stream, 0), "ab") as whole:
                     shutil.copyfileobj(part, whole)
                 os.unlink(source)
             except OSError:
@@ -151,12 +151,12 @@ def claim(folder: str, me: str) -> bool:
     return True
 
 
-def srun_command(payload: dict[str, Any], payload_path: str) -> list[str]:
+def srun_command(spec: dict[str, Any], spec_path: str) -> list[str]:
     """srun with one task a node; in a held allocation, as a step of it."""
     command = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--unbuffered"]
-    command += [f"--nodes={payload['nodes']}", f"--ntasks={payload['nodes']}", "--ntasks-per-node=1"]
-    command += ["--job-name=" + payload["name"], *payload["srun_arguments"]]
-    return [*command, payload["host_python"], payload["program"], "task", payload_path]
+    command += [f"--nodes={spec['nodes']}", f"--ntasks={spec['nodes']}", "--ntasks-per-node=1"]
+    command += ["--job-name=" + spec["name"], *spec["srun_arguments"]]
+    return [*command, spec["host_python"], spec["program"], "task", spec_path]
 
 
 def job_environment() -> dict[str, str]:
@@ -175,10 +175,10 @@ def srun_environment() -> dict[str, str]:
     return dict(job_environment(), **own)
 
 
-def watch(process: subprocess.Popen[bytes], payload: dict[str, Any], end: dict[str, Any], received: list[str]) -> int:
+def watch(process: subprocess.Popen[bytes], spec: dict[str, Any], end: dict[str, Any], received: list[str]) -> int:
     """The exit code of srun; ends it when the time is up, when told to, or when the result has long been there."""
-    deadline = time.monotonic() + payload["timeout_s"]
-    result = os.path.join(payload["trial_dir"], "result.json")
+    deadline = time.monotonic() + spec["timeout_s"]
+    result = os.path.join(spec["trial_dir"], "result.json")
     seen_at = None
     while True:
         try:
@@ -214,20 +214,20 @@ def stop_step(process: subprocess.Popen[bytes]) -> int:
 
 def run_task(path: str) -> int:
     """This node's share of the trial; returns the exit code of torchrun."""
-    payload = read_json(path)
+    spec = read_json(path)
     index = int(os.environ.get("SLURM_PROCID", "0"))
     before = count_oom_kills()
-    address, port = meet(payload, index)
-    environment = task_environment(payload, index, address, port)
+    address, port = rendezvous(spec, index)
+    environment = task_environment(spec, index, address, port)
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: told.append(got))  # before there is a child: none is left behind
-    command = [*payload["prefix"], *rank_command(payload, index, address, port)]
-    place = os.path.join(payload["folder"], f"node-{index}.json")
-    with open(log_path(payload, "stdout", index), "ab") as out, open(log_path(payload, "stderr", index), "ab") as err:
+    command = [*spec["prefix"], *rank_command(spec, index, address, port)]
+    place = os.path.join(spec["folder"], f"node-{index}.json")
+    with open(log_path(spec, "stdout", index), "ab") as out, open(log_path(spec, "stderr", index), "ab") as err:
         try:
             process = subprocess.Popen(
-                command, env=environment, cwd=payload["trial_dir"], stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                command, env=environment, cwd=spec["trial_dir"], stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
         except OSError as error:
             said = f"cannot start {command[0]}: {error.strerror}"
@@ -240,16 +240,16 @@ def run_task(path: str) -> int:
     return 128 - code if code < 0 else code
 
 
-def task_environment(payload: dict[str, Any], index: int, address: str, port: int) -> dict[str, str]:
+def task_environment(spec: dict[str, Any], index: int, address: str, port: int) -> dict[str, str]:
     """What this node's processes get: the job's, the trial's, and where they are among the nodes."""
-    environment = dict(job_environment(), **payload["environment"])
-    environment["CCL_JOB_NAME"] = payload["name"]
-    environment.update({"CCL_NODE_RANK": str(index), "CCL_NUM_NODES": str(payload["nodes"])})
-    if payload["runner"] == "torchrun":
+    environment = dict(job_environment(), **spec["environment"])
+    environment["CCL_JOB_NAME"] = spec["name"]
+    environment.update({"CCL_NODE_RANK": str(index), "CCL_NUM_NODES": str(spec["nodes"])})
+    if spec["runner"] == "torchrun":
         return environment
     environment.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
-    if payload["nodes"] > 1:
-        environment.update({"CCL_PROCESS_ID": str(index), "CCL_NUM_PROCESSES": str(payload["nodes"])})
+    if spec["nodes"] > 1:
+        environment.update({"CCL_PROCESS_ID": str(index), "CCL_NUM_PROCESSES": str(spec["nodes"])})
         environment["CCL_COORDINATOR"] = address + ":" + str(port)
     return environment
 
@@ -270,30 +270,30 @@ def wait_for_child(process: subprocess.Popen[bytes], told: list[int]) -> int:
             process.kill()
 
 
-def log_path(payload: dict[str, Any], stream: str, index: int) -> str:
+def log_path(spec: dict[str, Any], stream: str, index: int) -> str:
     """One writer a file, past srun, which loses last words: the head node's is the trial's own log."""
     if index == 0:
-        return os.path.join(payload["trial_dir"], f"{stream}.log")
-    return os.path.join(payload["folder"], f"{stream}-{index}.log")
+        return os.path.join(spec["trial_dir"], f"{stream}.log")
+    return os.path.join(spec["folder"], f"{stream}-{index}.log")
 
 
-def rank_command(payload: dict[str, Any], index: int, address: str, port: int) -> list[str]:
+def rank_command(spec: dict[str, Any], index: int, address: str, port: int) -> list[str]:
     """torchrun for this node's ranks, or the script itself."""
-    if payload["runner"] != "torchrun":
-        return [payload["python"], payload["script"]]
-    per_node = payload["ranks_per_node"]
-    ranks = min(per_node, payload["num_ranks"] - index * per_node)
+    if spec["runner"] != "torchrun":
+        return [spec["python"], spec["script"]]
+    per_node = spec["ranks_per_node"]
+    ranks = min(per_node, spec["num_ranks"] - index * per_node)
     return [
-        payload["python"],
+        spec["python"],
         "-m",
         "torch.distributed.run",
-        f"--nnodes={payload['nodes']}",
+        f"--nnodes={spec['nodes']}",
         f"--node-rank={index}",
         f"--nproc-per-node={ranks}",
         "--master-addr=" + address,
         f"--master-port={port}",
         "--max-restarts=0",
-        payload["script"],
+        spec["script"],
     ]
 
 
@@ -302,17 +302,17 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME", socket.gethostname())
 
 
-def meet(payload: dict[str, Any], index: int) -> tuple[str, int]:
+def rendezvous(spec: dict[str, Any], index: int) -> tuple[str, int]:
     """Address and port of the head node: it chooses a free port and writes both down for the others."""
-    if payload["nodes"] == 1:
+    if spec["nodes"] == 1:
         return "127.0.0.1", free_port()
     step = f"{os.environ.get('SLURM_JOB_ID', '0')}.{os.environ.get('SLURM_STEP_ID', '0')}"
-    path = os.path.join(payload["folder"], f"rendezvous-{step}.json")
+    path = os.path.join(spec["folder"], f"rendezvous-{step}.json")
     if index == 0:
         write_json(path, {"address": head_address(), "port": free_port()})
     deadline = time.monotonic() + RENDEZVOUS_S
     while time.monotonic() < deadline:
-        os.listdir(payload["folder"])  # makes a network file system look again
+        os.listdir(spec["folder"])  # makes a network file system look again
         try:
             told = read_json(path)
             return str(told["address"]), int(told["port"])
@@ -324,7 +324,7 @@ def meet(payload: dict[str, Any], index: int) -> tuple[str, int]:
 def head_address() -> str:
     """Where the other nodes reach this one: its node name where that resolves, else what Slurm knows of it."""
     name = node_name()
-    for candidate in (name, ask_slurm(name), os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), socket.gethostname()):
+    for candidate in (name, find_node_address(name), os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), socket.gethostname()):
         try:
             if candidate and socket.getaddrinfo(candidate, None):
                 return candidate
@@ -333,7 +333,7 @@ def head_address() -> str:
     return name
 
 
-def ask_slurm(name: str) -> str | None:
+def find_node_address(name: str) -> str | None:
     """`NodeAddr` of a node, or None."""
     try:
         shown = subprocess.run(

@@ -20,7 +20,7 @@ def main() -> int:
         "python": platform.python_version(),
         "sees_script": os.path.isfile(os.environ.get("CCL_CHECKED_SCRIPT", "")),
         "token": (folder / "token").read_text(encoding="utf-8"),
-        "needs": look_at_needs(json.loads((folder / "needs.json").read_text(encoding="utf-8"))),
+        "needs": read_needs(json.loads((folder / "needs.json").read_text(encoding="utf-8"))),
     }
     try:
         import torch
@@ -37,7 +37,7 @@ def main() -> int:
     return 0
 
 
-def look_at_needs(needs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def read_needs(needs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Variable -> its value here (None where it is not set), and whether the file is in the folder that it names."""
     found = {}
     for need in needs:

@@ -50,7 +50,7 @@ class Refusal(StrEnum):
     NEVER = "never"
 
 
-def judge_refusal(message: str, *, others_queued: bool) -> Refusal:
+def classify_refusal(message: str, *, others_queued: bool) -> Refusal:
     """What sbatch's words mean; `others_queued`: whether there are jobs that count against a limit and will end.
 
     Slurm's generic sentence names the submit limit along with size and time limits; only the policy's own name, where
@@ -72,7 +72,7 @@ def is_submit_limit(message: str) -> bool:
     return any(sign in message.lower() for sign in _SUBMIT_LIMITS)
 
 
-def find_who_shares(message: str, *, account: str | None, qos: str | None) -> str | None:
+def find_squeue_filter(message: str, *, account: str | None, qos: str | None) -> str | None:
     """squeue's option for all jobs that count against a submit limit; None where only this user's do, or by no name."""
     text = message.lower()
     if "grpsubmit" not in text:

@@ -70,7 +70,11 @@ def render_script(
         setup=_setup_lines(settings),
         use_srun=False,
         stderr_to_stdout=True,
-        additional_parameters={**_follow_up(folder, array_size), **_ask_for(shape, settings), **settings.options},
+        additional_parameters={
+            **_tracking_options(folder, array_size),
+            **_resource_options(shape, settings),
+            **settings.options,
+        },
     )
     return "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("#SBATCH --signal="))
 
@@ -80,7 +84,7 @@ def node_command(host_python: str, program: Path, role: str, path: Path) -> str:
     return f"exec {shlex.join([host_python, str(program), role, str(path)])}"
 
 
-def _follow_up(folder: Path, array_size: int | None) -> dict[str, Any]:
+def _tracking_options(folder: Path, array_size: int | None) -> dict[str, Any]:
     """Options by which the launcher keeps hold of a job.
 
     `--export=ALL` of the few variables that sbatch itself is given: any shorter list makes Slurm run a login shell on
@@ -94,7 +98,7 @@ def _follow_up(folder: Path, array_size: int | None) -> dict[str, Any]:
     }
 
 
-def _ask_for(shape: Shape, settings: SlurmSettings) -> dict[str, Any]:
+def _resource_options(shape: Shape, settings: SlurmSettings) -> dict[str, Any]:
     """The profile's own options, those it sets."""
     asked: dict[str, Any] = {
         name: getattr(settings, name.replace("-", "_"))

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.launch.slurm.commands import (
-    ControllerAway,
     QueueRow,
     SlurmRefusal,
+    SlurmUnavailable,
     cancel_jobs,
     has_live_jobs,
     read_queue,
@@ -31,20 +31,26 @@ from cclsearch.launch.slurm.commands import (
 )
 from cclsearch.launch.slurm.job_files import (
     JOBS_FILE,
-    PAYLOAD_FILE,
     SCRIPT_FILE,
+    SPEC_FILE,
     STARTED_FILE,
     SUBMISSION_FILE,
     SUBMITTED_FILE,
     JobList,
-    Payload,
+    JobSpec,
     SbatchAnswer,
-    Started,
+    StartRecord,
     Submission,
     read_model,
     write_model,
 )
-from cclsearch.launch.slurm.refusal import Refusal, find_who_shares, is_submit_limit, judge_refusal, suggest_remedy
+from cclsearch.launch.slurm.refusal import (
+    Refusal,
+    classify_refusal,
+    find_squeue_filter,
+    is_submit_limit,
+    suggest_remedy,
+)
 from cclsearch.launch.slurm.script import node_command, render_script
 from cclsearch.launch.slurm.settings import SlurmSettings
 
@@ -72,28 +78,28 @@ class Submitter:
     waiting_for: str = ""
     """Slurm's own words for why attempts wait to be submitted; empty where none does."""
 
-    def submit(self, payloads: Sequence[Payload]) -> None:
+    def submit(self, specs: Sequence[JobSpec]) -> None:
         """Submit what is not submitted yet; attempts that a limit keeps out stay without a number in `ids`.
 
         Raises UserError where Slurm says that such a job can never run; nothing of this call is then left in the queue.
         """
         self.waiting_for = ""
         fresh = []
-        for payload in payloads:
+        for spec in specs:
             try:
-                if self.resolve(payload.folder) is None:
-                    fresh.append(payload)
-            except Unresolved as away:
-                self.waiting_for = str(away)
-        done: list[Payload] = []
+                if self.resolve(spec.folder) is None:
+                    fresh.append(spec)
+            except Unresolved as error:
+                self.waiting_for = str(error)
+        done: list[JobSpec] = []
         try:
             for chunk in self._chunk(fresh):
                 if self.waiting_for:
                     break
                 self._submit_chunk(chunk, done)
         except UserError:
-            with contextlib.suppress(ControllerAway, SlurmRefusal):
-                cancel_jobs([self.ids[payload.folder] for payload in done])
+            with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
+                cancel_jobs([self.ids[spec.folder] for spec in done])
             raise
 
     def resolve(self, folder: Path, rows: Sequence[QueueRow] | None = None) -> str | None:
@@ -118,15 +124,15 @@ class Submitter:
         submitted = read_model(submission.folder / SUBMITTED_FILE, SbatchAnswer)
         if submitted is not None:
             return submitted.job_id if submission.index is None else f"{submitted.job_id}_{submission.index}"
-        started = read_model(folder / STARTED_FILE, Started)
+        started = read_model(folder / STARTED_FILE, StartRecord)
         return None if started is None else started.job_id
 
-    def _chunk(self, payloads: Sequence[Payload]) -> Iterator[list[Payload]]:
+    def _chunk(self, specs: Sequence[JobSpec]) -> Iterator[list[JobSpec]]:
         """Attempts of one shape together, at most an array's worth."""
         size = self._array_size()
-        shapes = dict.fromkeys(payload.shape for payload in payloads)
+        shapes = dict.fromkeys(spec.shape for spec in specs)
         for shape in shapes:
-            same = [payload for payload in payloads if payload.shape == shape]
+            same = [spec for spec in specs if spec.shape == shape]
             yield from (same[start : start + size] for start in range(0, len(same), size))
 
     def _array_size(self) -> int:
@@ -134,20 +140,20 @@ class Submitter:
             return 1
         return max(1, min(self.max_array, self.settings.max_array or self.max_array))
 
-    def _submit_chunk(self, chunk: list[Payload], done: list[Payload]) -> None:
+    def _submit_chunk(self, chunk: list[JobSpec], done: list[JobSpec]) -> None:
         """One call of sbatch; where a limit refuses the chunk, its halves are tried, down to a single job."""
         try:
-            self._call_surely(chunk)
+            self._call_with_retry(chunk)
             done.extend(chunk)
             return
-        except ControllerAway as away:
-            self.waiting_for = str(away)
+        except SlurmUnavailable as error:
+            self.waiting_for = str(error)
             return
         except SlurmRefusal as refusal:
-            for payload in chunk:
-                (payload.folder / SUBMISSION_FILE).unlink(missing_ok=True)
+            for spec in chunk:
+                (spec.folder / SUBMISSION_FILE).unlink(missing_ok=True)
             others = len(chunk) > 1 or self._has_jobs(str(refusal))
-            meaning = judge_refusal(str(refusal), others_queued=others)
+            meaning = classify_refusal(str(refusal), others_queued=others)
             if meaning is Refusal.NEVER or (meaning is Refusal.SMALLER_ARRAY and len(chunk) == 1):
                 raise UserError(f"Slurm refuses the job: {refusal}; {suggest_remedy(str(refusal))}") from None
             if len(chunk) == 1:
@@ -159,7 +165,7 @@ class Submitter:
             if not self.waiting_for:
                 self._submit_chunk(half, done)
 
-    def _call_surely(self, chunk: list[Payload]) -> None:
+    def _call_with_retry(self, chunk: list[JobSpec]) -> None:
         """Call sbatch, and again where a submit limit refuses a job though none is queued: one may just have ended."""
         try:
             self._call_sbatch(chunk)
@@ -175,32 +181,32 @@ class Submitter:
             getattr(self.settings, name) or os.environ.get(_SITE_DEFAULTS[name]) for name in ("account", "qos")
         )
         try:
-            return has_live_jobs(find_who_shares(refusal, account=account, qos=qos))
-        except (ControllerAway, SlurmRefusal):
+            return has_live_jobs(find_squeue_filter(refusal, account=account, qos=qos))
+        except (SlurmUnavailable, SlurmRefusal):
             return True
 
-    def _call_sbatch(self, chunk: list[Payload]) -> None:
+    def _call_sbatch(self, chunk: list[JobSpec]) -> None:
         first = chunk[0]
         folder = first.folder / f"submission-{uuid.uuid4().hex[:8]}"
         folder.mkdir(parents=True)
         write_model(
             folder / JOBS_FILE,
-            JobList(run_id=first.run_id, jobs=tuple(payload.folder / PAYLOAD_FILE for payload in chunk)),
+            JobList(run_id=first.run_id, jobs=tuple(spec.folder / SPEC_FILE for spec in chunk)),
         )
         script = folder / SCRIPT_FILE
         script.write_text(render_chunk(chunk, folder, self.settings), encoding="utf-8")
         with _hold_lock(first.trial_dir.parent) as descriptor:
-            for index, payload in enumerate(chunk):
+            for index, spec in enumerate(chunk):
                 place = index if len(chunk) > 1 else None
-                write_model(payload.folder / SUBMISSION_FILE, Submission(folder=folder, index=place, at=time.time()))
+                write_model(spec.folder / SUBMISSION_FILE, Submission(folder=folder, index=place, at=time.time()))
             job_id = submit_script(script, pass_fds=(descriptor,), without=overridden_defaults(self.settings))
             write_model(folder / SUBMITTED_FILE, SbatchAnswer(job_id=job_id, at=time.time()))
-        for index, payload in enumerate(chunk):
-            self.ids[payload.folder] = f"{job_id}_{index}" if len(chunk) > 1 else job_id
+        for index, spec in enumerate(chunk):
+            self.ids[spec.folder] = f"{job_id}_{index}" if len(chunk) > 1 else job_id
         time.sleep(self.settings.submit_pause_s)
 
 
-def render_chunk(chunk: Sequence[Payload], folder: Path, settings: SlurmSettings) -> str:
+def render_chunk(chunk: Sequence[JobSpec], folder: Path, settings: SlurmSettings) -> str:
     """The sbatch script of one submission: a job, or an array of them."""
     first = chunk[0]
     alone = len(chunk) == 1
@@ -228,8 +234,8 @@ def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> s
     """
     try:
         known = read_queue() if rows is None else rows
-    except (ControllerAway, SlurmRefusal) as away:
-        raise Unresolved(str(away)) from None
+    except (SlurmUnavailable, SlurmRefusal) as error:
+        raise Unresolved(str(error)) from None
     ids = [row.job_id for row in known if Path(row.folder) == submission.folder]
     if submission.index is None:
         return ids[0] if ids else None

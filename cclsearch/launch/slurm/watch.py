@@ -13,9 +13,9 @@ from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import JobState, JobStatus
 from cclsearch.launch.slurm.commands import (
     AccountRow,
-    ControllerAway,
     QueueRow,
     SlurmRefusal,
+    SlurmUnavailable,
     ask_job,
     cancel_jobs,
     find_bad_nodes,
@@ -35,8 +35,8 @@ from cclsearch.launch.slurm.job_files import (
     END_FILE,
     STARTED_FILE,
     SUBMISSION_FILE,
-    Payload,
-    Started,
+    JobSpec,
+    StartRecord,
     Submission,
     read_model,
     read_result_status,
@@ -51,7 +51,7 @@ SLOW_S, AWAY_S = 60.0, 10.0
 """How long an answer may take; less where the last ones did not come, so that results are still taken in meanwhile."""
 SETTLE_S = 5.0
 """How long a job may be missing from the queue just after its submission."""
-MOST_ASKED_SINGLY = 20
+MAX_SINGLE_QUERIES = 20
 """Jobs that neither queue nor accounting knows: so many are asked for one by one at a time."""
 DEADLINE_S = 900.0
 """Beyond a trial's own limit: how long a job may say nothing while Slurm says nothing either."""
@@ -61,14 +61,14 @@ Classify = Callable[[Path, int | None], Failure | None]
 
 
 @dataclass
-class Queue:
+class QueueCache:
     """The user's jobs as last seen, asked for at most once in `poll_s` seconds however many jobs there are."""
 
     poll_s: float
     rows: dict[str, QueueRow] = field(default_factory=dict)
     asked_at: float = 0.0
     """Wall time of the last answer."""
-    away: str = ""
+    last_error: str = ""
     """Slurm's words, while it does not answer."""
     _last_try: float = -1e9
     _failures: int = 0
@@ -87,12 +87,12 @@ class Queue:
         started = time.time()
         try:
             rows = read_queue(timeout_s=SLOW_S if self._failures % 4 == 0 else AWAY_S)
-        except (ControllerAway, SlurmRefusal) as away:
-            self.away, self._failures = str(away), min(self._failures + 1, 10)
+        except (SlurmUnavailable, SlurmRefusal) as error:
+            self.last_error, self._failures = str(error), min(self._failures + 1, 10)
             self._last_try = time.monotonic()
             return False
         self.rows = {row.job_id: row for row in rows}
-        self.asked_at, self.away, self._failures = started, "", 0
+        self.asked_at, self.last_error, self._failures = started, "", 0
         self._last_try = time.monotonic()
         return True
 
@@ -103,111 +103,113 @@ class Watcher:
 
     settings: SlurmSettings
     classify: Classify
-    queue: Queue
+    queue: QueueCache
     _accounts: dict[str, AccountRow] = field(default_factory=dict)
     _accounts_at: float = 0.0
-    _over_since: dict[str, float] = field(default_factory=dict)
+    _ended_since: dict[str, float] = field(default_factory=dict)
 
-    def look(self, attempts: Sequence[tuple[Payload, str]]) -> list[JobStatus]:
+    def poll(self, attempts: Sequence[tuple[JobSpec, str]]) -> list[JobStatus]:
         """The status of every attempt with a job number, in order."""
-        done = {payload.folder: read_result_status(payload) for payload, _ in attempts}
-        open_ones = [(payload, job) for payload, job in attempts if done[payload.folder] != "ok"]
+        done = {spec.folder: read_result_status(spec) for spec, _ in attempts}
+        open_ones = [(spec, job) for spec, job in attempts if done[spec.folder] != "ok"]
         if open_ones:
-            self.queue.refresh(urgent=any(sees_file(payload.folder / END_FILE) for payload, _ in open_ones))
-            self._ask_accounts([job for payload, job in open_ones if self._is_missing(payload, job)])
+            self.queue.refresh(urgent=any(sees_file(spec.folder / END_FILE) for spec, _ in open_ones))
+            self._ask_accounts([job for spec, job in open_ones if self._is_missing(spec, job)])
         return [
             JobStatus(state=JobState.DONE)
-            if done[payload.folder] == "ok"
-            else self._status(payload, job, failed_result=done[payload.folder] == "failed")
-            for payload, job in attempts
+            if done[spec.folder] == "ok"
+            else self._status(spec, job, failed_result=done[spec.folder] == "failed")
+            for spec, job in attempts
         ]
 
-    def _is_missing(self, payload: Payload, job_id: str) -> bool:
+    def _is_missing(self, spec: JobSpec, job_id: str) -> bool:
         """Whether the queue, asked since the submission, no longer knows the job."""
         if self.queue.row(job_id) is not None:
             return False
-        submission = read_model(payload.folder / SUBMISSION_FILE, Submission)
+        submission = read_model(spec.folder / SUBMISSION_FILE, Submission)
         return self.queue.asked_at > (submission.at if submission else 0.0) + SETTLE_S
 
     def _ask_accounts(self, missing: list[str]) -> None:
-        wanted = [job for job in missing if job not in self._accounts or not _is_over(self._accounts[job].state)]
+        wanted = [job for job in missing if job not in self._accounts or not _has_ended(self._accounts[job].state)]
         if wanted and self.queue.asked_at > self._accounts_at:
             self._accounts_at = self.queue.asked_at
             self._accounts.update(read_accounts(wanted))
-            for job in [job for job in wanted if job not in self._accounts][:MOST_ASKED_SINGLY]:
+            for job in [job for job in wanted if job not in self._accounts][:MAX_SINGLE_QUERIES]:
                 record = ask_job(job)
                 if record is not None:
                     self._accounts[job] = AccountRow(job_id=job, state=record.state, nodes="", step_states=())
 
-    def _status(self, payload: Payload, job_id: str, *, failed_result: bool) -> JobStatus:
+    def _status(self, spec: JobSpec, job_id: str, *, failed_result: bool) -> JobStatus:
         row = self.queue.row(job_id)
-        ended = sees_file(payload.folder / END_FILE)
-        if row is not None and not _is_over(row.state):
-            if row.state in WAITING_STATES and not sees_file(payload.folder / STARTED_FILE):
-                return self._pending(payload, row)
-            if not ended or row.state == "COMPLETING" or not self._is_patient(job_id):
+        ended = sees_file(spec.folder / END_FILE)
+        if row is not None and not _has_ended(row.state):
+            if row.state in WAITING_STATES and not sees_file(spec.folder / STARTED_FILE):
+                return self._pending(spec, row)
+            if not ended or row.state == "COMPLETING" or not self._grace_is_over(job_id):
                 return JobStatus(state=JobState.RUNNING, note=_describe(row))
-        if row is None and not self._is_missing(payload, job_id):
-            return self._unseen(payload, job_id, ended=ended)
-        return self._over(payload, job_id, ended=ended, failed_result=failed_result)
+        if row is None and not self._is_missing(spec, job_id):
+            return self._not_listed(spec, job_id, ended=ended)
+        return self._explain_end(spec, job_id, ended=ended, failed_result=failed_result)
 
-    def _is_patient(self, job_id: str) -> bool:
+    def _grace_is_over(self, job_id: str) -> bool:
         """Whether a job that wrote its end but is still listed as running has had time to leave."""
-        return time.monotonic() - self._over_since.setdefault(job_id, time.monotonic()) > self.settings.grace_s
+        return time.monotonic() - self._ended_since.setdefault(job_id, time.monotonic()) > self.settings.grace_s
 
-    def _pending(self, payload: Payload, row: QueueRow) -> JobStatus:
+    def _pending(self, spec: JobSpec, row: QueueRow) -> JobStatus:
         if never_starts(row.reason):
-            return self._give_up(payload, row, f"job {row.job_id} can never start: Slurm's reason is {row.reason}")
-        submission = read_model(payload.folder / SUBMISSION_FILE, Submission)
+            return self._give_up(spec, row, f"job {row.job_id} can never start: Slurm's reason is {row.reason}")
+        submission = read_model(spec.folder / SUBMISSION_FILE, Submission)
         limit = self.settings.queue_limit
         if limit is not None and submission and time.time() - submission.at > limit * 60:
             message = f"job {row.job_id} waited {limit} min in the queue ({row.reason}), the profile's queue_limit"
-            return self._give_up(payload, row, message)
+            return self._give_up(spec, row, message)
         return JobStatus(state=JobState.QUEUED, note=f"pending: {one_line(row.reason, 80)}")
 
-    def _give_up(self, payload: Payload, row: QueueRow, message: str) -> JobStatus:
-        with contextlib.suppress(ControllerAway, SlurmRefusal):
+    def _give_up(self, spec: JobSpec, row: QueueRow, message: str) -> JobStatus:
+        with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
             cancel_jobs([row.job_id])
         failure = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
         return JobStatus(state=JobState.DONE, failure=failure)
 
-    def _unseen(self, payload: Payload, job_id: str, *, ended: bool) -> JobStatus:
+    def _not_listed(self, spec: JobSpec, job_id: str, *, ended: bool) -> JobStatus:
         """Slurm has said nothing of the job yet, or says nothing at all just now."""
-        started = read_model(payload.folder / STARTED_FILE, Started)
-        quiet_since = started.at + payload.timeout_s + DEADLINE_S if started else None
-        if self.queue.away and not ended and quiet_since is not None and time.time() > quiet_since:
-            message = f"job {job_id} is past its time, and Slurm does not answer: {self.queue.away}"
+        started = read_model(spec.folder / STARTED_FILE, StartRecord)
+        quiet_since = started.at + spec.timeout_s + DEADLINE_S if started else None
+        if self.queue.last_error and not ended and quiet_since is not None and time.time() > quiet_since:
+            message = f"job {job_id} is past its time, and Slurm does not answer: {self.queue.last_error}"
             failure = Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=message)
             return JobStatus(state=JobState.DONE, failure=failure)
-        note = f"Slurm does not answer: {one_line(self.queue.away, 120)}" if self.queue.away else "submitted"
+        note = (
+            f"Slurm does not answer: {one_line(self.queue.last_error, 120)}" if self.queue.last_error else "submitted"
+        )
         return JobStatus(state=JobState.RUNNING if started else JobState.QUEUED, note=note)
 
-    def _over(self, payload: Payload, job_id: str, *, ended: bool, failed_result: bool) -> JobStatus:
+    def _explain_end(self, spec: JobSpec, job_id: str, *, ended: bool, failed_result: bool) -> JobStatus:
         """The job is over by Slurm's word, or unknown to Slurm: say why, once its files have had time to appear."""
         row, account = self.queue.row(job_id), self._accounts.get(job_id)
         state = row.state if row is not None else account.state if account is not None else None
-        if state is not None and not _is_over(state) and row is None:
+        if state is not None and not _has_ended(state) and row is None:
             return JobStatus(state=JobState.RUNNING, note=f"{state} by the accounting")
-        since = self._over_since.setdefault(job_id, time.monotonic())
+        since = self._ended_since.setdefault(job_id, time.monotonic())
         may_come = state is None or state.startswith(("COMPLETED", "FAILED"))
         if may_come and not ended and not failed_result and time.monotonic() - since < self.settings.grace_s:
             return JobStatus(state=JobState.RUNNING, note="ended; its result file may still appear")
         nodes = row.nodes if row is not None else account.nodes if account is not None else ""
-        submission = read_model(payload.folder / SUBMISSION_FILE, Submission)
+        submission = read_model(spec.folder / SUBMISSION_FILE, Submission)
         ending = read_ending(
-            payload,
+            spec,
             job_id,
             state=state,
             step_states=self._step_states(job_id, state),
             preempted=_may_be_preempted(state) and ((record := ask_job(job_id)) is not None and record.preempted),
-            bad_nodes=tuple(find_bad_nodes(nodes)) if _may_be_a_node(state) else (),
+            bad_nodes=tuple(find_bad_nodes(nodes)) if _may_be_node_failure(state) else (),
             submission_folder=submission.folder if submission else None,
         )
         if failed_result:
-            failure = explain_infrastructure(ending, payload.timeout_s, payload.shape.time_min)
+            failure = explain_infrastructure(ending, spec.timeout_s, spec.shape.time_min)
         else:
-            own = self.classify(payload.trial_dir, find_exit_code(ending))
-            failure = explain_end(ending, payload.timeout_s, payload.shape.time_min, own)
+            own = self.classify(spec.trial_dir, find_exit_code(ending))
+            failure = explain_end(ending, spec.timeout_s, spec.shape.time_min, own)
         return JobStatus(state=JobState.DONE, failure=failure)
 
     def _step_states(self, job_id: str, state: str | None) -> tuple[str, ...]:
@@ -219,23 +221,23 @@ class Watcher:
         return self._accounts[job_id].step_states if job_id in self._accounts else ()
 
 
-def cancel_attempts(attempts: Sequence[tuple[Payload, str]], *, patience_s: float = 120.0) -> list[str]:
+def cancel_attempts(attempts: Sequence[tuple[JobSpec, str]], *, patience_s: float = 120.0) -> list[str]:
     """Cancel these jobs and wait until Slurm lists none of them as alive; the numbers of those it still does.
 
-    Raises `ControllerAway` where Slurm does not answer in that time.
+    Raises `SlurmUnavailable` where Slurm does not answer in that time.
     """
     wanted = {job for _, job in attempts}
     deadline, harder = time.monotonic() + patience_s, time.monotonic() + patience_s / 2
     pause = 0.2
     while True:
         try:
-            alive = wanted & {row.job_id for row in read_queue() if not _is_over(row.state)}
+            alive = wanted & {row.job_id for row in read_queue() if not _has_ended(row.state)}
             if not alive:
                 return []
             cancel_jobs(sorted(alive), signal="KILL" if time.monotonic() > harder else None)
-        except (ControllerAway, SlurmRefusal) as away:
+        except (SlurmUnavailable, SlurmRefusal) as error:
             if time.monotonic() > deadline:
-                raise ControllerAway(str(away)) from None
+                raise SlurmUnavailable(str(error)) from None
         else:
             if time.monotonic() > deadline:
                 return sorted(alive)
@@ -243,17 +245,17 @@ def cancel_attempts(attempts: Sequence[tuple[Payload, str]], *, patience_s: floa
         pause = min(pause * 1.5, 3.0)
 
 
-def mark_cancelled(payload: Payload) -> None:
+def mark_cancelled(spec: JobSpec) -> None:
     """Note that the search itself ends the attempt, so that its end is not taken for somebody else's doing."""
-    payload.folder.mkdir(parents=True, exist_ok=True)
-    (payload.folder / CANCELLED_FILE).write_text("{}\n", encoding="utf-8")
+    spec.folder.mkdir(parents=True, exist_ok=True)
+    (spec.folder / CANCELLED_FILE).write_text("{}\n", encoding="utf-8")
 
 
-def _is_over(state: str) -> bool:
+def _has_ended(state: str) -> bool:
     return state.split()[0] in ENDED_STATES if state.strip() else False
 
 
-def _may_be_a_node(state: str | None) -> bool:
+def _may_be_node_failure(state: str | None) -> bool:
     return state is None or state.startswith(("FAILED", "NODE_FAIL"))
 
 

@@ -16,37 +16,37 @@ from cclsearch.launch.tpu_vm.gcloud import (
     GONE_NODE,
     Gcloud,
     GcloudError,
-    GcloudFleet,
-    refuse_if_denied,
+    GcloudWorkerGroup,
+    raise_if_denied,
     require_gcloud,
 )
 from cclsearch.launch.tpu_vm.job import read_model, write_model
 from cclsearch.launch.tpu_vm.resource_names import (
-    Site,
-    at_site,
-    is_named_by,
-    label_of,
+    CloudLocation,
+    has_label_name,
+    make_label,
     make_token,
     name_resource,
     read_token,
-    settle_project,
+    resolve_project,
+    with_location,
 )
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
-from cclsearch.launch.tpu_vm.worker_source import Broken, Look, Ready, Waiting
+from cclsearch.launch.tpu_vm.worker_source import WorkersLost, WorkersPending, WorkersReady, WorkersState
 
 RUN_LABEL = "ccl-run"
 REQUEST_FILE = "queued-resource.json"
-SITE_FILE = "tpu-site.json"
-FRESH_S = 60.0
+LOCATION_FILE = "tpu-site.json"
+READY_CACHE_S = 60.0
 """How long a slice that was ready is taken to be ready without asking; a worker that is silent makes ask at once."""
-LIST_PATIENCE_S = 120.0
+LIST_TIMEOUT_S = 120.0
 """How long listing the zone is tried again after what is known by name has been deleted."""
 _PAUSE_S = 1.0
 _WAITING = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"})
 _OVER = frozenset({"SUSPENDING", "SUSPENDED", "DELETING", "NOT_FOUND"})
 
 
-class QueuedResourceRecord(Site):
+class QueuedResourceRecord(CloudLocation):
     """`queued-resource.json` of a run: written before the request is made, so that a kill in between is seen."""
 
     run_id: str
@@ -57,19 +57,19 @@ class QueuedResourceRecord(Site):
     deleted: bool = False
 
 
-class TpuPlace:
+class TpuVmSource:
     """A TPU VM that exists: used, never deleted."""
 
     def __init__(self, settings: TpuSettings, run_dir: Path | None) -> None:
         self.run_dir = run_dir
-        site = read_model(run_dir / SITE_FILE, Site) if run_dir is not None else None
-        self.settings = at_site(settings, site)
+        location = read_model(run_dir / LOCATION_FILE, CloudLocation) if run_dir is not None else None
+        self.settings = with_location(settings, location)
         self.gcloud = Gcloud(self.settings)
-        self._ready: tuple[float, Ready] | None = None
+        self._ready: tuple[float, WorkersReady] | None = None
 
     def request(self, run_id: str) -> None:
         require_gcloud(self.settings)
-        self._settle()
+        self._record_project()
         try:
             state = str(self.gcloud.describe_node(self._name())["state"])
         except GcloudError as error:
@@ -79,25 +79,27 @@ class TpuPlace:
                 f"the TPU VM {self._name()!r} in {self.settings.zone} is {state}: start it, or name another"
             )
 
-    def look(self, run_id: str) -> Look:
-        if self._ready is not None and time.monotonic() - self._ready[0] < FRESH_S:
+    def find_workers(self, run_id: str) -> WorkersState:
+        if self._ready is not None and time.monotonic() - self._ready[0] < READY_CACHE_S:
             return self._ready[1]
         try:
-            look = look_at_node(self.gcloud, self._name())
+            found = find_node_workers(self.gcloud, self._name())
         except GcloudError as error:
             return _unanswered(error, f"the TPU VM {self._name()!r}")
-        self._ready = (time.monotonic(), look) if isinstance(look, Ready) else None
-        return look
+        self._ready = (time.monotonic(), found) if isinstance(found, WorkersReady) else None
+        return found
 
-    def _settle(self) -> None:
+    def _record_project(self) -> None:
         """Note the project, once: gcloud's own default may be another when the search is resumed."""
         if self.settings.project is None:
-            self.settings = settle_project(self.settings)
+            self.settings = resolve_project(self.settings)
             self.gcloud = Gcloud(self.settings)
             if self.run_dir is not None:
-                write_model(self.run_dir / SITE_FILE, Site(project=self.settings.project, zone=self.settings.zone))
+                write_model(
+                    self.run_dir / LOCATION_FILE, CloudLocation(project=self.settings.project, zone=self.settings.zone)
+                )
 
-    def remembered_run(self) -> str | None:
+    def recorded_run(self) -> str | None:
         return None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
@@ -117,60 +119,62 @@ class TpuPlace:
         return self.settings.tpu
 
 
-class QueuedPlace:
+class QueuedResourceSource:
     """One queued resource a search; named after the run, labelled with it, deleted when nothing of the run lives."""
 
-    def __init__(self, settings: TpuSettings, asked: QueuedResource, run_dir: Path | None) -> None:
-        self.asked, self.run_dir = asked, run_dir
+    def __init__(self, settings: TpuSettings, resource: QueuedResource, run_dir: Path | None) -> None:
+        self.resource, self.run_dir = resource, run_dir
         self._request: QueuedResourceRecord | None = None
-        self.settings = at_site(settings, self._known())
+        self.settings = with_location(settings, self._read_record())
         self.gcloud = Gcloud(self.settings)
-        self._ready: tuple[float, Ready] | None = None
+        self._ready: tuple[float, WorkersReady] | None = None
 
     def request(self, run_id: str) -> None:
         require_gcloud(self.settings)
-        known = self._known()
-        if known is not None and not known.deleted:
+        record = self._read_record()
+        if record is not None and not record.deleted:
             try:
-                if self._is_usable(known.name):
+                if self._is_usable(record.name):
                     return
-                self._delete_until_gone([known.name])
+                self._delete_until_gone([record.name])
             except GcloudError as error:
-                raise _refused(f"queued resource {known.name!r}", error) from None
-        self.settings = settle_project(self.settings)
+                raise _refused(f"queued resource {record.name!r}", error) from None
+        self.settings = resolve_project(self.settings)
         self.gcloud = Gcloud(self.settings)
-        generation, token = known.generation + 1 if known else 1, make_token(self.run_dir)
+        generation, token = record.generation + 1 if record else 1, make_token(self.run_dir)
         name = name_resource(run_id, token, generation)
         self._ready = None
         request = QueuedResourceRecord(run_id=run_id, generation=generation, name=name, asked_s=time.time())
-        site = {"project": self.settings.project, "zone": self.settings.zone}
-        self._write(request.model_copy(update=site))
+        location = {"project": self.settings.project, "zone": self.settings.zone}
+        self._write(request.model_copy(update=location))
         try:
-            self.gcloud.create_queued(name, self.asked, {**self.asked.labels, RUN_LABEL: label_of(run_id, token)})
+            self.gcloud.create_queued(
+                name, self.resource, {**self.resource.labels, RUN_LABEL: make_label(run_id, token)}
+            )
         except GcloudError as error:
-            raise _refused(f"queued resource {name!r} ({self.asked.accelerator_type})", error) from None
+            raise _refused(f"queued resource {name!r} ({self.resource.accelerator_type})", error) from None
 
-    def look(self, run_id: str) -> Look:
-        known = self._known()
-        if known is None or known.deleted:
-            return Broken(_failure(FailureKind.PREEMPTED, Stage.RUN, "the search's queued resource was deleted"))
-        if self._ready is not None and time.monotonic() - self._ready[0] < FRESH_S:
+    def find_workers(self, run_id: str) -> WorkersState:
+        record = self._read_record()
+        if record is None or record.deleted:
+            return WorkersLost(_failure(FailureKind.PREEMPTED, Stage.RUN, "the search's queued resource was deleted"))
+        if self._ready is not None and time.monotonic() - self._ready[0] < READY_CACHE_S:
             return self._ready[1]
         try:
-            look = self._judge(known, self.gcloud.describe_queued(known.name))
+            found = self._read_state(record, self.gcloud.describe_queued(record.name))
         except GcloudError as error:
-            return _unanswered(error, f"the queued resource {known.name!r}")
-        self._ready = (time.monotonic(), look) if isinstance(look, Ready) else None
-        return look
+            return _unanswered(error, f"the queued resource {record.name!r}")
+        self._ready = (time.monotonic(), found) if isinstance(found, WorkersReady) else None
+        return found
 
-    def remembered_run(self) -> str | None:
-        known = self._known()
-        return known.run_id if known is not None and not known.deleted else None
+    def recorded_run(self) -> str | None:
+        record = self._read_record()
+        return record.run_id if record is not None and not record.deleted else None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
         """First what is known by name, whatever else fails; then what a list of the zone shows to be the run's."""
-        known = self._known()
-        own = [known.name] if known is not None and not known.deleted else []
+        record = self._read_record()
+        own = [record.name] if record is not None and not record.deleted else []
         if not own and not thorough:
             return
         deadline = time.monotonic() + self.settings.delete_patience_s
@@ -186,8 +190,8 @@ class QueuedPlace:
                 f" `ccl-search clean {run_id}` tries again, and `gcloud compute tpus queued-resources list` shows it"
             )
         self._ready = None
-        if known is not None:
-            self._write(known.model_copy(update={"deleted": True}))
+        if record is not None:
+            self._write(record.model_copy(update={"deleted": True}))
 
     def leftovers(self, run_id: str) -> list[Leftover]:
         """Queued resources of the zone that carry this run's label or name, in whatever state."""
@@ -199,21 +203,21 @@ class QueuedPlace:
 
     def _find_ours(self, run_id: str) -> list[Leftover]:
         """Nothing where the run never asked for anything: a name alone may be another's."""
-        known, token = self._known(), read_token(self.run_dir)
-        if known is None and token is None:
+        record, token = self._read_record(), read_token(self.run_dir)
+        if record is None and token is None:
             return []
-        label = label_of(run_id, token) if token is not None else None
+        label = make_label(run_id, token) if token is not None else None
         found = []
         for item in self.gcloud.list_queued():
             name = str(item.get("name", "")).rpartition("/")[2]
-            is_labelled = label is not None and (label in _labels(item) or is_named_by(label, name))
-            if is_labelled or (known is not None and name == known.name):
+            is_labelled = label is not None and (label in _labels(item) or has_label_name(label, name))
+            if is_labelled or (record is not None and name == record.name):
                 found.append(Leftover(kind="queued resource", name=name, state=_state(item)))
         return found
 
     def _list_ours(self, run_id: str) -> list[str]:
         """Names of what the zone has of the run, asked for until patience is over; raises GcloudError then."""
-        deadline = time.monotonic() + min(LIST_PATIENCE_S, self.settings.delete_patience_s)
+        deadline = time.monotonic() + min(LIST_TIMEOUT_S, self.settings.delete_patience_s)
         while True:
             try:
                 return [item.name for item in self._find_ours(run_id)]
@@ -234,25 +238,27 @@ class QueuedPlace:
             return str(self.gcloud.describe_node(name)["state"]) not in GONE_NODE
         return state not in _OVER and state != "FAILED"
 
-    def _judge(self, known: QueuedResourceRecord, found: Mapping[str, Any]) -> Look:
-        state, named = _state(found), f"queued resource {known.name!r}"
+    def _read_state(self, record: QueuedResourceRecord, found: Mapping[str, Any]) -> WorkersState:
+        state, named = _state(found), f"queued resource {record.name!r}"
         if state == "ACTIVE":
-            return look_at_node(self.gcloud, known.name)
+            return find_node_workers(self.gcloud, record.name)
         if state in _OVER:
-            return Broken(_failure(FailureKind.PREEMPTED, Stage.RUN, f"{named} is {state}: its TPU VM was taken away"))
+            return WorkersLost(
+                _failure(FailureKind.PREEMPTED, Stage.RUN, f"{named} is {state}: its TPU VM was taken away")
+            )
         if state == "FAILED":
             why = one_line(str(_error_message(found) or "no reason given"), 300)
-            return Broken(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, f"{named} failed: {why}"))
-        waited_min = (time.time() - known.asked_s) / 60
+            return WorkersLost(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, f"{named} failed: {why}"))
+        waited_min = (time.time() - record.asked_s) / 60
         limit = self.settings.queue_limit_min
         if state in _WAITING and limit is not None and waited_min > limit:
             message = f"{named} was {state} for {waited_min:.0f} min, the profile's queue_limit_min is {limit:g}"
             try:
-                self.release(known.run_id)
+                self.release(record.run_id)
             except UserError as error:  # told with the attempt, which ends; `close` tries again
                 message = f"{message}; {error}"
-            return Broken(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, message))
-        return Waiting(f"{named}: {state}", unsure=state not in _WAITING)
+            return WorkersLost(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, message))
+        return WorkersPending(f"{named}: {state}", uncertain=state not in _WAITING)
 
     def _delete_until_gone(self, names: list[str], deadline: float | None = None) -> None:
         """Ask for deletion until none is there; raises GcloudError when patience is over, or nobody is logged in."""
@@ -281,7 +287,7 @@ class QueuedPlace:
         except GcloudError:
             return False
 
-    def _known(self) -> QueuedResourceRecord | None:
+    def _read_record(self) -> QueuedResourceRecord | None:
         """The request as it is on disk; as it was last seen where the folder is away for a while."""
         found = read_model(self.run_dir / REQUEST_FILE, QueuedResourceRecord) if self.run_dir else None
         self._request = found or self._request
@@ -294,22 +300,22 @@ class QueuedPlace:
         write_model(self.run_dir / REQUEST_FILE, request)
 
 
-def look_at_node(gcloud: Gcloud, name: str) -> Look:
+def find_node_workers(gcloud: Gcloud, name: str) -> WorkersState:
     """How a TPU VM stands; raises GcloudError."""
     node = gcloud.describe_node(name)
     state = str(node["state"])
     if state in GONE_NODE:
-        return Broken(_failure(FailureKind.PREEMPTED, Stage.RUN, f"the TPU VM {name!r} is {state}"))
-    fleet = GcloudFleet(gcloud, name, node)
-    if state == "READY" and fleet.addresses:
-        return Ready(fleet, name)
-    return Waiting(f"the TPU VM {name!r} is {state}", unsure=state in {"UNKNOWN", "READY"})
+        return WorkersLost(_failure(FailureKind.PREEMPTED, Stage.RUN, f"the TPU VM {name!r} is {state}"))
+    group = GcloudWorkerGroup(gcloud, name, node)
+    if state == "READY" and group.addresses:
+        return WorkersReady(group, name)
+    return WorkersPending(f"the TPU VM {name!r} is {state}", uncertain=state in {"UNKNOWN", "READY"})
 
 
-def _unanswered(error: GcloudError, what: str) -> Waiting:
+def _unanswered(error: GcloudError, what: str) -> WorkersPending:
     """gcloud fails now and may answer later; UserError where it will not before the user logs in."""
-    refuse_if_denied(error, what)
-    return Waiting(f"gcloud does not answer: {one_line(str(error), 120)}", unsure=True, unanswered=True)
+    raise_if_denied(error, what)
+    return WorkersPending(f"gcloud does not answer: {one_line(str(error), 120)}", uncertain=True, unanswered=True)
 
 
 def _state(item: Mapping[str, Any]) -> str:
@@ -332,7 +338,7 @@ def _error_message(item: Mapping[str, Any]) -> object:
 
 def _refused(what: str, error: GcloudError) -> Exception:
     """The search cannot go on (quota, rights), or this attempt cannot (stock-out, the service is away)."""
-    if error.is_for_ever:
+    if error.is_permanent:
         return UserError(f"{what} was refused: {one_line(str(error), 400)}")
     return TrialError(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, f"{what}: {one_line(str(error), 400)}"))
 

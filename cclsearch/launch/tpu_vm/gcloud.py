@@ -18,8 +18,8 @@ from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
 from cclsearch.launch.tpu_vm.worker_group import (
     CALL_S,
     COPY_S,
-    Answers,
     Unreachable,
+    WorkerAnswers,
     read_answers,
     run_program,
     shorten_error,
@@ -33,7 +33,7 @@ _EXISTS = re.compile(r"ALREADY_EXISTS|already exists", re.IGNORECASE)
 _STOCK_OUT = re.compile(
     r"no more capacity|not enough resources|stockout|does not have enough|UNAVAILABLE", re.IGNORECASE
 )
-_FOREVER = re.compile(
+_PERMANENT = re.compile(
     r"quota|PERMISSION_DENIED|permission|INVALID_ARGUMENT|invalid choice|unrecognized arguments|UNAUTHENTICATED"
     r"|FAILED_PRECONDITION|argument --|has not been used in project",
     re.IGNORECASE,
@@ -57,7 +57,7 @@ class GcloudError(Exception):
         self.is_stock_out = bool(_STOCK_OUT.search(whole))
         self.is_denied = bool(_DENIED.search(whole))
         """Whether nobody is logged in, or has no right to ask: so it stays until the user mends it."""
-        self.is_for_ever = self.is_denied or (bool(_FOREVER.search(whole)) and not self.is_stock_out)
+        self.is_permanent = self.is_denied or (bool(_PERMANENT.search(whole)) and not self.is_stock_out)
         """Whether asking again would be refused again: quota, rights, a wrong name."""
 
 
@@ -106,20 +106,20 @@ class Gcloud:
         found = self._describe("queued-resources", name)
         return {"state": {"state": "NOT_FOUND"}} if found["state"] == "NOT_FOUND" else found
 
-    def create_queued(self, name: str, asked: QueuedResource, labels: Mapping[str, str]) -> None:
+    def create_queued(self, name: str, resource: QueuedResource, labels: Mapping[str, str]) -> None:
         """Ask for a queued resource with one TPU VM of the same name; one that exists already is as good."""
         words = ["queued-resources", "create", name, f"--node-id={name}"]
-        words += [f"--accelerator-type={asked.accelerator_type}", f"--runtime-version={asked.runtime_version}"]
-        words += {"on-demand": [], "spot": ["--spot"], "reserved": ["--reserved"]}[asked.tier]
+        words += [f"--accelerator-type={resource.accelerator_type}", f"--runtime-version={resource.runtime_version}"]
+        words += {"on-demand": [], "spot": ["--spot"], "reserved": ["--reserved"]}[resource.tier]
         words.append("--labels=" + ",".join(f"{key}={value}" for key, value in sorted(labels.items())))
         optional = {
-            "valid-until-duration": asked.valid_until,
-            "network": asked.network,
-            "subnetwork": asked.subnetwork,
-            "service-account": asked.service_account,
+            "valid-until-duration": resource.valid_until,
+            "network": resource.network,
+            "subnetwork": resource.subnetwork,
+            "service-account": resource.service_account,
         }
         words += [f"--{flag}={value}" for flag, value in optional.items() if value is not None]
-        words += ["--internal-ips"] if asked.internal_ips else []
+        words += ["--internal-ips"] if resource.internal_ips else []
         try:
             self.ask(*words, timeout_s=600.0)
         except GcloudError as error:
@@ -149,7 +149,7 @@ class Gcloud:
         return found if isinstance(found, Mapping) and "state" in found else {"state": "UNKNOWN"}
 
 
-class GcloudFleet:
+class GcloudWorkerGroup:
     """The workers of a TPU VM through `gcloud compute tpus tpu-vm ssh` and `scp`."""
 
     def __init__(self, gcloud: Gcloud, name: str, node: Mapping[str, Any]) -> None:
@@ -167,7 +167,7 @@ class GcloudFleet:
         done = self._run([*words, *self._flags("scp")], COPY_S)
         return {0: explain_refusal(done.stderr, done.returncode)} if done.returncode else {}
 
-    def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> Answers:
+    def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> WorkerAnswers:
         whole = len(processes) == len(self._addresses)
         workers = "all" if whole else ",".join(map(str, processes))
         text = f"{command} {' '.join((*arguments, '--addresses', ','.join(self._addresses)))}"
@@ -175,7 +175,7 @@ class GcloudFleet:
         done = self._run([*words, *self._flags("ssh")], CALL_S)
         answers = read_answers(done.stdout)
         why = explain_refusal(done.stderr, done.returncode)
-        return Answers(
+        return WorkerAnswers(
             {process: answers[process] for process in processes if process in answers},
             {process: why for process in processes if process not in answers},
         )
@@ -190,7 +190,7 @@ class GcloudFleet:
         try:
             state = str(self.gcloud.describe_node(self.name)["state"])
         except GcloudError as error:
-            refuse_if_denied(error, f"the TPU VM {self.name!r}")
+            raise_if_denied(error, f"the TPU VM {self.name!r}")
             return None
         if state not in GONE_NODE:
             return None
@@ -219,7 +219,7 @@ def explain_refusal(text: str, code: int) -> str:
     return one_line(lines[0].removeprefix("ERROR:").strip(), 400) if lines else shorten_error(text, code)
 
 
-def refuse_if_denied(error: GcloudError, what: str) -> None:
+def raise_if_denied(error: GcloudError, what: str) -> None:
     """UserError where the error stays until the user logs in or is given rights; what runs there goes on meanwhile."""
     if error.is_denied:
         raise UserError(

@@ -62,7 +62,7 @@ class TpuJobRecord(Model):
         return f"{self.name}-{self.token}" if self.token else self.name
 
 
-class Begun(Model):
+class TpuStartRecord(Model):
     """`begun.json`: the workers were told to start; where."""
 
     place: str
@@ -168,7 +168,7 @@ def merge_logs(folder: Path, trial_dir: Path, num_processes: int) -> None:
         os.replace(partial, trial_dir / target)
 
 
-def take_in(archives: Mapping[int, Path], trial_dir: Path, scratch: Path) -> None:
+def unpack_results(archives: Mapping[int, Path], trial_dir: Path, scratch: Path) -> None:
     """Bring traces, failures and, last of all, `result.json` into the trial's folder.
 
     Raises ValueError where an archive holds what no worker packs.
@@ -241,17 +241,17 @@ def read_status(folder: Path) -> JobStatus | None:
     return read_model(folder / STATUS_FILE, JobStatus)
 
 
-def judge_end(record: TpuJobRecord, by: Mapping[int, WorkerAnswer]) -> Failure | None:
+def find_failure(record: TpuJobRecord, by_process: Mapping[int, WorkerAnswer]) -> Failure | None:
     """Why there is no sound result; None where there is one."""
     if (record.trial_dir / RESULT_FILE).is_file():
         return None
-    if any(answer.reason == "timeout" for answer in by.values()):
+    if any(answer.reason == "timeout" for answer in by_process.values()):
         message = f"no result after {record.timeout_s:g} s: every process of the trial was ended"
         return Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
-    for process, answer in by.items():
+    for process, answer in by_process.items():
         if answer.oom:
             message = "the kernel killed a process of the trial because memory ran out"
             return Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message, rank=process)
-    codes = [answer.code for answer in by.values() if answer.code and answer.reason == "finished"]
+    codes = [answer.code for answer in by_process.values() if answer.code and answer.reason == "finished"]
     found = collect_result(record.trial_dir, exit_code=codes[0] if codes else 0)
     return found if isinstance(found, Failure) else None

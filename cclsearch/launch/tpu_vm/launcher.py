@@ -18,42 +18,48 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover
 from cclsearch.launch.profile import Profile
-from cclsearch.launch.tpu_vm.cloud_source import QueuedPlace, TpuPlace
+from cclsearch.launch.tpu_vm.cloud_source import QueuedResourceSource, TpuVmSource
 from cclsearch.launch.tpu_vm.job import (
     BEGUN_FILE,
     CANCELLED_FILE,
     RECORD_FILE,
     STATUS_FILE,
-    Begun,
     TpuJobRecord,
+    TpuStartRecord,
     append_logs,
     attempt_folder,
     clear_folder,
     count_processes,
-    judge_end,
+    find_failure,
     log_offsets,
     merge_logs,
     read_model,
     read_status,
     render_run_script,
-    take_in,
+    unpack_results,
     write_bundle,
     write_model,
 )
 from cclsearch.launch.tpu_vm.resource_names import make_token
 from cclsearch.launch.tpu_vm.settings import TpuSettings
-from cclsearch.launch.tpu_vm.worker_group import Answers, Fleet, Unreachable, WorkerAnswer, is_hopeless
-from cclsearch.launch.tpu_vm.worker_source import Broken, HostsPlace, Place, Ready, Waiting
+from cclsearch.launch.tpu_vm.worker_group import (
+    Unreachable,
+    WorkerAnswer,
+    WorkerAnswers,
+    WorkerGroup,
+    is_permanent_error,
+)
+from cclsearch.launch.tpu_vm.worker_source import HostsSource, WorkersLost, WorkerSource, WorkersPending, WorkersReady
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import Framework, load_framework
 
 BUNDLE_FILE = "bundle.tar.gz"
 DEADLINE_S = 120.0
 """How long past a trial's own time limit a worker may take to say that it ended it."""
-PEERS_S = 20.0
+PEER_GRACE_S = 20.0
 """How long the other processes may go on after one of them has ended."""
 STOP_S = 60.0
-CLOUD_PATIENCE = 5
+CLOUD_PATIENCE_FACTOR = 5
 """How many times longer a TPU VM that was just made may take to let anyone in."""
 
 
@@ -68,7 +74,7 @@ class TpuVmLauncher:
     def __init__(self, profile: Profile, settings: TpuSettings) -> None:
         self.profile = profile
         self.settings = settings
-        self.place = make_place(profile, settings)
+        self.worker_source = make_worker_source(profile, settings)
         self.poll_interval_s = settings.poll_s or (2.0 if settings.hosts else 10.0)
         self._since: dict[tuple[str, int, str], float] = {}
         self._run_ids: set[str] = set()
@@ -116,7 +122,7 @@ class TpuVmLauncher:
                 submitted_s=time.time(),
                 token=make_token(self.profile.run_dir),
             )
-            self.place.request(job.run_id)
+            self.worker_source.request(job.run_id)
             if not (folder / RECORD_FILE).is_file():
                 clear_folder(job.trial_dir)
                 texts = {"run.sh": self.render(job), "job.json": record.model_dump_json(exclude={"trial_dir"})}
@@ -137,9 +143,9 @@ class TpuVmLauncher:
                 continue
             self._run_ids.add(record.run_id)
             (_folder(record) / CANCELLED_FILE).touch()
-            fleet = self._fleet_of(record)
-            if fleet is not None:
-                self._end_processes(record, fleet)
+            group = self._find_group(record)
+            if group is not None:
+                self._end_processes(record, group)
             self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
 
     def find(self, run_id: str) -> list[Handle]:
@@ -153,26 +159,28 @@ class TpuVmLauncher:
 
     def check(self) -> list[Check]:
         """Whether the workers, or the cloud, can be reached from here."""
-        return self.place.check()
+        return self.worker_source.check()
 
     def close(self) -> None:
         """Delete what was created for the search unless a job of it still lives there."""
-        remembered = self.place.remembered_run()  # killed while it deleted: the resumed search has no job to speak of
+        remembered = (
+            self.worker_source.recorded_run()
+        )  # killed while it deleted: the resumed search has no job to speak of
         for run_id in sorted(self._run_ids | ({remembered} if remembered else set())):
             if not self._is_open(run_id):
-                self.place.release(run_id)
+                self.worker_source.release(run_id)
         self._run_ids.clear()
 
     def leftovers(self, run_id: str) -> list[Leftover]:
         """Attempts without an end, and resources with the run's label."""
         open_jobs = [r for r in self._records() if r.run_id == run_id and read_status(_folder(r)) is None]
         jobs = [Leftover(kind="job", name=r.name, state="no end is known") for r in open_jobs]
-        return [*jobs, *self.place.leftovers(run_id)]
+        return [*jobs, *self.worker_source.leftovers(run_id)]
 
     def remove_leftovers(self, run_id: str) -> None:
         """End the jobs and delete the resources; UserError where one cannot be deleted."""
         self.cancel([_make_handle(record) for record in self._records() if record.run_id == run_id])
-        self.place.release(run_id, thorough=True)
+        self.worker_source.release(run_id, thorough=True)
         self._run_ids.discard(run_id)
 
     def _poll_one(self, handle: Handle) -> JobStatus:
@@ -185,118 +193,120 @@ class TpuVmLauncher:
             return known
         if (_folder(record) / CANCELLED_FILE).exists():
             return self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
-        begun = read_model(_folder(record) / BEGUN_FILE, Begun)
-        look = self.place.look(record.run_id)
-        if isinstance(look, Broken):
-            return self._lose(record, look.failure)
-        if isinstance(look, Waiting) and look.unsure and (begun is not None or look.unanswered):
-            return self._wait_unsure(record, begun, look)
+        start = read_model(_folder(record) / BEGUN_FILE, TpuStartRecord)
+        found = self.worker_source.find_workers(record.run_id)
+        if isinstance(found, WorkersLost):
+            return self._fail_attempt(record, found.failure)
+        if isinstance(found, WorkersPending) and found.uncertain and (start is not None or found.unanswered):
+            return self._wait_uncertain(record, start, found)
         self._since.pop((record.name, -1, "cloud"), None)
-        if begun is not None and (isinstance(look, Waiting) or look.name != begun.place):
-            gone = f"the slice {begun.place!r} that ran the trial is gone"
-            return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message=gone))
-        if isinstance(look, Waiting):
-            return JobStatus(state=JobState.QUEUED, note=look.note)
-        return self._begin(record, look) if begun is None else self._follow(record, look.fleet, begun)
+        if start is not None and (isinstance(found, WorkersPending) or found.name != start.place):
+            gone = f"the slice {start.place!r} that ran the trial is gone"
+            return self._fail_attempt(record, Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message=gone))
+        if isinstance(found, WorkersPending):
+            return JobStatus(state=JobState.QUEUED, note=found.note)
+        return self._start(record, found) if start is None else self._poll_processes(record, found.group, start)
 
-    def _wait_unsure(self, record: TpuJobRecord, begun: Begun | None, look: Waiting) -> JobStatus:
+    def _wait_uncertain(self, record: TpuJobRecord, start: TpuStartRecord | None, found: WorkersPending) -> JobStatus:
         """The cloud does not say how the slice is: the attempt is given up when its own time and patience are over."""
-        patience_s = record.timeout_s + DEADLINE_S + self.settings.lost_after_s * CLOUD_PATIENCE
-        if begun is None:
+        patience_s = record.timeout_s + DEADLINE_S + self.settings.lost_after_s * CLOUD_PATIENCE_FACTOR
+        if start is None:
             over = self._waited(record, -1, "cloud", patience_s)
         else:
-            over = time.time() > begun.started_s + patience_s
+            over = time.time() > start.started_s + patience_s
         if not over:
-            return JobStatus(state=JobState.QUEUED if begun is None else JobState.RUNNING, note=look.note)
-        message = f"{look.note}; and the time that the trial may take is over"
-        stage = Stage.SUBMIT if begun is None else Stage.RUN
-        return self._lose(record, Failure(stage=stage, kind=FailureKind.LAUNCHER, message=message))
+            return JobStatus(state=JobState.QUEUED if start is None else JobState.RUNNING, note=found.note)
+        message = f"{found.note}; and the time that the trial may take is over"
+        stage = Stage.SUBMIT if start is None else Stage.RUN
+        return self._fail_attempt(record, Failure(stage=stage, kind=FailureKind.LAUNCHER, message=message))
 
-    def _begin(self, record: TpuJobRecord, ready: Ready) -> JobStatus:
+    def _start(self, record: TpuJobRecord, ready: WorkersReady) -> JobStatus:
         """Copy the files out and start the processes, the coordinator's first."""
-        fleet, folder = ready.fleet, _folder(record)
-        if record.num_processes > len(fleet.addresses):
-            message = f"the trial wants {record.num_processes} workers, but there are {len(fleet.addresses)}"
+        group, folder = ready.group, _folder(record)
+        if record.num_processes > len(group.addresses):
+            message = f"the trial wants {record.num_processes} workers, but there are {len(group.addresses)}"
             self._finish(record, _fail(FailureKind.LAUNCHER, message, Stage.SUBMIT))  # or nothing would be released
             raise UserError(
                 f"{message}: correct the profile's `hardware` (num_accelerators, accelerators_per_node), or add hosts"
             )
         processes, name = range(record.num_processes), f"{record.remote_name}.tar.gz"
-        errors = fleet.push(folder / BUNDLE_FILE, name, processes)
+        errors = group.push(folder / BUNDLE_FILE, name, processes)
         if errors:
-            return self._cannot_begin(record, errors)
+            return self._cannot_start(record, errors)
         remote = self._remote(record)
         unpack = (
             f"mkdir -p {remote} && if [ -e {name} ]; then tar -xzf {name} -C {remote}; rm -f {name}; fi"
             f" && exec python3 {remote}/worker.py"
         )
-        address = fleet.addresses[0]
+        address = group.addresses[0]
         coordinator = f"[{address}]" if ":" in address else address
         arguments = ["start", remote, "--coordinator", coordinator]
-        first = fleet.call(unpack, arguments, [0])
+        first = group.call(unpack, arguments, [0])
         if 0 not in first.by_process:
-            return self._cannot_begin(record, first.silent)
+            return self._cannot_start(record, first.silent)
         others = list(processes)[1:]
         if others:
-            rest = fleet.call(unpack, [*arguments, "--port", str(first.by_process[0].port)], others)
+            rest = group.call(unpack, [*arguments, "--port", str(first.by_process[0].port)], others)
             if rest.silent:
-                self._end_processes(record, fleet)
-                return self._cannot_begin(record, rest.silent)
+                self._end_processes(record, group)
+                return self._cannot_start(record, rest.silent)
         self._since = {key: since for key, since in self._since.items() if key[0] != record.name}
-        write_model(folder / BEGUN_FILE, Begun(place=ready.name, started_s=time.time(), coordinator=coordinator))
+        write_model(
+            folder / BEGUN_FILE, TpuStartRecord(place=ready.name, started_s=time.time(), coordinator=coordinator)
+        )
         return JobStatus(state=JobState.RUNNING, note=f"started on {record.num_processes} workers")
 
-    def _cannot_begin(self, record: TpuJobRecord, errors: Mapping[int, str]) -> JobStatus:
+    def _cannot_start(self, record: TpuJobRecord, errors: Mapping[int, str]) -> JobStatus:
         """A worker did not take the job: hopeless at once, else after a while."""
         process, error = sorted(errors.items())[0]
         told = f"worker {process} cannot be reached: {one_line(error, 300)}"
-        if self.settings.hosts and is_hopeless(error):  # a new TPU VM may take a while to know the key
-            self._lose(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=told))
+        if self.settings.hosts and is_permanent_error(error):  # a new TPU VM may take a while to know the key
+            self._fail_attempt(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=told))
             raise UserError(f"{told}; `ccl-search launcher check {self.profile.name}` tries each worker")
-        patience_s = self.settings.lost_after_s * (1 if self.settings.hosts else CLOUD_PATIENCE)
+        patience_s = self.settings.lost_after_s * (1 if self.settings.hosts else CLOUD_PATIENCE_FACTOR)
         if not self._waited(record, -1, "begin", patience_s):
             return JobStatus(state=JobState.QUEUED, note=told)
-        return self._lose(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.NODE_FAILED, message=told))
+        return self._fail_attempt(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.NODE_FAILED, message=told))
 
-    def _follow(self, record: TpuJobRecord, fleet: Fleet, begun: Begun) -> JobStatus:
+    def _poll_processes(self, record: TpuJobRecord, group: WorkerGroup, start: TpuStartRecord) -> JobStatus:
         """Ask every process how it is, take in what its logs gained, and act on what has ended or is lost."""
-        answers = self._ask(record, fleet)
-        lost = self._find_lost(record, fleet, answers)
+        answers = self._ask(record, group)
+        lost = self._find_lost(record, group, answers)
         if lost is not None:
-            return self._lose(record, lost)
-        by = answers.by_process
-        if len(by) == record.num_processes and all(answer.state == "ended" for answer in by.values()):
-            return self._collect(record, fleet, by)
-        ended = [answer for answer in by.values() if answer.state == "ended"]
-        if ended and self._waited(record, -1, "peers", PEERS_S):
-            self._stop(record, fleet)
-        if time.time() > begun.started_s + record.timeout_s + DEADLINE_S:
+            return self._fail_attempt(record, lost)
+        by_process = answers.by_process
+        if len(by_process) == record.num_processes and all(answer.state == "ended" for answer in by_process.values()):
+            return self._collect(record, group, by_process)
+        ended = [answer for answer in by_process.values() if answer.state == "ended"]
+        if ended and self._waited(record, -1, "peers", PEER_GRACE_S):
+            self._stop(record, group)
+        if time.time() > start.started_s + record.timeout_s + DEADLINE_S:
             message = f"no end after {record.timeout_s:g} s: the processes were ended"
-            return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message))
-        note = f"{len(by) - len(ended)} of {record.num_processes} processes run"
+            return self._fail_attempt(record, Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message))
+        note = f"{len(by_process) - len(ended)} of {record.num_processes} processes run"
         if answers.silent:
             note += f"; worker {min(answers.silent)} does not answer"
         return JobStatus(state=JobState.RUNNING, note=note)
 
-    def _ask(self, record: TpuJobRecord, fleet: Fleet) -> Answers:
+    def _ask(self, record: TpuJobRecord, group: WorkerGroup) -> WorkerAnswers:
         folder, processes = _folder(record), range(record.num_processes)
         merged: dict[int, WorkerAnswer] = {}
         asking = list(processes)
         silent: dict[int, str] = {}
         while asking:
             arguments = ["status", self._remote(record), "--offsets", log_offsets(folder, record.num_processes)]
-            answers = fleet.call(self._program(record), arguments, asking)
+            answers = group.call(self._program(record), arguments, asking)
             for process, answer in answers.by_process.items():
                 append_logs(folder, process, answer.stdout, answer.stderr)
             merged |= answers.by_process
             silent |= answers.silent
             asking = [process for process, answer in answers.by_process.items() if answer.more]
         merge_logs(folder, record.trial_dir, record.num_processes)
-        return Answers(merged, silent)
+        return WorkerAnswers(merged, silent)
 
-    def _find_lost(self, record: TpuJobRecord, fleet: Fleet, answers: Answers) -> Failure | None:
+    def _find_lost(self, record: TpuJobRecord, group: WorkerGroup, answers: WorkerAnswers) -> Failure | None:
         """Why the trial is lost: a slice that was taken away, a worker that lost it or has been silent for too long."""
-        cloud = fleet.explain_loss() if answers.silent else None
+        cloud = group.explain_loss() if answers.silent else None
         for process in range(record.num_processes):
             answer = answers.by_process.get(process)
             if answer is None and cloud is not None:
@@ -304,48 +314,52 @@ class TpuVmLauncher:
             if answer is None:
                 if self._waited(record, process, "silent", self.settings.lost_after_s):
                     why = one_line(answers.silent.get(process, ""), 200)
-                    return self._node_failed(fleet, process, f"does not answer: {why}")
+                    return self._node_failed(group, process, f"does not answer: {why}")
                 continue
             self._since.pop((record.name, process, "silent"), None)
             if answer.state in ("vanished", "absent"):
                 what = "no longer knows the trial: it was restarted, or its processes were killed"
-                return self._node_failed(fleet, process, what)
+                return self._node_failed(group, process, what)
         return None
 
-    def _node_failed(self, fleet: Fleet, process: int, what: str) -> Failure:
-        message = f"worker {process} ({fleet.addresses[process]}) {what}"
+    def _node_failed(self, group: WorkerGroup, process: int, what: str) -> Failure:
+        message = f"worker {process} ({group.addresses[process]}) {what}"
         return Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message, rank=process)
 
-    def _collect(self, record: TpuJobRecord, fleet: Fleet, by: Mapping[int, WorkerAnswer]) -> JobStatus:
+    def _collect(self, record: TpuJobRecord, group: WorkerGroup, by_process: Mapping[int, WorkerAnswer]) -> JobStatus:
         """Every process has ended: bring back what they left, and say what came of it."""
         folder = _folder(record)
         archives = {}
-        for process in by:
+        for process in by_process:
             target = folder / f"w{process}.tar.gz"
             try:
-                fleet.pull(process, f"{self._remote(record)}/w{process}/out.tar.gz", target)
+                group.pull(process, f"{self._remote(record)}/w{process}/out.tar.gz", target)
                 archives[process] = target
             except Unreachable as error:
                 if not self._waited(record, process, "pull", self.settings.lost_after_s):
                     return JobStatus(state=JobState.RUNNING, note=f"worker {process}: {one_line(str(error), 100)}")
                 message = f"what worker {process} left cannot be brought back: {one_line(str(error), 200)}"
-                return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message))
+                return self._fail_attempt(
+                    record, Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message)
+                )
         try:
-            take_in(archives, record.trial_dir, folder / "unpacked")
+            unpack_results(archives, record.trial_dir, folder / "unpacked")
         except ValueError as error:
-            return self._lose(record, Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=one_line(str(error))))
+            return self._fail_attempt(
+                record, Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=one_line(str(error)))
+            )
         merge_logs(folder, record.trial_dir, record.num_processes)
-        status = self._finish(record, JobStatus(state=JobState.DONE, failure=judge_end(record, by)))
+        status = self._finish(record, JobStatus(state=JobState.DONE, failure=find_failure(record, by_process)))
         for archive in archives.values():
             archive.unlink(missing_ok=True)
-        self._sweep(record, fleet)
+        self._sweep(record, group)
         return status
 
-    def _lose(self, record: TpuJobRecord, failure: Failure) -> JobStatus:
+    def _fail_attempt(self, record: TpuJobRecord, failure: Failure) -> JobStatus:
         """The attempt is over without its results: end what can be reached of it."""
-        fleet = None if failure.kind is FailureKind.PREEMPTED else self._fleet_of(record)
-        if fleet is not None:
-            self._end_processes(record, fleet)
+        group = None if failure.kind is FailureKind.PREEMPTED else self._find_group(record)
+        if group is not None:
+            self._end_processes(record, group)
         merge_logs(_folder(record), record.trial_dir, record.num_processes)
         return self._finish(record, JobStatus(state=JobState.DONE, failure=failure))
 
@@ -354,32 +368,32 @@ class TpuVmLauncher:
         (_folder(record) / BUNDLE_FILE).unlink(missing_ok=True)
         return status
 
-    def _end_processes(self, record: TpuJobRecord, fleet: Fleet) -> None:
+    def _end_processes(self, record: TpuJobRecord, group: WorkerGroup) -> None:
         """Stop every process that answers, and look again until none of them runs."""
         deadline = time.monotonic() + STOP_S
         while True:
-            answers = self._stop(record, fleet)
+            answers = self._stop(record, group)
             running = [p for p, answer in answers.by_process.items() if answer.state == "running"]
             if not running or time.monotonic() > deadline:
                 break
             time.sleep(0.5)
-        self._sweep(record, fleet)
+        self._sweep(record, group)
 
-    def _stop(self, record: TpuJobRecord, fleet: Fleet) -> Answers:
+    def _stop(self, record: TpuJobRecord, group: WorkerGroup) -> WorkerAnswers:
         remote = self._remote(record)
         guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
-        return fleet.call(guard, ["stop", remote], _own_processes(record, fleet))
+        return group.call(guard, ["stop", remote], _own_processes(record, group))
 
-    def _sweep(self, record: TpuJobRecord, fleet: Fleet) -> None:
+    def _sweep(self, record: TpuJobRecord, group: WorkerGroup) -> None:
         if not self.settings.keep_remote:
             remote = self._remote(record)
             guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
-            fleet.call(guard, ["sweep", remote], _own_processes(record, fleet))
+            group.call(guard, ["sweep", remote], _own_processes(record, group))
 
-    def _fleet_of(self, record: TpuJobRecord) -> Fleet | None:
+    def _find_group(self, record: TpuJobRecord) -> WorkerGroup | None:
         """The workers that may run the job; None where there are none any more."""
-        look = self.place.look(record.run_id)
-        return look.fleet if isinstance(look, Ready) else None
+        found = self.worker_source.find_workers(record.run_id)
+        return found.group if isinstance(found, WorkersReady) else None
 
     def _remote(self, record: TpuJobRecord) -> str:
         return f"{self.settings.remote_dir}/{record.remote_name}"
@@ -404,18 +418,18 @@ class TpuVmLauncher:
         return any(r.run_id == run_id and read_status(_folder(r)) is None for r in self._records())
 
 
-def make_place(profile: Profile, settings: TpuSettings) -> Place:
+def make_worker_source(profile: Profile, settings: TpuSettings) -> WorkerSource:
     """Where the workers of this profile come from."""
     if settings.tpu is not None:
-        return TpuPlace(settings, profile.run_dir)
+        return TpuVmSource(settings, profile.run_dir)
     if settings.queued_resource is not None:
-        return QueuedPlace(settings, settings.queued_resource, profile.run_dir)
-    return HostsPlace(settings)
+        return QueuedResourceSource(settings, settings.queued_resource, profile.run_dir)
+    return HostsSource(settings)
 
 
-def _own_processes(record: TpuJobRecord, fleet: Fleet) -> range:
+def _own_processes(record: TpuJobRecord, group: WorkerGroup) -> range:
     """Processes of the job that have a worker."""
-    return range(min(record.num_processes, len(fleet.addresses)))
+    return range(min(record.num_processes, len(group.addresses)))
 
 
 def _fail(kind: FailureKind, message: str, stage: Stage = Stage.RUN) -> JobStatus:

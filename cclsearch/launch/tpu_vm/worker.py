@@ -66,11 +66,11 @@ def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]
     """Start this process of the job, once however often it is asked; what other attempts of the run left is ended."""
     job = read_json(os.path.join(folder, "job.json"))
     own = os.path.join(folder, f"w{process}")
-    end_marked(attempts_pattern(folder, job), but=folder + os.sep)
+    kill_marked(attempts_pattern(folder, job), but=folder + os.sep)
     os.makedirs(os.path.join(own, "trial"), exist_ok=True)
     claim = {"port": choose_port() if process == 0 else 0, "boot": boot_id(), "at": time.time()}
     if not claim_file(os.path.join(own, "claim.json"), claim):
-        return tell(own)
+        return read_state(own)
     shutil.copyfile(os.path.join(folder, "config.json"), os.path.join(own, "trial", "config.json"))
     if os.fork() == 0:
         detach()
@@ -81,13 +81,13 @@ def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]
     deadline = time.time() + 20
     while not os.path.exists(os.path.join(own, "supervisor.json")) and time.time() < deadline:
         time.sleep(0.02)
-    return tell(own)
+    return read_state(own)
 
 
 def status(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
     """How this process is, and what its logs have gained since the offsets that the caller has."""
     own = os.path.join(folder, f"w{process}")
-    answer = tell(own)
+    answer = read_state(own)
     wanted = dict(item.split("=") for item in args.offsets.split(",") if item)
     offsets = wanted.get(str(process), "0:0").split(":")
     for i, name in enumerate(("stdout", "stderr")):
@@ -104,11 +104,11 @@ def stop(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
         claim_file(os.path.join(own, "claim.json"), {"port": 0, "boot": boot_id(), "at": time.time(), "void": True})
         with open(os.path.join(own, "stop"), "w"):
             pass
-        end_marked(re.compile(re.escape(os.path.join(own, "trial"))))
+        kill_marked(re.compile(re.escape(os.path.join(own, "trial"))))
         deadline = time.time() + 15
-        while tell(own)["state"] == "running" and time.time() < deadline:
+        while read_state(own)["state"] == "running" and time.time() < deadline:
             time.sleep(0.05)
-    return tell(own)
+    return read_state(own)
 
 
 def sweep(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def sweep(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]
 ACTIONS = {"start": start, "status": status, "stop": stop, "sweep": sweep}
 
 
-def tell(own: str) -> dict[str, Any]:
+def read_state(own: str) -> dict[str, Any]:
     """State of the process: absent, running, ended (with its exit code and reason), or vanished."""
     claim, end = read_json(os.path.join(own, "claim.json")), read_json(os.path.join(own, "end.json"))
     if not claim:
@@ -166,7 +166,7 @@ def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordina
             start_new_session=True,
         )
         reason = watch(script, own, trial, job["timeout_s"])
-        end_marked(re.compile(re.escape(trial)))
+        kill_marked(re.compile(re.escape(trial)))
         code = script.wait()
     oom = code in (-9, 137) and count_oom_kills() > oom_before
     pack(trial, os.path.join(own, "out.tar.gz"))
@@ -206,7 +206,7 @@ def attempts_pattern(folder: str, job: dict[str, Any]) -> re.Pattern[str]:
     return re.compile(re.escape(start) + r"-t\d+-a\d+" + re.escape(suffix) + r"/w\d+/trial")
 
 
-def end_marked(pattern: re.Pattern[str], but: str = "") -> None:
+def kill_marked(pattern: re.Pattern[str], but: str = "") -> None:
     """End every process whose trial folder is of that form, and does not begin with `but`."""
     deadline = time.time() + 12
     hard = time.time() + 2

@@ -21,7 +21,7 @@ MARK = "CCL-WORKER "
 CALL_S = 120.0
 COPY_S = 1800.0
 
-_HOPELESS = (
+_PERMANENT = (
     "permission denied",
     "could not resolve hostname",
     "host key verification failed",
@@ -52,14 +52,14 @@ class WorkerAnswer:
 
 
 @dataclass(frozen=True)
-class Answers:
+class WorkerAnswers:
     """One round: process -> answer, and process -> why there is none."""
 
     by_process: Mapping[int, WorkerAnswer]
     silent: Mapping[int, str] = field(default_factory=dict)
 
 
-class Fleet(Protocol):
+class WorkerGroup(Protocol):
     """The workers of one slice, in order."""
 
     @property
@@ -71,7 +71,7 @@ class Fleet(Protocol):
         """Copy a file into the home folder of these workers; process -> why it failed."""
         ...
 
-    def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> Answers:
+    def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> WorkerAnswers:
         """Run a shell command and then `worker.py` with these arguments on each; `command` is a fixed text."""
         ...
 
@@ -146,12 +146,12 @@ def shorten_error(text: str, code: int) -> str:
     return one_line(lines[-1], 300) if lines else f"exit code {code} and no message"
 
 
-def is_hopeless(text: str) -> bool:
+def is_permanent_error(text: str) -> bool:
     """Whether trying again would not help: the key, the name or the options are wrong."""
-    return any(mark in text.lower() for mark in _HOPELESS)
+    return any(mark in text.lower() for mark in _PERMANENT)
 
 
-class SshFleet:
+class SshWorkerGroup:
     """Hosts over plain SSH; no cloud."""
 
     def __init__(self, settings: TpuSettings) -> None:
@@ -171,7 +171,7 @@ class SshFleet:
 
         return {process: error for process, error in _map(copy, processes).items() if error}
 
-    def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> Answers:
+    def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> WorkerAnswers:
         def ask(process: int) -> tuple[WorkerAnswer | None, str]:
             text = f"{command} {' '.join((*arguments, '--process', str(process)))}"
             done = run_program([*self.ssh_command(process), text], timeout_s=CALL_S)
@@ -179,7 +179,7 @@ class SshFleet:
 
         told = _map(ask, processes)
         answers = {process: answer for process, (answer, _) in told.items() if answer is not None}
-        return Answers(answers, {process: why for process, (answer, why) in told.items() if answer is None})
+        return WorkerAnswers(answers, {process: why for process, (answer, why) in told.items() if answer is None})
 
     def pull(self, process: int, path: str, target: Path) -> None:
         host = self.hosts[process]

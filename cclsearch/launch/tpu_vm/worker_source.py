@@ -9,50 +9,56 @@ from typing import Protocol
 from cclsearch.core.values import Failure
 from cclsearch.launch.base import Check, Leftover
 from cclsearch.launch.tpu_vm.settings import TpuSettings
-from cclsearch.launch.tpu_vm.worker_group import Fleet, SshFleet, is_hopeless, run_program, shorten_error
+from cclsearch.launch.tpu_vm.worker_group import (
+    SshWorkerGroup,
+    WorkerGroup,
+    is_permanent_error,
+    run_program,
+    shorten_error,
+)
 
 
 @dataclass(frozen=True)
-class Ready:
+class WorkersReady:
     """The workers are there; `name` tells them from later ones."""
 
-    fleet: Fleet
+    group: WorkerGroup
     name: str
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WorkersPending:
     """Not yet."""
 
     note: str
-    unsure: bool = False
+    uncertain: bool = False
     """Whether it could not be told: a job that runs there is not given up for it before its time is over."""
     unanswered: bool = False
     """Whether that is because nobody answered."""
 
 
 @dataclass(frozen=True)
-class Broken:
+class WorkersLost:
     """They will not come, or are gone."""
 
     failure: Failure
 
 
-Look = Ready | Waiting | Broken
+WorkersState = WorkersReady | WorkersPending | WorkersLost
 
 
-class Place(Protocol):
+class WorkerSource(Protocol):
     """The source of a search's workers. `run_id` labels whatever is created."""
 
     def request(self, run_id: str) -> None:
         """See that workers are there or asked for; UserError where that can never work, TrialError where not now."""
         ...
 
-    def look(self, run_id: str) -> Look:
+    def find_workers(self, run_id: str) -> WorkersState:
         """How it stands; UserError where the user must log in first."""
         ...
 
-    def remembered_run(self) -> str | None:
+    def recorded_run(self) -> str | None:
         """The run whose request is remembered here and not known to be deleted."""
         ...
 
@@ -72,20 +78,20 @@ class Place(Protocol):
         ...
 
 
-class HostsPlace:
+class HostsSource:
     """Hosts named in the profile: always there, never ours to delete."""
 
     def __init__(self, settings: TpuSettings) -> None:
         self.settings = settings
-        self._fleet = SshFleet(settings)
+        self._group = SshWorkerGroup(settings)
 
     def request(self, run_id: str) -> None:
         """Nothing has to be asked for."""
 
-    def look(self, run_id: str) -> Look:
-        return Ready(self._fleet, "")
+    def find_workers(self, run_id: str) -> WorkersState:
+        return WorkersReady(self._group, "")
 
-    def remembered_run(self) -> str | None:
+    def recorded_run(self) -> str | None:
         return None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
@@ -107,14 +113,14 @@ class HostsPlace:
     def _check_hosts(self) -> Sequence[Check]:
         checks = []
         for process, host in enumerate(self.settings.hosts):
-            command = [*self._fleet.ssh_command(process), "python3 -c 'import sys; print(sys.version.split()[0])'"]
+            command = [*self._group.ssh_command(process), "python3 -c 'import sys; print(sys.version.split()[0])'"]
             done = run_program(command, timeout_s=60.0)
             ok = done.returncode == 0
             detail = f"{host.host}: python3 {done.stdout.strip()}"
             if not ok:
                 detail = f"{host.host}: {shorten_error(done.stderr, done.returncode)}"
             remedy = "" if ok else "see that `ssh` to it works without a password, and that it has python3"
-            if is_hopeless(done.stderr):
+            if is_permanent_error(done.stderr):
                 remedy = "correct `user`, `key_file` or the host's name; accept its host key once by hand"
             checks.append(Check(name=f"worker {process}", ok=ok, detail=detail, remedy=remedy))
         return checks
