@@ -134,12 +134,12 @@ def make_source(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
     import yaml
 
     from cclsearch.launch.profile import profile_from_mapping
-    from cclsearch.launch.tpu_vm.launcher import make_worker_source
+    from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
     from cclsearch.launch.tpu_vm.settings import TpuSettings
 
     data = {**yaml.safe_load(cloud.profile.read_text()), **changes}
     profile = profile_from_mapping(data, name="slice").model_copy(update={"run_dir": run_dir})
-    return make_worker_source(profile, profile.read_settings(TpuSettings))
+    return make_worker_source(profile.read_settings(TpuSettings), run_dir)
 
 
 def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing_is_tried_again(

@@ -32,7 +32,14 @@ from cclsearch.launch.tpu_vm.resource_names import (
     with_location,
 )
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
-from cclsearch.launch.tpu_vm.worker_source import WorkersLost, WorkersPending, WorkersReady, WorkersState
+from cclsearch.launch.tpu_vm.worker_source import (
+    HostsSource,
+    WorkersLost,
+    WorkerSource,
+    WorkersPending,
+    WorkersReady,
+    WorkersState,
+)
 
 RUN_LABEL = "ccl-run"
 REQUEST_FILE = "queued-resource.json"
@@ -298,6 +305,15 @@ class QueuedResourceSource:
             raise ValueError("a queued resource needs a run's folder to be remembered in")
         self._request = request
         write_model(self.run_dir / REQUEST_FILE, request)
+
+
+def make_worker_source(settings: TpuSettings, run_dir: Path | None) -> WorkerSource:
+    """Return the source that the profile names: hosts, a TPU VM or a queued resource."""
+    if settings.tpu is not None:
+        return TpuVmSource(settings, run_dir)
+    if settings.queued_resource is not None:
+        return QueuedResourceSource(settings, settings.queued_resource, run_dir)
+    return HostsSource(settings)
 
 
 def find_node_workers(gcloud: Gcloud, name: str) -> WorkersState:

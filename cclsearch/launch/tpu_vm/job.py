@@ -57,6 +57,11 @@ class TpuJobRecord(Model):
     """The run's own token: two runs of one name may use the same workers."""
 
     @property
+    def folder(self) -> Path:
+        """Where the attempt's own files are."""
+        return attempt_folder(self.trial_dir, self.attempt)
+
+    @property
     def remote_name(self) -> str:
         """Name of the attempt's folder on the workers."""
         return f"{self.name}-{self.token}" if self.token else self.name

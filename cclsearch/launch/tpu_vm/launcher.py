@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import is_secret_name
@@ -18,7 +17,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover
 from cclsearch.launch.profile import Profile
-from cclsearch.launch.tpu_vm.cloud_source import QueuedResourceSource, TpuVmSource
+from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
 from cclsearch.launch.tpu_vm.job import (
     BEGUN_FILE,
     CANCELLED_FILE,
@@ -49,7 +48,7 @@ from cclsearch.launch.tpu_vm.worker_group import (
     WorkerGroup,
     is_permanent_error,
 )
-from cclsearch.launch.tpu_vm.worker_source import HostsSource, WorkersLost, WorkerSource, WorkersPending, WorkersReady
+from cclsearch.launch.tpu_vm.worker_source import WorkersLost, WorkersPending, WorkersReady
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import Framework, load_framework
 
@@ -74,7 +73,7 @@ class TpuVmLauncher:
     def __init__(self, profile: Profile, settings: TpuSettings) -> None:
         self.profile = profile
         self.settings = settings
-        self.worker_source = make_worker_source(profile, settings)
+        self.worker_source = make_worker_source(settings, profile.run_dir)
         self.poll_interval_s = settings.poll_s or (2.0 if settings.hosts else 10.0)
         self._since: dict[tuple[str, int, str], float] = {}
         self._run_ids: set[str] = set()
@@ -139,10 +138,10 @@ class TpuVmLauncher:
         """End these jobs on every worker that can be reached, and wait until they are gone there."""
         for handle in handles:
             record = _read_record(handle)
-            if record is None or read_status(_folder(record)) is not None:
+            if record is None or read_status(record.folder) is not None:
                 continue
             self._run_ids.add(record.run_id)
-            (_folder(record) / CANCELLED_FILE).touch()
+            (record.folder / CANCELLED_FILE).touch()
             group = self._find_group(record)
             if group is not None:
                 self._end_processes(record, group)
@@ -173,7 +172,7 @@ class TpuVmLauncher:
 
     def leftovers(self, run_id: str) -> list[Leftover]:
         """Attempts without an end, and resources with the run's label."""
-        open_jobs = [r for r in self._records() if r.run_id == run_id and read_status(_folder(r)) is None]
+        open_jobs = [r for r in self._records() if r.run_id == run_id and read_status(r.folder) is None]
         jobs = [Leftover(kind="job", name=r.name, state="no end is known") for r in open_jobs]
         return [*jobs, *self.worker_source.leftovers(run_id)]
 
@@ -188,12 +187,12 @@ class TpuVmLauncher:
         if record is None:
             return _fail(FailureKind.LAUNCHER, f"the files of {handle.job_name} are gone")
         self._run_ids.add(record.run_id)
-        known = read_status(_folder(record))
+        known = read_status(record.folder)
         if known is not None:
             return known
-        if (_folder(record) / CANCELLED_FILE).exists():
+        if (record.folder / CANCELLED_FILE).exists():
             return self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
-        start = read_model(_folder(record) / BEGUN_FILE, TpuStartRecord)
+        start = read_model(record.folder / BEGUN_FILE, TpuStartRecord)
         found = self.worker_source.find_workers(record.run_id)
         if isinstance(found, WorkersLost):
             return self._fail_attempt(record, found.failure)
@@ -222,7 +221,7 @@ class TpuVmLauncher:
 
     def _start(self, record: TpuJobRecord, ready: WorkersReady) -> JobStatus:
         """Copy the files out and start the processes, the coordinator's first."""
-        group, folder = ready.group, _folder(record)
+        group, folder = ready.group, record.folder
         if record.num_processes > len(group.addresses):
             message = f"the trial wants {record.num_processes} workers, but there are {len(group.addresses)}"
             self._finish(record, _fail(FailureKind.LAUNCHER, message, Stage.SUBMIT))  # or nothing would be released
@@ -289,7 +288,7 @@ class TpuVmLauncher:
         return JobStatus(state=JobState.RUNNING, note=note)
 
     def _ask(self, record: TpuJobRecord, group: WorkerGroup) -> WorkerAnswers:
-        folder, processes = _folder(record), range(record.num_processes)
+        folder, processes = record.folder, range(record.num_processes)
         merged: dict[int, WorkerAnswer] = {}
         asking = list(processes)
         silent: dict[int, str] = {}
@@ -328,7 +327,7 @@ class TpuVmLauncher:
 
     def _collect(self, record: TpuJobRecord, group: WorkerGroup, by_process: Mapping[int, WorkerAnswer]) -> JobStatus:
         """Every process has ended: bring back what they left, and say what came of it."""
-        folder = _folder(record)
+        folder = record.folder
         archives = {}
         for process in by_process:
             target = folder / f"w{process}.tar.gz"
@@ -360,12 +359,12 @@ class TpuVmLauncher:
         group = None if failure.kind is FailureKind.PREEMPTED else self._find_group(record)
         if group is not None:
             self._end_processes(record, group)
-        merge_logs(_folder(record), record.trial_dir, record.num_processes)
+        merge_logs(record.folder, record.trial_dir, record.num_processes)
         return self._finish(record, JobStatus(state=JobState.DONE, failure=failure))
 
     def _finish(self, record: TpuJobRecord, status: JobStatus) -> JobStatus:
-        write_model(_folder(record) / STATUS_FILE, status)
-        (_folder(record) / BUNDLE_FILE).unlink(missing_ok=True)
+        write_model(record.folder / STATUS_FILE, status)
+        (record.folder / BUNDLE_FILE).unlink(missing_ok=True)
         return status
 
     def _end_processes(self, record: TpuJobRecord, group: WorkerGroup) -> None:
@@ -415,16 +414,7 @@ class TpuVmLauncher:
                 yield record.model_copy(update={"trial_dir": path.parent.parent.absolute()})
 
     def _is_open(self, run_id: str) -> bool:
-        return any(r.run_id == run_id and read_status(_folder(r)) is None for r in self._records())
-
-
-def make_worker_source(profile: Profile, settings: TpuSettings) -> WorkerSource:
-    """Where the workers of this profile come from."""
-    if settings.tpu is not None:
-        return TpuVmSource(settings, profile.run_dir)
-    if settings.queued_resource is not None:
-        return QueuedResourceSource(settings, settings.queued_resource, profile.run_dir)
-    return HostsSource(settings)
+        return any(r.run_id == run_id and read_status(r.folder) is None for r in self._records())
 
 
 def _own_processes(record: TpuJobRecord, group: WorkerGroup) -> range:
@@ -434,10 +424,6 @@ def _own_processes(record: TpuJobRecord, group: WorkerGroup) -> range:
 
 def _fail(kind: FailureKind, message: str, stage: Stage = Stage.RUN) -> JobStatus:
     return JobStatus(state=JobState.DONE, failure=Failure(stage=stage, kind=kind, message=message))
-
-
-def _folder(record: TpuJobRecord) -> Path:
-    return attempt_folder(record.trial_dir, record.attempt)
 
 
 def _make_handle(record: TpuJobRecord) -> Handle:
