@@ -70,7 +70,7 @@ def make_page(run_id: str = "demo", **fields: object) -> RunPage:
         interval=(0.48, 0.52),
         neighbors=(Neighbor("tp 1 → 2, dp 8 → 4", 1.4, 3), Neighbor("kernel flash → plain", 2.0, None)),
         costs=(("accelerator-hours", "0.47"), ("LLM tokens", "1,200 input")),
-        remarks=(("llm turn", f"thought {HOSTILE}"),),
+        notes=(("llm turn", f"thought {HOSTILE}"),),
         created="2026-01-01T00:00:00+00:00",
     )
     return replace(page, **fields)  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("sweep -w wl2 --launcher replay --weights 1:0:0.1", "they are '1:0:0.1'"),
     ("sweep -w wl2 --launcher replay --seed-policy dense", "--seed-policy: no LLM takes part"),
     ("show first x", "TRIAL: must be a whole number of at least 1, not 'x'"),
-    ("show first 7", "has 1 trials, and none is 7"),
+    ("show first 7", "has 1 trials, but no trial 7"),
     ("admit first --trial 7", "trial 7 is not among its 1"),
     ("resume first --confirm 2", "cannot be confirmed"),
     ("report first --all", "leave out first, or --all"),

@@ -118,7 +118,7 @@ def test_a_ranking_compares_only_equal_work_on_equal_hardware_of_one_provenance(
     assert ranks == {"b": (1, 1.0), "a": (2, pytest.approx(1.25)), "c": (1, 1.0), "d": (1, 1.0)}
     lines = compare_frameworks(pages)
     assert len(lines) == 1
-    assert "torchtitan at its best (0.4 s) is 1.25 x as fast as megatron" in lines[0]
+    assert "the best of torchtitan is 1.25x faster than the best of megatron (0.5 s -> 0.4 s)" in lines[0]
     scene = draw_bests(pages)
     assert scene is not None
     assert len([item for item in scene.items if isinstance(item, Rect)]) == 4

@@ -166,7 +166,7 @@ def test_a_run_without_trials_has_no_best_and_says_so(project: Path, capsys: pyt
     (project / "runs" / "r" / LEDGER_FILE).unlink()
     capsys.readouterr()
     assert main(["best", "r"]) == 1
-    assert "nothing ran yet" in capsys.readouterr().out
+    assert "no trial has run yet" in capsys.readouterr().out
     assert main(["best", "r", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) is None
     assert main(["show", "r", "1"]) == 2
@@ -212,12 +212,12 @@ def test_the_summary_says_how_sure_it_is_and_what_it_beat(project: Path) -> None
         run_search(writer, parts)
         again = "\n".join(summarize_run(parts.spec, writer.state, folder).lines)
     assert "best: trial 1" in told
-    assert "run 1 x" in told
-    assert "assumed: nothing was repeated yet" in told
-    assert "it beat 1 of 2 other configurations beyond the noise (95% sure); next is trial 3" in told
-    assert "not beyond the noise (95%): it cannot be told from trial 3 (its step takes 5.00% longer)" in told
+    assert "from 1 run;" in told
+    assert "assumed: no configuration ran twice yet" in told
+    assert "better than 1 of 2 other configurations beyond noise (95% confidence); runner-up: trial 3" in told
+    assert "ties with trial 3 (step time 5.00% longer): difference within noise (95% confidence)" in told
     assert str(folder) in told
-    assert "run 2 x" in again
+    assert "from 2 runs;" in again
     assert "measured from" in again
 
 
@@ -257,8 +257,8 @@ def test_a_lead_within_the_noise_is_said_when_it_is_taken(project: Path) -> None
         begin_or_resume(writer, parts)
         run_search(writer, parts)
     ended = [line for line in shown.getvalue().splitlines() if " left" in line]
-    assert "sure to beat trial 1: within the noise" in ended[1]
-    assert "within the noise" not in ended[0] + ended[2]
+    assert "confidence of beating trial 1: within noise" in ended[1]
+    assert "within noise" not in ended[0] + ended[2]
 
 
 def admit(outcome: Outcome) -> Outcome:
@@ -276,7 +276,7 @@ def test_the_best_of_a_framework_without_a_run_script_is_told_in_knobs(
     told = capsys.readouterr().out
     best = load_run(project / "runs" / "r").state.best
     assert best is not None
-    assert f"as knobs of the space: {best.config} (there is no run script for nanotron here)\n" in told
+    assert f"knobs: {best.config} (options of nanotron are unknown: there is no run script)\n" in told
     assert "--zero-stage" not in told
 
 

@@ -1,4 +1,4 @@
-"""`ccl-search best RUN`: the best configuration, ready to run again."""
+"""`ccl-search best RUN`: the best configuration, with options and job script to run it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ccl-search show RUN TRIAL`: everything known of one trial."""
+"""`ccl-search show RUN TRIAL`: everything known about one trial."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_run(find_run(args.run, args.runs))
     trial = loaded.state.trials.get(args.trial)
     if trial is None:
-        raise UserError(f"run {loaded.spec.run_id!r} has {len(loaded.state.trials)} trials, and none is {args.trial}")
+        raise UserError(f"run {loaded.spec.run_id!r} has {len(loaded.state.trials)} trials, but no trial {args.trial}")
     if args.json:
         print(json.dumps(trial_as_json(loaded, trial)))
         return EXIT_OK

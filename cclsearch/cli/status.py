@@ -1,4 +1,4 @@
-"""`ccl-search status`: where a search stands, or all searches of the project."""
+"""`ccl-search status`: the state of one search, or of all searches of the project."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         facts = {"run": spec.run_id, "standing": run.standing, "budget": total, "spent": state.num_spent}
         print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes}))
         return EXIT_OK
-    print(f"{spec.run_id}: {run.standing}; {state.num_spent} of {total} trials spent; strategy {spec.strategy}")
+    print(f"{spec.run_id}: {run.standing}; {state.num_spent} of {total} trials used; strategy {spec.strategy}")
     for line in spec.banner:
         print(f"note: {plain(line)}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
         if trial.is_finished:
-            print(plain(describe_trial(trial, state, total).rpartition("  best ")[0]))
+            print(plain(describe_trial(trial, state, total).rpartition("  best so far ")[0]))
         else:
             print(plain(f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"))
     for line in format_moves([ProposerEvent(note.topic, note.text, note.data) for note in state.notes]):
@@ -107,5 +107,5 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
     if run.standing in ("stopped", "killed"):
-        print(f"go on:    ccl-search resume {name_run(folder)}")
+        print(f"continue: ccl-search resume {name_run(folder)}")
     return EXIT_OK

@@ -1,1 +1,1 @@
-"""What people see: terminal tables, charts, one HTML page."""
+"""Output for people: terminal tables, charts, one HTML page."""

@@ -1,4 +1,4 @@
-"""How sure a search's best is: noise, interval, what it beats beyond the noise and what it cannot be told from."""
+"""Confidence in the best configuration: noise, interval, the trials it beats beyond noise and those it ties with."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from cclsearch.stats.noise import (
 
 @dataclass(frozen=True)
 class Certainty:
-    """The best configuration among all that were ranked."""
+    """How certain it is that the best of the ranked configurations is the best."""
 
     best: Trial
     noise: Noise
     interval: Interval
-    """Of the best's loss."""
+    """Interval of the best configuration's loss."""
     num_runs: int
     chance: float
-    """Probability that it is truly the best of what was tried."""
+    """Probability that it is truly the best of the configurations tried."""
     beaten: tuple[int, ...]
-    """First trials of the configurations that it beats with `DEFAULT_CONFIDENCE`, nearest first."""
+    """First trials of the configurations that it beats with `DEFAULT_CONFIDENCE`, closest first."""
     tied: tuple[int, ...]
-    """First trials of those that it cannot be told from, nearest first."""
+    """First trials of the configurations it ties with (differences within noise), closest first."""
 
     @property
     def confidence(self) -> float:
-        """The confidence that `beaten` asks for."""
+        """The confidence that `beaten` requires, 0 to 1."""
         return DEFAULT_CONFIDENCE
 
 
 def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | None:
-    """How sure the best is; None without a best, or where nothing was measured: a recording has no repeats."""
+    """Certainty of the best trial; None without a best or without measurements (a recording has no repeats)."""
     best = state.best
     if best is None or provenance is not Provenance.MEASURED:
         return None
@@ -63,15 +63,15 @@ def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | N
 
 
 def compare_with_runner_up(state: RunState, trial: Trial) -> tuple[int, float] | None:
-    """Of the best trial: the one next to it, and how sure it is to be better (0 to 1).
+    """Number of the runner-up and the confidence, 0 to 1, that the best trial beats it.
 
-    None for any other trial, and where nothing else was ranked.
+    None if `trial` is not the best one, or nothing else was ranked.
     """
     runs = state.losses_by_trial()
     best = state.best
     if best is None or best.number != trial.number or len(runs) < 2:
         return None
-    next_to = min((n for n in runs if n != trial.number), key=lambda n: sum(runs[n]) / len(runs[n]))
-    spreads = [t.outcome.spread for t in (trial, state.trials[next_to]) if t.outcome and t.outcome.spread]
+    runner_up = min((n for n in runs if n != trial.number), key=lambda n: sum(runs[n]) / len(runs[n]))
+    spreads = [t.outcome.spread for t in (trial, state.trials[runner_up]) if t.outcome and t.outcome.spread]
     noise = estimate_noise(list(runs.values()), spreads)
-    return next_to, confidence_better(runs[trial.number], runs[next_to], noise)
+    return runner_up, confidence_better(runs[trial.number], runs[runner_up], noise)

@@ -1,4 +1,4 @@
-"""The charts of one run: plain data in, a scene out."""
+"""The charts of one run: each function turns plain data into a scene."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_STRIP_COLUMNS = 200
 
 
 def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
-    """Step time (or score) by trial with the best so far and the failures, the configurations in a strip below."""
+    """Step time (or score) by trial with the best so far and the failures; the configurations in a strip below."""
     value: Callable[[TrialRow], float | None] = (lambda t: t.score) if by_score else (lambda t: t.step_time_s)
     shown = [(trial, v) for trial in page.trials if (v := value(trial)) is not None]
     if not shown:
@@ -35,7 +35,7 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
     best = page.best_trial
     if best is not None and interval:
         at, (low, high) = x(place[best.number]), interval
-        items.append(Path(((at, y(low)), (at, y(high))), "green", 2.0, tip="where the true step time lies"))
+        items.append(Path(((at, y(low)), (at, y(high))), "green", 2.0, tip="interval of the true step time"))
     for trial in page.trials:
         items.append(_trial_mark(page, trial, value(trial), x(place[trial.number]), frame))
     items += _legend([mark for mark in _LEGEND if _is_used(mark[0], page.trials)], 20)
@@ -92,9 +92,18 @@ def _best_so_far(
 
 
 def _draw_strip(page: RunPage, knobs: Sequence[str], x: Scale, top: float) -> list[Item]:
-    """One row a knob, one cell a trial: the darker, the greater among the values tried."""
+    """One row per knob, one cell per trial; the darker, the greater the value among those tried."""
     if len(page.trials) > MAX_STRIP_COLUMNS:
-        return [Text(LEFT, top + 12, "too many trials for a strip: see the table", 11.5, "start", "muted")]
+        return [
+            Text(
+                LEFT,
+                top + 12,
+                "too many trials to show their configurations here: see the table",
+                11.5,
+                "start",
+                "muted",
+            )
+        ]
     items: list[Item] = []
     width = (x.end - x.start) / max(len(page.trials), 1)
     for row, knob in enumerate(knobs):
@@ -114,12 +123,12 @@ def _draw_strip(page: RunPage, knobs: Sequence[str], x: Scale, top: float) -> li
             if len(text) * 6.4 <= width - 2:
                 items.append(Text(left + width / 2, y + 15, text, 11, "middle", ink))
     y = top + len(knobs) * STRIP_ROW + 18
-    items.append(Text((x.start + x.end) / 2, y, "trial, and its configuration", 12.5, "middle", "ink"))
+    items.append(Text((x.start + x.end) / 2, y, "trial and its configuration", 12.5, "middle", "ink"))
     return items
 
 
 def draw_causes(page: RunPage) -> Scene | None:
-    """Where the step's time goes, the best beside the baseline: seconds of a traced step by cause."""
+    """Seconds of a traced step by cause, for the best trial and the baseline."""
     rows = [
         (label, trial)
         for label, trial in (("best", page.best_trial), ("baseline", page.baseline_trial))
@@ -151,15 +160,15 @@ def draw_causes(page: RunPage) -> Scene | None:
                 items.append(Text(x(left) + width / 2, y + 21, cause, 11.5, "middle", "paper"))
             left += seconds
     items += _legend([(c, c, Mark(0, 0, "square", 11, SERIES[n % len(SERIES)])) for n, c in enumerate(causes)], 24)
-    told = "; ".join(
+    summary = "; ".join(
         f"{label}: " + ", ".join(f"{c} {show_number(s)} s" for c, s in trial.seconds_by_cause.items())
         for label, trial in rows
     )
-    return Scene("causes", "Where a step's time goes", told, WIDTH, bottom + 50, tuple(items))
+    return Scene("causes", "Step time by cause", summary, WIDTH, bottom + 50, tuple(items))
 
 
 def draw_sensitivity(page: RunPage) -> Scene | None:
-    """Step times of the winner's neighbours over the winner's own: measured filled, predicted hollow."""
+    """Step times of the winner's neighbors relative to the winner: measured ones filled, predicted ones hollow."""
     if not page.neighbors or page.best is None:
         return None
     neighbors = sorted(page.neighbors, key=lambda n: n.ratio)[:16]
@@ -169,7 +178,7 @@ def draw_sensitivity(page: RunPage) -> Scene | None:
     items: list[Item] = [Path(((x(t), 38), (x(t), bottom)), "grid") for t in ticks]
     items += [Text(x(t), bottom + 18, f"{show_number(t)}x", 11.5, "middle", "muted") for t in ticks]
     items.append(Path(((x(1.0), 34), (x(1.0), bottom)), "green", 1.6))
-    items.append(Text((x.start + x.end) / 2, bottom + 38, "step time over the winner's", 12.5, "middle"))
+    items.append(Text((x.start + x.end) / 2, bottom + 38, "step time relative to the winner", 12.5, "middle"))
     for row, neighbor in enumerate(neighbors):
         y = 46 + 25.0 * row + 10
         items.append(Text(320, y + 4, neighbor.change, 12, "end"))
@@ -183,12 +192,14 @@ def draw_sensitivity(page: RunPage) -> Scene | None:
     ]
     used = [k for k in kinds if any((n.trial is not None) == (k[0] == "m") for n in neighbors)]
     items += _legend(used, 20)
-    told = "; ".join(f"{n.change}: {n.ratio:.3g}x" for n in neighbors)
-    return Scene("sensitivity", "One step around the winner", told, WIDTH, bottom + 50, tuple(items))
+    summary = "; ".join(f"{n.change}: {n.ratio:.3g}x" for n in neighbors)
+    return Scene(
+        "sensitivity", "Neighbors of the winner: step time relative to it", summary, WIDTH, bottom + 50, tuple(items)
+    )
 
 
 def draw_prediction(page: RunPage) -> Scene | None:
-    """Step time expected before the run against the one measured."""
+    """Step time expected before the run against the measured one."""
     points = [
         (trial, trial.expected_step_time_s, trial.step_time_s)
         for trial in page.trials
@@ -212,8 +223,8 @@ def draw_prediction(page: RunPage) -> Scene | None:
         assert expected is not None
         assert measured is not None
         off.append(abs(math.log(measured / expected)))
-        came = f"expected {show_number(expected)} s, came {show_number(measured)} s"
-        tip = f"trial {trial.number}: {came}\n{trial.config_text}"
+        times = f"expected {show_number(expected)} s, measured {show_number(measured)} s"
+        tip = f"trial {trial.number}: {times}\n{trial.config_text}"
         best = trial.number == page.best
         items.append(
             Mark(
@@ -226,9 +237,12 @@ def draw_prediction(page: RunPage) -> Scene | None:
             )
         )
     middle = math.exp(sorted(off)[len(off) // 2]) - 1
-    told = f"{len(points)} trials; half of them were within {middle:.0%} of what was expected"
-    items += [Text(590, 60, told.split(";")[0], 12.5), Text(590, 80, f"half within {middle:.0%}", 12.5)]
-    return Scene("prediction", "Predicted against measured", told, WIDTH, 450, tuple(items))
+    summary = f"{len(points)} trials; half of them were within {middle:.0%} of the expected step time"
+    items += [
+        Text(590, 60, f"{len(points)} trials", 12.5),
+        Text(590, 80, f"half within {middle:.0%} of expected", 12.5),
+    ]
+    return Scene("prediction", "Predicted against measured step time", summary, WIDTH, 450, tuple(items))
 
 
 def _legend(marks: Sequence[tuple[str, str, Mark]], y: float, x: float = LEFT + 60) -> list[Item]:
@@ -247,7 +261,7 @@ def _is_used(kind: str, trials: Sequence[TrialRow]) -> bool:
 
 
 def _varied_knobs(trials: Sequence[TrialRow]) -> list[str]:
-    """Knobs that took more than one value, in the order of the space; all of them where none varied."""
+    """Knobs that took more than one value, in the order of the space; all of them if none varied."""
     names = list(dict.fromkeys(knob for trial in trials for knob in trial.config))
     varied = [k for k in names if len({(type(t.config.get(k)), t.config.get(k)) for t in trials}) > 1]
     return varied or names
@@ -266,12 +280,12 @@ def _summarize_progress(page: RunPage, shown: Sequence[tuple[TrialRow, float]], 
     failed = sum(t.state == FAILED for t in page.trials)
     refused = sum(t.state == NOT_ADMITTED for t in page.trials)
     best = page.best_trial
-    told = f"{len(page.trials)} trials, {failed} failed, {refused} not admitted."
+    summary = f"{len(page.trials)} trials, {failed} failed, {refused} not admitted."
     if best is not None:
         values = [v for t, v in shown if t.number == best.number]
         figure = show_number(values[0]) if values else "unknown"
-        told += f" The best is trial {best.number} with {figure} {unit}: {best.config_text}."
-    return told
+        summary += f" The best is trial {best.number} with {figure} {unit}: {best.config_text}."
+    return summary
 
 
 def _order_causes(trials: Sequence[TrialRow]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Several runs beside each other: who wins on the same work, what overlap and MFU say of step time, the ranking."""
+"""Comparison of several runs: their ranking on equal work, and step time against overlap and MFU."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ WIDTH, LEFT, RIGHT = 880.0, 76.0, 20.0
 
 @dataclass(frozen=True)
 class RankingEntry:
-    """The best of one run in a ranking."""
+    """The best trial of one run in a ranking."""
 
     rank: int
-    """1 for the best of its group, by step time; equal work, hardware and provenance make a group."""
+    """By step time, 1 for the best of its group; runs of equal work, hardware and provenance form a group."""
     group: str
     page: RunPage
     trial: TrialRow
     ratio: float
-    """Its step time over the group's best."""
+    """Its step time divided by that of the group's best."""
 
 
 def rank_runs(pages: Sequence[RunPage]) -> list[RankingEntry]:
-    """The best trial of every run, ranked inside its group: only equal work on equal hardware compares, and
-    figures that were measured, recorded and simulated never mix."""
+    """The best trial of every run, ranked inside its group.
+
+    Only runs of equal work on equal hardware are compared; measured, recorded and simulated figures never mix.
+    """
     groups: dict[str, list[tuple[float, RunPage, TrialRow]]] = {}
     for page in pages:
         best = page.best_trial
@@ -43,12 +45,12 @@ def rank_runs(pages: Sequence[RunPage]) -> list[RankingEntry]:
 
 
 def group_of(page: RunPage) -> str:
-    """Work, hardware and provenance: what must agree for two step times to compare."""
+    """Work, hardware and provenance: two step times are comparable only if these are equal."""
     return f"{page.work}, on {page.hardware}, {page.provenance}"
 
 
 def compare_frameworks(pages: Sequence[RunPage]) -> list[str]:
-    """For each group in which several frameworks ran: the best of one against the best of the other, in a sentence."""
+    """For each group, one sentence per slower framework: its best step time against the fastest framework's."""
     lines = []
     ranking = rank_runs(pages)
     for group in dict.fromkeys(s.group for s in ranking):
@@ -59,15 +61,15 @@ def compare_frameworks(pages: Sequence[RunPage]) -> list[str]:
         for other in ordered[1:]:
             first = ordered[0]
             lines.append(
-                f"On {group}: {first.page.framework} at its best ({show_number(first.trial.step_time_s or 0)} s) is"
-                f" {other.ratio / first.ratio:.3g} x as fast as {other.page.framework} at its best"
-                f" ({show_number(other.trial.step_time_s or 0)} s)."
+                f"On {group}: the best of {first.page.framework} is {other.ratio / first.ratio:.3g}x faster than"
+                f" the best of {other.page.framework} ({show_number(other.trial.step_time_s or 0)} s ->"
+                f" {show_number(first.trial.step_time_s or 0)} s)."
             )
     return lines
 
 
 def draw_against_step_time(pages: Sequence[RunPage], metric: str, label: str) -> Scene | None:
-    """One metric against step time over all ranked trials, a colour and a shape for each run."""
+    """Step time against one metric over all ranked trials, with one color and shape per run."""
     points = [
         (n, page, trial, trial.metrics[metric], trial.step_time_s)
         for n, page in enumerate(pages)
@@ -90,13 +92,15 @@ def draw_against_step_time(pages: Sequence[RunPage], metric: str, label: str) ->
     if len(pages) > 1:
         items += _run_legend([page for n, page in enumerate(pages) if any(p[0] == n for p in points)], pages)
     strength = _rank_correlation([(value, time_s or 0.0) for *_, value, time_s in points])
-    told = f"{len(points)} trials; rank correlation of {label} with step time {strength:+.2f}"
+    summary = f"{len(points)} trials; rank correlation of {label} with step time {strength:+.2f}"
     items.append(Text(WIDTH - RIGHT, 24, f"filled: the best; rank correlation {strength:+.2f}", 12, "end", "muted"))
-    return Scene(f"step-time-{metric.replace('_', '-')}", f"Step time against {label}", told, WIDTH, 380, tuple(items))
+    return Scene(
+        f"step-time-{metric.replace('_', '-')}", f"Step time against {label}", summary, WIDTH, 380, tuple(items)
+    )
 
 
 def draw_bests(pages: Sequence[RunPage]) -> Scene | None:
-    """The best step time of each run as a bar, run by run."""
+    """The best step time of each run as a bar."""
     from cclsearch.draw.axes import Scale, make_ticks
     from cclsearch.draw.scene import Path, Rect
 
@@ -117,8 +121,8 @@ def draw_bests(pages: Sequence[RunPage]) -> Scene | None:
         role = SERIES[groups.index(entry.group) % len(SERIES)]
         items.append(Rect(x.start, y, x(time_s) - x.start, 20, role, tip=f"{entry.group}\n{entry.trial.config_text}"))
         items.append(Text(x(time_s) + 6, y + 14, f"{show_number(time_s)}{entry.page.mark}", 11.5, "start", "muted"))
-    told = "; ".join(f"{s.page.run_id}: {show_number(s.trial.step_time_s or 0)} s" for s in ranking)
-    return Scene("bests", "The best of each run", told, WIDTH, bottom + 50, tuple(items))
+    summary = "; ".join(f"{s.page.run_id}: {show_number(s.trial.step_time_s or 0)} s" for s in ranking)
+    return Scene("bests", "Best step time of each run", summary, WIDTH, bottom + 50, tuple(items))
 
 
 def _run_legend(shown: Sequence[RunPage], pages: Sequence[RunPage]) -> list[Item]:
@@ -134,7 +138,7 @@ def _run_legend(shown: Sequence[RunPage], pages: Sequence[RunPage]) -> list[Item
 
 
 def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's, with mean ranks for ties; 0 where one side does not vary."""
+    """Spearman's rank correlation, with mean ranks for ties; 0 if one side does not vary."""
     from scipy.stats import rankdata
 
     left, right = rankdata([a for a, _ in pairs]), rankdata([b for _, b in pairs])

@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: no page, no chart and no table looks at a ledger."""
+"""The content of a report as plain data: pages, charts and tables read this and never a ledger."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrialRow:
     """Why it is not ranked."""
     failure_kind: str = ""
     score: float | None = None
-    """What the objective shows to people; None unless it is ranked."""
+    """The figure of the objective as shown to people; None unless the trial is ranked."""
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     spread: float | None = None
@@ -46,9 +46,9 @@ class TrialRow:
     diagnosis: tuple[str, ...] = ()
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
-    """Folder of its evidence, relative to the run's."""
+    """Folder of the trial's evidence, relative to the run folder."""
     wall_s: float | None = None
-    """From proposal to end, waiting in a queue included; None while it runs and where nothing ran."""
+    """Seconds from proposal to end, queue time included; None while the trial runs or if nothing ran."""
     turn: int | None = None
 
     @property
@@ -57,7 +57,7 @@ class TrialRow:
 
     @property
     def step_time_s(self) -> float | None:
-        """Seconds per step, of a trial that is ranked."""
+        """Seconds per step of a ranked trial, else None."""
         return self.metrics.get("step_time_s") if self.state == RANKED else None
 
     @property
@@ -80,14 +80,14 @@ class Neighbor:
     change: str
     """`tp 2 → 4, dp 8 → 4`."""
     ratio: float
-    """Its step time over the winner's."""
+    """Its step time divided by the winner's."""
     trial: int | None
-    """None where it is predicted and was not run."""
+    """None if it was predicted and not run."""
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """One run."""
+    """One run of a report."""
 
     run_id: str
     workload: str
@@ -95,7 +95,7 @@ class RunPage:
     title: str
     model: str
     work: str
-    """What must agree for two runs to compare: model, global batch, sequence length, precision."""
+    """What two runs must share to be compared: model, global batch size, sequence length, precision."""
     hardware: str
     accelerator: str
     framework: str
@@ -111,14 +111,14 @@ class RunPage:
     best: int | None
     baseline: int | None
     facts: tuple[tuple[str, str], ...]
-    """Label and figure, for the head of the page."""
+    """Label and figure at the head of the page."""
     confidence: tuple[str, ...] = ()
     interval: tuple[float, float] | None = None
-    """Of the best trial's loss, where it can be told."""
+    """Interval of the best trial's loss; None if it is unknown."""
     neighbors: tuple[Neighbor, ...] = ()
     costs: tuple[tuple[str, str], ...] = ()
-    remarks: tuple[tuple[str, str], ...] = ()
-    """Topic and text of what the search noted."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Topic and text of the search's notes."""
     created: str = ""
 
     @property
@@ -131,5 +131,5 @@ class RunPage:
 
     @property
     def mark(self) -> str:
-        """` (recorded)` where nothing was measured here; empty where it was."""
+        """` (recorded)` or ` (simulated)` if the figures were not measured here; else empty."""
         return "" if self.provenance == "measured" else f" ({self.provenance})"

@@ -1,4 +1,4 @@
-"""A configuration in the framework's own words, as its run script renders them."""
+"""A configuration as options of its framework, as the run script renders them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from cclsearch.run.spec import RunSpec
 from cclsearch.space.framework import Framework, load_framework
 
 SHOW_FLAGS = "--show-flags"
-"""Given this, a run script prints one option a line and exits."""
+"""Given this option, a run script prints one framework option per line and exits."""
 
 
 def describe_flags(spec: RunSpec, payload: TrialInput) -> str:
-    """One line: the framework's options for a trial, or else its knobs and why the options cannot be told."""
+    """One line: the framework's options for a trial, or its knobs and why the options are unknown."""
     framework = load_framework(spec.framework)
-    told = _framework_flags(framework, payload)
-    if told:
-        return f"as flags of {framework.name}: {' '.join(told)}"
-    why = "there is no run script" if framework.script is None else f"the run script {framework.script} tells no flags"
-    return f"as knobs of the space: {payload.config} ({why} for {framework.name} here)"
+    flags = _framework_flags(framework, payload)
+    if flags:
+        return f"options of {framework.name}: {' '.join(flags)}"
+    why = (
+        "there is no run script" if framework.script is None else f"the run script {framework.script} prints no options"
+    )
+    return f"knobs: {payload.config} (options of {framework.name} are unknown: {why})"
 
 
 def _framework_flags(framework: Framework, payload: TrialInput) -> list[str]:

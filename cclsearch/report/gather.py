@@ -1,4 +1,4 @@
-"""From a run folder to what its report shows. All text from outside is made plain, and secrets are masked, here."""
+"""Turns a run folder into the data of its report. Here text from outside is made plain and secrets are masked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT_LIMIT = 2000
 
 
 def gather_run(run: Run) -> RunPage:
-    """Everything a report shows of one run."""
+    """Everything that a report shows about one run."""
     spec, state = run.spec, run.state
     baseline = state.first_ranked
     rows = tuple(_gather_trial(run, trial, _metrics_of(baseline)) for trial in state.trials.values())
@@ -62,7 +62,7 @@ def gather_run(run: Run) -> RunPage:
         interval=(certainty.interval.low, certainty.interval.high) if certainty else None,
         neighbors=_find_neighbors(rows, best),
         costs=_gather_costs(run, rows),
-        remarks=tuple((clean(note.topic), clean(note.text)) for note in state.notes),
+        notes=tuple((clean(note.topic), clean(note.text)) for note in state.notes),
         created=spec.created,
     )
 
@@ -73,10 +73,12 @@ def clean(text: str) -> str:
 
 
 def describe_work(spec: RunSpec) -> str:
-    """What two runs must share to compare: model shape, global batch, sequence length, precision."""
+    """What two runs must share to be compared: model shape, global batch size, sequence length, precision."""
     card, arch = spec.card, spec.card.arch
     shape = f"{arch.num_layers} layers of {arch.hidden_size}"
-    return clean(f"{card.family} ({shape}), {card.global_batch_size} x {card.seq_len} tokens a step, {card.precision}")
+    return clean(
+        f"{card.family} ({shape}), {card.global_batch_size} x {card.seq_len} tokens per step, {card.precision}"
+    )
 
 
 def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:
@@ -159,7 +161,7 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
             facts.append((spec.objective.score_label, show_number(row.score) if row.score is not None else "unknown"))
         for label, name, unit in (
             ("tokens/s", "tokens_per_s", ""),
-            ("tokens/s an accelerator", "tokens_per_s_per_accelerator", ""),
+            ("tokens/s per accelerator", "tokens_per_s_per_accelerator", ""),
             ("peak memory", "peak_memory_gib", " GiB"),
         ):
             if name in metrics:
@@ -177,12 +179,12 @@ def _gather_confidence(run: Run) -> tuple[str, ...]:
 
     best = run.state.best
     if best is None:
-        return ("no trial was admitted",)
+        return ("none: no trial was admitted",)
     return tuple(clean(line) for line in describe_confidence(run.spec, run.state, best, run.folder))
 
 
 def _find_neighbors(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Neighbor, ...]:
-    """Ranked trials that differ from the best in one or two knobs (two, as one degree grows while another shrinks)."""
+    """Ranked trials that differ from the best in one or two knobs (two: one degree grows as another shrinks)."""
     winner = next((row for row in rows if best and row.number == best.number), None)
     if winner is None or not winner.step_time_s:
         return ()
@@ -196,7 +198,7 @@ def _find_neighbors(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Nei
 
 
 def describe_change(old: Mapping[str, Value], new: Mapping[str, Value]) -> str:
-    """`tp 2 → 4, dp 8 → 4`: the knobs in which two configurations differ."""
+    """The knobs in which two configurations differ, as `tp 2 → 4, dp 8 → 4`."""
     changed = [knob for knob in old if new.get(knob) != old[knob]]
     return ", ".join(
         f"{knob} {format_knob_value(old[knob])} → {format_knob_value(new.get(knob, '?'))}" for knob in changed
@@ -207,9 +209,9 @@ def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
     costs: list[tuple[str, str]] = []
     hours = [row.accelerator_hours for row in rows if row.accelerator_hours is not None]
     if hours:
-        costs.append(("accelerator-hours, waiting in queues included", show_number(sum(hours))))
+        costs.append(("accelerator-hours, queue time included", show_number(sum(hours))))
     elif run.spec.provenance is not Provenance.MEASURED:
-        costs.append(("accelerator-hours", f"none: {run.spec.provenance.value}, nothing ran"))
+        costs.append(("accelerator-hours", f"none: the figures are {run.spec.provenance.value}, nothing ran"))
     totals: dict[str, float] = defaultdict(float)
     for note in run.state.notes:
         for key in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "usd"):
@@ -223,7 +225,7 @@ def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         costs.append(("LLM cost", f"{totals['usd']:.2f} USD"))
     if run.state.started_s and run.state.last_s > run.state.started_s:
         costs.append(("wall time", str(timedelta(seconds=round(run.state.last_s - run.state.started_s)))))
-    who = Counter(trial.proposer for trial in run.state.trials.values())
-    if who:
-        costs.append(("proposed by", ", ".join(f"{clean(name)} {count}" for name, count in who.most_common())))
+    proposers = Counter(trial.proposer for trial in run.state.trials.values())
+    if proposers:
+        costs.append(("proposed by", ", ".join(f"{clean(name)} {count}" for name, count in proposers.most_common())))
     return tuple(costs)

@@ -1,6 +1,6 @@
 """The report as one HTML page that opens offline: styles, script, charts and data are inside it.
 
-Everything from outside is escaped by the template engine; a content security policy lets no script run but ours.
+The template engine escapes all text from outside; a content security policy allows no script but ours.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from cclsearch.report.pareto import ParetoPage, draw_pareto_page
 
 HERE = Path(__file__).parent
 RANKING_COLUMNS = (
-    "rank", "run", "model", "hardware", "framework", "provenance", "step time (s)", "to the best",
-    "tokens/s/accelerator", "MFU", "objective", "configuration",
+    "rank", "run", "model", "hardware", "framework", "provenance", "step time (s)", "relative to best",
+    "tokens/s per accelerator", "MFU", "objective", "configuration",
 )  # fmt: skip
 FILTERS = ("model", "hardware", "framework", "provenance")
 COMPARED = (
     "step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_gib", "overlap", "compute_frac",
     "exposed_comm_frac", "idle_frac", "comm_wait_frac", "compute_imbalance", "pipeline_bubble", "num_accelerators",
 )  # fmt: skip
-"""Metrics that the side by side shows first, where both trials have them."""
+"""Metrics that the comparison of best and baseline shows if both trials have them, in this order."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Cell:
 
 
 def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Scene] = ()) -> str:
-    """The whole page over one run or several; `extra_charts` (a front) stand first."""
+    """The page about one run or several; `extra_charts` (a Pareto front) come first."""
     ranking = rank_runs(pages)
     heading = pages[0].run_id if len(pages) == 1 else f"{len(pages)} runs compared"
     return render_template(
@@ -65,15 +65,15 @@ def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Scene] = ())
 
 
 def render_pareto_page(page: ParetoPage) -> str:
-    """The page of a front."""
+    """The page of a Pareto front."""
     facts = [
-        ("configurations on the front", str(len(page.front))),
+        ("configurations on the Pareto front", str(len(page.front))),
         ("configurations measured", str(len(page.points))),
         ("trials", str(len(page.growth))),
     ]
     knee = next((point for point in page.points if point.is_knee), None)
     if knee:
-        facts.append(("the knee", f"trial {knee.trial}"))
+        facts.append(("knee of the Pareto front", f"trial {knee.trial}"))
     points = sorted(page.points, key=lambda point: (not point.on_front, point.values))
     return render_template(
         "pareto.html.j2", page=page, points=points, facts=facts, charts=draw_pareto_page(page), number=show_number
@@ -81,7 +81,7 @@ def render_pareto_page(page: ParetoPage) -> str:
 
 
 def render_template(name: str, **values: Any) -> str:
-    """A template of this folder, everything escaped but our own style, script and drawings."""
+    """Render a template of this folder; everything is escaped except our own style, script and charts."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -100,7 +100,7 @@ def render_template(name: str, **values: Any) -> str:
 
 
 def draw_run(page: RunPage) -> list[Scene]:
-    """The charts of one run that its data allow."""
+    """The charts that the data of one run allow."""
     by_score = page.score_label.split(" ")[0] != "step_time_s"
     scenes = [
         draw_progress(page),
@@ -115,7 +115,7 @@ def draw_run(page: RunPage) -> list[Scene]:
 
 
 def draw_comparisons(pages: Sequence[RunPage]) -> list[Scene]:
-    """The charts over several runs that their data allow."""
+    """The charts that the data of several runs allow."""
     scenes = [
         draw_bests(pages),
         draw_against_step_time(pages, "overlap", "overlap"),
@@ -125,7 +125,7 @@ def draw_comparisons(pages: Sequence[RunPage]) -> list[Scene]:
 
 
 def dump_for_script(data: object) -> str:
-    """JSON that may stand inside a `<script>` element: nothing in it can end the element or begin a comment."""
+    """JSON that is safe inside a `<script>` element: nothing in it can end the element or begin a comment."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -150,7 +150,7 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Scene]) -> dict[str, A
         "rows": rows,
         "states": sorted({trial.state for trial in page.trials}),
         "proposers": sorted({trial.proposer for trial in page.trials}),
-        "side_by_side": _compare_two(best, baseline) if best and baseline and best.number != baseline.number else [],
+        "comparison": _compare_two(best, baseline) if best and baseline and best.number != baseline.number else [],
         "diagnoses": [
             (f"{label} (trial {trial.number})", trial.diagnosis)
             for label, trial in (("Best", best), ("Baseline", baseline))
@@ -164,9 +164,9 @@ def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, 
     shown = [
         (label, name)
         for label, name in (
-            ("tokens/s/accel.", "tokens_per_s_per_accelerator"),
+            ("tokens/s per accel.", "tokens_per_s_per_accelerator"),
             ("MFU", "mfu"),
-            ("GiB", "peak_memory_gib"),
+            ("memory (GiB)", "peak_memory_gib"),
             ("overlap", "overlap"),
         )
         if any(name in trial.metrics for trial in page.trials)
@@ -239,7 +239,7 @@ def _value_cell(value: object) -> Cell:
 
 
 def _as_data(page: RunPage) -> dict[str, Any]:
-    """What the page holds for programs that read it."""
+    """The data in the page for programs that read it."""
     return {
         "run": page.run_id,
         "provenance": page.provenance,

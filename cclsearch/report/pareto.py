@@ -1,4 +1,4 @@
-"""A front as plain data and as drawings: what nothing beats, which weight chooses what, how fast it was found."""
+"""A Pareto front as plain data and as charts: its points, the choice of each weight, the hypervolume over trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH, LEFT, RIGHT = 880.0, 84.0, 24.0
 
 @dataclass(frozen=True)
 class Axis:
-    """One metric of a front."""
+    """One metric of a Pareto front."""
 
     metric: str
     unit: str
@@ -42,13 +42,13 @@ class ParetoPoint:
     on_front: bool
     is_knee: bool = False
     interval: tuple[float, float] | None = None
-    """Of the first metric, where noise can be told."""
+    """Interval of the first metric; None if the noise is unknown."""
     hypervolume_share: float = 0.0
-    """Share of the front's hypervolume that would be lost without it."""
+    """Share of the Pareto front's hypervolume that would be lost without it."""
     scores: tuple[float, float] | None = None
-    """At weight 0 and at weight 1."""
+    """Scores at weight 0 and at weight 1."""
     chosen: tuple[float, float] | None = None
-    """Range of weights that choose it."""
+    """Range of the weights that choose it."""
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class ParetoPoint:
 
 @dataclass(frozen=True)
 class ParetoPage:
-    """A front over one run or several."""
+    """A Pareto front of one run or several."""
 
     title: str
     runs: tuple[str, ...]
@@ -66,15 +66,15 @@ class ParetoPage:
     axes: tuple[Axis, ...]
     points: tuple[ParetoPoint, ...]
     growth: tuple[float, ...]
-    """Hypervolume after each trial in the order in which they ended, as a share of the last; failed trials included."""
+    """Hypervolume after each trial, in order of their ends, as a share of the last one; failed trials included."""
     hypervolume: float
     reference: tuple[float, ...]
-    """The point up to which the hypervolume is measured, in the units of the axes."""
+    """Reference point of the hypervolume, in the units of the axes."""
     is_by_ratio: bool
-    """Whether the hypervolume is taken over logarithms."""
+    """Whether the hypervolume is measured in logarithms."""
     objective: str = ""
     weights: tuple[tuple[float, int, float], ...] = ()
-    """Weight, index of the point that it chooses, and its score."""
+    """Weight, index of the point that it chooses, and that point's score."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -83,17 +83,17 @@ class ParetoPage:
 
     @property
     def front(self) -> list[ParetoPoint]:
-        """Points on the front, by the first metric."""
+        """Points on the Pareto front, ordered by the first metric."""
         return sorted((p for p in self.points if p.on_front), key=lambda p: p.values)
 
     @property
     def choices(self) -> list[ParetoPoint]:
-        """Points that some weight chooses, by the weight."""
+        """Points that some weight chooses, ordered by weight."""
         return sorted((p for p in self.points if p.chosen), key=lambda p: p.chosen or (0.0, 0.0))
 
 
 def draw_pareto_page(page: ParetoPage) -> list[Scene]:
-    """Every drawing that the page's data allow."""
+    """Every chart that the page's data allow."""
     pairs = list(itertools.combinations(range(len(page.axes)), 2))
     scenes = [draw_pareto_front(page, y=first, x=second) for first, second in pairs]
     if page.choices:
@@ -104,7 +104,7 @@ def draw_pareto_page(page: ParetoPage) -> list[Scene]:
 
 
 def draw_pareto_front(page: ParetoPage, *, y: int = 0, x: int = 1) -> Scene:
-    """The front, the points that it beats, and the noise of what stands on it."""
+    """The Pareto front, the points it dominates, and the intervals of the points on it."""
     reach = [v for p in page.points for v in (p.values[y], *(p.interval or ()) * (y == 0))]
     across = [p.values[x] for p in page.points]
     frame = Frame(fit_scale(across, LEFT, WIDTH - RIGHT), fit_scale(reach, 400, 46))
@@ -118,7 +118,7 @@ def draw_pareto_front(page: ParetoPage, *, y: int = 0, x: int = 1) -> Scene:
         tip = f"{point.name}: {point.config_text}\n{_format_values(page, point)}"
         run = page.runs.index(point.run_id)
         if not point.on_front:
-            items.append(Mark(px, py, SHAPES[run % 5], 8, "gray", hollow=True, tip=tip + "\nbeaten"))
+            items.append(Mark(px, py, SHAPES[run % 5], 8, "gray", hollow=True, tip=tip + "\ndominated"))
             continue
         if point.interval and y == 0:
             low, high = (frame.y(v) for v in point.interval)
@@ -127,13 +127,13 @@ def draw_pareto_front(page: ParetoPage, *, y: int = 0, x: int = 1) -> Scene:
         items.append(Mark(px, py, shape, 18 if point.is_knee else 11, "green", tip=tip))
         items.append(Text(px + 9, py - 8, str(point.trial), 11, "start", "muted"))
     items += _front_legend(page)
-    told = "; ".join(f"trial {p.name}: {_format_values(page, p)}" for p in page.front)
+    summary = "; ".join(f"trial {p.name}: {_format_values(page, p)}" for p in page.front)
     name = f"front-{page.axes[y].metric}-{page.axes[x].metric}".replace("_", "-")
-    return Scene(name, "The front", f"On the front: {told}", WIDTH, 450, tuple(items))
+    return Scene(name, "Pareto front", f"On the Pareto front: {summary}", WIDTH, 450, tuple(items))
 
 
 def draw_weight_choices(page: ParetoPage) -> Scene:
-    """Score by weight: a line for each configuration that some weight chooses, the flips between them marked."""
+    """Score by weight: a line for each configuration that some weight chooses, with the changes of choice marked."""
     choices = page.choices
     ends = [s for p in choices for s in (p.scores or ())]
     frame = Frame(Scale(0.0, 1.0, LEFT, WIDTH - RIGHT - 90), fit_scale(ends, 330, 40, log=False))
@@ -154,29 +154,31 @@ def draw_weight_choices(page: ParetoPage) -> Scene:
             flip = frame.x(point.chosen[1])
             items.append(Path(((flip, frame.top), (flip, frame.bottom)), "muted", 1.0, dash=(2, 3)))
     items += _label_ends(choices, frame)
-    told = "; ".join(
+    summary = "; ".join(
         f"trial {p.name} from {(p.chosen or (0, 0))[0]:.3g} to {(p.chosen or (0, 0))[1]:.3g}" for p in choices
     )
-    return Scene("weights", "Which weight chooses which configuration", told, WIDTH, 384, tuple(items))
+    return Scene("weights", "Configuration chosen by each weight", summary, WIDTH, 384, tuple(items))
 
 
 def draw_hypervolume_growth(page: ParetoPage) -> Scene:
-    """Hypervolume over trials, as a share of what it came to."""
+    """Hypervolume over trials, as a share of the final one."""
     frame = Frame(Scale(0.0, float(len(page.growth)), LEFT, WIDTH - RIGHT), Scale(0.0, 1.03, 280, 30))
-    items = frame.draw("trials", "share of the hypervolume", y_ticks=[0, 0.25, 0.5, 0.75, 1.0])
+    items = frame.draw("trials", "share of the final hypervolume", y_ticks=[0, 0.25, 0.5, 0.75, 1.0])
     points: list[tuple[float, float]] = [(frame.x(0), frame.y(0))]
     for n, share in enumerate(page.growth, 1):
         points += [(frame.x(n), points[-1][1]), (frame.x(n), frame.y(share))]
     items.append(Path(tuple(points), "blue", 2.0))
     reached = next(n for n, share in enumerate(page.growth, 1) if share >= 0.95)
     items.append(Mark(frame.x(reached), frame.y(page.growth[reached - 1]), "diamond", 11, "orange"))
-    items.append(Text(frame.x(reached) + 10, frame.y(page.growth[reached - 1]) + 18, f"95 % after {reached}", 12))
-    told = f"95 % of the hypervolume after {reached} of {len(page.growth)} trials"
-    return Scene("hypervolume", "Hypervolume over trials", told, WIDTH, 330, tuple(items))
+    items.append(
+        Text(frame.x(reached) + 10, frame.y(page.growth[reached - 1]) + 18, f"95 % after {reached} trials", 12)
+    )
+    summary = f"95 % of the hypervolume after {reached} of {len(page.growth)} trials"
+    return Scene("hypervolume", "Hypervolume over trials", summary, WIDTH, 330, tuple(items))
 
 
 def render_pareto_csv(page: ParetoPage) -> str:
-    """One row a configuration: run, trial, knobs, metrics, whether it is on the front, which weights choose it."""
+    """CSV with one row per configuration: run, trial, knobs, metrics, membership of the front, weights choosing it."""
     knobs = list(dict.fromkeys(knob for point in page.points for knob in point.config))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -193,7 +195,7 @@ def render_pareto_csv(page: ParetoPage) -> str:
 
 
 def escape_formula(value: object) -> object:
-    """The value as a spreadsheet may open it: text that would be taken for a formula gets a quote before it."""
+    """The value, with a leading quote if it is text that a spreadsheet would read as a formula."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
@@ -202,7 +204,7 @@ def escape_formula(value: object) -> object:
 
 
 def _stairs(page: ParetoPage, front: Sequence[ParetoPoint], frame: Frame) -> tuple[tuple[float, float], ...]:
-    """The border of what the front beats: from point to point along the axes."""
+    """The border of the dominated region: from point to point along the axes."""
     ordered = sorted(front, key=lambda p: p.values[1], reverse=page.axes[1].greater_is_better)
     if not ordered:
         return ()
@@ -222,8 +224,8 @@ def _front_legend(page: ParetoPage) -> list[Item]:
     x = LEFT
     entries = [("on the front", Mark(0, 0, "circle", 11, "green"))]
     if any(p.is_knee for p in page.points):
-        entries.append(("the knee", Mark(0, 0, "star", 16, "green")))
-    entries.append(("beaten", Mark(0, 0, "circle", 8, "gray", hollow=True)))
+        entries.append(("knee", Mark(0, 0, "star", 16, "green")))
+    entries.append(("dominated", Mark(0, 0, "circle", 8, "gray", hollow=True)))
     if len(page.runs) > 1:
         entries += [(run, Mark(0, 0, SHAPES[n % 5], 9, "ink", hollow=True)) for n, run in enumerate(page.runs[:4])]
     for label, mark in entries:
@@ -234,7 +236,7 @@ def _front_legend(page: ParetoPage) -> list[Item]:
 
 
 def _label_ends(choices: Sequence[ParetoPoint], frame: Frame) -> list[Item]:
-    """Trial names at the right ends of their lines, pushed apart."""
+    """Trial names at the right ends of their lines, moved apart."""
     ends = sorted(((frame.y(_at(p, 1.0)), p, n) for n, p in enumerate(choices)), key=lambda end: end[0])
     items: list[Item] = []
     last = -math.inf
@@ -245,7 +247,7 @@ def _label_ends(choices: Sequence[ParetoPoint], frame: Frame) -> list[Item]:
 
 
 def _thin(ticks: Sequence[float] | None, scale: Scale) -> list[float] | None:
-    """Ticks that leave each other room."""
+    """Ticks that are far enough apart for their labels."""
     if ticks is None:
         return None
     kept: list[float] = []

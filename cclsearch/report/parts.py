@@ -1,4 +1,4 @@
-"""Predicted step time and memory of a few configurations, as stacked bars of their parts."""
+"""Predicted step time and memory of a few configurations as stacked bars."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LABELS = 330.0
 """Pixels left of the bars."""
 ROW = 24.0
 SMALL_SHARE = 0.02
-"""Parts below this share of every bar are drawn as one, `other`."""
+"""Parts below this share of every bar are merged into `other`."""
 
 
 @dataclass(frozen=True)
 class PartsBar:
-    """One configuration: its label and the parts, in drawing order."""
+    """One configuration: its label and its parts in drawing order."""
 
     label: str
     parts: Mapping[str, float]
@@ -29,12 +29,12 @@ class PartsBar:
 
 
 def draw_parts(time_bars: Sequence[PartsBar], memory_bars: Sequence[PartsBar], memory_limit_gib: float) -> Scene:
-    """Two panels, one above the other: seconds per step, and GiB of the fullest device with its limit."""
+    """Two panels: seconds per step above, and GiB of the device with the most memory in use, with its limit, below."""
     upper, bottom = _panel(time_bars, 40.0, "predicted seconds per step", None)
-    lower, end = _panel(memory_bars, bottom + 60, "predicted GiB of the fullest device", memory_limit_gib)
+    lower, end = _panel(memory_bars, bottom + 60, "predicted GiB of the device that uses most", memory_limit_gib)
     fastest = time_bars[0]
-    told = f"{len(time_bars)} configurations; fastest predicted: {fastest.label} with {fastest.total:.3g} s"
-    return Scene("parts", "Predicted time and memory by part", told, WIDTH, end + 20, (*upper, *lower))
+    summary = f"{len(time_bars)} configurations; fastest predicted: {fastest.label} with {fastest.total:.3g} s"
+    return Scene("parts", "Predicted time and memory by part", summary, WIDTH, end + 20, (*upper, *lower))
 
 
 def _panel(bars: Sequence[PartsBar], top: float, title: str, limit: float | None) -> tuple[list[Item], float]:

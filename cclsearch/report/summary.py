@@ -1,4 +1,4 @@
-"""What a search found, in words: the best, how sure it is, what it beat, and where the evidence lies."""
+"""The result of a search in sentences: the best configuration, its confidence, what it beats, and its evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cclsearch.score.objective import Objective
 
 @dataclass(frozen=True)
 class Summary:
-    """The end of a search; plain data for the terminal, `best --json` and the night."""
+    """The result of a search: plain data for the terminal, `best --json` and the nightly summary."""
 
     run_id: str
     provenance: Provenance
@@ -31,7 +31,7 @@ class Summary:
 
 
 def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
-    """The summary of a search as it stands."""
+    """Summarize the search in its present state."""
     best = state.best
     lines = [*(_best_lines(spec, state, folder, best) if best else _no_best_lines(state))]
     lines += _failure_lines(state)
@@ -40,7 +40,7 @@ def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
 
 
 def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any] | None:
-    """What `best --json` prints: run, trial, config, figures, how sure, evidence, provenance; None without a best."""
+    """What `best --json` prints: run, trial, config, figures, confidence, evidence, provenance; None without a best."""
     best = state.best
     if best is None:
         return None
@@ -79,7 +79,7 @@ def _certainty_as_json(certainty: Certainty) -> dict[str, Any]:
 
 
 def summarize_as_json(spec: RunSpec, state: RunState, folder: Path) -> str:
-    """The end of a search as one JSON line: `best` is null where there is none."""
+    """The end of a search as one JSON line; `best` is null if no trial was ranked."""
     best = best_as_json(spec, state, folder)
     ended = state.ended or state.stopped
     finished = state.ended is not None
@@ -103,84 +103,107 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
         (f"MFU {metrics.get('mfu', 0):.1%}", "mfu"),
         (f"peak memory {metrics.get('peak_memory_gib', 0):.3g} GiB", "peak_memory_gib"),
     ]
-    told = [text for text, name in extras if name in metrics]
-    if told:
-        lines.append("      " + ", ".join(told))
+    figures = [text for text, name in extras if name in metrics]
+    if figures:
+        lines.append("      " + ", ".join(figures))
     if best.rationale:
-        lines.append(f"why it was tried: {one_line(best.rationale, 300)} ({best.proposer})")
-    lines += [f"where its step goes: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
-    lines += [f"how sure: {text}" for text in describe_confidence(spec, state, best, folder)]
-    lines += _beaten_lines(state, best, spec.provenance)
+        lines.append(f"proposed by {best.proposer}: {one_line(best.rationale, 300)}")
+    lines += [f"diagnosis: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
+    lines += [f"confidence: {text}" for text in describe_confidence(spec, state, best, folder)]
+    lines += _comparison_lines(state, best, spec.provenance)
     return lines
 
 
 def describe_figure(objective: Objective, trial: Trial) -> str:
-    """A ranked trial's figure under the objective, with its name and unit; of several metrics each one's."""
+    """The figure of a ranked trial under the objective, with name and unit; for a Pareto objective each metric's."""
     if not objective.is_multi:
         better = " (greater is better)" if objective.is_weighted else ""
         return f"{objective.score_label} {objective.score_from_loss(trial.loss or math.nan):.4g}{better}"
     assert trial.outcome is not None
     values = (trial.outcome.metrics[term.metric] * term.scale for term in objective.terms)
-    told = (f"{t.metric} {v:.4g} {t.unit or ''}".rstrip() for t, v in zip(objective.terms, values, strict=True))
-    return ", ".join(told)
+    return ", ".join(
+        f"{t.metric} {v:.4g} {t.unit or ''}".rstrip() for t, v in zip(objective.terms, values, strict=True)
+    )
 
 
 def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Path) -> list[str]:
-    """How likely the best is truly the best of what was tried, what it cannot be told from, and what says so."""
+    """The probability that the best is truly the best of what was tried, its interval, and the trials it ties with."""
     certainty = estimate_certainty(state, spec.provenance)
     if certainty is None:
         how = spec.provenance.value
-        return [f"its figure is {how}, read once: no run can confirm it; the noise of its source is unknown"]
+        return [f"unknown: the figure is {how} and no run can confirm it; the noise of its source is unknown"]
     noise, interval = certainty.noise, certainty.interval
-    basis = f"measured from {noise.num_repeats} repeats" if noise.is_measured else "assumed: nothing was repeated yet"
+    repeats = f"{noise.num_repeats} repeat{'s' * (noise.num_repeats > 1)}"
+    basis = f"measured from {repeats}" if noise.is_measured else "assumed: no configuration ran twice yet"
     ends = sorted(spec.objective.score_from_loss(loss) for loss in (interval.low, interval.high))
     lines = [
-        f"{certainty.chance:.0%} likely the best of what was tried; run {certainty.num_runs} x,"
-        f" {interval.confidence:.0%} interval of {spec.objective.score_label}: {ends[0]:.4g} to {ends[1]:.4g};"
+        f"{certainty.chance:.0%} probability of being the best configuration tried;"
+        f" {interval.confidence:.0%} interval of {spec.objective.score_label}: {ends[0]:.4g} to {ends[1]:.4g}"
+        f" from {certainty.num_runs} run{'s' * (certainty.num_runs > 1)};"
         f" run-to-run noise {noise.relative:.1%} ({basis})"
     ]
     if certainty.tied:
-        shown = ", ".join(f"{number} ({_ratio(state.trials[number], best)})" for number in certainty.tied[:3])
+        shown = ", ".join(
+            f"{number} ({_compare_step_time(state.trials[number], best)})" for number in certainty.tied[:3]
+        )
         more = f" and {len(certainty.tied) - 3} more" if len(certainty.tied) > 3 else ""
-        lines.append(f"not beyond the noise ({certainty.confidence:.0%}): it cannot be told from trial {shown}{more}")
+        trials, differences = ("trials", "differences") if len(certainty.tied) > 1 else ("trial", "difference")
+        lines.append(
+            f"ties with {trials} {shown}{more}: {differences} within noise ({certainty.confidence:.0%} confidence)"
+        )
     if certainty.num_runs == 1:
-        lines.append(f"run once: `ccl-search resume {name_run(folder)} --confirm 2` runs the finalists again")
+        lines.append(f"ran once; `ccl-search resume {name_run(folder)} --confirm 2` runs the finalists again")
     return lines
 
 
-def _beaten_lines(state: RunState, best: Trial, provenance: Provenance) -> list[str]:
+def _comparison_lines(state: RunState, best: Trial, provenance: Provenance) -> list[str]:
     ranked = [t for t in state.trials.values() if t.loss is not None and t.purpose is Purpose.SEARCH]
     others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
     if not others:
-        return ["it beat nothing: no other trial was ranked"]
-    first = min(ranked, key=lambda trial: trial.number)
-    next_one = f"next is trial {others[0].number} ({_ratio(others[0], best)})"
+        return ["no other configuration was ranked, so there is nothing to compare the best with"]
+    baseline = min(ranked, key=lambda trial: trial.number)
+    runner_up = f"runner-up: trial {others[0].number} ({_compare_step_time(others[0], best)})"
     certainty = estimate_certainty(state, provenance)
     if certainty is None:
-        lines = [f"it beat {len(others)} other configuration{'s' * (len(others) > 1)}; {next_one}"]
+        lines = [f"better than {len(others)} other configuration{'s' * (len(others) > 1)}; {runner_up}"]
     else:
-        beaten, sure = len(certainty.beaten), f"{certainty.confidence:.0%}"
-        lines = [f"it beat {beaten} of {len(others)} other configurations beyond the noise ({sure} sure); {next_one}"]
-    if first.config != best.config:
-        lines.append(f"against the first trial, {first.config}: {_ratio(first, best)}")
+        share = f"{len(certainty.beaten)} of {len(others)} other configurations"
+        lines = [f"better than {share} beyond noise ({certainty.confidence:.0%} confidence); {runner_up}"]
+    if baseline.config != best.config:
+        lines.append(_compare_with_baseline(best, baseline))
     return lines
 
 
-def _ratio(other: Trial, best: Trial) -> str:
-    assert other.outcome is not None
-    assert best.outcome is not None
-    theirs, ours = other.outcome.metrics.get("step_time_s"), best.outcome.metrics.get("step_time_s")
+def _compare_with_baseline(best: Trial, baseline: Trial) -> str:
+    ours, theirs = _step_time_of(best), _step_time_of(baseline)
+    name = f"the baseline (trial {baseline.number}"
+    if not ours or not theirs:
+        return f"no step time to compare with {name}; {baseline.config})"
+    ratio, times = theirs / ours, f": {theirs:.4g} s -> {ours:.4g} s; {baseline.config})"
+    if ratio < 1:
+        return f"step time {1 / ratio:.3g}x that of {name}{times}"
+    return f"{ratio:.3g}x faster than {name}{times}" if ratio >= 1.1 else f"{ratio - 1:.2%} faster than {name}{times}"
+
+
+def _compare_step_time(other: Trial, best: Trial) -> str:
+    """How the step time of another trial compares with that of the best."""
+    theirs, ours = _step_time_of(other), _step_time_of(best)
     if not theirs or not ours:
         return "no step time"
     ratio = theirs / ours
     if ratio >= 1.1:
-        return f"{ratio:.3g} x its step time"
-    return f"its step takes {abs(ratio - 1):.2%} {'longer' if ratio >= 1 else 'less'}"
+        return f"step time {ratio:.3g}x as long"
+    return f"step time {abs(ratio - 1):.2%} {'longer' if ratio >= 1 else 'shorter'}"
+
+
+def _step_time_of(trial: Trial) -> float | None:
+    assert trial.outcome is not None
+    return trial.outcome.metrics.get("step_time_s")
 
 
 def _no_best_lines(state: RunState) -> list[str]:
     if not state.trials:
-        return ["nothing ran yet"]
+        return ["no trial has run yet"]
     reasons = Counter(
         reason
         for trial in state.trials.values()
@@ -188,7 +211,8 @@ def _no_best_lines(state: RunState) -> list[str]:
         for reason in trial.outcome.admission.reasons
     )
     lines = ["no trial was admitted, so there is no best configuration"]
-    return lines + [f"not admitted ({count} x): {one_line(reason, 300)}" for reason, count in reasons.most_common(3)]
+    common = reasons.most_common(3)
+    return lines + [f"not admitted ({_count_trials(count)}): {one_line(reason, 300)}" for reason, count in common]
 
 
 def _failure_lines(state: RunState) -> list[str]:
@@ -199,4 +223,8 @@ def _failure_lines(state: RunState) -> list[str]:
         if failure:
             kinds[failure.kind.value] += 1
             example.setdefault(failure.kind.value, f"trial {trial.number}: {one_line(failure.message, 160)}")
-    return [f"failed: {count} x {kind} ({example[kind]})" for kind, count in kinds.most_common()]
+    return [f"failed ({_count_trials(count)}): {kind} ({example[kind]})" for kind, count in kinds.most_common()]
+
+
+def _count_trials(count: int) -> str:
+    return f"{count} trial{'s' * (count != 1)}"

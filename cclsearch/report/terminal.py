@@ -1,4 +1,4 @@
-"""What a search shows while it runs: a live table, plain lines, or JSON events; fed by the ledger's events."""
+"""Output of a running search: a live table, plain lines, or JSON events; fed by the ledger's events."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 Watcher = Callable[[Event, RunState], None]
 
 QUIET_TOPICS = frozenset({"llm_turn"})
-"""Notes that are kept for the report and not shown while the search runs."""
+"""Topics of notes that appear in the report but not while the search runs."""
 
 
 def watch_json(stream: IO[str] | None = None) -> Watcher:
-    """Prints each event as one JSON line."""
+    """A watcher that prints each event as one JSON line."""
 
     def watch(event: Event, state: RunState) -> None:
         print(EVENT.dump_json(event).decode(), file=stream or sys.stdout, flush=True)
@@ -39,7 +39,7 @@ def watch_json(stream: IO[str] | None = None) -> Watcher:
 
 
 def watch_lines(budget: int, stream: IO[str] | None = None) -> Watcher:
-    """Prints one plain line for what people should know."""
+    """A watcher that prints one plain line for each event that matters to a person."""
 
     def watch(event: Event, state: RunState) -> None:
         line = describe_event(event, state, budget)
@@ -50,7 +50,7 @@ def watch_lines(budget: int, stream: IO[str] | None = None) -> Watcher:
 
 
 def describe_event(event: Event, state: RunState, budget: int) -> str | None:
-    """One line about an event; None where it is not worth one."""
+    """One line about an event; None for an event that is not shown."""
     match event:
         case TrialSubmitted():
             trial = state.trials[event.trial]
@@ -58,7 +58,7 @@ def describe_event(event: Event, state: RunState, budget: int) -> str | None:
                 return None
             return f"trial {trial.number:>3}  started   {trial.config}  ({trial.proposer})"
         case TrialRepeated():
-            return f"trial {event.trial:>3}  goes again: {one_line(event.reason, 160)}"
+            return f"trial {event.trial:>3}  retrying after attempt {event.attempt} ({one_line(event.reason, 160)})"
         case TrialFinished():
             return describe_trial(state.trials[event.trial], state, budget)
         case Note() if event.topic not in QUIET_TOPICS:
@@ -68,18 +68,18 @@ def describe_event(event: Event, state: RunState, budget: int) -> str | None:
 
 
 def describe_trial(trial: Trial, state: RunState, budget: int) -> str:
-    """A finished trial in one line: result, configuration, who proposed it, best so far, budget left."""
+    """A finished trial in one line: result, configuration, proposer, best so far, trials left."""
     best = state.best
-    best_text = (_seconds(best) + _doubt(trial, state)) if best else "none yet"
+    best_text = (_seconds(best) + _lead_note(trial, state)) if best else "none yet"
     left = max(budget - state.num_spent, 0)
     return (
         f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"
-        f"  best {best_text}, {left} left"
+        f"  best so far {best_text}, {left} of {budget} trials left"
     )
 
 
-def _doubt(trial: Trial, state: RunState) -> str:
-    """Where a trial leads within the noise: over which one, and how sure that is."""
+def _lead_note(trial: Trial, state: RunState) -> str:
+    """A note if a trial leads only within noise: the runner-up, and the confidence of beating it; else empty."""
     if trial.outcome is None or trial.outcome.provenance is not Provenance.MEASURED:
         return ""
     from cclsearch.report.certainty import compare_with_runner_up
@@ -88,11 +88,11 @@ def _doubt(trial: Trial, state: RunState) -> str:
     lead = compare_with_runner_up(state, trial)
     if lead is None or lead[1] >= DEFAULT_CONFIDENCE:
         return ""
-    return f" ({lead[1]:.0%} sure to beat trial {lead[0]}: within the noise)"
+    return f" ({lead[1]:.0%} confidence of beating trial {lead[0]}: within noise)"
 
 
 def result_text(trial: Trial, limit: int = 60) -> str:
-    """How a trial went, in a few words: its step time, or its failure kind, or why it was not admitted."""
+    """The result of a trial in a few words: step time, failure kind, or the rules that did not admit it."""
     outcome = trial.outcome
     if outcome is None:
         return "running" if trial.handle else "waiting"
@@ -101,7 +101,7 @@ def result_text(trial: Trial, limit: int = 60) -> str:
     if outcome.admission and not outcome.admission.admitted:
         rules = ", ".join(v.rule for v in outcome.admission.verdicts if v.ok is False)
         return one_line(f"not admitted: {rules}", limit)
-    return _seconds(trial) + _mark(outcome.provenance)
+    return _seconds(trial) + _provenance_suffix(outcome.provenance)
 
 
 def _seconds(trial: Trial) -> str:
@@ -110,12 +110,12 @@ def _seconds(trial: Trial) -> str:
     return "no step time" if step_time_s is None else f"{step_time_s:.4g} s"
 
 
-def _mark(provenance: Provenance) -> str:
+def _provenance_suffix(provenance: Provenance) -> str:
     return "" if provenance is Provenance.MEASURED else f" {provenance.value}"
 
 
 class LiveTable:
-    """A table that is redrawn at each event; context manager and watcher."""
+    """A table that is redrawn at each event; a context manager and a watcher."""
 
     def __init__(self, console: Console, *, budget: int, title: str) -> None:
         from rich.live import Live
@@ -135,21 +135,23 @@ class LiveTable:
 
 
 def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> Table:
-    """The trials as a table: the last ones, the best one marked; what is left of the budget below."""
+    """The last trials as a table, the best one highlighted; the remaining budget below."""
     from rich.table import Table
     from rich.text import Text
 
     best = state.best
     left = max(budget - state.num_spent, 0)
     caption = (
-        f"best so far: trial {best.number}, {_seconds(best)}{_doubt(best, state)}" if best else "nothing ranked yet"
+        f"best so far: trial {best.number}, {_seconds(best)}{_lead_note(best, state)}"
+        if best
+        else "no trial ranked yet"
     )
     notes = [note for note in state.notes if note.topic not in QUIET_TOPICS]
-    said = f"\n{one_line(notes[-1].text, 160)}" if notes else ""
+    last_note = f"\n{one_line(notes[-1].text, 160)}" if notes else ""
     table = Table(
-        title=Text(plain(title)), caption=Text(f"{caption}; {left} of {budget} trials left{said}"), expand=False
+        title=Text(plain(title)), caption=Text(f"{caption}; {left} of {budget} trials left{last_note}"), expand=False
     )
-    for name, justify in (("trial", "right"), ("configuration", "left"), ("by", "left"), ("result", "left")):
+    for name, justify in (("trial", "right"), ("configuration", "left"), ("proposed by", "left"), ("result", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("best so far", justify="right")
     record = None

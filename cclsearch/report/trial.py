@@ -1,4 +1,4 @@
-"""One trial in words: its configuration, why it was tried, what came of it, what the gate and the traces say."""
+"""One trial in sentences: configuration, rationale, result, admission, and diagnosis from the traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cclsearch.score.outcome import Outcome
 
 
 def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
-    """Everything the ledger knows of one trial, as plain data."""
+    """Everything the ledger holds about one trial, as plain data."""
     return {
         "run": run.spec.run_id,
         "trial": trial.number,
@@ -31,7 +31,7 @@ def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
 
 
 def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[str]:
-    """The same in lines for people, with the end of its error log where it failed."""
+    """The same as lines for a person, with the end of the error log if the trial failed."""
     lines = [
         f"trial {trial.number} of {run.spec.run_id} ({run.spec.provenance.value})",
         f"configuration: {trial.config}",
@@ -39,8 +39,8 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
     lines.append(f"result: {result_text(trial, limit=300)}")
     lines.append(f"proposed by {trial.proposer}" + (f": {trial.rationale}" if trial.rationale else ""))
     if trial.expects.step_time_s is not None:
-        lines.append(f"expected: {trial.expects.step_time_s:.4g} s a step")
-    lines += [f"attempt {number} did not count: {reason}" for number, reason in enumerate(trial.repeats, 1)]
+        lines.append(f"expected step time: {trial.expects.step_time_s:.4g} s")
+    lines += [f"attempt {number} does not count: {reason}" for number, reason in enumerate(trial.repeats, 1)]
     if trial.outcome:
         lines += _outcome_lines(trial.outcome)
     folder = run.trial_folder(trial.number)
@@ -56,7 +56,7 @@ def _outcome_lines(outcome: Outcome) -> list[str]:
         lines.append(f"failed in {outcome.failure.stage.value}{where}: {outcome.failure.message}")
     lines += [f"  {name}: {value:.6g}" for name, value in sorted(outcome.metrics.items())]
     if outcome.spread is not None:
-        lines.append(f"  spread of its steps: {outcome.spread:.1%}")
+        lines.append(f"  spread of step times: {outcome.spread:.1%}")
     if outcome.admission:
         lines.append("admitted" if outcome.admission.admitted else "not admitted")
         for verdict in outcome.admission.verdicts:

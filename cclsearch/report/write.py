@@ -1,4 +1,4 @@
-"""Puts a report on disk: the page, and its charts as PNG."""
+"""Writes a report to disk: the page, and its charts as PNG."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CHARTS_FOLDER = "charts"
 def write_report(
     pages: Sequence[RunPage], path: Path, *, png: bool = True, dark: bool = False, extra: Sequence[Scene] = ()
 ) -> list[Path]:
-    """Write the page at `path` and, with `png`, every chart under `charts/` beside it; returns the files written.
+    """Write the page to `path` and, with `png`, every chart to `charts/` in the same folder; returns the files written.
 
-    Raises UserError where the folder cannot be written to.
+    Raises UserError if the folder is not writable.
     """
     written = [write_text(path, render_page(pages, extra_charts=extra))]
     if not png:
@@ -36,7 +36,7 @@ def write_report(
 
 
 def write_pareto_page(page: ParetoPage, folder: Path, *, png: bool = True, dark: bool = False) -> list[Path]:
-    """Write `pareto.html`, `pareto.csv` and, with `png`, the drawings under `charts/`; returns the files written."""
+    """Write `pareto.html`, `pareto.csv` and, with `png`, the charts to `charts/`; returns the files written."""
     written = [
         write_text(folder / "pareto.html", render_pareto_page(page)),
         write_text(folder / "pareto.csv", render_pareto_csv(page)),
@@ -48,7 +48,7 @@ def write_pareto_page(page: ParetoPage, folder: Path, *, png: bool = True, dark:
 
 
 def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: bool = False) -> list[Path]:
-    """Write each scene as a PNG of that stem; returns the files. Raises UserError where that cannot be."""
+    """Write each scene as a PNG named by its stem; returns the files. Raises UserError if that is impossible."""
     from cclsearch.draw.png import write_png
 
     written = []
@@ -63,7 +63,7 @@ def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: b
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file, its folder made if need be; returns it. Raises UserError where that cannot be."""
+    """Write a file, creating its folder if needed; returns its path. Raises UserError if that is impossible."""
     with writing_to(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
@@ -71,5 +71,5 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def safe_stem(name: str) -> str:
-    """The name with nothing but letters, digits, `.`, `_` and `-`: never a path."""
+    """The name reduced to letters, digits, `.`, `_` and `-`, so that it is never a path."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).lstrip(".-") or "run"
