@@ -238,14 +238,14 @@ def break_by_clock(search: Search, log: Path) -> int:
     def action() -> int:
         from cclsearch.record.writer import RunWriter
         from cclsearch.search.loop import run_search
-        from cclsearch.search.session import begin_or_resume, open_parts
+        from cclsearch.search.session import begin_or_resume, open_session
 
         time.time = jumpy
-        parts = open_parts(search.run)
-        parts = replace(parts, now_s=jumpy, jobs=replace(parts.jobs, now_s=jumpy))
+        session = open_session(search.run)
+        session = replace(session, now_s=jumpy, jobs=replace(session.jobs, now_s=jumpy))
         with RunWriter(search.run) as writer:
-            begin_or_resume(writer, parts)
-            run_search(writer, parts)
+            begin_or_resume(writer, session)
+            run_search(writer, session)
         return 0
 
     child = start(action, search.folder, log)

@@ -21,14 +21,16 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from cclsearch.plan.plan import SearchRequest, plan_search
+from cclsearch.plan.plan import plan_search
+from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import Event, TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
+from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume, create_run, open_parts
+from cclsearch.search.session import begin_or_resume, open_session
 
 LIKE = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n" / "card.yaml"
 DEGREES = [(tp, pp, 16 // tp // pp) for tp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4)) if tp * pp <= 16]
@@ -84,8 +86,8 @@ def soak(folder: Path, *, trials: int, every: int, read_kib: Callable[[], float]
     request = SearchRequest(
         workload="wl2", limits=SearchLimits(budget=trials), recording=str(recording), strategy="random", run_id="soak"
     )
-    run = create_run(plan_search(request), folder / "runs")
-    parts = open_parts(run)
+    run = create_run(plan_search(request).spec, folder / "runs")
+    session = open_session(run)
     marks: list[Mark] = []
     count = itertools.count(1)
 
@@ -99,9 +101,9 @@ def soak(folder: Path, *, trials: int, every: int, read_kib: Callable[[], float]
             print(f"{n:>6} trials  {now.memory_kib / 1024:8.1f} MiB  ledger {size:>7} KiB  {cost}", flush=True)
 
     with RunWriter(run) as writer:
-        begin_or_resume(writer, parts)
+        begin_or_resume(writer, session)
         writer.watch(look)
-        run_search(writer, parts)
+        run_search(writer, session)
     return marks
 
 

@@ -20,7 +20,7 @@ from cclsearch.record.event import TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 from cclsearch.record.writer import RunWriter
 from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume, open_parts
+from cclsearch.search.session import begin_or_resume, open_session
 
 ROOT = Path(__file__).parent.parent
 RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
@@ -109,7 +109,7 @@ def test_a_search_whose_ledger_is_gone_does_not_run_its_trials_again(
             ledger.write_bytes(left)
         capsys.readouterr()
         assert main(["resume", "r"]) == 2
-        assert "put that file back" in capsys.readouterr().err
+        assert "restore that file" in capsys.readouterr().err
     ledger.write_bytes(kept)
     assert main(["resume", "r", "--budget", "4", "--quiet"]) == 0
     assert finished(project / "runs" / "r") == [1, 2, 3, 4]
@@ -141,10 +141,10 @@ def test_a_clock_that_jumps_uses_up_no_hours(project: Path) -> None:
     assert main([*SEARCH, "--budget", "1", "--max-hours", "1"]) == 0
     run = project / "runs" / "r"
     jumps = itertools.cycle((0.0, 172_800.0, -172_800.0))
-    parts = replace(open_parts(run), now_s=lambda: time.time() + next(jumps))
+    session = replace(open_session(run), now_s=lambda: time.time() + next(jumps))
     with RunWriter(run) as writer:
-        begin_or_resume(writer, parts, budget=4)
-        run_search(writer, parts)
+        begin_or_resume(writer, session, budget=4)
+        run_search(writer, session)
         assert writer.state.ended is not None
         assert writer.state.ended.reason == "the budget is used up"
     assert finished(run) == [1, 2, 3, 4]
@@ -221,4 +221,4 @@ def test_a_run_folder_that_a_kill_left_empty_is_taken_over(project: Path, capsys
     (folder / ".search.yaml.torn").write_text("schema_ver")
     assert main([*SEARCH, "--budget", "2"]) == 0
     assert main([*SEARCH, "--budget", "2"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err

@@ -11,35 +11,38 @@ from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
-from cclsearch.plan.plan import SearchRequest, plan_search
+from cclsearch.plan.plan import plan_search
+from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
+from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.score.objective import load_objective
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.jobs import JobRunner, StopSignal
-from cclsearch.search.loop import Parts, run_search
-from cclsearch.search.session import begin_or_resume, create_run, make_input, open_parts
+from cclsearch.search.loop import run_search
+from cclsearch.search.session import Session, begin_or_resume, open_session
+from cclsearch.search.trial_input import make_input
 
 
-def open_search(project: Path, launcher: ScriptedLauncher, **limits: int) -> tuple[Path, Parts]:
+def open_search(project: Path, launcher: ScriptedLauncher, **limits: int) -> tuple[Path, Session]:
     """A search of the `tiny` card over a scripted launcher; nothing trains."""
     request = SearchRequest("tiny", SearchLimits(**{"budget": 4, **limits}), strategy="random", run_id="r")
     plan = plan_search(request)
     spec = plan.spec.model_copy(update={"provenance": launcher.provenance})
-    folder = create_run(replace(plan, spec=spec), project / "runs")
-    parts = open_parts(folder)
+    folder = create_run(spec, project / "runs")
+    session = open_session(folder)
     jobs = JobRunner(spec, launcher, TrialEvaluator(spec), lambda trial: make_input(spec, trial))
-    return folder, replace(parts, jobs=jobs, spec=spec)
+    return folder, replace(session, jobs=jobs, spec=spec)
 
 
 def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tuple[RunState, ScriptedLauncher]:
     launcher = ScriptedLauncher(decide)
-    folder, parts = open_search(project, launcher, **limits)
+    folder, session = open_search(project, launcher, **limits)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
         return writer.state, launcher
 
 
@@ -54,7 +57,7 @@ def test_a_search_stops_to_be_looked_at_where_the_infrastructure_fails_for_good(
     state, launcher = search(project, lambda job: failed(FailureKind.NODE_FAILED))
     assert state.ended is None
     assert state.stopped is not None
-    assert "3 trials in a row" in state.stopped.reason
+    assert "3 consecutive infrastructure failures" in state.stopped.reason
     assert state.num_spent == 0
     assert len(launcher.submitted) == 9
 
@@ -62,16 +65,16 @@ def test_a_search_stops_to_be_looked_at_where_the_infrastructure_fails_for_good(
 def test_a_search_in_an_allocation_that_ends_waits_for_the_next_one(project: Path) -> None:
     """The second trial finds too little time left; the search stops at once, and a resume runs that trial."""
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.ALLOCATION_ENDED) if job.trial == 2 else ran(job))
-    folder, parts = open_search(project, launcher)
+    folder, session = open_search(project, launcher)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
         assert writer.state.stopped is not None
         assert "allocation has ended" in writer.state.stopped.reason
         assert len(launcher.submitted) == 2
         launcher.decide = ran
-        begin_or_resume(writer, parts)
-        run_search(writer, replace(parts, stop=StopSignal()))
+        begin_or_resume(writer, session)
+        run_search(writer, replace(session, stop=StopSignal()))
         assert writer.state.ended is not None
         assert writer.state.trials[2].loss is not None
         assert len(writer.state.trials) == 4
@@ -79,18 +82,18 @@ def test_a_search_in_an_allocation_that_ends_waits_for_the_next_one(project: Pat
 
 def test_what_the_infrastructure_lost_for_good_is_tried_again_after_a_resume(project: Path) -> None:
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.NODE_FAILED))
-    folder, parts = open_search(project, launcher, budget=1000)
+    folder, session = open_search(project, launcher, budget=1000)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
         lost = {trial.config for trial in writer.state.trials.values()}
         launcher.decide = ran
-        begin_or_resume(writer, parts)
-        run_search(writer, replace(parts, stop=StopSignal()))
+        begin_or_resume(writer, session)
+        run_search(writer, replace(session, stop=StopSignal()))
         ranked = {trial.config for trial in writer.state.trials.values() if trial.loss is not None}
     assert len(lost) == 3
     assert lost <= ranked
-    assert len(ranked) == len(parts.space)
+    assert len(ranked) == len(session.space)
 
 
 class FirstIsLast(ScriptedLauncher):
@@ -105,12 +108,12 @@ class FirstIsLast(ScriptedLauncher):
 
 def test_the_baseline_is_the_first_that_finished_and_stays_it(project: Path) -> None:
     launcher = FirstIsLast(lambda job: ran(job, (10.0, 2.0, 3.0)[job.trial - 1]))
-    folder, parts = open_search(project, launcher, budget=3, parallel=2)
+    folder, session = open_search(project, launcher, budget=3, parallel=2)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
+        begin_or_resume(writer, session)
         baselines = []
         writer.watch(lambda event, state: baselines.append(state.first_ranked and state.first_ranked.number))
-        run_search(writer, parts)
+        run_search(writer, session)
     assert writer.state.finish_order[-1] == 1
     assert set(baselines) == {None, 2}
 
@@ -127,39 +130,39 @@ def test_a_failure_of_the_configuration_costs_budget_and_is_not_repeated(project
 def test_jobs_of_a_killed_search_are_adopted_and_none_is_submitted_twice(project: Path) -> None:
     """Killed after the launcher took the job and before the ledger knew of it."""
     launcher = ScriptedLauncher(ran)
-    folder, parts = open_search(project, launcher, budget=1)
+    folder, session = open_search(project, launcher, budget=1)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        config = parts.space.config(0)
+        begin_or_resume(writer, session)
+        config = session.space.config(0)
         writer.record(TrialProposed(time_s=0, trial=1, config=config, proposer="random"))
         writer.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
-        payload = make_input(parts.spec, writer.state.trials[1])
+        payload = make_input(session.spec, writer.state.trials[1])
         trial_dir = writer.trial_folder(1).absolute()
         trial_dir.mkdir(parents=True)
         job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
         launcher.submit([job])
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
         assert writer.state.trials[1].loss == 1.0
     assert launcher.submitted == [job.name]
 
 
 def test_a_result_that_was_left_by_a_job_nobody_knows_any_more_is_taken(project: Path) -> None:
     launcher = ScriptedLauncher(ran)
-    folder, parts = open_search(project, launcher, budget=1)
+    folder, session = open_search(project, launcher, budget=1)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        writer.record(TrialProposed(time_s=0, trial=1, config=parts.space.config(0), proposer="random"))
+        begin_or_resume(writer, session)
+        writer.record(TrialProposed(time_s=0, trial=1, config=session.space.config(0), proposer="random"))
         writer.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
         trial_dir = writer.trial_folder(1).absolute()
         trial_dir.mkdir(parents=True)
-        payload = make_input(parts.spec, writer.state.trials[1])
+        payload = make_input(session.spec, writer.state.trials[1])
         job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
         (trial_dir / "result.json").write_text(ran(job, 0.5).model_dump_json())
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
         assert writer.state.trials[1].loss == 0.5
     assert launcher.submitted == []
 
@@ -173,21 +176,21 @@ def test_a_stop_cancels_running_jobs_or_leaves_them_as_asked(project: Path, deta
         return None
 
     launcher = ScriptedLauncher(decide)
-    folder, parts = open_search(project, launcher)
+    folder, session = open_search(project, launcher)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, replace(parts, stop=stop))
+        begin_or_resume(writer, session)
+        run_search(writer, replace(session, stop=stop))
         trial = writer.state.trials[1]
         assert writer.state.stopped is not None
         assert (trial.handle is not None) is detach
     assert launcher.cancelled == ([] if detach else ["r-t0001-a1"])
 
 
-def go_on(folder: Path, parts: Parts) -> RunState:
+def go_on(folder: Path, session: Session) -> RunState:
     """One session of a search."""
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
         return writer.state
 
 
@@ -204,12 +207,12 @@ def test_what_looks_lost_while_the_run_folder_is_away_is_not_believed(project: P
             return super().poll(handles)
 
     launcher = Blind(ran)
-    folder, parts = open_search(project, launcher, budget=1)
+    folder, session = open_search(project, launcher, budget=1)
     with pytest.raises(OSError, match=r"\[Errno"):
-        go_on(folder, parts)
+        go_on(folder, session)
     away.rename(folder)
     (folder / "lock").unlink()  # its holder, this process, would be dead
-    trial = go_on(folder, parts).trials[1]
+    trial = go_on(folder, session).trials[1]
     assert trial.loss == 1.0
     assert trial.repeats == ()
     assert len(launcher.submitted) == 1
@@ -229,11 +232,11 @@ def test_earlier_attempts_are_kept_beside_the_one_that_counts(project: Path) -> 
 def test_confirmations_are_new_runs_apart_from_the_budget(project: Path) -> None:
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
-    folder, parts = open_search(project, launcher, confirm=2)
-    jobs = replace(parts.jobs, evaluate=lambda t, p, b, f: _admit(TrialEvaluator(parts.spec)(t, p, b, f)))
+    folder, session = open_search(project, launcher, confirm=2)
+    jobs = replace(session.jobs, evaluate=lambda t, p, b, f: _admit(TrialEvaluator(session.spec)(t, p, b, f)))
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, replace(parts, jobs=jobs))
+        begin_or_resume(writer, session)
+        run_search(writer, replace(session, jobs=jobs))
         state = writer.state
     purposes = [trial.purpose.value for trial in state.trials.values()]
     assert purposes == ["search"] * 4 + ["confirmation"] * 2
@@ -245,12 +248,12 @@ def test_a_search_over_several_metrics_runs_its_front_again(project: Path) -> No
     """Fewer ranks are slower: the fastest of each size is on the front, whatever it takes."""
     launcher = ScriptedLauncher(lambda job: ran(job, 8.0 / job.payload.num_ranks + 0.01 * job.trial, simulated=False))
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
-    folder, parts = open_search(project, launcher, budget=40, confirm=2)
-    spec = parts.spec.model_copy(update={"objective": load_objective("pareto")})
-    jobs = replace(parts.jobs, spec=spec, evaluate=lambda t, p, b, f: _admit(TrialEvaluator(spec)(t, p, b, f)))
+    folder, session = open_search(project, launcher, budget=40, confirm=2)
+    spec = session.spec.model_copy(update={"objective": load_objective("pareto")})
+    jobs = replace(session.jobs, spec=spec, evaluate=lambda t, p, b, f: _admit(TrialEvaluator(spec)(t, p, b, f)))
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, replace(parts, spec=spec, jobs=jobs))
+        begin_or_resume(writer, session)
+        run_search(writer, replace(session, spec=spec, jobs=jobs))
         again = [trial for trial in writer.state.trials.values() if trial.purpose is Purpose.CONFIRMATION]
     sizes = [int(t.config["tp"]) * int(t.config["dp"]) * int(t.config["pp"]) for t in again]  # type: ignore[arg-type]
     assert sorted(sizes) == [1, 4]

@@ -218,8 +218,7 @@ def test_an_ended_replay_goes_on_with_a_greater_budget(kind: str, budget: int, p
     assert (trials[1], trials[facts.trial]) == (facts.first, facts.best)
 
 
-@pytest.mark.xfail(reason="the recording is looked for at its recorded path only", strict=True)
-def test_a_replay_goes_on_after_the_shipped_recordings_have_moved(project: Path) -> None:
+def test_a_replay_resumes_after_the_shipped_recordings_have_moved(project: Path) -> None:
     run = put_run(project, "replayed", shipped=project / "site-packages" / "cclsearch" / "_content")
     assert call("best", "replayed", "--json").json["config"] == TENSOR4
     call("resume", "replayed", "--budget", "6", "--quiet")

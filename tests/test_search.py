@@ -45,7 +45,7 @@ def test_what_is_recorded_says_so_wherever_it_is_shown(project: Path, capsys: py
     assert main([*SEARCH, "--budget", "3"]) == 0
     shown = capsys.readouterr().out
     assert "recorded measurements of 16 x h100" in shown
-    assert "nothing is run here" in shown
+    assert "no trial runs here" in shown
     assert "not wl2" in shown
     assert main(["best", "r", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)
@@ -65,7 +65,7 @@ def test_resume_raises_the_budget_and_goes_on(project: Path) -> None:
 def test_a_recording_cannot_confirm_itself(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finish("--budget", "3")
     assert main(["resume", "r", "--confirm", "2"]) == 2
-    assert "read once" in capsys.readouterr().err
+    assert "cannot be confirmed by another run" in capsys.readouterr().err
 
 
 def test_parallel_trials_are_proposed_in_batches_without_duplicates(project: Path) -> None:
@@ -128,7 +128,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(
 def test_an_unwritable_runs_folder_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "file").write_text("")
     assert main([*SEARCH, "--runs", "file/runs"]) == 2
-    assert "cannot make the run folder" in capsys.readouterr().err
+    assert "cannot create the run folder" in capsys.readouterr().err
 
 
 def test_dry_run_shows_space_proposals_and_script_and_writes_nothing(

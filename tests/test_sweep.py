@@ -76,7 +76,7 @@ def test_a_kill_while_a_sweep_is_made_leaves_nothing_that_is_taken_for_a_run(
     toy = family / "toy-8"
     command = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--budget", "6", "--name", "s"]
     with monkeypatch.context() as broken:
-        broken.setattr("cclsearch.search.session.write_spec", killed)
+        broken.setattr("cclsearch.run.folder.write_spec", killed)
         assert main(command) == EXIT_BROKEN_OFF
     assert (Path("runs") / "s" / "sweep.json").is_file()
     assert main(["status", "s"]) == 2
@@ -100,7 +100,7 @@ def test_an_objective_that_no_recorded_row_can_tell_is_refused_at_once(
     toy = family / "toy-8"
     search = ["run", "--workload", str(toy / "card.yaml"), "--recording", str(toy)]
     assert main([*search, "--objective", "energy"]) == 2
-    assert "needs energy_j_per_mtoken, and the recording 'toy-8' does not hold it" in capsys.readouterr().err
+    assert "needs energy_j_per_mtoken, but the recording 'toy-8' has no energy_j_per_mtoken" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 

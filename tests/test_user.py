@@ -35,8 +35,8 @@ from cclsearch.run.folder import load_run
 from cclsearch.score.outcome import Admission, Outcome
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import Parts, run_search
-from cclsearch.search.session import begin_or_resume
+from cclsearch.search.loop import run_search
+from cclsearch.search.session import Session, begin_or_resume
 
 RECORDING = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
@@ -63,7 +63,7 @@ def test_slurm_that_nobody_named_gets_nothing_and_the_output_says_how_to_choose_
     add_tool(tools, "sbatch", f"echo called > {project}/submitted")
     assert main(["run", "--workload", "wl2", "--budget", "2", "--name", "r"]) == 0
     shown = capsys.readouterr().out
-    assert "no profile was named, so nothing was submitted: `--launcher slurm-generic`" in shown
+    assert "no profile was named, so nothing was submitted: use `--launcher slurm-generic`" in shown
     assert not (project / "submitted").exists()
     assert load_run(project / "runs" / "r").spec.provenance is Provenance.RECORDED
 
@@ -85,9 +85,9 @@ def test_where_nothing_applies_the_ways_out_are_named(project: Path, tools: Path
 
 
 def test_a_machine_named_for_more_accelerators_than_it_has_is_warned_of(project: Path, tools: Path) -> None:
-    [warning] = choose_target(load_card("wl2"), launcher="local").banner
-    assert "asks for 16 x a100-40, and this machine shows none" in warning
-    assert choose_target(load_card("tiny"), launcher="local").banner == ()
+    [warning] = choose_target(load_card("wl2"), launcher="local").notes
+    assert "needs 16 x a100-40, but this machine has none" in warning
+    assert choose_target(load_card("tiny"), launcher="local").notes == ()
 
 
 def test_steps_of_an_allocation_need_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ BAD = [
         "--launcher slurm-generic and --recording",
     ),
     (["sweep", "--workload", "wl2", "--in-allocation", "--recording", str(RECORDING)], "--in-allocation and --record"),
-    ([*REPLAY, "--knob", "nonsense=1,2"], "no knob changes them"),
+    ([*REPLAY, "--knob", "nonsense=1,2"], "a recording has a fixed search space"),
     ([*REPLAY, "--framework", "megatron"], "measured with 'nanotron'"),
     (["run", "--workload", "tiny", "--knob", "nonsense=1,2"], "has no knob 'nonsense'"),
     (["run", "--workload", "tiny", "--knob", "tp=3"], "no legal configuration"),
@@ -158,7 +158,7 @@ def test_confirmations_that_a_recording_cannot_give_are_told_of(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*REPLAY, "--budget", "2", "--confirm", "1"]) == 0
-    assert "nothing will be confirmed: a recorded figure is read once" in capsys.readouterr().out
+    assert "--confirm is ignored: a recorded figure cannot be confirmed" in capsys.readouterr().out
 
 
 def test_a_run_without_trials_has_no_best_and_says_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,25 +192,25 @@ def test_a_run_in_another_folder_is_named_so_that_its_hint_works(
     assert main(["best", str(project / "else where" / "r")]) == 0
 
 
-def open_measured(project: Path, times_s: Sequence[float], *, budget: int) -> tuple[Path, Parts]:
+def open_measured(project: Path, times_s: Sequence[float], *, budget: int) -> tuple[Path, Session]:
     """A search whose trials take these step times one after another, as if they had been measured with every trace."""
     launcher = ScriptedLauncher(lambda job: ran(job, times_s[job.trial - 1], simulated=False))
     launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
-    folder, parts = open_search(project, launcher, budget=budget)
-    evaluate = TrialEvaluator(parts.spec)
-    return folder, replace(parts, jobs=replace(parts.jobs, evaluate=lambda t, p, b, f: admit(evaluate(t, p, b, f))))
+    folder, session = open_search(project, launcher, budget=budget)
+    evaluate = TrialEvaluator(session.spec)
+    return folder, replace(session, jobs=replace(session.jobs, evaluate=lambda t, p, b, f: admit(evaluate(t, p, b, f))))
 
 
 def test_the_summary_says_how_sure_it_is_and_what_it_beat(project: Path) -> None:
     """Three trials, 1 s, 2 s and 1.05 s; then the best is run again."""
-    folder, parts = open_measured(project, (1.0, 2.0, 1.05, 1.002), budget=3)
+    folder, session = open_measured(project, (1.0, 2.0, 1.05, 1.002), budget=3)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
-        told = "\n".join(summarize_run(parts.spec, writer.state, folder).lines)
-        begin_or_resume(writer, parts, confirm=1)
-        run_search(writer, parts)
-        again = "\n".join(summarize_run(parts.spec, writer.state, folder).lines)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
+        told = "\n".join(summarize_run(session.spec, writer.state, folder).lines)
+        begin_or_resume(writer, session, confirm=1)
+        run_search(writer, session)
+        again = "\n".join(summarize_run(session.spec, writer.state, folder).lines)
     assert "best: trial 1" in told
     assert "from 1 run;" in told
     assert "assumed: no configuration ran twice yet" in told
@@ -227,17 +227,17 @@ def test_a_lucky_single_run_does_not_displace_a_confirmed_one_but_a_clear_win_do
 ) -> None:
     """1 s, 1.02 s and then one run of `third_s`; the first two are run again, at 1.10 s and 1.06 s."""
     times_s = (1.0, 1.02, 1.10, 1.06, third_s)
-    folder, parts = open_measured(project, times_s, budget=2)
+    folder, session = open_measured(project, times_s, budget=2)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
-        begin_or_resume(writer, parts, confirm=2)
-        run_search(writer, parts)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
+        begin_or_resume(writer, session, confirm=2)
+        run_search(writer, session)
         writer.record(SearchResumed(time_s=time.time(), engine_version="1", budget=3))
-        run_search(writer, parts)
+        run_search(writer, session)
         best = writer.state.best
-        told = "\n".join(summarize_run(parts.spec, writer.state, folder).lines)
-        answer = best_as_json(parts.spec, writer.state, folder)
+        told = "\n".join(summarize_run(session.spec, writer.state, folder).lines)
+        answer = best_as_json(session.spec, writer.state, folder)
     assert [trial.loss for trial in writer.state.trials.values()] == list(times_s)
     assert best is not None
     assert answer is not None
@@ -250,12 +250,12 @@ def test_a_lucky_single_run_does_not_displace_a_confirmed_one_but_a_clear_win_do
 
 def test_a_lead_within_the_noise_is_said_when_it_is_taken(project: Path) -> None:
     """1 s, then 0.99 s, then 0.3 s: the second leads within the noise, the third beyond it."""
-    folder, parts = open_measured(project, (1.0, 0.99, 0.3), budget=3)
+    folder, session = open_measured(project, (1.0, 0.99, 0.3), budget=3)
     shown = io.StringIO()
     with RunWriter(folder) as writer:
         writer.watch(watch_lines(3, shown))
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
     ended = [line for line in shown.getvalue().splitlines() if " left" in line]
     assert "confidence of beating trial 1: within noise" in ended[1]
     assert "within noise" not in ended[0] + ended[2]
@@ -286,7 +286,7 @@ def test_earlier_runs_teach_only_the_same_work(project: Path, capsys: pytest.Cap
     capsys.readouterr()
     assert main(["run", "--workload", "tiny", "--name", "unlike", "--learn-from", "first"]) == 2
     told = capsys.readouterr().err
-    assert "cannot teach this search" in told
+    assert "is not comparable with this search" in told
     for what in ("model", "global batch", "accelerator", "framework", "provenance"):
         assert what in told
     assert told.count("\n") == 1
@@ -304,12 +304,12 @@ def test_a_stop_uses_up_no_attempt(project: Path) -> None:
         return failed(FailureKind.PREEMPTED) if job.attempt <= 5 else ran(job)
 
     launcher = ScriptedLauncher(decide)
-    folder, parts = open_search(project, launcher, budget=1)
+    folder, session = open_search(project, launcher, budget=1)
     for _ in range(4):
         stop = StopSignal()
         with RunWriter(folder) as writer:
-            begin_or_resume(writer, parts)
-            run_search(writer, replace(parts, stop=stop))
+            begin_or_resume(writer, session)
+            run_search(writer, replace(session, stop=stop))
     trial = load_run(folder).state.trials[1]
     assert trial.loss == 1.0
     assert len(trial.repeats) == 5

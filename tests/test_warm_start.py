@@ -35,10 +35,10 @@ def measure(project: Path, name: str, **hardware: object) -> Path:
     """A run of `tiny` whose trials a script measured; `hardware` is written over that of its card."""
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + job.trial, simulated=False))
     launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
-    folder, parts = open_search(project, launcher, budget=2)
+    folder, session = open_search(project, launcher, budget=2)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, parts)
-        run_search(writer, parts)
+        begin_or_resume(writer, session)
+        run_search(writer, session)
     spec = yaml.safe_load((folder / SPEC_FILE).read_text(encoding="utf-8"))
     spec["card"]["hardware"] |= hardware
     (folder / SPEC_FILE).write_text(yaml.safe_dump(spec), encoding="utf-8")
@@ -80,16 +80,16 @@ def test_auto_takes_the_runs_that_were_measured_on_the_same_cluster(
         measure(project, name)
     assert main([*AUTO, "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "note: learns from 2 earlier runs: one, two\n" in shown
+    assert "note: warm start from 2 earlier runs: one, two\n" in shown
     assert main([*AUTO, "one", "--dry-run"]) == 0
-    assert "note: learns from 1 earlier run: two\n" in capsys.readouterr().out
+    assert "note: warm start from 1 earlier run: two\n" in capsys.readouterr().out
 
 
 def test_auto_says_in_one_line_that_there_is_none(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*AUTO, "--dry-run"]) == 0
     [note] = [line for line in capsys.readouterr().out.splitlines() if "earlier run" in line]
-    assert "none here was measured on cpu" in note
+    assert "no earlier run was measured on cpu" in note
     search(toy, "a", budget=2)
     assert main(replay(toy, "--learn-from", "auto", "--budget", "2", "--name", "b")) == 0
-    assert "`auto` takes measured runs, and this search is recorded" in capsys.readouterr().out
+    assert "`--learn-from auto` uses measured runs, but this search is recorded" in capsys.readouterr().out
     assert load_run(Path("runs") / "b").spec.learn_from == ()

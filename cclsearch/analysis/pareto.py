@@ -15,7 +15,7 @@ from cclsearch.report.pareto import Axis, ParetoPage, ParetoPoint
 from cclsearch.run.folder import Run
 from cclsearch.score.catalog import Direction, find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
-from cclsearch.search.sweep import Sweep, describe_sweep, open_front, read_sweep
+from cclsearch.search.sweep import Sweep, describe_sweep, drop_weights, read_sweep
 from cclsearch.stats.noise import Noise, estimate_noise, find_interval
 from cclsearch.stats.pareto import (
     choose_by_weight,
@@ -95,7 +95,7 @@ def _choose_objective(
     sweep_of_run = read_sweep(run.folder)
     if sweep_of_run is not None and sweep_of_run.at_0 is not None:
         changed = sweep_of_run if weights is None else sweep_of_run.model_copy(update={"weights": tuple(weights)})
-        return open_front(sweep_of_run.at_0), changed
+        return drop_weights(sweep_of_run.at_0), changed
     if weights is not None:
         raise UserError(
             f"--weights: run {run.spec.run_id!r} is no sweep over weights; name the objective that they weigh"

@@ -16,8 +16,8 @@ from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Outcome, Verdict
 from cclsearch.score.thresholds import DEFAULT, Thresholds
 from cclsearch.search.evaluate import find_baseline, write_views
-from cclsearch.search.session import make_input
 from cclsearch.search.trace_evidence import read_trace_evidence
+from cclsearch.search.trial_input import make_input
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
     from cclsearch.run.trial_folder import SCRIPT_FILE
-    from cclsearch.search.session import make_input
+    from cclsearch.search.trial_input import make_input
 
     loaded = load_run(find_run(args.run, args.runs))
     best = loaded.state.best

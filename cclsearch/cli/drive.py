@@ -24,8 +24,8 @@ from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import Parts, find_budget, run_search
-from cclsearch.search.session import begin_or_resume, open_parts
+from cclsearch.search.loop import find_budget, run_search
+from cclsearch.search.session import Session, begin_or_resume, open_session
 
 
 def drive_search(
@@ -37,15 +37,15 @@ def drive_search(
     """
     stop = StopSignal(leave_jobs=args.on_interrupt == "leave")
     with listen_for_stop(stop):
-        parts = open_parts(folder, stop=stop)
+        session = open_session(folder, stop=stop)
         with RunWriter(folder) as writer, tell_unwritable(folder, args.runs):
-            begin_or_resume(writer, parts, budget=budget, confirm=confirm)
+            begin_or_resume(writer, session, budget=budget, confirm=confirm)
             for remark in remarks:
                 writer.record(Note(time_s=time.time(), topic=remark.topic, text=remark.text, data=dict(remark.data)))
-            _search(writer, parts, args)
+            _search(writer, session, args)
             state = writer.state
     with tell_unwritable(folder, args.runs):
-        _tell_end(parts.spec, state, folder, args)
+        _tell_end(session.spec, state, folder, args)
         return EXIT_OK if state.best else EXIT_FAILED
 
 
@@ -60,20 +60,20 @@ def _tell_end(spec: RunSpec, state: RunState, folder: Path, args: argparse.Names
         print_end(spec, state, folder, runs=args.runs)
 
 
-def _search(writer: RunWriter, parts: Parts, args: argparse.Namespace) -> None:
-    total = find_budget(writer, parts)
+def _search(writer: RunWriter, session: Session, args: argparse.Namespace) -> None:
+    total = find_budget(writer, session)
     if not (args.json or args.quiet):
-        for line in parts.spec.banner:
+        for line in session.spec.banner:
             print(f"note: {plain(line)}", flush=True)
     with contextlib.ExitStack() as stack:
         if args.json and not args.quiet:
-            writer.watch(stop_unread(watch_json(), parts.stop))
+            writer.watch(stop_unread(watch_json(), session.stop))
         elif not args.quiet:
             live = sys.stdout.isatty()
-            shown = stack.enter_context(_table(parts.spec, total)) if live else watch_lines(total)
-            writer.watch(stop_unread(shown, parts.stop))
+            shown = stack.enter_context(_table(session.spec, total)) if live else watch_lines(total)
+            writer.watch(stop_unread(shown, session.stop))
         try:
-            run_search(writer, parts)
+            run_search(writer, session)
         except UserError as error:
             name = name_run(writer.folder, args.runs)
             ways = f"`ccl-search resume {name}` goes on, `ccl-search clean {name}` removes jobs that it left"

@@ -16,7 +16,9 @@ from cclsearch.plan.warm_start import load_prior
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.record.event import Purpose
 from cclsearch.record.trial import Trial
-from cclsearch.search.session import hold_back, make_input, make_planning_proposer
+from cclsearch.search.memory_filter import hold_back
+from cclsearch.search.proposer import make_offline_proposer
+from cclsearch.search.trial_input import make_input
 
 NUM_PROPOSALS = 3
 
@@ -51,14 +53,14 @@ def first_proposals(plan: Plan) -> list[Proposal]:
         space=space,
         observations=(),
         pending=frozenset(),
-        held_back=hold_back(spec, space),
+        held_back=hold_back(spec, space).rows,
         budget_left=spec.limits.budget,
         seed=spec.seed,
         objective=spec.objective.name,
         prior=load_prior(spec),
         next_trial=1,
     )
-    return list(make_planning_proposer(spec).propose(view, min(NUM_PROPOSALS, spec.limits.budget)))
+    return list(make_offline_proposer(spec).propose(view, min(NUM_PROPOSALS, spec.limits.budget)))
 
 
 def render_first(plan: Plan, proposal: Proposal, runs_folder: Path) -> str:

@@ -12,7 +12,8 @@ from cclsearch.cli.arguments import add_runs_folder, positive_float, positive_in
 
 if TYPE_CHECKING:
     from cclsearch.core.settings import Settings
-    from cclsearch.plan.plan import Plan, SearchRequest
+    from cclsearch.plan.plan import Plan
+    from cclsearch.plan.request import SearchRequest
 
 EXAMPLE = "ccl-search run --workload wl2 --budget 15\n  ccl-search run -w tiny --budget 8 --confirm 2"
 
@@ -79,7 +80,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from cclsearch.plan.plan import plan_search
     from cclsearch.run.catalog import runs_folder
-    from cclsearch.search.session import create_run
+    from cclsearch.run.folder import create_run
 
     with naming_settings(args):
         plan = add_earlier(plan_search(make_request(args)), args)
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         return show_plan(plan, place, as_json=args.json)
     from cclsearch.cli.drive import drive_search
 
-    folder = create_run(plan, place)
+    folder = create_run(plan.spec, place)
     return drive_search(folder, args)
 
 
@@ -139,7 +140,7 @@ def _refuse_unheard(args: argparse.Namespace, settings: Settings) -> None:
 def make_request(args: argparse.Namespace) -> SearchRequest:
     """The request that the arguments make, with the project's settings for what was left out."""
     from cclsearch.core.settings import load_settings
-    from cclsearch.plan.plan import SearchRequest
+    from cclsearch.plan.request import SearchRequest
     from cclsearch.plan.warm_start import AUTO
     from cclsearch.run.catalog import find_run
     from cclsearch.run.spec import SearchLimits

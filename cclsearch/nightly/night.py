@@ -26,14 +26,15 @@ from cclsearch.nightly.history import (
 from cclsearch.nightly.meter import Allowance, Meter, count_spent
 from cclsearch.nightly.share import Spent, find_exhausted, find_lower_limits, find_remaining, split_remaining
 from cclsearch.nightly.window import NIGHT_FILE, NightWindow
-from cclsearch.plan.plan import Plan, SearchRequest, plan_search
+from cclsearch.plan.plan import Plan, plan_search
+from cclsearch.plan.request import SearchRequest
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.writer import RunWriter
-from cclsearch.run.folder import Run, load_run
+from cclsearch.run.folder import Run, create_run, load_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import MAX_LOST_IN_A_ROW, run_search
-from cclsearch.search.session import begin_or_resume, create_run, open_parts
+from cclsearch.search.session import begin_or_resume, open_session
 from cclsearch.space.parse import parse_knob
 
 CONFIRM = 2
@@ -274,7 +275,7 @@ class NightRun:
             first=self._pick_first(job, budget, earlier_bests=pick_bests(earlier, job.start_from)),
             learn_from=tuple(str(night.run.folder) for night in earlier[-LEARN_NIGHTS:]) if job.learn else (),
         )
-        return load_run(create_run(plan_search(request), self.runs))
+        return load_run(create_run(plan_search(request).spec, self.runs))
 
     def _pick_first(self, job: NightlyJob, budget: int, *, earlier_bests: tuple[Config, ...]) -> tuple[Config, ...]:
         """Earlier bests to measure again: at most half of a small budget, so that something new is tried too."""
@@ -289,7 +290,7 @@ class NightRun:
             state.hours = before_hours + (time.monotonic() - begun_s) / 3600
             self._heartbeat(stop)
 
-        parts = replace(open_parts(run.folder, stop=stop), most_trials=most)
+        session = replace(open_session(run.folder, stop=stop), max_trials=most)
         allowance = Allowance(
             deadline_s=self.window.deadline_s,
             hours=limits["hours"],
@@ -298,11 +299,11 @@ class NightRun:
             usd=limits["usd"],
         )
         with RunWriter(run.folder) as writer:
-            begin_or_resume(writer, parts, budget=most)
+            begin_or_resume(writer, session, budget=most)
             with Meter(run.spec, allowance, stop, heartbeat) as meter:
                 writer.watch(meter.watch)
                 try:
-                    run_search(writer, parts)
+                    run_search(writer, session)
                 finally:
                     state.hours = before_hours + meter.hours
             state.is_trouble = writer.state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW

@@ -1,4 +1,4 @@
-"""Where a search runs: the profile that was named, this machine, or a recording; never a cluster that nobody named."""
+"""Where trials run: a named profile, this machine, or a recording; never a cluster that the user did not name."""
 
 from __future__ import annotations
 
@@ -18,77 +18,40 @@ RECORDINGS_FOLDER = Path("workloads") / "recordings"
 
 @dataclass(frozen=True)
 class Target:
-    """Where, and what the user must know about it."""
+    """Where trials run, and what the user should know about it."""
 
     profile: Profile
     recording: Path | None = None
-    """Folder of the recorded landscape, where nothing will run."""
-    banner: tuple[str, ...] = ()
+    """Folder of the recording to replay; None if trials really run."""
+    notes: tuple[str, ...] = ()
 
 
 def choose_target(
     card: Card, *, launcher: str | None, recording: str | None = None, in_allocation: bool = False
 ) -> Target:
-    """The profile named, else this machine where it is enough, else the card's recording.
+    """Return the named profile, else this machine if it has the accelerators, else the card's recording.
 
-    Raises UserError that names the ways out where none applies; a recording and a place to run exclude each other.
+    Raises UserError that lists the alternatives if none of them applies, and for a recording together with a launcher.
     """
     if recording is not None and (in_allocation or launcher not in (None, "replay")):
-        place = f"--launcher {launcher}" if launcher not in (None, "replay") else "--in-allocation"
-        raise UserError(
-            f"{place} and --recording {recording}: a recording is read and nothing runs, so name one of the two"
-        )
+        option = f"--launcher {launcher}" if launcher not in (None, "replay") else "--in-allocation"
+        raise UserError(f"{option} and --recording {recording} exclude each other: a recording runs no trial")
     if in_allocation:
-        return Target(_hold(load_profile(launcher or "slurm-generic")))
+        return Target(_use_allocation(load_profile(launcher or "slurm-generic")))
     if recording is not None:
         return _replay(find_recording(recording), ())
+    if launcher == "replay":
+        if card.recording is None:
+            raise UserError(f"{card.name} names no recording: choose one with `--recording FOLDER`")
+        return _replay(find_recording(card.recording), ())
     if launcher is not None:
-        if launcher == "replay":
-            return _replay(find_recording(card.recording or _no_recording(card)), ())
         profile = load_profile(launcher)
-        return Target(profile, banner=_too_few_here(card, profile))
-    if card.hardware.accelerator == "cpu":
-        return Target(load_profile("local"))
-    found = count_local_gpus()
-    if found >= card.hardware.num_accelerators:
-        return Target(load_profile("local"), banner=(f"runs on this machine's {found} accelerators",))
-    if card.recording is not None:
-        return _replay(find_recording(card.recording), _cluster_hint())
-    raise UserError(
-        f"{card.name} needs {card.hardware.num_accelerators} x {card.hardware.accelerator}, this machine has"
-        f" {found or 'none'}, no launcher is named and no recording stands in: name a cluster profile"
-        " (`--launcher slurm-generic`, see `ccl-search launcher list`), a recording (`--recording FOLDER`), or try"
-        " `--workload wl2` or `--workload tiny`"
-    )
-
-
-def _hold(profile: Profile) -> Profile:
-    """The profile with its trials as steps of a held allocation."""
-    if profile.launcher != "slurm":
-        raise UserError(f"--in-allocation needs a Slurm profile, but {profile.name!r} runs on {profile.launcher!r}")
-    if "in_allocation" not in profile.settings and not os.environ.get("SLURM_JOB_ID"):
-        raise UserError(
-            "--in-allocation needs a held allocation, but SLURM_JOB_ID is not set here: run inside `salloc`"
-        )
-    return profile.model_copy(update={"settings": {"in_allocation": True, **profile.settings}})
-
-
-def _too_few_here(card: Card, profile: Profile) -> tuple[str, ...]:
-    """A warning where this machine was named and shows fewer accelerators than the card asks for."""
-    asked = type(card.hardware).model_validate({**card.hardware.model_dump(), **profile.hardware.overrides()})
-    if profile.launcher != "local" or asked.accelerator == "cpu":
-        return ()
-    found = count_local_gpus()
-    if found >= asked.num_accelerators:
-        return ()
-    return (
-        f"{card.name} asks for {asked.num_accelerators} x {asked.accelerator}, and this machine shows"
-        f" {found or 'none'}: trials that need them will fail",
-    )
+        return Target(profile, notes=_warn_too_few(card, profile))
+    return _choose_default(card)
 
 
 def find_recording(name: str) -> Path:
-    """The recording's folder: a path, or a bare name under `workloads/recordings/`."""
+    """Return the recording's folder: a path, or a bare name under `workloads/recordings/`."""
     as_path = Path(name).expanduser()
     if os.path.isdir(as_path):
         return as_path.resolve()
@@ -97,16 +60,16 @@ def find_recording(name: str) -> Path:
         if "/" not in name and os.path.isdir(folder):
             return folder
     known = ", ".join(list_recordings()) or "none"
-    raise UserError(f"there is no recording {name!r}; there are: {known}, or give a folder")
+    raise UserError(f"there is no recording {name!r}; known recordings: {known}; or give a folder")
 
 
 def list_recordings() -> list[str]:
-    """Bare names of the recordings there are, sorted."""
+    """Return the bare names of all recordings, sorted."""
     return sorted({p.name for root in content_roots() for p in (root / RECORDINGS_FOLDER).glob("*") if p.is_dir()})
 
 
 def count_local_gpus() -> int:
-    """Accelerators that this machine's `nvidia-smi` or `rocm-smi` lists; 0 where there is neither."""
+    """Return how many accelerators `nvidia-smi` or `rocm-smi` lists on this machine; 0 without either."""
     for command, mark in ((["nvidia-smi", "-L"], "GPU "), (["rocm-smi", "-i"], "Device Name")):
         if shutil.which(command[0]) is None:
             continue
@@ -119,18 +82,54 @@ def count_local_gpus() -> int:
     return 0
 
 
-def _replay(folder: Path, banner: tuple[str, ...]) -> Target:
+def _choose_default(card: Card) -> Target:
+    """Where trials run if the user named neither a launcher nor a recording."""
+    if card.hardware.accelerator == "cpu":
+        return Target(load_profile("local"))
+    found = count_local_gpus()
+    if found >= card.hardware.num_accelerators:
+        return Target(load_profile("local"), notes=(f"trials run on this machine's {found} accelerators",))
+    if card.recording is not None:
+        return _replay(find_recording(card.recording), _suggest_cluster())
+    raise UserError(
+        f"{card.name} needs {card.hardware.num_accelerators} x {card.hardware.accelerator}, but this machine has"
+        f" {found or 'none'} and the card names no recording: choose a cluster profile (`--launcher slurm-generic`,"
+        " see `ccl-search launcher list`) or a recording (`--recording FOLDER`), or try `--workload wl2` or"
+        " `--workload tiny`"
+    )
+
+
+def _use_allocation(profile: Profile) -> Profile:
+    """The profile with trials as steps of the Slurm allocation that this process is in."""
+    if profile.launcher != "slurm":
+        raise UserError(f"--in-allocation needs a Slurm profile, but {profile.name!r} uses {profile.launcher!r}")
+    if "in_allocation" not in profile.settings and not os.environ.get("SLURM_JOB_ID"):
+        raise UserError("--in-allocation needs an allocation, but SLURM_JOB_ID is not set: run inside `salloc`")
+    return profile.model_copy(update={"settings": {"in_allocation": True, **profile.settings}})
+
+
+def _warn_too_few(card: Card, profile: Profile) -> tuple[str, ...]:
+    """A warning if the trials run on this machine and it has fewer accelerators than the card needs."""
+    hardware = type(card.hardware).model_validate({**card.hardware.model_dump(), **profile.hardware.overrides()})
+    if profile.launcher != "local" or hardware.accelerator == "cpu":
+        return ()
+    found = count_local_gpus()
+    if found >= hardware.num_accelerators:
+        return ()
+    return (
+        f"{card.name} needs {hardware.num_accelerators} x {hardware.accelerator}, but this machine has"
+        f" {found or 'none'}: trials that need them will fail",
+    )
+
+
+def _replay(folder: Path, notes: tuple[str, ...]) -> Target:
     profile = profile_from_mapping({"launcher": "replay", "recording": str(folder)}, name="replay")
-    return Target(profile, recording=folder, banner=banner)
+    return Target(profile, recording=folder, notes=notes)
 
 
-def _no_recording(card: Card) -> str:
-    raise UserError(f"{card.name} names no recording: give one with `--recording FOLDER`")
-
-
-def _cluster_hint() -> tuple[str, ...]:
+def _suggest_cluster() -> tuple[str, ...]:
     if shutil.which("sbatch"):
         return (
-            "Slurm is here, but no profile was named, so nothing was submitted: `--launcher slurm-generic` runs there",
+            "Slurm is installed, but no profile was named, so nothing was submitted: use `--launcher slurm-generic`",
         )
-    return ("to run it on a cluster: `--launcher NAME` (see `ccl-search launcher list`)",)
+    return ("to run trials on a cluster, use `--launcher NAME` (see `ccl-search launcher list`)",)

@@ -1,4 +1,4 @@
-"""What earlier searches on the same model, cluster and framework teach this one (`--learn-from`)."""
+"""Warm starts: trials of earlier searches as a prior for this one (`--learn-from`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cclsearch.record.observe import Observer
 from cclsearch.run.spec import RunSpec, read_spec
 
 AUTO = "auto"
-"""In place of a run's name: every run there is that can teach this search."""
+"""Accepted in place of a run's name: all comparable runs of the project."""
 
 
 def load_prior(spec: RunSpec) -> tuple[Observation, ...]:
-    """Observations of the runs that `spec.learn_from` names; raises UserError where one tells of another world.
+    """Return the observations of the runs in `spec.learn_from`; raises UserError if one is not comparable.
 
     Figures of different provenance never mix: a measured search does not learn from recorded or simulated runs.
     """
@@ -31,20 +31,22 @@ def load_prior(spec: RunSpec) -> tuple[Observation, ...]:
 
 
 def find_warm_starts(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:
-    """The search with those of the runs as a prior that were measured on its cluster, and a banner that names them.
+    """Return the spec with all comparable runs added as a prior, and a note that names them.
 
-    A run is taken by its fingerprint: the same work, accelerator, memory, accelerators a node and framework, measured
-    and not recorded or simulated. What cannot be read, and what no trial has ended of, is passed over.
+    Comparable means measured (not recorded or simulated) with the same work, accelerator, memory, accelerators per
+    node and framework. Runs that cannot be read or have no finished trial are skipped.
     """
     known = set(spec.learn_from)
-    taken = [folder.resolve() for folder in folders if str(folder.resolve()) not in known and _teaches(spec, folder)]
+    taken = [
+        folder.resolve() for folder in folders if str(folder.resolve()) not in known and _is_comparable(spec, folder)
+    ]
     names = ", ".join(folder.name for folder in taken)
-    told = f"learns from {len(taken)} earlier run{'s' * (len(taken) > 1)}: {names}" if taken else _why_none(spec)
+    note = f"warm start from {len(taken)} earlier run{'s' * (len(taken) > 1)}: {names}" if taken else _why_none(spec)
     learn_from = (*spec.learn_from, *(str(folder) for folder in taken))
-    return spec.model_copy(update={"learn_from": learn_from, "banner": (*spec.banner, told)})
+    return spec.model_copy(update={"learn_from": learn_from, "banner": (*spec.banner, note)})
 
 
-def _teaches(spec: RunSpec, folder: Path) -> bool:
+def _is_comparable(spec: RunSpec, folder: Path) -> bool:
     try:
         earlier = read_spec(folder)
         if earlier.provenance is not Provenance.MEASURED or _find_differences(spec, earlier):
@@ -56,16 +58,16 @@ def _teaches(spec: RunSpec, folder: Path) -> bool:
 
 def _why_none(spec: RunSpec) -> str:
     if spec.provenance is not Provenance.MEASURED:
-        return f"learns from no earlier run: `auto` takes measured runs, and this search is {spec.provenance.value}"
+        return f"no warm start: `--learn-from auto` uses measured runs, but this search is {spec.provenance.value}"
     hardware = spec.card.hardware
     return (
-        f"learns from no earlier run: none here was measured on {hardware.accelerator} ({hardware.memory_gib:g} GiB,"
-        f" {hardware.accelerators_per_node} a node) with {spec.framework} for the same work"
+        f"no warm start: no earlier run was measured on {hardware.accelerator} ({hardware.memory_gib:g} GiB,"
+        f" {hardware.accelerators_per_node} per node) with {spec.framework} for the same work"
     )
 
 
 def _fingerprint(spec: RunSpec) -> tuple[object, ...]:
-    """What makes two clusters the same, so far as a step time and a peak of memory can tell."""
+    """What must be equal for step times and memory peaks of two clusters to be comparable."""
     hardware = spec.card.hardware
     return hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib, spec.framework
 
@@ -79,8 +81,8 @@ def _check_comparable(spec: RunSpec, earlier: RunSpec, folder: Path) -> None:
     differs = _find_differences(spec, earlier)
     if differs:
         raise UserError(
-            f"--learn-from {str(folder)!r} cannot teach this search: its {', '.join(differs)} differ(s);"
-            " name runs of the same model, batch, accelerator and framework"
+            f"--learn-from {str(folder)!r} is not comparable with this search: different {', '.join(differs)};"
+            " name runs with the same model, batch, accelerator and framework"
         )
 
 

@@ -1,4 +1,4 @@
-"""Where searches are kept, and how one is found by name."""
+"""The folder of all runs, and the lookup of a run by name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.run.spec import SPEC_FILE
 
 LAST = "last"
-"""In place of a run's name: the one that was written to last."""
+"""Accepted in place of a run's name: the run that was written to most recently."""
 
 
 def runs_folder(chosen: Path | None = None) -> Path:
-    """The folder of searches: the one chosen, else the project's."""
+    """Return the folder of runs: the chosen one, else the project's."""
     return chosen if chosen is not None else project_root() / load_settings().runs
 
 
 def find_run(name: str, chosen: Path | None = None) -> Path:
-    """The folder of a run (its name under the runs folder, or a path); UserError lists the latest there are."""
+    """Return the folder of a run, given its name or its path; raises UserError that lists the latest runs."""
     if name == LAST:
         runs = list_runs(chosen)
         if runs:
@@ -31,19 +31,19 @@ def find_run(name: str, chosen: Path | None = None) -> Path:
         if os.path.isfile(folder / SPEC_FILE):
             return folder.absolute()
     latest = [folder.name for folder in list_runs(chosen)][-5:]
-    none = "there are none yet: `ccl-search run --workload wl2 --budget 15` makes one"
-    known = f"the latest are: {', '.join(latest)}" if latest else none
+    none = "it has no runs yet; start one with `ccl-search run --workload wl2 --budget 15`"
+    known = f"the latest runs are: {', '.join(latest)}" if latest else none
     raise UserError(f"there is no run {name!r} in {str(runs_folder(chosen))!r}; {known}")
 
 
 def name_run(folder: Path, chosen: Path | None = None) -> str:
-    """What to type for a run: its name where the project's runs folder holds it, else its path, quoted for a shell."""
+    """Return what to type for a run: its name if it is in the project's runs folder, else its path in shell quotes."""
     known = chosen is None and folder.parent.absolute() == runs_folder().absolute()
     return folder.name if known else shlex.quote(str(folder))
 
 
 def list_runs(chosen: Path | None = None) -> list[Path]:
-    """Folders of all searches, the latest last."""
+    """Return the folders of all runs, the latest last."""
     folder = runs_folder(chosen)
     found = [path.parent for path in folder.glob(f"*/{SPEC_FILE}")]
     return sorted(found, key=lambda run: (run / LEDGER_FILE).stat().st_mtime if (run / LEDGER_FILE).exists() else 0)

@@ -1,25 +1,29 @@
-"""One search on disk with its frozen inputs: what reports, exports and comparisons read."""
+"""A run on disk: creates its folder with the frozen inputs, and reads it for reports, exports and comparisons."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
-from cclsearch.record.lock import is_locked
+from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.record.state import RunState
-from cclsearch.run.spec import RunSpec, read_spec
+from cclsearch.run.spec import SPEC_FILE, RunSpec, read_spec, write_spec
 
 
 @dataclass(frozen=True)
 class Run:
-    """A search as its folder holds it."""
+    """A search as read from its folder."""
 
     folder: Path
     spec: RunSpec
     state: RunState
     is_running: bool
-    """Whether a living process is writing it."""
+    """Whether a living process writes to it."""
 
     def trial_folder(self, number: int) -> Path:
         """`trials/0007`: the evidence of trial 7."""
@@ -27,7 +31,7 @@ class Run:
 
     @property
     def standing(self) -> str:
-        """`running`, `ended`, `stopped`, or `killed` (its writer is gone, and said nothing)."""
+        """`running`, `ended`, `stopped`, or `killed` (its process is gone and recorded no end)."""
         if self.is_running:
             return "running"
         if self.state.ended:
@@ -36,8 +40,33 @@ class Run:
 
 
 def load_run(folder: Path) -> Run:
-    """Read a run folder; raises UserError where it is none, or is damaged or of a newer version."""
+    """Read a run folder; raises UserError if it is not one, is damaged, or was written by a newer version."""
     spec = read_spec(folder)
     ledger = folder / LEDGER_FILE
     state = fold_ledger(ledger) if ledger.exists() else RunState()
     return Run(folder, spec, state, is_locked(folder))
+
+
+def create_run(spec: RunSpec, runs_folder: Path, *, extra_files: Mapping[str, str] | None = None) -> Path:
+    """Create the run's folder with its frozen inputs; raises UserError if that is not possible.
+
+    `extra_files` (file name -> text) are written before `search.yaml`, the file that makes the folder a run. A folder
+    that an earlier call left without it, because it was killed, is reused.
+    """
+    folder = runs_folder.absolute() / spec.run_id
+    extra = extra_files or {}
+    unfinished = ("lock", f".{SPEC_FILE}.", *extra, *(f".{name}." for name in extra))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FolderLock(folder):
+            if any(not path.name.startswith(unfinished) for path in folder.iterdir()):
+                raise FileExistsError
+            for name, text in extra.items():
+                write_atomically(folder / name, text)
+            write_spec(folder, spec)
+    except FileExistsError:
+        resume = f"`ccl-search resume {shlex.quote(str(folder))}`"
+        raise UserError(f"{str(folder)!r} exists already: choose another --name, or run {resume}") from None
+    except OSError as error:
+        raise UserError(f"cannot create the run folder {str(folder)!r}: {error.strerror or error}") from None
+    return folder

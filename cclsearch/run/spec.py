@@ -31,22 +31,22 @@ class RecordingRef(Model):
 
 
 class SearchLimits(Model):
-    """How far a search may go. All but the budget are None for no limit."""
+    """Limits of a search; None means no limit."""
 
     budget: int = Field(ge=1)
-    """Trials that count; infrastructure failures and confirmations come on top."""
+    """Trials to spend; infrastructure failures and confirmations do not count."""
     parallel: int = Field(default=1, ge=1)
     confirm: int = Field(default=0, ge=0)
-    """Finalists to run again at the end."""
+    """Finalists to run once more at the end."""
     trial_timeout_s: float = Field(default=1800.0, gt=0)
     max_hours: float | None = Field(default=None, gt=0)
-    """Wall time of one session of the search."""
+    """Wall time of one session of the search, in hours."""
     max_attempts: int = Field(default=3, ge=1)
-    """Runs of one trial when the infrastructure fails or foreign load disturbs it."""
+    """Attempts at one trial if the infrastructure fails or other processes disturb it."""
 
 
 class RunSpec(Model):
-    """All that a search depends on, frozen at its start."""
+    """Everything that a search depends on, frozen at its start."""
 
     schema_version: int = SPEC_VERSION
     run_id: str
@@ -54,7 +54,7 @@ class RunSpec(Model):
     """UTC, ISO 8601."""
     engine_version: str
     workload: str
-    """The workload as asked for; `card.name` differs where a recording stands in."""
+    """The workload that the user named; `card.name` differs if a recording is replayed."""
     card: Card
     framework: str
     objective: Objective
@@ -68,31 +68,31 @@ class RunSpec(Model):
     limits: SearchLimits
     seed: int = 0
     use_fewer: bool = False
-    """Whether configurations on fewer accelerators than there are belong to the space."""
+    """Whether the space includes configurations on fewer accelerators than the card has."""
     knobs: tuple[KnobDeclaration, ...] = ()
     """Knobs that the profile or the user added to the framework's and the card's."""
     learn_from: tuple[str, ...] = ()
-    """Folders of earlier runs whose trials are a prior."""
+    """Folders of earlier runs whose trials warm-start the surrogate."""
     first: tuple[Config, ...] = ()
-    """Configurations to run before the strategy is asked."""
+    """Configurations to run before the strategy proposes."""
     space_size: int
     space_sha256: str
     banner: tuple[str, ...] = ()
-    """What the user must know about what runs where."""
+    """Notes for the user on what runs where."""
 
 
 def write_spec(folder: Path, spec: RunSpec) -> str:
-    """Freeze the inputs as `search.yaml`; returns the file's SHA-256."""
+    """Write the inputs as `search.yaml`; returns the file's SHA-256."""
     text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
     write_atomically(folder / SPEC_FILE, text)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_spec(folder: Path) -> RunSpec:
-    """The frozen inputs of a run folder; raises UserError where they are missing, damaged or of a newer version."""
+    """Return the frozen inputs of a run folder; raises UserError if they are missing, damaged or of a newer version."""
     path = folder / SPEC_FILE
     if not os.path.isfile(path):
-        raise UserError(f"{str(folder)!r} is no run folder: it has no {SPEC_FILE}")
+        raise UserError(f"{str(folder)!r} is not a run folder: it has no {SPEC_FILE}")
     data = read_yaml(path)
     version = data.get("schema_version")
     if isinstance(version, int) and version > SPEC_VERSION:
@@ -104,6 +104,6 @@ def read_spec(folder: Path) -> RunSpec:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

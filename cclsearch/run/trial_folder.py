@@ -1,4 +1,4 @@
-"""A trial's folder, its evidence: what is put there before it runs, what earlier attempts left, secrets in its logs."""
+"""A trial's folder: its files before it runs, the files of earlier attempts, and the masking of secrets in its logs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ SCRIPT_FILE = "job.sh"
 METRICS_FILE = "metrics.json"
 ADMISSION_FILE = "admission.json"
 ATTEMPTS_FOLDER = "attempts"
-MAX_LINE = 1 << 20
-"""Characters of a log that are held at once."""
+MAX_LINE_CHARS = 1 << 20
+"""Characters of a log that are in memory at once."""
 
-_OF_ONE_ATTEMPT = (
+_FILES_OF_AN_ATTEMPT = (
     *(RESULT_FILE, STDOUT_FILE, STDERR_FILE, FAILURES_FOLDER, TRACE_FOLDER, METRICS_FILE, ADMISSION_FILE),
 )
 
 
 def prepare_folder(job: Job, script: str) -> None:
-    """Make the trial's folder ready for this attempt; what earlier attempts left is kept under `attempts/`."""
+    """Prepare the trial's folder for this attempt; files of earlier attempts move to `attempts/`."""
     folder = job.trial_dir
     folder.mkdir(parents=True, exist_ok=True)
-    _put_aside(folder, job.attempt)
+    _move_earlier_attempt(folder, job.attempt)
     write_atomically(folder / CONFIG_FILE, job.payload.model_dump_json(indent=1) + "\n")
     write_atomically(folder / SCRIPT_FILE, script)
 
 
 def scrub_logs(folder: Path) -> None:
-    """Mask what has the value or the shape of a secret in a landed trial's logs; line by line, whatever their size."""
+    """Mask secrets, known by value or by shape, in a finished trial's logs, line by line to bound memory."""
     for name in (STDOUT_FILE, STDERR_FILE):
         path = folder / name
         if path.is_file() and not path.is_symlink():
@@ -44,7 +44,7 @@ def _scrub(path: Path) -> None:
     clean = path.with_name(f".{path.name}.clean")
     changed = False
     with _open_text(path, "r") as source, _open_text(clean, "w") as target:
-        while line := source.readline(MAX_LINE):
+        while line := source.readline(MAX_LINE_CHARS):
             masked = redact(line)
             changed |= masked != line
             target.write(masked)
@@ -58,8 +58,8 @@ def _open_text(path: Path, mode: str) -> TextIO:
     return cast(TextIO, path.open(mode, encoding="utf-8", errors="surrogateescape", newline=""))
 
 
-def _put_aside(folder: Path, attempt: int) -> None:
-    left = [name for name in _OF_ONE_ATTEMPT if (folder / name).exists()]
+def _move_earlier_attempt(folder: Path, attempt: int) -> None:
+    left = [name for name in _FILES_OF_AN_ATTEMPT if (folder / name).exists()]
     if not left:
         return
     number = max(attempt - 1, 1)

@@ -1,4 +1,4 @@
-"""From a landed trial's folder to its outcome: the result file, the traces, then the judge."""
+"""From a finished trial's folder to its outcome: reads the result file and the traces, then evaluates them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cclsearch.search.trace_evidence import read_trace_evidence
 
 
 class TrialEvaluator:
-    """Judges the landed trials of one search, as `cclsearch.search.jobs` asks."""
+    """Evaluates the finished trials of one search; `cclsearch.search.jobs` calls it."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
@@ -29,11 +29,11 @@ class TrialEvaluator:
     def __call__(self, trial: Trial, payload: TrialInput, writer: RunWriter, failure: Failure | None) -> Outcome:
         folder = writer.trial_folder(trial.number)
         scrub_logs(folder)
-        outcome = self._judge(folder, payload, failure, find_baseline(writer.state))
+        outcome = self._evaluate(folder, payload, failure, find_baseline(writer.state))
         write_views(folder, outcome)
         return outcome
 
-    def _judge(
+    def _evaluate(
         self, folder: Path, payload: TrialInput, failure: Failure | None, baseline: Mapping[str, float] | None
     ) -> Outcome:
         collected = collect_result(folder) if failure is None or _has_result(folder) else failure
@@ -55,13 +55,13 @@ class TrialEvaluator:
 
 
 def find_baseline(state: RunState) -> Mapping[str, float] | None:
-    """Metrics of the baseline: the first trial that ranks; None before there is one."""
+    """Return the metrics of the baseline, which is the first ranked trial; None before there is one."""
     trial = state.first_ranked
     return trial.outcome.metrics if trial and trial.outcome else None
 
 
 def write_views(folder: Path, outcome: Outcome) -> None:
-    """`metrics.json` and `admission.json` beside the evidence: views of what the ledger holds."""
+    """Write `metrics.json` and `admission.json` into the trial's folder, for readers; the ledger has the same facts."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / METRICS_FILE, outcome.model_dump_json(indent=1, exclude={"admission"}) + "\n")
     if outcome.admission:
@@ -69,7 +69,7 @@ def write_views(folder: Path, outcome: Outcome) -> None:
 
 
 def redact_failure(failure: Failure) -> Failure:
-    """The failure with no secret in its message."""
+    """Return the failure with secrets in its message masked."""
     return failure.model_copy(update={"message": redact(failure.message)})
 
 

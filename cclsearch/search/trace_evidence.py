@@ -1,4 +1,4 @@
-"""From a trial's trace folder to what judging needs of it: a search meets the trace toolkit here and nowhere else."""
+"""From a trial's trace folder to the evidence that admission needs; the only place where a search uses `trace/`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cclsearch.trace.score import TraceScore, score_traces
 
 
 def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence:
-    """The metrics and the diagnosis of a trial's traces; says what could not be read, and raises nothing for it."""
+    """Return metrics and diagnosis of a trial's traces; what could not be read is in the notes, and raises nothing."""
     traces = read_traces(folder)
     devices = {device.name for table in traces.tables.values() for device in table.devices if device.name}
     return score_to_evidence(score_traces(traces, card=card, config=payload.config), devices=sorted(devices))
 
 
 def score_to_evidence(score: TraceScore, *, devices: Sequence[str] = ()) -> TraceEvidence:
-    """What judging takes from the toolkit's result: whole metrics only."""
+    """Return what admission uses of the trace metrics: only those that cover the whole trace."""
     whole = {name: result.value for name, result in score.metrics.items() if result.status is Status.OK}
     diagnosis = score.diagnosis
     return TraceEvidence(
@@ -42,7 +42,7 @@ def score_to_evidence(score: TraceScore, *, devices: Sequence[str] = ()) -> Trac
 
 
 def _flops_per_step(result: MetricResult | None) -> float | None:
-    """FLOPs of one step over all ranks, where every matrix product of whole steps has its shapes."""
+    """FLOPs of one step over all ranks; None unless every matrix product of whole steps has its shapes recorded."""
     if result is None or result.status is not Status.OK or not result.n_steps:
         return None
     flops = result.inputs.get("flops")
@@ -50,7 +50,7 @@ def _flops_per_step(result: MetricResult | None) -> float | None:
 
 
 def _flops_coverage(score: TraceScore) -> float | None:
-    """Share of all ranks' compute time that the matrix products with shapes take; None where it cannot be told."""
+    """Share of all ranks' compute time in matrix products with recorded shapes; None if it is unknown."""
     result = score.metrics.get("gemm_tflops")
     compute_frac, step_s = score.value("compute_frac"), score.value("trace_step_time")
     if result is None or not result.n_steps or not compute_frac or not step_s or not score.ranks:

@@ -1,0 +1,39 @@
+"""What the user asks for, before anything is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cclsearch.card.model import KnobDeclaration
+from cclsearch.core.values import Config, Value
+from cclsearch.run.spec import SearchLimits
+from cclsearch.score.objective import Objective
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """One search as requested on the command line or in a nightly file."""
+
+    workload: str
+    limits: SearchLimits
+    overlays: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    launcher: str | None = None
+    in_allocation: bool = False
+    """Run trials as steps of the Slurm allocation that this process is in."""
+    recording: str | None = None
+    framework: str | None = None
+    objective: str | Objective = "step_time"
+    """The name of a file in `objectives/`, or an objective that is already loaded."""
+    strategy: str | None = None
+    llm: str | None = None
+    llm_options: Mapping[str, Value | None] = field(default_factory=dict)
+    seed: int = 0
+    use_fewer: bool = False
+    """Also search configurations on fewer accelerators than the card has."""
+    learn_from: tuple[str, ...] = ()
+    first: tuple[Config, ...] = ()
+    """Configurations to run before the strategy proposes."""
+    knobs: tuple[KnobDeclaration, ...] = ()
+    run_id: str | None = None

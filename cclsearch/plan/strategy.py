@@ -1,0 +1,41 @@
+"""Which strategy proposes, and whether an LLM takes part."""
+
+from __future__ import annotations
+
+from cclsearch.core.errors import UserError
+from cclsearch.plan.request import SearchRequest
+from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.agent.providers.cost import describe_unkept, load_prices, prices_path
+from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
+
+LLM_STRATEGIES = ("hybrid", "llm")
+
+
+def choose_strategy(request: SearchRequest, *, multi: bool) -> str:
+    """Return the strategy's name, checked: `hybrid` with an LLM, `pareto` over several metrics, else `default`."""
+    strategy = request.strategy or ("hybrid" if request.llm else "pareto" if multi else "default")
+    if strategy == "optuna":
+        strategy = "default"  # the fallback of `hybrid` and `llm`, without an LLM
+    if request.llm:
+        parse_spec(request.llm)
+        # Wrong values in the environment are reported before anything starts.
+        load_prices(prices_path())
+        read_timeout_s()
+    if strategy in LLM_STRATEGIES:
+        if not request.llm:
+            raise UserError(f"strategy {strategy!r} needs an LLM: `--llm anthropic:MODEL`, `openai:MODEL` or a URL")
+        return strategy
+    PROPOSERS.get(strategy)
+    return strategy
+
+
+def describe_llm(request: SearchRequest, strategy: str) -> tuple[str, ...]:
+    """Return notes on the LLM's part: none, without a key, or with a price limit that cannot be kept."""
+    if request.llm and strategy in LLM_STRATEGIES:
+        spec = parse_spec(request.llm)
+        key, unkept = missing_key(spec), describe_unkept(spec.name, request.llm_options.get("max_usd"))
+        missing = f"no LLM takes part: {key} is not set, and the search continues without it" if key else None
+        return tuple(line for line in (missing, unkept) if line)
+    if request.llm or strategy != "default":
+        return ()
+    return ("no LLM takes part (add one with `--llm anthropic:MODEL` or `--llm openai:MODEL`)",)

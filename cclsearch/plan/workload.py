@@ -1,0 +1,136 @@
+"""The work and its search space: card, framework and configurations, of a recording or of the target's hardware."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.card.hardware import match_accelerator
+from cclsearch.card.model import Card, Hardware, KnobDeclaration
+from cclsearch.core.errors import UserError
+from cclsearch.launch.profile import Profile
+from cclsearch.plan.request import SearchRequest
+from cclsearch.plan.target import Target
+from cclsearch.recording.load import Recording, load_recording
+from cclsearch.run.spec import RecordingRef, hash_file
+from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
+from cclsearch.score.objective import Objective, require_measurable
+from cclsearch.space.build import build_space, require_known_knobs
+from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.table import Space
+
+
+@dataclass(frozen=True)
+class ResolvedWorkload:
+    """What a search will vary and what it will not."""
+
+    card: Card
+    """With the hardware of the target."""
+    framework: str
+    space: Space
+    source: Framework | Recording
+    """What gives a trial's metrics: the framework's run script, or the rows of a recording."""
+    knobs: tuple[KnobDeclaration, ...] = ()
+    """Knobs that the profile or the user added."""
+    recording: RecordingRef | None = None
+    notes: tuple[str, ...] = ()
+
+
+def resolve_workload(request: SearchRequest, card: Card, target: Target) -> ResolvedWorkload:
+    """Return the work and the search space on this target; raises UserError if the request does not fit them."""
+    if target.recording is not None:
+        return _resolve_recorded(request, card, target.recording)
+    card = card.model_copy(update={"hardware": _resolve_hardware(card, target.profile)})
+    framework = load_framework(request.framework or target.profile.framework or card.framework)
+    require_known_knobs(request.knobs, card, framework, target.profile.knobs)
+    knobs = (*target.profile.knobs, *request.knobs)
+    space = build_space(card, framework, extra_knobs=knobs, use_fewer=request.use_fewer)
+    return ResolvedWorkload(card, framework.name, space, framework, knobs)
+
+
+def require_metrics(objective: Objective, workload: ResolvedWorkload) -> None:
+    """Raise UserError if no trial of this workload could have the metrics that the objective needs."""
+    if isinstance(workload.source, Framework):
+        require_measurable(objective, workload.source)
+    else:
+        _require_recorded(objective, workload.source)
+
+
+def hash_space(space: Space) -> str:
+    """Return the SHA-256 of knobs, choices and rows: equal for equal search spaces."""
+    digest = hashlib.sha256(repr([(knob.name, knob.choices) for knob in space.knobs]).encode())
+    digest.update(space.codes_NK.tobytes())
+    return digest.hexdigest()
+
+
+def _resolve_hardware(card: Card, profile: Profile) -> Hardware:
+    """The card's hardware with the profile's values; on this machine's CPUs, with their number."""
+    hardware = card.hardware.model_copy(update=profile.hardware.overrides())
+    accelerator = match_accelerator(hardware.accelerator)
+    on_cpu = accelerator is not None and accelerator.kind == "cpu"
+    if profile.launcher == "local" and hardware.host_cores is None and on_cpu:
+        hardware = hardware.model_copy(update={"host_cores": os.cpu_count()})
+    return Hardware.model_validate(hardware.model_dump())
+
+
+def _resolve_recorded(request: SearchRequest, card: Card, folder: Path) -> ResolvedWorkload:
+    recording = load_recording(folder)
+    _refuse_changes(request, recording.card.framework)
+    return ResolvedWorkload(
+        recording.card,
+        recording.card.framework,
+        recording.space,
+        recording,
+        recording=RecordingRef(name=recording.name, folder=folder, sha256=hash_file(folder / "trials.csv")),
+        notes=(*_describe_recording(card, recording.card, len(recording.rows)), *recording.notes),
+    )
+
+
+def _refuse_changes(request: SearchRequest, framework: str) -> None:
+    """Raise UserError for options that would change a recorded space, which consists of the recording's rows."""
+    ways = "replay it unchanged, or choose where to run trials (`--launcher NAME`)"
+    if request.framework not in (None, framework):
+        raise UserError(f"--framework {request.framework!r}: the recording was measured with {framework!r}; {ways}")
+    if request.knobs:
+        names = ", ".join(knob.name for knob in request.knobs)
+        raise UserError(f"--knob {names}: a recording has a fixed search space, its rows; {ways}")
+
+
+def _require_recorded(objective: Objective, recording: Recording) -> None:
+    has_memory = any(row.peak_memory_gib is not None for row in recording.rows)
+    for metric in (*objective.metrics, *(constraint.metric for constraint in objective.constraints)):
+        needs_memory = metric in MEMORY_METRICS
+        if metric not in RECORDED_METRICS or (needs_memory and not has_memory):
+            missing = "peak memory" if needs_memory else metric
+            raise UserError(
+                f"--objective {objective.name}: needs {metric}, but the recording {recording.name!r} has no {missing};"
+                " choose another objective, or choose where to run trials (`--launcher NAME`)"
+            )
+
+
+def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str, ...]:
+    """What banner, table and report say of a replayed recording: its source, and how it differs from the card."""
+    lines = [
+        f"recorded measurements of {_describe_hardware(recorded)} with {recorded.framework},"
+        f" {num_rows} configurations, from: {recorded.source or 'an unnamed source'}"
+        f" ({recorded.licence or 'no licence named'}); no trial runs here"
+    ]
+    if asked.name != recorded.name:
+        pairs = [
+            ("model", asked.family, recorded.family),
+            ("global batch", asked.global_batch_size, recorded.global_batch_size),
+            ("sequence length", asked.seq_len, recorded.seq_len),
+            ("accelerators", _describe_hardware(asked), _describe_hardware(recorded)),
+            ("framework", asked.framework, recorded.framework),
+            ("vocabulary", asked.arch.vocab_size, recorded.arch.vocab_size),
+            ("KV heads", asked.arch.num_kv_heads, recorded.arch.num_kv_heads),
+        ]
+        differs = [f"{what} {theirs} (not {ours})" for what, ours, theirs in pairs if ours != theirs]
+        lines.append(f"the search uses the recording's card {recorded.name}, not {asked.name}: " + ", ".join(differs))
+    return tuple(lines)
+
+
+def _describe_hardware(card: Card) -> str:
+    return f"{card.hardware.num_accelerators} x {card.hardware.accelerator}"

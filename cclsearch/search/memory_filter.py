@@ -1,0 +1,43 @@
+"""Configurations that the memory model rules out before anything was measured: they are never launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cclsearch.run.spec import RunSpec
+from cclsearch.space.table import Space
+
+MIN_FIT_PROBABILITY = 0.005
+"""Below this probability to fit into memory, a configuration is not launched."""
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """Rows of the search space that are not launched, and why."""
+
+    rows: frozenset[int] = frozenset()
+    reason: str = ""
+
+
+def hold_back(spec: RunSpec, space: Space) -> HeldBack:
+    """Return the rows that almost certainly do not fit into memory.
+
+    Rows of a recording are never held back, since reading them costs nothing; nor is a whole space.
+    """
+    if spec.recording is not None:
+        return HeldBack()
+    from cclsearch.tasks.training.prediction import predict_space
+
+    prediction = predict_space(spec.card, space)
+    hopeless_N = prediction.fits_N < MIN_FIT_PROBABILITY
+    if hopeless_N.all() or not hopeless_N.any():
+        return HeldBack()
+    rows = [int(row) for row in hopeless_N.nonzero()[0]]
+    memory_gib_N = prediction.memory_gib_N
+    least, most = min(rows, key=lambda row: memory_gib_N[row]), max(rows, key=lambda row: memory_gib_N[row])
+    reason = (
+        f"{len(rows)} of {len(space)} configurations are held back: the memory model gives each less than"
+        f" {MIN_FIT_PROBABILITY:.1%} probability to fit into {spec.card.hardware.memory_gib:g} GiB; predicted need:"
+        f" {memory_gib_N[least]:.3g} GiB ({space.config(least)}) to {memory_gib_N[most]:.3g} GiB ({space.config(most)})"
+    )
+    return HeldBack(frozenset(rows), reason)
