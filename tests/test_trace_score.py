@@ -193,11 +193,11 @@ def test_nothing_readable_is_exit_one_with_status_and_reason(
     [
         ([], "one trace"),
         (["a", "b", "c"], "one trace"),
-        (["/no/such/place"], "there is nothing at"),
+        (["/no/such/place"], "'/no/such/place' does not exist"),
         ([".", "--metric", "nonsense"], "there is no metric 'nonsense'; there are:"),
         ([".", "--workers", "0"], "--workers"),
         ([".", "--reference-weight", "2"], "--reference-weight"),
-        ([".", "--config", "no.json"], "no configuration file"),
+        ([".", "--config", "no.json"], "the configuration file 'no.json' does not exist"),
         ([".", "--card", "no-such-card"], "there is no workload"),
     ],
 )

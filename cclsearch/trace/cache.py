@@ -1,8 +1,8 @@
-"""Parsed columns kept beside a trace, so that it is parsed once: `.<name>.ccl-columns`.
+"""Cache of parsed columns next to a trace, so that it is parsed once: `.<name>.ccl-columns`.
 
-Layout: magic, length and CRC-32 of a JSON header, the header, then the columns at the places that it names. Columns are
-mapped, not read: a metric touches only what it needs. A cache file is data from outside: nothing in it is executed, and
-types, lengths, places and row references are checked before use; anything amiss, and the trace is parsed again.
+Layout: magic, length and CRC-32 of a JSON header, the header, then the columns at the offsets that it names. Columns
+are memory-mapped, so a metric reads only the columns it uses. A cache file is untrusted: nothing in it is executed, and
+types, lengths, offsets and row references are checked before use. If any check fails, the trace is parsed again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cclsearch.trace.events import (
 )
 
 READER_VERSION = 3
-"""Raise it whenever a reader puts something else into the columns."""
+"""Increase it whenever the content of the columns changes."""
 
 _MAGIC = b"CCLCOLS1"
 _PREFIX = struct.Struct("<8sQI")
@@ -50,7 +50,7 @@ _MEMORY = {"ts_ns": "<i8", "allocated_bytes": "<i8", "reserved_bytes": "<i8", "d
 
 @dataclass(frozen=True)
 class _ArraySpan:
-    """Where an array lies: bytes from the start of the data, and number of values."""
+    """Position of an array: offset in bytes from the start of the data, and number of values."""
 
     offset: int
     length: int
@@ -58,7 +58,7 @@ class _ArraySpan:
 
 @dataclass(frozen=True)
 class _TableHeader:
-    """All of a table but its arrays."""
+    """All fields of a table except its arrays."""
 
     names: list[str]
     collectives: list[Collective]
@@ -97,23 +97,23 @@ class _Header:
 
 
 class _Damaged(Exception):
-    """The cache file does not hold what its header says."""
+    """The content of the cache file differs from its header."""
 
 
 def cache_path(trace: Path) -> Path:
-    """Where the columns of that trace are kept."""
+    """Return the path of the cache file of that trace."""
     return trace.with_name(f".{trace.name}.ccl-columns")
 
 
 @cache
 def current_version() -> str:
-    """Changes with the readers and with the rule table."""
+    """Return the cache version: READER_VERSION and a checksum of the rule table."""
     rules = resources.files("cclsearch.trace.rules").joinpath("kernels.yaml").read_bytes()
     return f"{READER_VERSION}-{zlib.crc32(rules):08x}"
 
 
 def save_tables(target: Path, trace: Path, tables: Sequence[EventTable]) -> bool:
-    """Writes the cache by atomic replacement; False where the folder cannot be written (which is no error)."""
+    """Write the cache by atomic replacement; False (not an error) if the folder cannot be written."""
     try:
         stat = trace.stat()
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".ccl-columns-")
@@ -123,18 +123,18 @@ def save_tables(target: Path, trace: Path, tables: Sequence[EventTable]) -> bool
         with os.fdopen(handle, "wb") as file:
             _write(file, stat.st_size, stat.st_mtime_ns, tables)
         os.replace(temporary, target)
-    except (OSError, OverflowError, ValueError):  # full disk; or numbers that no trace has
+    except (OSError, OverflowError, ValueError):  # full disk, or numbers out of range
         Path(temporary).unlink(missing_ok=True)
         return False
     return True
 
 
 def load_tables(source: Path, trace: Path) -> tuple[EventTable, ...] | None:
-    """The tables kept for that trace, their columns mapped; None if there are none of this trace and version."""
+    """Return the cached tables of that trace, columns mapped; None without a cache of this trace and version."""
     try:
         stat, own = trace.stat(), source.stat()
         if own.st_uid not in (os.geteuid(), stat.st_uid):
-            return None  # somebody else's word for what is in this trace
+            return None  # written by another user, who is not the trace's owner either
         with source.open("rb") as file:
             header, start = _read_header(file, own.st_size)
         same = (header.version, header.size, header.mtime_ns) == (current_version(), stat.st_size, stat.st_mtime_ns)
@@ -150,14 +150,14 @@ def _write(file: IO[bytes], size: int, mtime_ns: int, tables: Sequence[EventTabl
     arrays: list[NDArray[Any]] = []
     end = 0
 
-    def place(values: NDArray[Any], dtype: str) -> _ArraySpan:
+    def add_array(values: NDArray[Any], dtype: str) -> _ArraySpan:
         nonlocal end
         offset = -(-end // _ALIGN) * _ALIGN
         arrays.append(np.ascontiguousarray(values, np.dtype(dtype)))
         end = offset + arrays[-1].nbytes
         return _ArraySpan(offset, len(values))
 
-    headers = [_describe(table, place) for table in tables]
+    headers = [_describe(table, add_array) for table in tables]
     text = msgspec.json.encode(_Header(current_version(), size, mtime_ns, end, headers))
     text += b" " * (-(_PREFIX.size + len(text)) % _ALIGN)
     file.write(_PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)))
@@ -170,7 +170,7 @@ def _write(file: IO[bytes], size: int, mtime_ns: int, tables: Sequence[EventTabl
         written = offset + array.nbytes
 
 
-def _describe(table: EventTable, place: Callable[[NDArray[Any], str], _ArraySpan]) -> _TableHeader:
+def _describe(table: EventTable, add_array: Callable[[NDArray[Any], str], _ArraySpan]) -> _TableHeader:
     plain = {
         name: getattr(table, name)
         for name in _TableHeader.__dataclass_fields__
@@ -179,13 +179,13 @@ def _describe(table: EventTable, place: Callable[[NDArray[Any], str], _ArraySpan
     return _TableHeader(
         **plain,
         op_costs=dict(table.op_costs),
-        columns={name: place(getattr(table, name), dtype) for name, dtype in COLUMNS.items()},
-        name_class=place(table.name_class, "|u1"),
+        columns={name: add_array(getattr(table, name), dtype) for name, dtype in COLUMNS.items()},
+        name_class=add_array(table.name_class, "|u1"),
         sparse={
-            name: (place(rows, "<i4"), place(values, SPARSE_COLUMNS[name]))
+            name: (add_array(rows, "<i4"), add_array(values, SPARSE_COLUMNS[name]))
             for name, (rows, values) in table.sparse.items()
         },
-        memory={name: place(getattr(table.memory, name), dtype) for name, dtype in _MEMORY.items()},
+        memory={name: add_array(getattr(table.memory, name), dtype) for name, dtype in _MEMORY.items()},
     )
 
 
@@ -203,12 +203,12 @@ def _read_header(file: IO[bytes], file_size: int) -> tuple[_Header, int]:
 
 
 def _open_table(header: _TableHeader, data: NDArray[np.uint8]) -> EventTable:
-    def open_array(place: _ArraySpan, dtype: str) -> NDArray[Any]:
+    def open_array(span: _ArraySpan, dtype: str) -> NDArray[Any]:
         kind = np.dtype(dtype)
-        stop = place.offset + place.length * kind.itemsize
-        if place.offset < 0 or place.length < 0 or place.offset % _ALIGN or stop > len(data):
+        stop = span.offset + span.length * kind.itemsize
+        if span.offset < 0 or span.length < 0 or span.offset % _ALIGN or stop > len(data):
             raise _Damaged
-        return np.ndarray((place.length,), kind, data, place.offset)
+        return np.ndarray((span.length,), kind, data, span.offset)
 
     if set(header.columns) != set(COLUMNS) or set(header.memory) != set(_MEMORY):
         raise _Damaged
@@ -221,8 +221,8 @@ def _open_table(header: _TableHeader, data: NDArray[np.uint8]) -> EventTable:
     if len(classes) != len(header.names):
         raise _Damaged
     sparse = {}
-    for name, (row_place, value_place) in header.sparse.items():
-        pair = open_array(row_place, "<i4"), open_array(value_place, SPARSE_COLUMNS.get(name, "|u1"))
+    for name, (row_span, value_span) in header.sparse.items():
+        pair = open_array(row_span, "<i4"), open_array(value_span, SPARSE_COLUMNS.get(name, "|u1"))
         if name not in SPARSE_COLUMNS or len(pair[0]) != len(pair[1]):
             raise _Damaged
         _check_range(pair[0], 0, count)
@@ -249,7 +249,7 @@ def _open_table(header: _TableHeader, data: NDArray[np.uint8]) -> EventTable:
 def _check_references(
     header: _TableHeader, columns: dict[str, NDArray[Any]], sparse: dict[str, Any], count: int
 ) -> None:
-    """Whatever is used as an index must lie where it points."""
+    """Raise _Damaged if a column that is used as an index is out of range."""
     _check_range(columns["name_id"], 0, len(header.names))
     _check_range(columns["step_id"], -1, len(header.steps))
     for name, limit in (

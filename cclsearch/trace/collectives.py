@@ -1,4 +1,4 @@
-"""What a collective moved and how long the moving took: the samples that bandwidth, volume and fits are made from."""
+"""Size and duration of each collective: the samples for bandwidth, volume and link fits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _RING = {
     CollectiveKind.GATHER: 1.0,
     CollectiveKind.SCATTER: 1.0,
 }
-"""Collective -> how often each byte of the message crosses a link, over (n-1)/n; 1 whole for the rest (nccl-tests)."""
+"""Collective -> bytes on a link per byte of message, over (n-1)/n; other collectives have factor 1 (nccl-tests)."""
 
 
 def wire_factor(kind: CollectiveKind, size: int) -> float:
-    """Bytes on the wire for each byte of message among `size` ranks, as nccl-tests' bus bandwidth counts."""
+    """Return bytes on the wire per byte of message among `size` ranks, as in nccl-tests' bus bandwidth."""
     return _RING[kind] * (size - 1) / size if kind in _RING else 1.0
 
 
@@ -37,11 +37,11 @@ class CollectiveSample:
     """Ranks of its group."""
     message_bytes: int
     seconds: float
-    """The shortest duration over ranks, or one rank's own where there is only one."""
+    """The shortest duration over ranks, or the duration on one rank if the ranks are not matched."""
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that each rank's link carried."""
+        """Bytes over each rank's link."""
         return self.message_bytes * wire_factor(self.call.kind, self.size)
 
     @property
@@ -51,15 +51,15 @@ class CollectiveSample:
 
 
 def group_label(call: Collective) -> str:
-    """How a process group is called in tables."""
+    """Return the label of a process group in tables."""
     return call.group_desc or call.group or "default"
 
 
 def collect_samples(trace: TraceView) -> tuple[list[CollectiveSample], bool]:
-    """Every collective whose size, group size and duration are known, and whether durations are free of waiting.
+    """Return every collective of known size, group size and duration, and whether durations exclude waiting.
 
-    Where collectives match over ranks, a sample has the shortest duration over them; else each rank's own, which
-    includes waiting.
+    If the collectives are matched over ranks, a sample has the shortest duration over them. Otherwise each rank gives
+    its own samples, whose durations include waiting.
     """
     matching = trace.matching
     if not matching.is_empty:
@@ -89,7 +89,7 @@ def _sample(call: Collective, size: int, seconds: float) -> list[CollectiveSampl
 
 
 def sized_share(view: RankView) -> float:
-    """Share of the rank's communication time whose calls have a known message size."""
+    """Return the share of the rank's communication time in calls of known message size."""
     table = view.table
     rows = view.comm_rows
     dur_ns = table.dur_ns[rows]
@@ -100,7 +100,7 @@ def sized_share(view: RankView) -> float:
 
 
 def count_unsized(rows_by_table: Iterable[tuple[EventTable, Int64s]]) -> tuple[int, int]:
-    """Of these rows of each table: communication that does not say what it moved, and all communication."""
+    """Count, among these rows of each table, communication rows of unknown size and all communication rows."""
     unsized = total = 0
     for table, rows in rows_by_table:
         calls = table.coll_id[rows[table.kind[rows] == Kind.COMM]]
@@ -115,7 +115,7 @@ def _is_sized(call: Collective) -> bool:
 
 
 def wire_bytes_of(view: RankView, rows: Int64s, world_size: int | None) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Wire bytes of each of these communication rows; NaN where the size is not known."""
+    """Return the wire bytes of each of these communication rows; NaN if the size is unknown."""
     per_call = [_call_wire_bytes(call, world_size) for call in view.table.collectives] or [float("nan")]
     return np.array(per_call)[view.table.coll_id[rows]]
 

@@ -1,10 +1,10 @@
-"""The one columnar table that every metric reads, whatever profiler wrote the trace.
+"""The columnar table that every metric reads, whichever profiler wrote the trace.
 
-A `TraceSet` holds one `EventTable` for each rank. A table's rows are events in the order of the file (not sorted);
-`rows_of` gives sorted row numbers. Times are whole nanoseconds after `base_ns`, exact to the last digit that the file
-prints. Device rows (compute, communication, memory) and host rows (launches, operators, annotations) share the columns.
+A `TraceSet` has one `EventTable` per rank. A table's rows are events in the order of the file (not sorted);
+`rows_of` gives sorted row numbers. Times are whole nanoseconds after `base_ns`, exact to the last digit in the
+file. Device rows (compute, communication, memory) and host rows (launches, operators, annotations) share the columns.
 
-A file that covers several devices (XSpace, Nsight Systems) becomes one table for each device: each device is a rank.
+A file that covers several devices (XSpace, Nsight Systems) becomes one table per device: each device is a rank.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """What a row is. 1 to 4 is work on a device; from 10 on it happens on the host (or only annotates)."""
+    """Kind of a row. 1 to 4 are work on a device; 10 and above are host events or annotations."""
 
     OTHER = 0
     COMPUTE = 1
-    """A kernel that computes; on CPU traces a span of an outermost operator, less the `c10d` operators in it."""
+    """A compute kernel; on CPU traces an outermost operator without the `c10d` operators in it."""
     COMM = 2
     """A collective or point-to-point kernel (a gloo call on CPU traces); `coll_id` says which."""
     MEMCPY = 3
     MEMSET = 4
     RUNTIME = 10
-    """A runtime or driver call on the host: launches and synchronisations."""
+    """A runtime or driver call on the host: launches and synchronizations."""
     CPU_OP = 11
     ANNOTATION = 12
     """A user's range on the host (record_function, NVTX, TraceAnnotation), step markers included."""
     DEVICE_ANNOTATION = 13
-    """The same range drawn on the device: re-covers other rows."""
+    """The same range on the device's timeline: overlaps other rows."""
     SYNC = 14
     """A wait of the host or of a stream (`cuda_sync` events, Nsight SYNCHRONIZATION)."""
     OVERHEAD = 15
-    """Time that the profiler itself took."""
+    """Overhead of the profiler."""
     CONTAINER = 16
     """A device row that only encloses other device rows (an XLA while loop, a module)."""
 
@@ -58,7 +58,7 @@ DEVICE_WORK = (Kind.COMPUTE, Kind.COMM, Kind.MEMCPY, Kind.MEMSET)
 
 
 class ComputeClass(IntEnum):
-    """What a compute kernel does, by its name: see the rule table `kernels.yaml`."""
+    """Class of a compute kernel, from its name (rule table `kernels.yaml`)."""
 
     OTHER = 0
     GEMM = 1
@@ -67,7 +67,7 @@ class ComputeClass(IntEnum):
     ELEMENTWISE = 4
     REDUCTION = 5
     MOE = 6
-    """Only by names that can mean nothing else; a metric asks the card whether the model has experts."""
+    """Only for unambiguous names; a metric asks the card whether the model has experts."""
     OPTIMIZER = 7
     EMBEDDING = 8
     CONVOLUTION = 9
@@ -87,13 +87,13 @@ class CollectiveKind(StrEnum):
     SEND = "send"
     RECV = "recv"
     SEND_RECV = "send_recv"
-    """Point to point with direction unknown, and collective-permute."""
+    """Point to point with unknown direction, and collective-permute."""
     BARRIER = "barrier"
     UNKNOWN = "unknown"
 
 
 class Reason(StrEnum):
-    """Why something is not available or only partly so (closed list)."""
+    """Why something is partial or not available (closed list)."""
 
     NO_TRACE_FILES = "no_trace_files"
     UNREADABLE = "unreadable"
@@ -122,13 +122,13 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Collective:
-    """What one distinct call of a collective moved, as far as the trace says; None where it does not say."""
+    """Operation, group and sizes of one distinct collective call; None if the trace does not say."""
 
     kind: CollectiveKind
     group: str | None = None
-    """The process group's name in the trace; the same name means the same group on every rank."""
+    """Name of the process group in the trace, equal on all ranks of the group."""
     group_desc: str | None = None
-    """What the framework calls it (`mesh_tp`, `default_pg`), or the axis of a `comm::tp::all_reduce` range."""
+    """The framework's name for it (`mesh_tp`, `default_pg`), or the axis of a `comm::tp::all_reduce` range."""
     group_ranks: tuple[int, ...] | None = None
     group_size: int | None = None
     dtype: str | None = None
@@ -136,20 +136,20 @@ class Collective:
     in_nelems: int | None = None
     out_nelems: int | None = None
     in_bytes: int | None = None
-    """Bytes of this rank's input; None when the data type is not known."""
+    """Bytes of this rank's input; None if the data type is unknown."""
     out_bytes: int | None = None
     in_splits: tuple[int, ...] = ()
     out_splits: tuple[int, ...] = ()
     peer: int | None = None
     """The other rank of a point-to-point call."""
     has_args: bool = False
-    """False: only the kernel's name told what it is."""
+    """False if only the kernel's name identifies the operation."""
     world_size: int | None = None
-    """Devices of all groups of the call together, where it names them all: as many as the run has at least."""
+    """Number of devices in all groups of the call, if it names them: a lower bound for the run."""
 
     @property
     def message_bytes(self) -> int | None:
-        """The size that bandwidth counts: all-gather its output, else its input (the full tensor for each)."""
+        """Size used for bandwidth: the output of an all-gather, else the input (both are the full tensor)."""
         return self.out_bytes if self.kind == CollectiveKind.ALL_GATHER else self.in_bytes
 
 
@@ -160,7 +160,7 @@ class OpShape:
     dims: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
-    """`Concrete Inputs` where recorded: strides, paddings, flags, as text."""
+    """`Concrete Inputs` if recorded: strides, paddings, flags, as text."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class OpCost:
-    """What XLA says one run of an operation costs."""
+    """Cost of one execution of an operation according to XLA."""
 
     flops: float | None = None
     bytes_accessed: float | None = None
@@ -183,23 +183,23 @@ class OpCost:
 
 @dataclass(frozen=True)
 class Step:
-    """One step marker of the host (or of the device where only that is marked)."""
+    """One step marker of the host (or of the device, if only that is marked)."""
 
     number: int
-    """As the marker says; else counted from 0."""
+    """From the marker, else counted from 0."""
     name: str
     start_ns: int
     end_ns: int
     complete: bool = True
-    """False: the window of the trace cuts the marker or the launches of its device rows."""
+    """False if the window of the trace cuts the marker or the launches of its device rows."""
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The device that this table's device rows ran on, as far as the trace says."""
+    """The device of this table's device rows, as far as the trace describes it."""
 
     ordinal: int
-    """As the trace counts it on its host."""
+    """Number of the device on its host, from the trace."""
     name: str = ""
     num_sms: int | None = None
     memory_bytes: int | None = None
@@ -208,7 +208,7 @@ class DeviceInfo:
     shared_memory_per_sm_bytes: int | None = None
     compute_capability: str | None = None
     peak_flops: float | None = None
-    """Only where the trace itself states it (TPU planes)."""
+    """Only from traces that state it (TPU planes)."""
     peak_memory_gbps: float | None = None
 
 
@@ -229,16 +229,16 @@ class MemoryPoints:
 
     ts_ns: Ints
     allocated_bytes: Ints
-    """Total allocated after the event; starts near 0 in a profiled window, so it leaves out what was there before."""
+    """Total allocated after the event. Starts near 0 in a profiled window: earlier allocations are not counted."""
     reserved_bytes: Ints
-    """-1 where not reported (CPU)."""
+    """-1 if not reported (CPU)."""
     device: NDArray[np.int16]
     """-1 is the host."""
 
 
 @dataclass(frozen=True)
 class Distributed:
-    """What the trace says about the run it belongs to."""
+    """Distributed setup of the run according to the trace."""
 
     backend: str = ""
     groups: tuple[ProcessGroup, ...] = ()
@@ -251,7 +251,7 @@ def _empty_memory() -> MemoryPoints:
 
 @dataclass(frozen=True, eq=False)
 class EventTable:
-    """All events of one rank as columns of equal length n; -1 in a column means "none" unless said otherwise."""
+    """All events of one rank as columns of equal length n; -1 in a column means "none" unless stated otherwise."""
 
     ts_ns: Ints
     """Start, after `base_ns`."""
@@ -265,9 +265,9 @@ class EventTable:
     stream: Ints32
     """The device's stream (XLA: its line); on host rows an index into `threads`."""
     corr: Ints32
-    """Correlation id that ties a runtime call to what it launched."""
+    """Correlation id that links a runtime call to the device row it launched."""
     step_id: Ints32
-    """Index into `steps`: for device rows the step whose window holds the launch; -1 is backlog or unattributed."""
+    """Index into `steps`: for device rows the step whose window contains the launch; -1 is backlog or unattributed."""
 
     names: tuple[str, ...]
     name_class: NDArray[np.uint8]
@@ -278,34 +278,34 @@ class EventTable:
     threads: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     step_source: str = ""
-    """What marked them: profiler_step, inference, step_num, steps_line, step_marker, module, nvtx, or "" (no steps)."""
+    """What marks steps: profiler_step, inference, step_num, steps_line, step_marker, module, nvtx, or "" (no steps)."""
     op_costs: Mapping[int, OpCost] = field(default_factory=lambda: MappingProxyType({}))
-    """name_id -> what XLA says of it."""
+    """name_id -> XLA's cost of the operation."""
     memory: MemoryPoints = field(default_factory=_empty_memory)
     sparse: Mapping[str, tuple[Ints32, NDArray[Any]]] = field(default_factory=lambda: MappingProxyType({}))
-    """Columns that few rows have, as (row numbers, values); the properties of the same name give them dense."""
+    """Columns that few rows have, as (row numbers, values); properties of the same name return them dense."""
 
     rank: int = 0
     world_size: int | None = None
-    """As the trace says; None where it does not."""
+    """From the trace; None if it does not say."""
     format: str = "kineto"
     """kineto, xla or nsys."""
     accelerator: str = "gpu"
-    """gpu, tpu or cpu: where the device rows ran."""
+    """gpu, tpu or cpu: type of the device."""
     devices: tuple[DeviceInfo, ...] = ()
     """Devices that have rows here; one in almost every trace."""
     distributed: Distributed = field(default_factory=Distributed)
     host: str = ""
-    """Host name where the trace or the file's name says; tables of one host share a clock."""
+    """Host name if the trace or the file's name states it; tables of one host share a clock."""
     base_ns: int = 0
-    """Absolute time of ts_ns = 0: Unix time where `clock` is "unix", else only comparable within one host."""
+    """Absolute time of ts_ns = 0: Unix time if `clock` is "unix", else only comparable within one host."""
     clock: str = "unix"
     run_key: str = ""
-    """Equal for all ranks of one run where the trace has such a mark; "" where not."""
+    """Equal for all ranks of one run if the trace has such a key, else ""."""
     source: str = ""
     """The file's path relative to the folder that was read."""
     status: str = "complete"
-    """complete or partial (then `reasons` says why)."""
+    """complete or partial (`reasons` says why)."""
     reasons: tuple[Reason, ...] = ()
 
     def __len__(self) -> int:
@@ -313,12 +313,12 @@ class EventTable:
 
     @cached_property
     def bytes(self) -> Ints:
-        """Bytes of a memory copy or set; -1 elsewhere."""
+        """Bytes of a memory copy or set; -1 for other rows."""
         return self._dense("bytes", -1)
 
     @cached_property
     def blocks_per_sm(self) -> Floats32:
-        """Thread blocks a multiprocessor; NaN where the trace does not say (ROCm, XLA, CPU)."""
+        """Thread blocks per multiprocessor; NaN if the trace does not say (ROCm, XLA, CPU)."""
         return self._dense("blocks_per_sm", np.nan)
 
     @cached_property
@@ -328,22 +328,22 @@ class EventTable:
 
     @cached_property
     def launch(self) -> Ints32:
-        """Of a device row: the row of the runtime call that launched it; -1 where there is no record of it."""
+        """For a device row: the row of the runtime call that launched it; -1 without a launch record."""
         return self._dense("launch", -1)
 
     @cached_property
     def op(self) -> Ints32:
-        """Of a device row: the row of the shaped operator (`shape_id` >= 0) that it ran for; else -1."""
+        """For a device row: the row of the operator with shapes (`shape_id` >= 0) that it ran for; else -1."""
         return self._dense("op", -1)
 
     @cached_property
     def shape_id(self) -> Ints32:
-        """Of an operator whose FLOPs can be counted: index into `shapes`; else -1."""
+        """For an operator whose FLOPs can be counted: index into `shapes`; else -1."""
         return self._dense("shape_id", -1)
 
     @cached_property
     def grid_id(self) -> Ints32:
-        """Of a kernel: index into `grids`; else -1."""
+        """For a kernel: index into `grids`; else -1."""
         return self._dense("grid_id", -1)
 
     def _dense(self, name: str, missing: float) -> NDArray[Any]:
@@ -355,7 +355,7 @@ class EventTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the columns take."""
+        """Size of all columns in bytes."""
         dense = sum(getattr(self, name).nbytes for name in COLUMNS)
         return int(dense + sum(rows.nbytes + values.nbytes for rows, values in self.sparse.values()))
 
@@ -365,7 +365,7 @@ class EventTable:
         return self.ts_ns + self.dur_ns
 
     def rows_of(self, *kinds: Kind, step: int | None = None) -> Ints:
-        """Row numbers of these kinds (and of that step), sorted by start."""
+        """Return the row numbers of these kinds (and of that step), sorted by start."""
         wanted = np.zeros(256, bool)
         wanted[list(kinds)] = True
         mask = wanted[self.kind]
@@ -405,7 +405,7 @@ SPARSE_COLUMNS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class FileReport:
-    """What became of one trace file."""
+    """Result of reading one trace file."""
 
     path: str
     status: str
@@ -417,21 +417,21 @@ class FileReport:
 
 @dataclass(frozen=True)
 class TraceSet:
-    """The tables of one run by rank, and what is wrong with them."""
+    """The tables of one run by rank, and the problems found."""
 
     tables: Mapping[int, EventTable]
     status: str
     """ok, partial (a rank is missing or cut) or not_available (no usable table: `tables` is empty)."""
     reasons: tuple[Reason, ...] = ()
     message: str = ""
-    """One line that says what is wrong, for people; "" when all is well."""
+    """One line for people that says what is wrong; "" without problems."""
     world_size: int | None = None
-    """As the traces say, else None: what was launched may know better."""
+    """From the traces, else None; the launcher may know better."""
     missing_ranks: tuple[int, ...] = ()
     files: tuple[FileReport, ...] = ()
     folder: Path | None = None
     run_log: RunLog | None = None
-    """What lies beside the traces: the run's own peak memory, a server's request log."""
+    """From files next to the traces: the run's peak memory, a server's request log."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -440,5 +440,5 @@ class TraceSet:
 
     @property
     def reason(self) -> Reason | None:
-        """The first and worst of the reasons."""
+        """The first and most severe of the reasons."""
         return self.reasons[0] if self.reasons else None

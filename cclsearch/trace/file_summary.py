@@ -1,4 +1,4 @@
-"""One rank's whole file in a few figures, steps or not."""
+"""Summary of one rank's whole file, with or without steps."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class FileSummary:
 
     @property
     def idle_frac(self) -> float | None:
-        """Share of the span without any device event; None where there is none at all."""
+        """Share of the span without any device event; None without device events."""
         return 1 - self.busy_ns / self.span_ns if self.span_ns else None
 
     @property
     def overlap(self) -> float | None:
-        """Share of communication that compute hides; None where nothing communicates."""
+        """Share of communication time hidden by compute; None without communication."""
         return self.hidden_comm_ns / self.comm_ns if self.comm_ns else None
 
 
 def summarize_file(view: RankView) -> FileSummary:
-    """Span, busy time and its parts over the whole file of a rank."""
+    """Return span, busy time and its parts over the whole file of a rank."""
     busy = view.busy_M2
     busy_ns = total_ns(busy)
     return FileSummary(

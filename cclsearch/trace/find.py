@@ -1,8 +1,8 @@
-"""Finds the trace files of one run, named however frameworks name them.
+"""Finds the trace files of one run by the names that frameworks give them.
 
 torchtitan: `profile_trace/iteration_10/rank0_trace.json`; torch's default: `host_pid.timestamp.pt.trace.json.gz`;
-Megatron and others: any name with `rank12`; MaxText and JAX: `plugins/profile/<time>/<host>.xplane.pb`. Where a folder
-holds several profiles of the same run (iterations, sessions), the latest is taken.
+Megatron and others: any name with `rank12`; MaxText and JAX: `plugins/profile/<time>/<host>.xplane.pb`. If a folder
+contains several profiles of the same run (iterations, sessions), the latest is used.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class TraceFile:
 
     path: Path
     relative: str
-    """As posix path under the folder that was searched."""
+    """Posix path relative to the searched folder."""
     reader: str
     format: str
 
     @property
     def rank_in_name(self) -> int | None:
-        """The rank that the file's name, or else the nearest folder's, states."""
+        """Rank in the file's name, else in the name of the nearest folder that has one; None without."""
         for part in reversed(self.relative.split("/")):
             found = _RANK.search(part) or _SHORT_RANK.search(part)
             if found:
@@ -49,7 +49,7 @@ class TraceFile:
 
 
 def find_traces(path: Path) -> list[TraceFile]:
-    """The trace files of the latest profile at `path` (a file, or a folder searched through), by relative name."""
+    """Return the trace files of the latest profile at `path` (a file, or a folder with subfolders), sorted by path."""
     if path.is_file():
         claimed = _claim(path, path.name)
         return [claimed] if claimed else []
@@ -85,7 +85,7 @@ def _claim(path: Path, relative: str) -> TraceFile | None:
 
 
 def _may_be_trace(name: str) -> bool:
-    """Whether it is worth to look inside: never for logs, scripts and checkpoints."""
+    """Whether the name allows a trace. Other files (logs, scripts, checkpoints) are not opened."""
     return name.lower().endswith((".json", ".json.gz", ".trace", ".trace.gz", ".db", ".pb", ".pb.gz"))
 
 
@@ -103,20 +103,20 @@ def _read_head(path: Path) -> bytes:
 
 
 def _drop_duplicates(files: list[TraceFile]) -> list[TraceFile]:
-    """XLA writes a profile as XSpace and as JSON: the XSpace says more. A report beside its export is dropped too."""
+    """Keep one file per profile: XLA's XSpace, which says more than its JSON; the export of an Nsight report."""
     spaces = {file.path.parent for file in files if file.reader == "xspace"}
     exports = {file.path.with_suffix("") for file in files if file.path.suffix.lower() in (".sqlite", ".sqlite3")}
     kept = []
     for file in files:
-        is_json_twin = file.path.parent in spaces and file.reader == "chrome-json" and ".trace.json" in file.path.name
+        is_xla_json = file.path.parent in spaces and file.reader == "chrome-json" and ".trace.json" in file.path.name
         is_report = file.path.suffix.lower() in (".nsys-rep", ".qdrep") and file.path.with_suffix("") in exports
-        if not is_json_twin and not is_report:
+        if not is_xla_json and not is_report:
             kept.append(file)
     return kept
 
 
 def _latest(files: list[TraceFile]) -> list[TraceFile]:
-    """Of several sessions of a host, iterations or cycles the last one: hosts name one session a second apart."""
+    """Keep the last session of each host (hosts may name one session a second apart), and the last iteration."""
     last: dict[str, str] = {}
     for file in files:
         session = _session_of(file)
@@ -146,7 +146,7 @@ def _session_of(file: TraceFile) -> str | None:
 
 
 def _host_of(file: TraceFile) -> str:
-    """The file's path without its session: the same for every session of one host's process."""
+    """The file's path without its session: equal for all sessions of one host's process."""
     return _SESSION.sub("/", "/" + file.relative)
 
 

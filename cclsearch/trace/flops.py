@@ -1,4 +1,4 @@
-"""FLOP of operators from their recorded shapes, and of XLA operations from their cost."""
+"""FLOP of operators from recorded shapes, and of XLA operations from XLA's cost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Dims = Sequence[Sequence[int]]
 
 
 def count_op_flops(name: str, shape: OpShape) -> float | None:
-    """FLOP of one call of an operator (2 a multiply-add), or None where its shapes do not tell.
+    """Return the FLOP of one call of an operator (2 per multiply-add), or None if its shapes do not determine them.
 
-    Follows torch.utils.flop_counter: matrix products count 2 m n k, attention both of its products, its backward 2.5
-    times the forward (five products), convolutions 2 x outputs x kernel volume x channels of a group.
+    Follows torch.utils.flop_counter: a matrix product is 2 m n k, attention is its two products, its backward 2.5
+    times the forward (five products), a convolution 2 x outputs x kernel volume x channels per group.
     """
     base = name.split("::")[-1]
     dims = shape.dims
@@ -65,7 +65,7 @@ _CONVOLUTIONS = {
     "miopen_convolution": (4, 3, 5),
     "mkldnn_convolution": (4, 3, 5),
 }
-"""Forward convolutions: where stride, padding and dilation stand among the arguments."""
+"""Forward convolutions -> positions of stride, padding and dilation in the arguments."""
 
 
 def _convolution_flops(shape: OpShape, at: tuple[int, int, int]) -> float | None:
@@ -81,7 +81,7 @@ def _convolution_flops(shape: OpShape, at: tuple[int, int, int]) -> float | None
 
 
 def _convolution_backward_flops(base: str, dims: Dims) -> float | None:
-    """Gradients of input and weight: as many multiply-adds as the forward for each of them."""
+    """Return the FLOP of the gradients of input and weight: each has as many multiply-adds as the forward."""
     gradient, weight = (dims[0], dims[2]) if base == "convolution_backward" else (dims[1], dims[2])
     if len(weight) < 3 or len(gradient) != len(weight):
         return None
@@ -94,9 +94,9 @@ def _numbers(scalars: Sequence[str], at: int, count: int) -> list[int]:
 
 
 def find_flops(view: RankView) -> tuple[float, Int64s] | None:
-    """FLOP done in the rank's windows and the rows that did them; None where nothing says.
+    """Return the FLOP in the rank's windows and the rows that did them; None without shapes or costs.
 
-    On GPUs an operator counts once whatever number of kernels it launched; on CPU the operator is the row itself.
+    On GPUs an operator counts once, however many kernels it launched; on CPU the operator is the row itself.
     """
     table = view.table
     if table.op_costs:
@@ -113,12 +113,12 @@ def find_flops(view: RankView) -> tuple[float, Int64s] | None:
     kernels = kernels[table.op[kernels] >= 0]
     ops = np.unique(table.op[kernels])
     flops = _flops_of_rows(view, ops)
-    does = kernels[np.isin(table.op[kernels], ops[flops > 0])]
-    return (float(flops.sum()), does) if len(does) else None
+    rows = kernels[np.isin(table.op[kernels], ops[flops > 0])]
+    return (float(flops.sum()), rows) if len(rows) else None
 
 
 def _flops_of_rows(view: RankView, ops: Int64s) -> npt.NDArray[np.float64]:
-    """FLOP of each of these operators; 0 where it cannot be told."""
+    """Return the FLOP of each of these operators; 0 if unknown."""
     table = view.table
     pairs = np.stack([table.name_id[ops], table.shape_id[ops]], axis=1)
     distinct, which = np.unique(pairs, axis=0, return_inverse=True)
@@ -130,7 +130,7 @@ def _flops_of_rows(view: RankView, ops: Int64s) -> npt.NDArray[np.float64]:
 
 
 def _outermost_of_threads(view: RankView, ops: Int64s) -> npt.NDArray[np.bool_]:
-    """Which of the operators lie in none of the others: what an operator calls must not count again."""
+    """Return the mask of operators that no other operator encloses, so that nested calls do not count twice."""
     table = view.table
     top = np.ones(len(ops), dtype=bool)
     for thread in np.unique(table.stream[ops]):

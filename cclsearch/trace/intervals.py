@@ -1,7 +1,7 @@
-"""Interval arithmetic over int64 nanoseconds, vectorised.
+"""Interval arithmetic over int64 nanoseconds, vectorized.
 
-`spans_N2` is an array of [start, end) rows. *Merged* means sorted by start, disjoint and non-empty, which is what
-`merge_spans` returns and what every other function here expects and returns.
+`spans_N2` is an array of [start, end) rows. *Merged* means sorted by start, disjoint and non-empty, the form that
+`merge_spans` returns and that every other function here expects and returns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Int64s = npt.NDArray[np.int64]
 
 _NONE = np.zeros((0, 2), dtype=np.int64)
 INSERT_RATIO = 8
-"""The smaller of two sets is inserted into the larger, not sorted with it, where that has so many times its size."""
+"""If one set is this many times larger than the other, the smaller is inserted into it instead of sorting both."""
 
 
 def merge_spans(start_ns_N: Int64s, end_ns_N: Int64s) -> Int64s:
@@ -50,7 +50,7 @@ def unite_spans(*parts: Int64s) -> Int64s:
 
 
 def _insert_spans(few_F2: Int64s, many_M2: Int64s) -> Int64s:
-    """Union of two merged sets of very different size: only where the few lie does anything of the many change."""
+    """Union of two merged sets of very different size: only the many that the few touch change."""
     low_F = np.searchsorted(many_M2[:, 1], few_F2[:, 0], side="left")
     high_F = np.searchsorted(many_M2[:, 0], few_F2[:, 1], side="right")
     meets_F = high_F > low_F
@@ -79,7 +79,7 @@ def invert_spans(spans_M2: Int64s, start_ns: int, end_ns: int) -> Int64s:
 
 
 def intersect_spans(a_M2: Int64s, b_M2: Int64s) -> Int64s:
-    """What lies in both of two merged sets, merged."""
+    """Intersection of two merged sets, merged."""
     if not len(a_M2) or not len(b_M2):
         return _NONE
     low, high = int(min(a_M2[0, 0], b_M2[0, 0])), int(max(a_M2[-1, 1], b_M2[-1, 1]))
@@ -88,7 +88,7 @@ def intersect_spans(a_M2: Int64s, b_M2: Int64s) -> Int64s:
 
 
 def subtract_spans(a_M2: Int64s, b_M2: Int64s) -> Int64s:
-    """What lies in the first merged set and not in the second, merged."""
+    """First merged set minus the second, merged."""
     if not len(a_M2) or not len(b_M2):
         return a_M2
     return intersect_spans(a_M2, invert_spans(b_M2, int(a_M2[0, 0]), int(a_M2[-1, 1])))
@@ -109,7 +109,7 @@ def clip_spans(spans_M2: Int64s, start_ns: int, end_ns: int) -> Int64s:
 
 
 def covered_ns(spans_M2: Int64s, windows_W2: Int64s) -> Int64s:
-    """Nanoseconds of each window that merged intervals cover; windows may overlap and come in any order."""
+    """Nanoseconds of each window covered by merged intervals; windows may overlap and have any order."""
     if not len(spans_M2):
         return np.zeros(len(windows_W2), dtype=np.int64)
     length_M = spans_M2[:, 1] - spans_M2[:, 0]
@@ -124,7 +124,7 @@ def covered_ns(spans_M2: Int64s, windows_W2: Int64s) -> Int64s:
 
 
 def outermost(start_ns_N: Int64s, end_ns_N: Int64s) -> npt.NDArray[np.bool_]:
-    """Which of the nested intervals of one thread lie in no other (N in any order)."""
+    """Mask of the nested intervals of one thread that no other interval encloses (N in any order)."""
     order = np.lexsort((-end_ns_N, start_ns_N))
     reach_N = np.maximum.accumulate(end_ns_N[order])
     top = np.ones(len(order), dtype=bool)

@@ -1,4 +1,4 @@
-"""What a row is by its name: the rule table `rules/kernels.yaml`, and the words that profilers use for kinds."""
+"""Classifies rows by name: the rule table `rules/kernels.yaml`, and the profilers' own categories."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINETO_KINDS: Mapping[str, Kind] = MappingProxyType(
         "overhead": Kind.OVERHEAD,
     }
 )
-"""Kineto's categories, of 2021 and of today; what is missing here is dropped (`python_function`, `Trace`)."""
+"""Kineto's categories, of 2021 and of today; events of other categories (`python_function`, `Trace`) are dropped."""
 
 UNSUPPORTED_PREFIX = "mtia_"
 
@@ -61,7 +61,7 @@ class KernelRules:
 
 @cache
 def load_rules() -> KernelRules:
-    """The rule table that is shipped."""
+    """Load the rule table of the package."""
     import yaml
 
     data = yaml.safe_load(resources.files("cclsearch.trace.rules").joinpath("kernels.yaml").read_text("utf-8"))
@@ -77,37 +77,37 @@ def load_rules() -> KernelRules:
 
 
 def is_communication(kernel: str) -> bool:
-    """Whether a GPU kernel of that name communicates."""
+    """Whether a GPU kernel of that name is communication."""
     return bool(load_rules().communication.search(kernel))
 
 
 def classify_collective(name: str) -> CollectiveKind:
-    """The collective that a kernel's, operator's or argument's name stands for."""
+    """Return the collective that the name of a kernel, operator or argument means."""
     return CollectiveKind(_first(load_rules().collectives, name) or "unknown")
 
 
 def classify_compute(kernel: str) -> ComputeClass:
-    """What a compute kernel of that name does."""
+    """Return the class of a compute kernel of that name."""
     return ComputeClass[(_first(load_rules().compute, kernel) or "other").upper()]
 
 
 def classify_xla(category: str, name: str) -> tuple[Kind, CollectiveKind | None, ComputeClass]:
-    """Kind, collective and class of an XLA operation, by its `hlo_category` where there is one, else by its name."""
+    """Return kind, collective and class of an XLA operation, from its `hlo_category` if present, else from its name."""
     rules, name = load_rules(), name.lstrip("%")
-    for word in filter(None, (category, name)):
-        collective = _first(rules.xla_communication, word)
+    for text in filter(None, (category, name)):
+        collective = _first(rules.xla_communication, text)
         if collective:
             return Kind.COMM, CollectiveKind(collective), ComputeClass.OTHER
-        if rules.xla_container.search(word):
+        if rules.xla_container.search(text):
             return Kind.CONTAINER, None, ComputeClass.OTHER
-        if rules.xla_memory.search(word):
+        if rules.xla_memory.search(text):
             return Kind.MEMCPY, None, ComputeClass.OTHER
     found = _first(rules.xla_compute, name) if not category else _first(rules.xla_compute, category)
     return Kind.COMPUTE, None, ComputeClass[(found or "other").upper()]
 
 
 def step_marker(name: str) -> tuple[str, int | None] | None:
-    """The source and number of a step marker of that name (`ProfilerStep#12` -> ("profiler_step", 12)); else None."""
+    """Return source and number of a step marker (`ProfilerStep#12` -> ("profiler_step", 12)); None for other names."""
     for source, pattern in _STEP_NAMES:
         found = pattern.search(name)
         if found:

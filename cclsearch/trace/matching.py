@@ -1,4 +1,4 @@
-"""Which collective of one rank is which of the others, and by how much the ranks' clocks differ."""
+"""Matches the collectives of one rank with those of the others, and measures how the ranks' clocks differ."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _BLOCKING = frozenset(
         CollectiveKind.BARRIER,
     }
 )
-"""Collectives that no rank leaves before the last has come."""
+"""Collectives that no rank leaves before the last rank has entered."""
 MAX_CLOCK_ERROR_NS = 200_000
-"""Above this spread of the ends of blocking collectives, clocks count as not aligned."""
+"""If the ends of blocking collectives differ by more than this, the clocks count as not aligned."""
 MAX_MISALIGNED_SHARE = 0.5
-"""Where more than this share of the blocking collectives is apart in time, they were never the same ones."""
+"""If more than this share of a group's blocking collectives does not overlap in time, they are not the same calls."""
 
 GroupKey = tuple[str, ...]
 PAIR = "pair"
-"""First word of the key of two ranks that send to each other."""
+"""First part of the key of two ranks that send to each other."""
 WORLD = "world"
-"""First word of the key of a group that no trace names: taken to be all ranks."""
+"""First part of the key of a group without a name in any trace: assumed to be all ranks."""
 
 
 @dataclass(frozen=True)
@@ -41,33 +41,33 @@ class MatchedGroup:
     key: GroupKey
     ranks: tuple[int, ...]
     size: int
-    """Ranks of the group, whether or not all of them left a trace."""
+    """Ranks of the group, with or without a trace."""
     rows_RK: Int64s
     """Row of each collective in the table of its rank."""
     start_ns_RK: Int64s
     """Absolute start by the rank's own clock."""
     dur_ns_RK: Int64s
     calls_K: tuple[Collective, ...]
-    """What was called, as the first rank's trace says."""
+    """The calls, from the first rank's trace."""
 
     @property
     def is_pair(self) -> bool:
-        """Whether these are messages from one rank to another, and no collectives."""
+        """Whether these are point-to-point messages between two ranks instead of collectives."""
         return self.key[0] == PAIR
 
     @property
     def transfer_ns_K(self) -> Int64s:
-        """The shortest duration over ranks: what is left when nobody waits."""
+        """The shortest duration over ranks: the transfer without waiting."""
         return np.asarray(self.dur_ns_RK.min(axis=0))
 
 
 BlockingCalls = tuple[MatchedGroup, Int64s]
-"""A group, and its collectives that no rank leaves before the last has come."""
+"""A group, and the columns of its blocking collectives."""
 
 
 @dataclass(frozen=True)
 class Matching:
-    """All collectives that could be matched, and what could not."""
+    """All matched collectives, and the problems of those that could not be matched."""
 
     groups: tuple[MatchedGroup, ...] = ()
     """Groups of collectives."""
@@ -76,26 +76,26 @@ class Matching:
     mismatched: tuple[str, ...] = ()
     """One line for each group whose sequences differ between its ranks."""
     ranks_missing: bool = False
-    """Some group has ranks without a trace."""
+    """Whether some group has ranks without a trace."""
     offset_ns: Mapping[int, int] | None = None
-    """What to add to a rank's absolute times so that all agree; None where clocks cannot be aligned."""
+    """Rank -> offset to add to its absolute times to align the clocks; None if they cannot be aligned."""
     clock_error_ns: float | None = None
-    """Median distance of a rank's ends of blocking collectives from the others' after alignment, of the worst rank."""
+    """Median distance of a rank's ends of blocking collectives from the others' after alignment, for the worst rank."""
     misaligned: str = ""
-    """One line where ranks leave collectives that others have not entered: not the same ones, and left out here."""
+    """One line if ranks end collectives before others begin them: these are different calls, and left out here."""
     transfer_ns: Mapping[int, Int64s] = field(default_factory=dict)
-    """Rank -> for each row of its table the transfer part of its duration; -1 where it was not matched."""
+    """Rank -> for each row of its table the transfer part of its duration; -1 for unmatched rows."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of one rank is known to be the same as of another."""
+        """Whether no collective of one rank could be matched with one of another."""
         return not self.groups and not self.pairs
 
 
 def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) -> Matching:
     """Match the k-th collective of each process group over the ranks that have a table.
 
-    A group whose ranks differ in number, kind or size of their collectives is left out and named in `mismatched`.
+    A group whose ranks differ in number, kind or size of collectives is left out and named in `mismatched`.
     """
     sequences: dict[GroupKey, dict[int, Int64s]] = defaultdict(dict)
     sizes: dict[GroupKey, int] = {}
@@ -124,14 +124,14 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
     misaligned_rank = _find_misaligned_rank(_blocking_of(groups), error_ns)
     if misaligned_rank:
         groups = []
-    unplaced = set(offset_ns) != set(tables) or (error_ns is None and not (on_one_clock and not misaligned))
+    not_aligned = set(offset_ns) != set(tables) or (error_ns is None and not (on_one_clock and not misaligned))
     too_far = error_ns is not None and error_ns > _tolerated_error_ns(tables, _blocking_of(groups))
     return Matching(
         groups=tuple(group for group in groups if not group.is_pair),
         pairs=tuple(group for group in groups if group.is_pair),
         mismatched=tuple(mismatched),
         ranks_missing=missing,
-        offset_ns=None if unplaced or too_far else offset_ns,
+        offset_ns=None if not_aligned or too_far else offset_ns,
         clock_error_ns=error_ns,
         misaligned="; ".join(filter(None, (*misaligned.values(), misaligned_rank))),
         transfer_ns=_spread_transfers(tables, groups),
@@ -139,7 +139,7 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
 
 
 def _sequences_of(rank: int, table: EventTable, world_size: int) -> list[tuple[GroupKey, int, Int64s]]:
-    """Communication rows of one rank by process group, in order of start."""
+    """Return the communication rows of one rank by process group, in order of start."""
     rows = np.flatnonzero((table.kind == Kind.COMM) & (table.coll_id >= 0))
     rows = rows[np.argsort(table.ts_ns[rows], kind="stable")]
     keys = [_group_of(rank, call, table, world_size) for call in table.collectives]
@@ -150,9 +150,9 @@ def _sequences_of(rank: int, table: EventTable, world_size: int) -> list[tuple[G
 
 
 def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -> tuple[GroupKey, int] | None:
-    """Name and size of the group of a call, equal on all its ranks; None where it cannot be told."""
+    """Return key and size of a call's group, equal on all its ranks; None if unknown."""
     if call.kind is CollectiveKind.SEND_RECV and not call.has_args:
-        return (WORLD, "send_recv"), world_size  # before NCCL 2.17 an all-to-all was a kernel of that name
+        return (WORLD, "send_recv"), world_size  # before NCCL 2.17 an all-to-all ran as a kernel of that name
     if call.kind in _POINT_TO_POINT:
         return _pair_of(rank, call)
     ranks = call.group_ranks or _ranks_by_description(call, table)
@@ -168,7 +168,7 @@ def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -
 
 
 def _pair_of(rank: int, call: Collective) -> tuple[GroupKey, int] | None:
-    """The k-th send from one rank to another is the k-th receive there; a group of two names the peer."""
+    """Return the pair of a point-to-point call: the k-th send to a rank is the k-th receive there."""
     others = [other for other in call.group_ranks or () if other != rank]
     peer = call.peer if call.peer is not None else others[0] if len(others) == 1 else None
     if peer is None or peer == rank:
@@ -189,7 +189,7 @@ def _ranks_by_description(call: Collective, table: EventTable) -> tuple[int, ...
 
 
 def _find_mismatch(tables: Mapping[int, EventTable], by_rank: Mapping[int, Int64s]) -> str:
-    """One line on how the sequences differ; empty where they agree."""
+    """One line on how the sequences differ; "" if they agree."""
     (first, rows), *others = by_rank.items()
     expected = _signatures(tables[first], rows)
     for rank, other in others:
@@ -208,7 +208,7 @@ def _signatures(table: EventTable, rows: Int64s) -> list[tuple[str, int | None]]
 
 
 def _signature(call: Collective) -> tuple[str, int | None]:
-    """Kind and size of a call, as far as they must agree between ranks (uneven splits may differ)."""
+    """Return kind and size of a call as far as they must be equal on all ranks (uneven splits may differ)."""
     if call.kind in _POINT_TO_POINT:
         return "point-to-point", None
     uneven = call.kind is CollectiveKind.ALL_TO_ALL or call.in_splits or call.out_splits
@@ -240,10 +240,10 @@ def _spread_transfers(tables: Mapping[int, EventTable], groups: Sequence[Matched
 
 
 def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[BlockingCalls]) -> float:
-    """How far a rank's ends may be from the others'.
+    """Return how far a rank's ends may be from the others'.
 
-    Ranks on the cores of one host leave a collective when a core is free for them, which is not a matter of clocks:
-    there the ends may differ by as much as a collective takes.
+    Ranks on CPU cores of one host end a collective when a core is free for them, which does not depend on clocks: their
+    ends may differ by the duration of a collective.
     """
     if not share_clock(tables.values()) or any(table.accelerator != "cpu" for table in tables.values()):
         return MAX_CLOCK_ERROR_NS
@@ -251,35 +251,35 @@ def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[Blo
 
 
 def _median_duration_ns(blocking: Sequence[BlockingCalls]) -> float:
-    lasted = [group.dur_ns_RK[:, columns].ravel() for group, columns in blocking]
-    return float(np.median(np.concatenate(lasted))) if lasted else 0.0
+    durations = [group.dur_ns_RK[:, columns].ravel() for group, columns in blocking]
+    return float(np.median(np.concatenate(durations))) if durations else 0.0
 
 
 def _find_misaligned_rank(blocking: Sequence[BlockingCalls], error_ns: float | None) -> str:
-    """One line where a rank's ends are further from the others' than collectives last; else ""."""
-    lasted_ns = _median_duration_ns(blocking)
-    if error_ns is None or error_ns <= max(lasted_ns, MAX_CLOCK_ERROR_NS):
+    """One line if a rank's ends are further from the others' than a collective takes; else ""."""
+    median_ns = _median_duration_ns(blocking)
+    if error_ns is None or error_ns <= max(median_ns, MAX_CLOCK_ERROR_NS):
         return ""
     return (
-        f"a rank leaves collectives {error_ns / 1e9:.3g} s from when the others do, and half of them last under"
-        f" {lasted_ns / 1e9:.3g} s"
+        f"a rank ends collectives {error_ns / 1e9:.3g} s away from the other ranks, while the median collective takes"
+        f" {median_ns / 1e9:.3g} s"
     )
 
 
 def share_clock(tables: Iterable[EventTable]) -> bool:
-    """Whether the tables are of one host, which the traces name."""
+    """Whether all tables name the same host, so that they share its clock."""
     hosts = {table.host for table in tables}
     return len(hosts) == 1 and "" not in hosts
 
 
 def blocking_groups(table: EventTable, rank: int, world_size: int) -> frozenset[GroupKey]:
-    """The groups in which this rank makes collectives that no rank leaves before the last has come."""
+    """Return the groups in which this rank calls blocking collectives."""
     found = (_group_of(rank, call, table, world_size) for call in table.collectives if call.kind in _BLOCKING)
     return frozenset(placed[0] for placed in found if placed)
 
 
 def _find_misaligned_calls(group: MatchedGroup, offsets: Mapping[int, int]) -> str:
-    """One line where a group's collectives mostly do not overlap in time, on the clock that fits best; else ""."""
+    """One line if a group's collectives mostly do not overlap in time on the aligned clock; else ""."""
     columns = _blocking_columns(group)
     if not len(columns) or not all(rank in offsets for rank in group.ranks):
         return ""
@@ -308,7 +308,7 @@ def _blocking_columns(group: MatchedGroup) -> Int64s:
 
 
 def _fit_offsets(blocking: Sequence[BlockingCalls]) -> dict[int, int]:
-    """Offset of each rank: the median difference of its ends from those of a rank that is already placed."""
+    """Return the offset of each rank: the median difference of its ends from those of a rank with known offset."""
     offsets: dict[int, int] = {}
     pending = list(blocking)
     if pending:
@@ -329,7 +329,7 @@ def _fit_offsets(blocking: Sequence[BlockingCalls]) -> dict[int, int]:
 
 
 def _clock_error_ns(blocking: Sequence[BlockingCalls], offsets: Mapping[int, int]) -> float | None:
-    """Median distance of each rank's ends from the median end of the collective, of the rank where it is largest."""
+    """Return the largest median distance of a rank's ends from the median end of the collective, over ranks."""
     errors: dict[int, list[Int64s]] = defaultdict(list)
     for group, columns in blocking:
         if not all(rank in offsets for rank in group.ranks):

@@ -1,4 +1,4 @@
-"""Tables of single files become one run's tables by rank; what does not belong together is not mixed."""
+"""Merges the tables of single files into one run's tables by rank; refuses files of different runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cclsearch.trace.find import TraceFile
 from cclsearch.trace.matching import blocking_groups, share_clock
 
 MAX_GAP_NS = 600 * 10**9
-"""Profiled windows of one run's ranks lie this close at least, on one clock."""
+"""Largest gap between the profiled windows of one run's ranks on one clock; a wider gap means two runs."""
 _FORMATS = ("kineto", "xla", "nsys")
 _WORST_FIRST = (
     Reason.MIXED_RUNS,
@@ -27,7 +27,7 @@ FileTables = tuple[tuple[EventTable, ...], FileReport]
 
 
 def merge_tables(files: Sequence[TraceFile], results: Sequence[FileTables], *, folder: Path) -> TraceSet:
-    """The run's tables by rank; status `not_available` where no file is usable or where files are of two runs."""
+    """Return the run's tables by rank; status `not_available` if no file is usable or if files are of two runs."""
     reports = tuple(report for _, report in results)
     pairs = [(file, table) for file, (tables, _) in zip(files, results, strict=True) for table in tables]
     if not pairs:
@@ -56,7 +56,7 @@ def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folde
     message = "; ".join(
         [f"{report.path}: {report.message or report.reason}" for report in reports if report.status == "not_available"]
         + list(dict.fromkeys(f"{t.source}: {', '.join(t.reasons)}" for t in tables if t.status == "partial"))
-        + ([f"no trace of {len(missing)} of {world} ranks"] if missing else [])
+        + ([f"{len(missing)} of {world} ranks have no trace"] if missing else [])
     )
     return TraceSet(
         by_rank,
@@ -71,9 +71,9 @@ def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folde
 
 
 def assign_ranks(pairs: Sequence[tuple[TraceFile, EventTable]]) -> list[int]:
-    """The rank of each table: as the trace says, else as the file's name says, else by order.
+    """Return the rank of each table: from the trace, else from the file's name, else by order.
 
-    Where all traces claim the same rank but the names tell them apart (ranks that never joined a group), names win.
+    If all traces have the same rank but the names differ (ranks that never joined a group), the names decide.
     """
     stated = [table.rank for _, table in pairs]
     named = [file.rank_in_name for file, _ in pairs]
@@ -96,33 +96,33 @@ def _is_single_rank(pairs: Sequence[tuple[TraceFile, EventTable]]) -> bool:
 
 
 def find_mixed_runs(tables: Sequence[EventTable]) -> str:
-    """One line that says why the tables cannot be of one run; "" where nothing speaks against it."""
+    """One line that says why the tables cannot be of one run; "" if they can."""
     by_rank: dict[int, EventTable] = {}
     for table in tables:
         other = by_rank.setdefault(table.rank, table)
         if other is not table:
-            return f"rank {table.rank} is there twice: {other.source} and {table.source}"
+            return f"rank {table.rank} appears twice: {other.source} and {table.source}"
     worlds = {table.world_size for table in tables if table.world_size is not None}
     if len(worlds) > 1:
-        return f"traces of runs with {' and '.join(str(world) for world in sorted(worlds))} ranks"
+        return f"the traces are of runs with {' and '.join(str(world) for world in sorted(worlds))} ranks"
     world = next(iter(worlds), None)
     if world is not None and max(by_rank) >= world:
         return f"rank {max(by_rank)} in a run of {world} ranks"
     keys = {table.run_key for table in tables if table.run_key}
     if len(keys) > 1:
-        return "traces that name different runs"
+        return "the traces name different runs"
     return _find_differing_groups(tables) or _find_distant_windows(tables) or _find_disjoint_ranks(tables)
 
 
 def _find_differing_groups(tables: Sequence[EventTable]) -> str:
-    """A group of one name, with every rank in it, has the same members in every trace of a run."""
+    """One line if a group of all ranks has different members in two traces; else ""."""
     members: dict[str, tuple[int, ...]] = {}
     for table in tables:
         for group in table.distributed.groups:
             if group.desc == "default_pg" and group.ranks:
                 known = members.setdefault(group.name, group.ranks)
                 if known != group.ranks:
-                    return f"process group {group.name} has other members in {table.source}"
+                    return f"process group {group.name} has different members in {table.source}"
     return ""
 
 
@@ -140,7 +140,7 @@ def _find_distant_windows(tables: Sequence[EventTable]) -> str:
 
 
 def _find_disjoint_ranks(tables: Sequence[EventTable]) -> str:
-    """On one clock, ranks that reduce and gather in the same group are in it at the same time."""
+    """One line if two ranks on one clock use the same blocking group, but never at the same time; else ""."""
     if len({table.source for table in tables}) < 2 or not share_clock(tables):
         return ""
     world = next((table.world_size for table in tables if table.world_size is not None), len(tables))
@@ -158,7 +158,7 @@ def _find_disjoint_ranks(tables: Sequence[EventTable]) -> str:
 
 
 def _one_format(pairs: list[tuple[TraceFile, EventTable]]) -> list[tuple[TraceFile, EventTable]]:
-    """Tables of one format only: the same run seen by two profilers would count twice."""
+    """Keep tables of one format only: a run recorded by two profilers would count twice."""
     formats = {table.format for _, table in pairs}
     known = [name for name in _FORMATS if name in formats] or sorted(formats)
     return [(file, table) for file, table in pairs if table.format == known[0]]

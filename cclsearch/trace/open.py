@@ -1,4 +1,4 @@
-"""Opens whatever a user points at: a trace file, a folder of traces, or a trial's folder with its configuration."""
+"""Opens the path that a user gives: a trace file, a folder of traces, or a trial's folder with its configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cclsearch.trace.view import TraceView
 TRACE_FOLDER = "trace"
 CONFIG_FILE = "config.json"
 RUN_FILE = "search.yaml"
-"""Tells the folder of a whole search, whose trials have traces of their own."""
+"""A folder with this file is a run folder, whose trials have traces of their own."""
 
 
 def open_trace(
@@ -28,16 +28,16 @@ def open_trace(
     baseline: TraceView | None = None,
     workers: int = 1,
 ) -> TraceView:
-    """The view over the traces at `path`; a trial's folder gives its own configuration unless one is handed in.
+    """Return the view of the traces at `path`; a trial's folder provides the configuration unless one is passed.
 
-    Raises UserError where nothing is at the path, or what is there may not be read. What the files hold never raises:
-    the trace set says what is wrong.
+    Raises UserError if the path does not exist or may not be read. The content of the files never raises: the trace set
+    says what is wrong.
     """
     if not os.path.exists(path):
-        raise UserError(f"there is nothing at {str(path)!r}: give a trace file, a folder of traces or a trial's folder")
+        raise UserError(f"{str(path)!r} does not exist: give a trace file, a folder of traces or a trial's folder")
     if os.path.isfile(path / RUN_FILE):
         raise UserError(
-            f"{str(path)!r} is the folder of a search: name one of its trials, as {path / 'trials' / '0001'}"
+            f"{str(path)!r} is a run folder: give one of its trials, for example {path / 'trials' / '0001'}"
         )
     try:
         with os.scandir(path) if os.path.isdir(path) else path.open("rb"):
@@ -45,21 +45,21 @@ def open_trace(
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     folder = path / TRACE_FOLDER if os.path.isdir(path / TRACE_FOLDER) else path
-    beside = path / CONFIG_FILE
-    if config is None and folder != path and os.path.isfile(beside):
-        config = read_config(beside)
+    config_file = path / CONFIG_FILE
+    if config is None and folder != path and os.path.isfile(config_file):
+        config = read_config(config_file)
     return TraceView(read_traces(folder, workers=workers), card=card, config=config, baseline=baseline)
 
 
 def read_config(path: Path) -> Config:
-    """The knobs of a `config.json`: a trial's input (its `config` field) or a plain object of knobs."""
+    """Return the knobs of a `config.json`: a trial's input (its `config` field) or a plain object of knobs."""
     if not os.path.isfile(path):
-        raise UserError(f"there is no configuration file {str(path)!r}")
+        raise UserError(f"the configuration file {str(path)!r} does not exist")
     try:
         data = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
         raise UserError(f"{path}: not JSON ({one_line(str(error))})") from error
     knobs = data.get("config", data) if isinstance(data, dict) else None
     if not isinstance(knobs, dict) or not all(isinstance(v, bool | int | float | str) for v in knobs.values()):
-        raise UserError(f"{path}: must hold an object of knobs and plain values")
+        raise UserError(f"{path}: must be a JSON object that maps knobs to plain values")
     return Config(knobs)

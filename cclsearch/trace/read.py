@@ -1,4 +1,4 @@
-"""Reads the traces of one run, whatever wrote them, into a `TraceSet`."""
+"""Reads the traces of one run, in any format, into a `TraceSet`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from cclsearch.trace.run_log import read_run_log
 
 WORKER_TIMEOUT_S = 3600.0
 MIN_BYTES_FOR_PROCESS = 4 << 20
-"""Smaller files are read faster than a process starts."""
+"""Reading a smaller file takes less time than starting a process."""
 
 
 def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -> TraceSet:
-    """The tables of every rank found at `path` (one file, or a folder of them).
+    """Return the tables of every rank found at `path` (one file, or a folder of files).
 
-    Never raises for what a file holds: status and reasons say what is wrong. `workers` processes share the files;
-    columns parsed before are taken from the cache beside the trace when size and time of the file are the same.
+    The content of a file never raises: status and reasons say what is wrong. `workers` processes share the files.
+    Columns come from the cache next to the trace if size and modification time of the trace are unchanged.
     """
     path = Path(path)
     files = find_traces(path)
@@ -47,7 +47,7 @@ def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -
 
 
 def read_file(file: TraceFile, *, limits: ReadLimits | None = None) -> FileTables:
-    """The tables of one file, parsed now, and what became of it. Never raises for what the file holds."""
+    """Parse one file: its tables and a report of how that went. The content of the file never raises."""
     try:
         with _garbage_collector_off():
             tables: tuple[EventTable, ...] = READERS.get(file.reader)().read(file.path, limits or ReadLimits())
@@ -57,9 +57,9 @@ def read_file(file: TraceFile, *, limits: ReadLimits | None = None) -> FileTable
         message = one_line(error.strerror or type(error).__name__)
         return (), FileReport(file.relative, "not_available", Reason.UNREADABLE, message)
     except MemoryError:
-        return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, "not enough memory")
+        return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, "not enough memory to read it")
     if not tables:
-        return (), FileReport(file.relative, "not_available", Reason.UNREADABLE, "no events in it")
+        return (), FileReport(file.relative, "not_available", Reason.UNREADABLE, "contains no events")
     return tables, _report(file, tables)
 
 
@@ -91,7 +91,7 @@ def _read_in_processes(files: Sequence[TraceFile], workers: int, use_cache: bool
 
 
 def _read_in_process(file: TraceFile, scratch: Path, use_cache: bool) -> FileTables:
-    """Has a process of its own read the file; its columns are then mapped here."""
+    """Read the file in a separate process, and map the columns that it saved."""
     import msgspec
 
     kept = cache_path(file.path)
@@ -102,7 +102,8 @@ def _read_in_process(file: TraceFile, scratch: Path, use_cache: bool) -> FileTab
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=WORKER_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, "reading it took too long")
+            message = f"reading it took longer than {WORKER_TIMEOUT_S:.0f} s"
+            return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, message)
         except OSError:
             break
         if done.returncode == 0:
@@ -111,13 +112,14 @@ def _read_in_process(file: TraceFile, scratch: Path, use_cache: bool) -> FileTab
             if tables is not None:
                 return tuple(replace(table, source=file.relative) for table in tables), report
         elif done.returncode < 0:
-            return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, "its reader was ended from outside")
+            message = f"the process that read it was killed by signal {-done.returncode}"
+            return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, message)
     return _read_and_keep(file, use_cache=False)
 
 
 @contextmanager
 def _garbage_collector_off() -> Iterator[None]:
-    """Millions of short-lived events: the collector would walk them again and again, and finds nothing."""
+    """Parsing makes millions of short-lived events: the collector would scan them repeatedly and free nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:

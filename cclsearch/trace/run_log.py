@@ -1,4 +1,4 @@
-"""What lies beside the traces and says what no trace can: the run's own peak memory, and a server's request log."""
+"""Figures that are not in any trace, from files next to it: the run's peak memory and a server's request log."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 from typing import Any
 
 RESULT_FILE, TRACE_FOLDER = "result.json", "trace"
-"""As the trial contract names them."""
+"""Names from the trial contract."""
 MAX_BYTES = 64 << 20
 REQUEST_LOGS = ("requests.jsonl", "requests.json")
-"""One object a line with `ttft_s` and `tpot_s` (seconds), or one object with the lists `ttfts` and `itls` (seconds; the
-gaps between a request's tokens), as `vllm bench serve --save-result --save-detailed` writes it."""
+"""One object per line with `ttft_s` and `tpot_s` (seconds), or one object with the lists `ttfts` and `itls` (seconds
+between a request's tokens), as `vllm bench serve --save-result --save-detailed` writes it."""
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """Figures of the whole run, by whoever ran it."""
+    """Figures of the whole run, reported by the run itself."""
 
     peak_memory_bytes: tuple[int, ...] = ()
-    """Largest of each rank over the whole run, from `result.json`."""
+    """Peak of each rank over the whole run, from `result.json`."""
     is_device_memory: bool = True
     """False: the resident set of a process on a CPU."""
     ttft_s: tuple[float, ...] = ()
     """Time to the first token of each request."""
     tpot_s: tuple[float, ...] = ()
-    """Mean time between the tokens of each request that had several."""
+    """Mean time between tokens, for each request with several tokens."""
 
 
 def read_run_log(path: Path) -> RunLog | None:
-    """What is found in the folder of the traces, or in the trial's folder around it; None where nothing is.
+    """Return the figures found in the traces' folder or in the trial's folder around it; None without any.
 
-    A file that cannot be read, or says no such thing, is left out.
+    A file that cannot be read or has no such figures is ignored.
     """
     folder = path if path.is_dir() else path.parent
     folders = (folder, folder.parent) if folder.name == TRACE_FOLDER else (folder,)
@@ -61,7 +61,7 @@ def _read_requests(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _positive(values: object) -> Iterable[float]:
-    """Those that are finite numbers above 0."""
+    """Yield the values that are finite numbers above 0."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | dict):
         return
     for value in values:

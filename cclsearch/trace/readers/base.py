@@ -1,4 +1,4 @@
-"""What a trace reader must offer; a package brings its own by registering it under `READERS`."""
+"""The protocol of a trace reader. A package adds a format by registering a reader under `READERS`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Reader(Protocol):
     """The format's name, as in `EventTable.format`."""
 
     def claims(self, path: Path, head: bytes) -> bool:
-        """Whether this reader is for the file, by its name and its first bytes (unpacked if it is gzip)."""
+        """Whether this reader handles the file, by its name and its first bytes (unpacked if gzip)."""
         ...
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """One table for each rank in the file (`rank` -1: the file does not say); raises TraceError with the reason."""
+        """Return one table per rank in the file (`rank` -1: unknown); raises TraceError with the reason."""
         ...

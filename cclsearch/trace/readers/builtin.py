@@ -1,4 +1,4 @@
-"""The readers that are shipped."""
+"""The built-in readers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _EVENTS = re.compile(rb'"traceEvents"|^\s*\[\s*\{[^}]{0,2000}"ph"')
 
 @READERS.register("chrome-json")
 class ChromeJson:
-    """Kineto's and XLA's JSON, told apart by what the head or the first events say."""
+    """Reads Kineto's and XLA's JSON, distinguished by the head or the first events."""
 
     format = "kineto"
 
     def claims(self, path: Path, head: bytes) -> bool:
-        """JSON with a list of events near its beginning, or a name that promises one."""
+        """Whether it is JSON with a list of events near its beginning, or has the name of a trace."""
         if not _JSON_NAME.search(path.name):
             return False
         return bool(_EVENTS.search(head)) or (
@@ -34,7 +34,7 @@ class ChromeJson:
         )
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """One table (Kineto), or one for each device (XLA)."""
+        """Return one table (Kineto), or one per device (XLA)."""
         with ByteStream(path, limits) as stream:
             reader = EventReader(stream, limits)
             builder = KinetoBuilder(reader, limits)
@@ -53,12 +53,12 @@ class ChromeJson:
             if builder.is_unsupported:
                 raise TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
             reason = Reason.TRACE_TRUNCATED if not builder.reader.complete else Reason.UNREADABLE
-            raise TraceError(reason, "no event of a kind that is known")
+            raise TraceError(reason, "contains no event of a known kind")
         return build_table(builder, source=path.name, is_complete=builder.reader.complete)
 
 
 def is_xla(reader: EventReader, batch: list[object]) -> bool:
-    """Whether the head or the names of processes are XLA's (`/host:CPU`, `/device:TPU:0`)."""
+    """Whether the names of processes are XLA's (`/host:CPU`, `/device:TPU:0`) and the head is not Kineto's."""
     if "schemaVersion" in reader.metadata or "deviceProperties" in reader.metadata:
         return False
     processes = [event for event in batch if isinstance(event, Meta) and event.name == "process_name"]
@@ -67,16 +67,16 @@ def is_xla(reader: EventReader, batch: list[object]) -> bool:
 
 @READERS.register("xspace")
 class XSpace:
-    """XLA's XSpace (`*.xplane.pb`)."""
+    """Reads XLA's XSpace (`*.xplane.pb`)."""
 
     format = "xla"
 
     def claims(self, path: Path, head: bytes) -> bool:
-        """By its name alone: the format has no mark."""
+        """Whether the name is an XSpace's: the format has no magic bytes."""
         return path.name.lower().endswith((".xplane.pb", ".xplane.pb.gz"))
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """One table for each device."""
+        """Return one table per device."""
         from cclsearch.trace.readers.xla import read_xspace_tables
 
         return read_xspace_tables(path, limits)
@@ -84,17 +84,17 @@ class XSpace:
 
 @READERS.register("nsys-sqlite")
 class NsysSqlite:
-    """What `nsys export --type sqlite` writes."""
+    """Reads the SQLite file that `nsys export --type sqlite` writes."""
 
     format = "nsys"
 
     def claims(self, path: Path, head: bytes) -> bool:
-        """By SQLite's mark, or by its name where the file is empty or damaged."""
+        """Whether it is SQLite by name (an empty or damaged file too), or a `.db` file with SQLite's magic bytes."""
         by_name = path.suffix.lower() in (".sqlite", ".sqlite3", ".nsys-rep", ".qdrep")
         return by_name or (path.suffix.lower() == ".db" and head.startswith(b"SQLite format 3\0"))
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """One table for each device of each process."""
+        """Return one table per device of each process."""
         if path.suffix.lower() in (".nsys-rep", ".qdrep"):
             raise TraceError(Reason.FORMAT_UNSUPPORTED, "export it first: nsys export --type sqlite FILE")
         from cclsearch.trace.readers.nsys import read_nsys

@@ -1,4 +1,4 @@
-"""What a collective moved: from Kineto's kernel arguments, or from shapes of gloo calls."""
+"""Describes a collective (operation, group, sizes) from Kineto's kernel arguments or from a kernel's name."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ DTYPE_BYTES = {
 
 
 def bytes_per_element(dtype: str | None) -> int | None:
-    """Bytes of one element; None for a data type that is not known (never guessed)."""
+    """Return the bytes of one element; None for an unknown data type (never a guess)."""
     if not dtype:
         return None
-    word = dtype.rsplit("::", 1)[-1].replace(" ", "").replace("_", "").lower()
-    if word.startswith("float8") or word.startswith("f8e"):
+    name = dtype.rsplit("::", 1)[-1].replace(" ", "").replace("_", "").lower()
+    if name.startswith("float8") or name.startswith("f8e"):
         return 1
-    return DTYPE_BYTES.get(word)
+    return DTYPE_BYTES.get(name)
 
 
 def collective_from_args(args: dict[str, Any], kernel: str, groups: dict[str, ProcessGroup]) -> Collective:
-    """The collective that a kernel's arguments describe (`Collective name`, `In msg nelems`, ...)."""
+    """Return the collective that a kernel's arguments describe (`Collective name`, `In msg nelems`, ...)."""
     name = str(args.get("Collective name") or "")
     kind = classify_collective(name) if name else CollectiveKind.UNKNOWN
     if kind == CollectiveKind.UNKNOWN:
@@ -101,7 +101,7 @@ def _peer(kind: CollectiveKind, args: dict[str, Any]) -> int | None:
 
 
 def collective_from_name(kernel: str) -> Collective:
-    """The collective of which only the kernel's name tells."""
+    """Return the collective that a kernel's name implies, without group and sizes."""
     return Collective(kind=classify_collective(kernel))
 
 
@@ -120,7 +120,7 @@ def _text(value: Any) -> str | None:
 
 
 def _numbers(value: Any) -> list[int]:
-    """`"[0, 1, 2]"` or the list itself; a list that the profiler cut short (`..., 7]`) gives nothing."""
+    """Parse `"[0, 1, 2]"` or the list itself; a list that the profiler truncated (`..., 7]`) gives nothing."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

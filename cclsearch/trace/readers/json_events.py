@@ -1,8 +1,8 @@
 """Events of a Chrome-format JSON trace (what Kineto and XLA write), batch by batch in bounded memory.
 
-The stream is cut at the border between two events, as the first event shows it (`<indent>},<indent>{`, or `}, {"` on
-one line), and each piece is decoded as typed structs. A piece that does not decode that way is decoded leniently, and
-at last event by event with Python's own parser, which also takes NaN, broken UTF-8 and numbers written as strings.
+The stream is cut at the separator of two events, which is taken from the first two (`<indent>},<indent>{`, or `}, {"`
+on one line), and each piece is decoded as typed structs. If that fails, the piece is decoded leniently, and if that
+fails event by event with Python's own parser, which also accepts NaN, broken UTF-8 and numbers written as strings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 BLOCK_BYTES = 1 << 19
 KEEP_DIGITS = 12
-"""Of a long time: float64 knows 2e12 us to 0.2 ns, and 1e12 us are eleven days."""
+"""Digits kept of a long time: float64 resolves 2e12 us to 0.2 ns, and 1e12 us are eleven days."""
 
 _HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LONG_TIME = re.compile(rb'(?P<key>"ts":\s*)(?P<digits>[1-9]\d*)\.\d')
@@ -29,7 +29,7 @@ _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowErro
 
 
 class TimePrefix(NamedTuple):
-    """Times with more digits than float64 holds (`1712195495519703.772`): what to blank, and what it stood for."""
+    """The leading digits to blank in times that exceed float64 (`1712195495519703.772`), and their value."""
 
     old: bytes
     new: bytes
@@ -37,7 +37,7 @@ class TimePrefix(NamedTuple):
 
     @classmethod
     def find(cls, text: bytes) -> TimePrefix:
-        """As the first time in the text has it; nothing to blank where it is short or whole."""
+        """Take the prefix from the first time in the text; nothing to blank if it is short or whole."""
         found = _LONG_TIME.search(text)
         if not found or len(found["digits"]) <= KEEP_DIGITS + 1:
             return cls(b"", b"", 0)
@@ -47,9 +47,9 @@ class TimePrefix(NamedTuple):
 
 
 class EventReader:
-    """Iterates over batches of `Span`, `Meta` and `Instant`; then `metadata`, `complete` and `num_bad` tell the rest.
+    """Iterates over batches of `Span`, `Meta` and `Instant`; afterwards see `metadata`, `complete` and `num_bad`.
 
-    Raises TraceError where the file is no trace or beyond the limits.
+    Raises TraceError if the file is not a trace or exceeds the limits.
     """
 
     def __init__(self, stream: ByteStream, limits: ReadLimits, *, with_pid: bool = False) -> None:
@@ -61,23 +61,23 @@ class EventReader:
         self._decoders = [self._decode_typed, self._decode_leniently]
         self._buffer = bytearray(2 * BLOCK_BYTES)
         self._start = 0
-        """Where the next event begins, or the separator before it."""
+        """Position of the next event, or of the separator before it."""
         self._end = 0
         self._at_end = False
         self._is_open = False
         self._max_unseparated_bytes = 2 * BLOCK_BYTES
-        """So much text without a border is read event by event."""
+        """More text than this without a separator is read event by event."""
         self._head = b""
         self._separator = b""
         self._brace_end = 1
         self._time_prefix = TimePrefix(b"", b"", 0)
         self._scanner = EventScanner(self._span_type, limits)
         self.complete = False
-        """Whether the list of events and the document were closed."""
+        """Whether the list of events and the document are closed."""
         self.num_bad = 0
-        """Events that could not be understood and are left out."""
+        """Number of events that could not be parsed and are left out."""
         self.metadata: dict[str, Any] = {}
-        """What the document holds beside its events; from its head at once, all of it at the end."""
+        """The document's other fields: those before the events at once, all of them at the end."""
 
     def __iter__(self) -> Iterator[list[Any]]:
         self._find_events()
@@ -99,7 +99,7 @@ class EventReader:
         return self._scan(self._end)
 
     def _decode_to(self, stop: int) -> tuple[list[Any], bool]:
-        """Decodes the events between the comma (or bracket) at `_start` and `stop`, which is behind a closing brace."""
+        """Decode the events between the comma (or bracket) at `_start` and `stop`, which follows a closing brace."""
         buffer = self._buffer
         while buffer[self._start] in b" \t\r\n":
             self._start += 1
@@ -124,7 +124,7 @@ class EventReader:
             except _DECODE_ERRORS:
                 continue
             if number and len(self._decoders) > 1:
-                del self._decoders[0]  # the rest of the file is of the same kind
+                del self._decoders[0]  # the rest of the file will need the same decoder
             return batch
         return None
 
@@ -152,7 +152,7 @@ class EventReader:
         return None
 
     def _scan(self, stop: int) -> tuple[list[Any], bool]:
-        """Event by event up to `stop`; at the end of the list also reads what follows it."""
+        """Read event by event up to `stop`; at the end of the list also read the rest of the document."""
         if self._buffer[self._start] == ord("[") and not self._is_open:
             self._start += 1
         self._is_open = True
@@ -161,7 +161,7 @@ class EventReader:
         self.num_bad += scan.num_bad
         self._start += scan.used
         if self.num_bad > self._limits.bad_events:
-            return scan.events, True  # the rest is noise: what came before it counts
+            return scan.events, True  # the rest is noise; keep the events before it
         if scan.closed:
             self._read_tail()
         elif not scan.used and not is_last:
@@ -171,13 +171,13 @@ class EventReader:
         return scan.events, scan.closed or is_last
 
     def _fill(self) -> None:
-        """Moves what is left to the front and reads one block more; grows when one event needs it."""
+        """Move the unread rest to the front and read one more block; the buffer grows for a very long event."""
         left = self._end - self._start
         if self._start:
             self._buffer[0:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
         if len(self._buffer) - left < BLOCK_BYTES and not self._buffer_is_full():
-            self._buffer = self._buffer + bytes(len(self._buffer))  # not in place: undecoded `args` still look into it
+            self._buffer = self._buffer + bytes(len(self._buffer))  # not in place: undecoded `args` still refer to it
         stop = min(self._end + BLOCK_BYTES, len(self._buffer))
         if stop > self._end:
             count = self._stream.readinto(memoryview(self._buffer)[self._end : stop])
@@ -186,13 +186,13 @@ class EventReader:
             self._at_end = count == 0
 
     def _fill_up_to(self, size: int) -> None:
-        """Reads on, at least once, until so much is in the buffer (doubling sizes keep repeated looks cheap)."""
+        """Read, at least once, until the buffer has `size` bytes (sizes that double keep repeated searches cheap)."""
         self._fill()
         while not self._at_end and not self._buffer_is_full() and self._end - self._start < size:
             self._fill()
 
     def _shorten_times(self, start: int, stop: int) -> None:
-        """Blanks the leading digits that all times share, where float64 would else lose the last ones."""
+        """Blank the leading digits that all times share, since float64 would lose the last ones."""
         old, new, _ = self._time_prefix
         if old:
             start = max(start - len(old), self._start)
@@ -202,7 +202,7 @@ class EventReader:
         return self._end - self._start >= self._limits.event_bytes
 
     def _find_events(self) -> None:
-        """Puts `_start` on the bracket that opens the list of events."""
+        """Set `_start` to the bracket that opens the list of events."""
         while True:
             self._fill_up_to(2 * self._end)
             text = bytes(self._buffer[: self._end])
@@ -219,18 +219,18 @@ class EventReader:
                 self._read_head()
                 break
             if self._at_end or self._buffer_is_full():
-                raise TraceError(Reason.UNREADABLE, "no list of trace events in it")
+                raise TraceError(Reason.UNREADABLE, "contains no list of trace events")
         self._time_prefix = TimePrefix.find(bytes(self._buffer[self._start : self._end]))
         self._shorten_times(self._start, self._end)
         self._find_separator()
 
     @property
     def time_offset_us(self) -> int:
-        """To be added to every `ts` for the time that the file states."""
+        """Add this to every `ts` to get the time in the file."""
         return self._time_prefix.offset_us
 
     def _find_separator(self) -> None:
-        """The bytes between two events, from the first pair of them."""
+        """Set the bytes between two events, from the first pair of events."""
         while True:
             text = bytes(self._buffer[self._start : self._end])
             try:
@@ -248,7 +248,7 @@ class EventReader:
         self.metadata = self._scanner.read_object(text) or {}
 
     def _read_tail(self) -> None:
-        """What follows the list; the document is complete only when it closes."""
+        """Read the rest of the document after the list; it is complete only if it is closed."""
         while not self._at_end and not self._buffer_is_full():
             self._fill()
         tail = bytes(self._buffer[self._start : self._end]).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The patient way through a JSON trace: one event at a time, taking what strict parsers refuse."""
+"""Slow, tolerant reading of a JSON trace: one event at a time, accepting what strict parsers refuse."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _BETWEEN = re.compile(rb"[ \t\r\n,]*")
 
 
 class NeedMoreData(Exception):
-    """The text ends before what was asked for."""
+    """The text ends before the searched position."""
 
 
 @dataclass
 class ScanResult:
-    """What one call of `EventScanner.scan` found."""
+    """Result of one call of `EventScanner.scan`."""
 
     events: list[Any] = field(default_factory=list)
     used: int = 0
-    """Bytes behind which the next call goes on."""
+    """Number of bytes read; the next call starts after them."""
     closed: bool = False
-    """The bracket that ends the list was met; `used` is behind it."""
+    """Whether the bracket that ends the list was reached; `used` includes it."""
     num_bad: int = 0
 
 
 class EventScanner:
-    """Reads events with Python's parser: NaN, infinities, control characters and broken UTF-8 are no obstacle."""
+    """Reads events with Python's parser, which accepts NaN, infinities, control characters and broken UTF-8."""
 
     def __init__(self, span_type: type[Any], limits: ReadLimits) -> None:
         self._decoder = json.JSONDecoder(parse_int=_integer, strict=False)
@@ -88,7 +88,7 @@ class EventScanner:
             position = end
 
     def _read_event(self, piece: bytes, position: int, scan: ScanResult) -> int | None:
-        """Appends the event that begins at `position`; where it ends, None if it does not parse."""
+        """Append the event that begins at `position`; return its end, or None if it does not parse."""
         window = 1 << 12
         while True:
             text = piece[position : position + window].decode("utf-8", "surrogateescape")
@@ -132,7 +132,7 @@ class EventScanner:
         return span
 
     def read_object(self, text: str) -> dict[str, Any] | None:
-        """The text as one JSON object (followed by nothing but space); None if it is not."""
+        """Parse the text as one JSON object (followed by white space only); None if it is not one."""
         try:
             value, end = self._decoder.raw_decode(text)
         except (ValueError, RecursionError):
@@ -141,7 +141,7 @@ class EventScanner:
 
 
 def number_of(value: Any) -> float | None:
-    """The value as a finite number, also from a string (`"12"`, `"0x1f"`); None if it is none."""
+    """Return the value as a finite number, also from a string (`"12"`, `"0x1f"`); None for other values."""
     if isinstance(value, bool) or value is None:
         return None
     try:

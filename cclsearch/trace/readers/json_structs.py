@@ -8,7 +8,7 @@ NO_ARGS = msgspec.Raw(b"")
 
 
 class Span(msgspec.Struct, tag_field="ph", tag="X", gc=False):
-    """A complete event; `args` stays undecoded until somebody wants it."""
+    """A complete event; `args` stays undecoded until needed."""
 
     cat: str = ""
     name: str = ""
@@ -36,13 +36,13 @@ class Instant(msgspec.Struct, tag_field="ph", tag="i", gc=False):
 
 
 class SpanWithPid(Span, tag_field="ph", tag="X", gc=False):
-    """A complete event with its process (XLA keeps device and line there)."""
+    """A complete event with its process (for XLA, process and thread are plane and line)."""
 
     pid: int | str = 0
 
 
 class AnyEvent(msgspec.Struct, gc=False):
-    """An event of any phase, for traces whose events the tagged types do not fit."""
+    """An event of any phase, for traces whose events do not fit the tagged types."""
 
     ph: str | None = None
     cat: str | None = None
@@ -55,4 +55,4 @@ class AnyEvent(msgspec.Struct, gc=False):
 
 
 IGNORED_PHASES = tuple(msgspec.defstruct(f"Phase_{p}", [], gc=False, tag_field="ph", tag=p) for p in "sftbenCBEIPNOD")
-"""Phases that no metric needs (flows, counters): decoded to nothing, which is the fastest way past them."""
+"""Phases that no metric needs (flows, counters): decoding into empty structs is the fastest way to skip them."""

@@ -1,4 +1,4 @@
-"""A table under construction: rows come in batches from any reader, and what needs all rows is settled at the end."""
+"""Builds a table from batches of rows of any reader; launches and steps, which need all rows, are computed at the end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cclsearch.trace.events import COLUMNS, DEVICE_WORK, SPARSE_COLUMNS, Kind, S
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn
 
 MIN_MATCHED_SHARE = 0.95
-"""A step of which fewer kernel launches than this have their kernel in the trace is cut by its window."""
+"""If a smaller share of a step's kernel launches has its kernel in the trace, the window cuts the step."""
 
 
 class TableBuilder:
-    """Rows so far; `finish` makes the table."""
+    """Collects rows; `finish_columns` and `finish_sparse` return the columns."""
 
     def __init__(self) -> None:
         self.names = Interner()
@@ -29,35 +29,35 @@ class TableBuilder:
 
     @property
     def num_rows(self) -> int:
-        """Rows so far."""
+        """Number of rows so far."""
         return self._columns["ts_ns"].length
 
     def add_rows(self, **columns: NDArray[Any]) -> int:
-        """Appends rows; every dense column but `step_id` must be given. The number of the first new row."""
+        """Append rows (every dense column except `step_id`) and return the number of the first."""
         first = self.num_rows
         for name, column in self._columns.items():
             column.append(columns[name])
         return first
 
     def add_sparse(self, name: str, rows: NDArray[Any], values: NDArray[Any]) -> None:
-        """Sets a sparse column for these rows."""
+        """Set a sparse column for these rows."""
         if len(rows):
             self._sparse[name].append(rows, values)
 
     def finish_columns(self) -> dict[str, Any]:
-        """The dense columns (without `step_id`); the draft's own are let go."""
+        """Return the dense columns (without `step_id`) and release the builder's own."""
         columns = {name: column.finish() for name, column in self._columns.items()}
         self._columns = {}
         return columns
 
     def finish_sparse(self) -> dict[str, tuple[NDArray[np.int32], NDArray[Any]]]:
-        """The sparse columns that any row has."""
+        """Return the sparse columns that at least one row has."""
         finished = {name: column.finish() for name, column in self._sparse.items()}
         return {name: (rows, values) for name, (rows, values) in finished.items() if len(rows)}
 
 
 def rows_of_kinds(kind: NDArray[np.uint8], kinds: Sequence[Kind]) -> NDArray[np.int64]:
-    """Row numbers of these kinds, in the order of the table."""
+    """Return the row numbers of these kinds, in the order of the table."""
     wanted = np.zeros(256, bool)
     wanted[[int(k) for k in kinds]] = True
     return np.flatnonzero(wanted[kind])
@@ -66,7 +66,7 @@ def rows_of_kinds(kind: NDArray[np.uint8], kinds: Sequence[Kind]) -> NDArray[np.
 def match_launches(
     kind: NDArray[np.uint8], corr: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
-    """Device rows; for each the runtime row with its correlation id or -1; and the runtime rows that have an id."""
+    """Return the device rows; for each the runtime row with its correlation id or -1; the runtime rows with an id."""
     device_rows = rows_of_kinds(kind, DEVICE_WORK)
     runtime_rows = rows_of_kinds(kind, (Kind.RUNTIME,))
     runtime_rows = runtime_rows[corr[runtime_rows] >= 0]
@@ -89,7 +89,7 @@ def match_launches(
 
 
 def steps_at(steps: Sequence[Step], time_ns: NDArray[np.int64]) -> NDArray[np.int32]:
-    """For each time the number of the step (sorted by start) whose window holds it; -1 where none does."""
+    """Return for each time the index of the step (sorted by start) whose window contains it; -1 without one."""
     if not steps:
         return np.full(len(time_ns), -1, np.int32)
     starts = np.array([step.start_ns for step in steps], np.int64)
@@ -106,7 +106,7 @@ def attribute_steps(
     device_rows: NDArray[np.int64],
     launch: NDArray[np.int32],
 ) -> NDArray[np.int32]:
-    """`step_id` of every row: host rows by their start, device rows by that of their launch (no launch: -1)."""
+    """Return `step_id` of every row: host rows by their start, device rows by their launch (-1 without launch)."""
     step_id = steps_at(steps, columns["ts_ns"])
     if len(device_rows) and steps:
         launched = np.where(launch >= 0, step_id[launch], -1)
@@ -117,9 +117,9 @@ def attribute_steps(
 def mark_incomplete_steps(
     steps: Sequence[Step], step_id: NDArray[np.int32], launch: NDArray[np.int32], launches: NDArray[np.int64]
 ) -> tuple[Step, ...]:
-    """The steps, those marked incomplete of whose kernel launches too many have no kernel in the trace.
+    """Return the steps; a step is incomplete if too many of its kernel launches have no kernel in the trace.
 
-    `launch`: launch row of each device row, -1 without. `launches`: rows of calls that launch a kernel.
+    `launch`: launch row of each device row, or -1. `launches`: rows of calls that launch a kernel.
     """
     if not len(launches) or not steps:
         return tuple(steps)
@@ -127,17 +127,17 @@ def mark_incomplete_steps(
     matched[launch[launch >= 0]] = True
     ids = step_id[launches]
     inside = ids >= 0
-    asked = np.bincount(ids[inside], minlength=len(steps))
-    got = np.bincount(ids[inside & matched[launches]], minlength=len(steps))
+    num_launches = np.bincount(ids[inside], minlength=len(steps))
+    num_matched = np.bincount(ids[inside & matched[launches]], minlength=len(steps))
     marked = []
-    for step, num_asked, num_got in zip(steps, asked, got, strict=True):
-        complete = step.complete and bool(num_got >= MIN_MATCHED_SHARE * num_asked)
+    for step, launched, found in zip(steps, num_launches, num_matched, strict=True):
+        complete = step.complete and bool(found >= MIN_MATCHED_SHARE * launched)
         marked.append(Step(step.number, step.name, step.start_ns, step.end_ns, complete))
     return tuple(marked)
 
 
 def start_at_zero(columns: dict[str, NDArray[Any]]) -> int:
-    """Shifts `ts_ns` so that the first row starts at 0; by how much."""
+    """Shift `ts_ns` so that the first row starts at 0, and return the shift."""
     times = columns["ts_ns"]
     if not len(times):
         return 0
