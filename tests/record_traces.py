@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def record_gloo(target: Path, world: int = 2) -> None:
-    """Two DDP steps of a small network on each rank, with shapes."""
+    """Record three DDP steps of a small network on each rank, with shapes."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -50,7 +50,7 @@ def _run_rank(rank: int, world: int, target: str, store: str) -> None:
 
 
 def record_jax(target: Path, devices: int = 2) -> None:
-    """Four data-parallel steps, marked by `step_num`; leaves the XSpace and the JSON beside it."""
+    """Record four data-parallel steps, marked by `step_num`, as XSpace and JSON in the same folder."""
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
@@ -77,7 +77,7 @@ def record_jax(target: Path, devices: int = 2) -> None:
         if path.is_file():
             path.rename(path.with_name(path.name.replace(socket.gethostname(), "host")))
     project = str(Path(__file__).resolve().parent.parent).encode()
-    for path in target.rglob("*.xplane.pb"):  # of equal length, since a message states how long its texts are
+    for path in target.rglob("*.xplane.pb"):  # of equal length, since a message states the length of its strings
         path.write_bytes(path.read_bytes().replace(project, b"/project".ljust(len(project), b"_")[: len(project)]))
 
 

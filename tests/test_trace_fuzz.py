@@ -1,4 +1,4 @@
-"""Whatever bytes a trace file holds, reading it ends with a status: no crash, no hang, no unbounded memory."""
+"""Reading a trace file of any content ends with a status: no crash, no hang, no unbounded memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_bytes(name: str, data: bytes) -> TraceSet:
 
 
 def check(found: TraceSet) -> TraceSet:
-    """What must hold for every answer."""
+    """Check the invariants of every answer."""
     assert (found.status == "not_available") == (not found.tables)
     assert (found.status == "ok") == (not found.reasons)
     for table in found.tables.values():
@@ -74,7 +74,7 @@ def check(found: TraceSet) -> TraceSet:
     data=st.data(),
     whole=st.sampled_from([("rank0_trace.json", KINETO), ("rank0_trace.json", CPU), ("h.xplane.pb", SPACE)]),
 )
-def test_damaged_bytes_get_an_answer(data: Any, whole: tuple[str, bytes]) -> None:
+def test_damaged_bytes_give_a_status(data: Any, whole: tuple[str, bytes]) -> None:
     name, original = whole
     damaged = bytearray(original)
     for _ in range(data.draw(st.integers(1, 6))):
@@ -86,13 +86,13 @@ def test_damaged_bytes_get_an_answer(data: Any, whole: tuple[str, bytes]) -> Non
 
 @light
 @given(size=st.integers(0, len(SPACE)))
-def test_an_xspace_cut_anywhere_gets_an_answer(size: int) -> None:
+def test_an_xspace_truncated_anywhere_gives_a_status(size: int) -> None:
     assert read_bytes("h.xplane.pb", SPACE[:size]).status in STATUSES
 
 
 @light
 @given(size=st.integers(0, len(KINETO)))
-def test_json_cut_anywhere_gets_an_answer(size: int) -> None:
+def test_json_truncated_anywhere_gives_a_status(size: int) -> None:
     assert read_bytes("rank0_trace.json", KINETO[:size]).status in STATUSES
 
 
@@ -100,7 +100,7 @@ def test_json_cut_anywhere_gets_an_answer(size: int) -> None:
 @given(
     st.lists(events, max_size=6), st.dictionaries(st.sampled_from(["distributedInfo", "deviceProperties"]), json_values)
 )
-def test_odd_events_get_an_answer(odd: list[dict[str, Any]], head: dict[str, Any]) -> None:
+def test_odd_events_do_not_hide_the_good_ones(odd: list[dict[str, Any]], head: dict[str, Any]) -> None:
     document = {**head, "traceEvents": [*odd, *write.gpu_events(steps=1)]}
     found = read_bytes("rank0_trace.json", json.dumps(document).encode())
     assert found.tables, found.message
@@ -108,13 +108,13 @@ def test_odd_events_get_an_answer(odd: list[dict[str, Any]], head: dict[str, Any
 
 @light
 @given(st.binary(max_size=300), st.sampled_from(["trace.json", "trace.json.gz", "h.xplane.pb", "r.sqlite"]))
-def test_noise_gets_a_reason(noise: bytes, name: str) -> None:
+def test_noise_is_not_available(noise: bytes, name: str) -> None:
     assert read_bytes(name, noise).status == "not_available"
 
 
 @pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"])
 @pytest.mark.parametrize("value", [None, "text", 2**63 - 1])
-def test_odd_values_in_an_export_get_an_answer(tmp_path: Path, table: str, value: Any) -> None:
+def test_odd_values_in_an_export_give_a_status(tmp_path: Path, table: str, value: Any) -> None:
     path = write.write_nsys(tmp_path / "report.sqlite", processes=1)
     db = sqlite3.connect(path)
     for (column,) in db.execute(f"SELECT name FROM pragma_table_info('{table}')").fetchall():

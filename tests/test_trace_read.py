@@ -1,4 +1,4 @@
-"""Any trace to the same table: what the readers make of each format, and of what is not one."""
+"""Reading traces: tables of each format, finding files, damaged files, and the cache."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_gpu_trace_gives_kinds_collectives_steps_and_launches(tmp_path: Path) 
     assert table.clock == "unix"
 
 
-def test_device_rows_belong_to_the_step_that_launched_them_not_to_their_own_time(tmp_path: Path) -> None:
+def test_device_rows_belong_to_the_step_of_their_launch_not_of_their_own_time(tmp_path: Path) -> None:
     late = write.kineto_document(write.gpu_events(lag_us=1500.0))
     table = only(write.write_kineto(tmp_path / "trace.json", late))
     rows = table.rows_of(Kind.COMPUTE)
@@ -65,7 +65,7 @@ def test_kernels_without_a_launch_record_belong_to_no_step(tmp_path: Path) -> No
     assert (table.step_id[row], table.launch[row]) == (-1, -1)
 
 
-def test_a_step_whose_kernels_the_window_cuts_off_is_incomplete(tmp_path: Path) -> None:
+def test_a_step_whose_kernels_are_cut_off_by_the_window_is_incomplete(tmp_path: Path) -> None:
     events = [e for e in write.gpu_events() if not (e["cat"] in ("kernel", "gpu_memcpy") and e["ts"] > 3000)]
     table = only(write.write_kineto(tmp_path / "trace.json", write.kineto_document(events)))
     assert [step.complete for step in table.steps] == [True, True, False]
@@ -88,7 +88,7 @@ def test_every_layout_of_json_gives_the_same_table(tmp_path: Path, layout: str) 
     assert table.names == expected.names
 
 
-def test_nanoseconds_survive_in_unix_microseconds(tmp_path: Path) -> None:
+def test_unix_microseconds_keep_their_nanoseconds(tmp_path: Path) -> None:
     events = [
         write.span("cpu_op", "first", 0, 1, tid=1),
         write.span("kernel", "second", 0, 1, device=0, stream=7, correlation=1),
@@ -112,7 +112,7 @@ def test_categories_of_2021_are_known(tmp_path: Path) -> None:
     assert [step.number for step in table.steps] == [3]
 
 
-def test_numbers_as_strings_and_nan_in_unneeded_places_do_no_harm(tmp_path: Path) -> None:
+def test_numbers_as_strings_and_nan_in_unused_fields_are_accepted(tmp_path: Path) -> None:
     text = write.layout_kineto(write.kineto_document(write.gpu_events()))
     text = text.replace('"stream": 7', '"stream": "0x7"').replace('"bytes": 4096', '"bytes": "4096", "bandwidth": NaN')
     found = read_traces(write.write_kineto(tmp_path / "trace.json", text=text), use_cache=False)
@@ -122,7 +122,7 @@ def test_numbers_as_strings_and_nan_in_unneeded_places_do_no_harm(tmp_path: Path
     assert table.bytes[table.rows_of(Kind.MEMCPY)].tolist() == [4096] * 3
 
 
-def test_an_event_without_a_time_is_left_out_and_said(tmp_path: Path) -> None:
+def test_an_event_without_a_time_is_left_out_and_reported(tmp_path: Path) -> None:
     text = write.layout_kineto(write.kineto_document(write.gpu_events())).replace('"dur": 400.0', '"dur": NaN', 1)
     found = read_traces(write.write_kineto(tmp_path / "trace.json", text=text), use_cache=False)
     assert found.status == "partial"
@@ -131,7 +131,7 @@ def test_an_event_without_a_time_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_a_cut_file_gives_up_its_complete_events(tmp_path: Path, suffix: str) -> None:
+def test_a_truncated_file_gives_its_complete_events(tmp_path: Path, suffix: str) -> None:
     whole = write.write_kineto(tmp_path / f"trace{suffix}", write.kineto_document(write.gpu_events(steps=200)))
     data = whole.read_bytes()
     cut = tmp_path / "cut" / whole.name
@@ -142,7 +142,7 @@ def test_a_cut_file_gives_up_its_complete_events(tmp_path: Path, suffix: str) ->
     assert 200 < len(found.tables[0]) < len(only(whole))
 
 
-def test_a_cpu_trace_tells_reduce_scatter_from_all_reduce_and_takes_collectives_out_of_compute(tmp_path: Path) -> None:
+def test_a_cpu_trace_distinguishes_reduce_scatter_and_excludes_collectives_from_compute(tmp_path: Path) -> None:
     document = write.kineto_document(write.cpu_events(), world=1, gpu=False)
     document["distributedInfo"].update(world_size=4, backend="gloo")
     document["distributedInfo"]["pg_config"][0].update(pg_size=4, ranks=[0, 1, 2, 3])
@@ -151,11 +151,11 @@ def test_a_cpu_trace_tells_reduce_scatter_from_all_reduce_and_takes_collectives_
     assert [call.kind for call in calls] == [CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER]
     assert (calls[1].in_bytes, calls[1].out_bytes) == (16384, 4096)
     assert table.accelerator == "cpu"
-    # the third operator is silent from its c10d operator (50 to 100 us) to the end of the call (160 us): it waits
+    # the third operator waits from the start of its c10d operator (50 us) to the end of the call (160 us)
     assert durations_us(table, Kind.COMPUTE)[:3] == [300.0, 50.0, 40.0]
 
 
-def test_a_vague_kernel_is_named_by_the_call_that_launched_it(tmp_path: Path) -> None:
+def test_an_ambiguous_kernel_gets_the_kind_of_the_call_that_launched_it(tmp_path: Path) -> None:
     events = [
         write.span("user_annotation", "nccl:all_to_all", 1000, 100),
         write.span("cuda_runtime", "cudaLaunchKernelExC", 1010, 5, correlation=1),
@@ -166,7 +166,7 @@ def test_a_vague_kernel_is_named_by_the_call_that_launched_it(tmp_path: Path) ->
     assert table.collectives[table.coll_id[row]].kind == CollectiveKind.ALL_TO_ALL
 
 
-def test_tpu_planes_become_one_table_a_chip_with_pairs_joined(tmp_path: Path) -> None:
+def test_tpu_planes_become_one_table_per_chip_with_pairs_joined(tmp_path: Path) -> None:
     path = tmp_path / "plugins" / "profile" / "2026_01_01" / "host.xplane.pb"
     path.parent.mkdir(parents=True)
     path.write_bytes(write.tpu_space(chips=2))
@@ -184,20 +184,20 @@ def test_tpu_planes_become_one_table_a_chip_with_pairs_joined(tmp_path: Path) ->
     assert (table.accelerator, table.host) == ("tpu", "tpu-host")
 
 
-def test_two_hosts_of_a_tpu_slice_get_ranks_of_their_own(tmp_path: Path) -> None:
+def test_chips_of_two_tpu_hosts_get_different_ranks(tmp_path: Path) -> None:
     for host in ("worker0", "worker1"):
         (tmp_path / f"{host}.xplane.pb").write_bytes(write.tpu_space(chips=2))
     assert read_traces(tmp_path, use_cache=False).ranks == (0, 1, 2, 3)
 
 
-def test_a_cut_xspace_gives_up_its_whole_planes(tmp_path: Path) -> None:
+def test_a_truncated_xspace_gives_its_complete_planes(tmp_path: Path) -> None:
     data = write.tpu_space(chips=4)
     (tmp_path / "host.xplane.pb").write_bytes(data[: len(data) * 6 // 10])
     found = read_traces(tmp_path, use_cache=False)
     assert (found.status, found.reason, len(found.tables)) == ("partial", Reason.TRACE_TRUNCATED, 2)
 
 
-def test_an_nsys_export_gives_a_table_for_each_process(tmp_path: Path) -> None:
+def test_an_nsys_export_gives_one_table_per_process(tmp_path: Path) -> None:
     found = read_traces(write.write_nsys(tmp_path / "report.sqlite"), use_cache=False)
     assert (found.status, found.ranks) == ("ok", (0, 1))
     table = found.tables[1]
@@ -209,7 +209,7 @@ def test_an_nsys_export_gives_a_table_for_each_process(tmp_path: Path) -> None:
     assert table.collectives[table.coll_id[row]].kind == CollectiveKind.ALL_TO_ALL
 
 
-def test_an_nsys_export_without_its_kernels_is_no_trace_of_nothing(tmp_path: Path) -> None:
+def test_an_nsys_export_without_its_kernel_table_is_unreadable(tmp_path: Path) -> None:
     path = write.write_nsys(tmp_path / "report.sqlite")
     db = sqlite3.connect(path)
     db.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
@@ -219,7 +219,7 @@ def test_an_nsys_export_without_its_kernels_is_no_trace_of_nothing(tmp_path: Pat
     assert (found.status, found.reason) == ("not_available", Reason.UNREADABLE)
 
 
-def test_a_locked_sqlite_is_said_to_be_locked(tmp_path: Path) -> None:
+def test_a_locked_sqlite_file_is_reported_as_locked(tmp_path: Path) -> None:
     path = write.write_nsys(tmp_path / "report.sqlite")
     db = sqlite3.connect(path)
     db.execute("BEGIN EXCLUSIVE")
@@ -245,7 +245,7 @@ def write_ranks(folder: Path, names: list[str], *, world: int = 4, **document: A
         [f"tb/rank-{rank}/trace.json" for rank in range(4)],
     ],
 )
-def test_files_are_found_however_they_are_named(tmp_path: Path, names: list[str]) -> None:
+def test_files_are_found_by_the_names_of_all_frameworks(tmp_path: Path, names: list[str]) -> None:
     write_ranks(tmp_path, names)
     (tmp_path / "result.json").write_text('{"status": "ok"}')
     (tmp_path / "stdout.log").write_text("rank 0")
@@ -253,7 +253,7 @@ def test_files_are_found_however_they_are_named(tmp_path: Path, names: list[str]
     assert (found.status, found.ranks) == ("ok", (0, 1, 2, 3))
 
 
-def test_of_several_iterations_the_last_is_read(tmp_path: Path) -> None:
+def test_the_last_of_several_iterations_is_read(tmp_path: Path) -> None:
     for iteration in (9, 10):
         names = [f"iteration_{iteration}/rank{rank}_trace.json" for rank in range(4)]
         write_ranks(tmp_path, names, base_ns=(1_700_000_000 + iteration) * 10**9)
@@ -290,7 +290,7 @@ def test_traces_of_two_runs_are_not_mixed(tmp_path: Path, mix: Any) -> None:
 
 
 def write_apart(folder: Path, gap_us: float, *, same_host: bool = True, reduce: bool = True) -> None:
-    """Two ranks of three steps (3 ms), the second of which begins so long after the first ends."""
+    """Write two ranks of three steps (3 ms); the second begins `gap_us` after the first ends."""
     for rank in range(2):
         events = write.gpu_events(start_us=1000.0 + rank * (3000.0 + gap_us))
         if not reduce:
@@ -300,7 +300,7 @@ def write_apart(folder: Path, gap_us: float, *, same_host: bool = True, reduce: 
         write.write_kineto(folder / f"rank{rank}.json", document)
 
 
-def test_ranks_that_reduce_together_on_one_clock_are_there_at_the_same_time(tmp_path: Path) -> None:
+def test_ranks_with_the_same_collectives_on_one_clock_must_overlap_in_time(tmp_path: Path) -> None:
     write_apart(tmp_path / "apart", 64e6)
     found = read_traces(tmp_path / "apart", use_cache=False)
     assert (found.status, found.reason, found.tables) == ("not_available", Reason.MIXED_RUNS, {})
@@ -308,7 +308,7 @@ def test_ranks_that_reduce_together_on_one_clock_are_there_at_the_same_time(tmp_
 
 
 @pytest.mark.parametrize("case", [{"gap_us": -1000.0}, {"same_host": False}, {"reduce": False}])
-def test_ranks_may_be_apart_where_nothing_says_that_they_met(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_ranks_without_a_common_clock_or_collective_may_be_far_apart(tmp_path: Path, case: dict[str, Any]) -> None:
     write_apart(tmp_path, **{"gap_us": 64e6, **case})
     assert read_traces(tmp_path, use_cache=False).status == "ok"
 
@@ -328,7 +328,7 @@ def test_ranks_may_be_apart_where_nothing_says_that_they_met(tmp_path: Path, cas
         ("report.nsys-rep", b"binary", Reason.FORMAT_UNSUPPORTED),
     ],
 )
-def test_what_is_no_trace_gets_a_reason(tmp_path: Path, name: str, data: bytes, reason: Reason) -> None:
+def test_a_file_that_is_not_a_trace_gets_a_reason(tmp_path: Path, name: str, data: bytes, reason: Reason) -> None:
     (tmp_path / name).write_bytes(data)
     found = read_traces(tmp_path, use_cache=False)
     assert (found.status, found.reason, found.tables) == ("not_available", reason, {})
@@ -342,7 +342,7 @@ def test_a_gzip_bomb_is_too_large(tmp_path: Path) -> None:
     assert (found.status, found.reason) == ("not_available", Reason.TOO_LARGE)
 
 
-def test_deep_nesting_is_left_out(tmp_path: Path) -> None:
+def test_a_deeply_nested_event_is_left_out(tmp_path: Path) -> None:
     text = write.layout_kineto(write.kineto_document(write.gpu_events()))
     deep = "[" * 50_000 + "]" * 50_000
     text = text.replace('"args": {"device"', '"args": {"x": ' + deep + ', "device"', 1)
@@ -351,7 +351,7 @@ def test_deep_nesting_is_left_out(tmp_path: Path) -> None:
     assert len(found.tables[0].rows_of(Kind.COMM)) == 3
 
 
-def test_the_cache_gives_the_same_table_and_notices_a_changed_trace(tmp_path: Path) -> None:
+def test_the_cache_gives_the_same_table_until_the_trace_changes(tmp_path: Path) -> None:
     path = write.write_kineto(tmp_path / "rank0.json")
     fresh = read_traces(tmp_path).tables[0]
     assert cache_path(path).exists()
@@ -365,7 +365,7 @@ def test_the_cache_gives_the_same_table_and_notices_a_changed_trace(tmp_path: Pa
     assert len(read_traces(tmp_path).tables[0].steps) == 5
 
 
-def test_a_damaged_or_hostile_cache_is_not_believed(tmp_path: Path) -> None:
+def test_a_damaged_or_hostile_cache_is_ignored(tmp_path: Path) -> None:
     path = write.write_kineto(tmp_path / "rank0.json")
     expected = read_traces(tmp_path).tables[0]
     kept = cache_path(path)
@@ -388,7 +388,7 @@ def test_a_read_only_folder_is_read_without_a_cache(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*columns"))
 
 
-def test_processes_read_the_same_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_read_the_same_tables_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cclsearch.trace.read.MIN_BYTES_FOR_PROCESS", 0)
     write_ranks(tmp_path, ["rank0.json", "rank1.json.gz"], world=2)
     alone = read_traces(tmp_path, use_cache=False)
@@ -398,7 +398,7 @@ def test_processes_read_the_same_as_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(tmp_path.glob(".*columns"))
 
 
-def test_recorded_traces_read_whole(tmp_path: Path) -> None:
+def test_recorded_traces_are_read_completely(tmp_path: Path) -> None:
     folder = Path(__file__).parent / "recorded"
     shutil.copytree(folder, tmp_path / "recorded")
     gloo = read_traces(tmp_path / "recorded" / "gloo-ddp2", use_cache=False)

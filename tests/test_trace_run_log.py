@@ -1,4 +1,4 @@
-"""What lies beside the traces: the run's own peak memory, and a server's request log."""
+"""Figures from files next to the traces: the run's peak memory, and a server's request log."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from cclsearch.trace.score import score_traces
 RECORDED = Path(__file__).parent / "recorded" / "gloo-ddp2"
 
 
-def test_a_trials_result_tells_the_peak_of_the_whole_run(tmp_path: Path) -> None:
+def test_peak_memory_of_the_whole_run_comes_from_result_json(tmp_path: Path) -> None:
     shutil.copytree(RECORDED, tmp_path / "trace")
     without = score_traces(read_traces(tmp_path / "trace"), names=["peak_memory"]).metrics["peak_memory"]
     (tmp_path / "result.json").write_text(json.dumps({"peak_memory_bytes": [700, 900], "memory_kind": "rss"}))
-    told = score_traces(read_traces(tmp_path / "trace"), names=["peak_memory"]).metrics["peak_memory"]
-    assert (told.value, told.status, told.per_rank) == (900.0, Status.OK, {0: 700.0, 1: 900.0})
-    assert "result.json" in told.detail
+    found = score_traces(read_traces(tmp_path / "trace"), names=["peak_memory"]).metrics["peak_memory"]
+    assert (found.value, found.status, found.per_rank) == (900.0, Status.OK, {0: 700.0, 1: 900.0})
+    assert "result.json" in found.detail
     assert without.value != 900.0
 
 
 def test_memory_of_a_process_is_not_shown_as_memory_of_an_accelerator() -> None:
     log = RunLog(peak_memory_bytes=(900,), is_device_memory=False)
-    told = measure([step_tape().table()], "peak_memory", set_fields={"run_log": log})
-    assert told.value is None
+    found = measure([step_tape().table()], "peak_memory", set_fields={"run_log": log})
+    assert found.value is None
 
 
-def test_latencies_come_from_the_request_log_where_there_is_one(tmp_path: Path) -> None:
+def test_latencies_come_from_the_request_log_if_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "requests.json").write_text(json.dumps({"ttfts": [0.1, 0.2, 0.9], "itls": [[0.01, 0.03], [], [0.04]]}))
     log = read_run_log(tmp_path)
     assert log is not None
@@ -45,7 +45,7 @@ def test_latencies_come_from_the_request_log_where_there_is_one(tmp_path: Path) 
     assert "request log" in first.detail
 
 
-def test_a_request_log_may_hold_a_request_a_line(tmp_path: Path) -> None:
+def test_a_request_log_may_have_one_request_per_line(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text(
         '{"ttft_s": 0.5, "tpot_s": 0.02}\nno json\n{"ttft_s": -1}\n{"ttft_s": 0.7}\n'
     )
@@ -56,6 +56,6 @@ def test_a_request_log_may_hold_a_request_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[1]", "{", '{"peak_memory_bytes": "many"}', '{"peak_memory_bytes": [NaN, true]}']
 )
-def test_what_says_nothing_is_left_out(tmp_path: Path, text: str) -> None:
+def test_results_without_figures_are_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
     assert read_run_log(tmp_path) is None

@@ -1,4 +1,4 @@
-"""What the text of XLA's collectives says: which devices take part, and how much moves."""
+"""Replica groups and sizes of XLA's collectives, parsed from the operation's text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_replica_groups_of_both_forms(text: str, groups: tuple[tuple[int, ...], 
         ("replica_groups={{0,1},{2}}", None),
     ],
 )
-def test_groups_that_do_not_fit_together_have_a_size_at_most(text: str, size: int | None) -> None:
+def test_inconsistent_groups_give_at_most_a_size(text: str, size: int | None) -> None:
     assert read_groups(text)[1] == size
 
 
@@ -57,7 +57,7 @@ def test_groups_that_do_not_fit_together_have_a_size_at_most(text: str, size: in
 def test_a_device_is_in_the_group_that_holds_it(form: str) -> None:
     text = f"%all-reduce.1 = f32[10]{{0}} all-reduce(f32[10]{{0}} %x), replica_groups={form}"
     assert [describe(text, device).group_ranks for device in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    elsewhere = describe(text, 0, frozenset({0, 1}))  # a host of two, of four: which two is not known
+    elsewhere = describe(text, 0, frozenset({0, 1}))  # a host with two of the four devices: which two is unknown
     assert (elsewhere.group_ranks, elsewhere.group_size, elsewhere.world_size) == (None, 2, 4)
     whole = describe(text.replace(form, "{{0,1,2,3}}"), 0, frozenset({0, 1}))
     assert whole.group_ranks == (0, 1, 2, 3)
@@ -89,7 +89,7 @@ def test_bytes_of_a_collective(text: str, in_bytes: int | None, out_bytes: int |
     assert (call.in_bytes, call.out_bytes) == (in_bytes, out_bytes)
 
 
-def test_a_shape_stated_apart_is_the_results_and_the_text_tells_its_operands() -> None:
+def test_a_separate_shape_gives_the_results_and_the_text_the_number_of_operands() -> None:
     text = "%all-gather-start.1 = (f32[8], f32[32]) all-gather-start(f32[8] %a), replica_groups={{0,1,2,3}}"
     call = describe(text, shape_with_layout="(f32[8]{0}, f32[32]{0})")
     assert (call.kind, call.in_bytes, call.out_bytes) == (CollectiveKind.ALL_GATHER, 32, 128)
@@ -97,7 +97,7 @@ def test_a_shape_stated_apart_is_the_results_and_the_text_tells_its_operands() -
     assert bare.message_bytes == 16000
 
 
-def test_chips_of_a_file_are_in_their_own_groups(tmp_path: Path) -> None:
+def test_each_chip_of_a_file_gets_its_own_group(tmp_path: Path) -> None:
     (tmp_path / "host.xplane.pb").write_bytes(write.tpu_space(chips=4, groups="{{0,1},{2,3}}"))
     found = read_traces(tmp_path, use_cache=False)
     calls = [table.collectives[table.coll_id[table.rows_of(Kind.COMM)[0]]] for table in found.tables.values()]

@@ -1,4 +1,4 @@
-"""Event tables written by hand: what each metric's tests are made from. Times are microseconds."""
+"""Event tables written by hand for the tests of metrics. Times are microseconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROW_COLUMNS = ("step_id", "launch", "stream", "device", "blocks_per_sm")
 
 @dataclass
 class Tape:
-    """Collects events of one rank and makes the table of them."""
+    """Collects events of one rank and makes a table of them."""
 
     rank: int = 0
     world_size: int | None = None
@@ -50,7 +50,7 @@ class Tape:
     def kernel(
         self, start_us: float, dur_us: float, name: str = "gemm", launched_us: float | None = None, **columns: Any
     ) -> int:
-        """A compute kernel, with its launch where `launched_us` says when."""
+        """A compute kernel, with a launch at `launched_us` if given."""
         if launched_us is not None:
             columns["launch"] = self.add(Kind.RUNTIME, launched_us, 1, "cudaLaunchKernel", device=-1)
         return self.add(Kind.COMPUTE, start_us, dur_us, name, **columns)
@@ -67,7 +67,7 @@ class Tape:
         message_bytes: int | None = 1 << 20,
         **call: Any,
     ) -> int:
-        """A communication kernel and the call that it belongs to."""
+        """A communication kernel and its collective call."""
         row_columns = {name: call.pop(name) for name in ROW_COLUMNS if name in call}
         size = call.get("group_size") or self.world_size
         call = {"group": "0", "group_size": size, "in_bytes": message_bytes, "out_bytes": message_bytes, **call}
@@ -80,14 +80,14 @@ class Tape:
         )
 
     def step(self, start_us: float, end_us: float, complete: bool = True, name: str = "") -> int:
-        """A marker on the host; rows name it by the number returned."""
+        """A step marker on the host; returns the `step_id` for rows."""
         number = len(self.steps)
         name = name or f"ProfilerStep#{number}"
         self.steps.append(Step(number, name, round(start_us * 1000), round(end_us * 1000), complete))
         return number
 
     def table(self, **fields: Any) -> EventTable:
-        """The table of all that was collected."""
+        """Return the table of all collected events."""
         columns = {
             name: np.array([row.get(name, DEFAULTS.get(name, -1)) for row in self.rows], dtype=dtype)
             for name, dtype in COLUMNS.items()
@@ -115,7 +115,7 @@ class Tape:
 
 
 def make_set(tables: Sequence[EventTable], **fields: Any) -> TraceSet:
-    """A trace set of these tables, whole unless said otherwise."""
+    """Return a trace set of these tables, with status ok unless `fields` says otherwise."""
     by_rank = {table.rank: table for table in tables}
     world = fields.pop("world_size", tables[0].world_size if tables else None)
     missing = tuple(rank for rank in range(world or 0) if rank not in by_rank)

@@ -1,4 +1,4 @@
-"""Writes small traces in every format that the readers know, following the formats as their profilers write them."""
+"""Writes small traces in every format that the readers support, in the layout of the profilers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def span(category: str, name: str, start_us: float, duration_us: float, *, tid: int = 1, **args: Any) -> dict[str, Any]:
-    """One complete Kineto event."""
+    """Return one complete Kineto event."""
     event = {"ph": "X", "cat": category, "name": name, "pid": 7, "tid": tid, "ts": start_us, "dur": duration_us}
     return {**event, "args": args}
 
 
 def collective_args(name: str = "allreduce", nelems: int = 1 << 20, ranks: int = 2, **more: Any) -> dict[str, Any]:
-    """What NCCL kernels carry in a modern trace."""
+    """Return the arguments of an NCCL kernel in a modern trace."""
     return {
         "Collective name": name,
         "In msg nelems": nelems,
@@ -67,7 +67,7 @@ def kineto_document(
     base_ns: int = 1_700_000_000 * 10**9,
     gpu: bool = True,
 ) -> dict[str, Any]:
-    """The document around the events, as Kineto writes it."""
+    """Return the document around the events, as Kineto writes it."""
     group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": world, "ranks": list(range(world))}
     device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108, "totalGlobalMem": 80 << 30}
     return {
@@ -82,7 +82,7 @@ def kineto_document(
 
 
 def layout_kineto(document: dict[str, Any]) -> str:
-    """The document as text in Kineto's own layout: every event on lines of its own, indented by two."""
+    """Return the document as text in Kineto's layout: each field of an event on a line, indented."""
     head = {key: value for key, value in document.items() if key != "traceEvents"}
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     events = ",\n".join(
@@ -93,7 +93,7 @@ def layout_kineto(document: dict[str, Any]) -> str:
 
 
 def write_kineto(path: Path, document: dict[str, Any] | None = None, *, text: str | None = None) -> Path:
-    """Writes the document in Kineto's layout (or the text as it is); gzip where the name says so."""
+    """Write the document in Kineto's layout (or the text unchanged); gzip if the name ends with .gz."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = (text if text is not None else layout_kineto(document or kineto_document(gpu_events()))).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -144,7 +144,7 @@ def field(number: int, value: int | float | str | bytes) -> bytes:
 def plane(
     name: str, lines: dict[str, list[tuple[str, int, int, dict[str, Any]]]], stats: dict[str, Any] | None = None
 ) -> bytes:
-    """An XPlane. An event is (name, start in ps, duration in ps, statistics); statistics of `@` sit on its metadata."""
+    """An XPlane. An event is (name, start in ps, duration in ps, statistics); those with `@` belong to its metadata."""
     stat_ids: dict[str, int] = {}
     names: dict[str, tuple[int, dict[str, Any]]] = {}
 
@@ -173,7 +173,7 @@ def plane(
 
 
 def tpu_space(chips: int = 2, steps: int = 3, groups: str = "") -> bytes:
-    """A TPU host: each step 1 ms with a fusion, an all-reduce begun and ended apart, and a copy."""
+    """A TPU host: each step is 1 ms with a fusion, an asynchronous all-reduce, and a copy."""
     ms = 10**9
     groups = groups or "{{" + ",".join(str(chip) for chip in range(chips)) + "}}"
     start_text = (
@@ -212,7 +212,7 @@ def tpu_space(chips: int = 2, steps: int = 3, groups: str = "") -> bytes:
 
 
 def write_nsys(path: Path, *, processes: int = 2, steps: int = 3, sms: int | None = 132) -> Path:
-    """An export of `processes` ranks on one host, each with device ordinals of its own, and NVTX ranges `step N`."""
+    """Write an export of `processes` ranks on one host, each with its own device, and NVTX ranges `step N`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     strings = {
         1: "nvjet_tst_192x192_64x4_2x1_v_bz_TNN",

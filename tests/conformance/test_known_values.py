@@ -1,4 +1,4 @@
-"""Known values of public traces, to the printed digit. `CCL_CONFORMANCE_TRACES` names the folder that holds them."""
+"""Known values of public traces, to the printed digit. `CCL_CONFORMANCE_TRACES` names their folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 @cache
 def view_of(name: str) -> TraceView:
     folder = Path(FOLDER) / name
-    assert folder.is_dir(), f"CCL_CONFORMANCE_TRACES is set, but {folder} is not there"
+    assert folder.is_dir(), f"CCL_CONFORMANCE_TRACES is set, but {folder} does not exist"
     return TraceView(read_traces(folder, use_cache=False))
 
 
@@ -47,7 +47,7 @@ def value_of(name: str, metric: str) -> float:
 
 
 def whole_us(ns: float) -> int:
-    """Rounded as printed: half goes up."""
+    """Round as printed: half rounds up."""
     return math.floor(ns / 1000 + 0.5)
 
 
@@ -71,7 +71,7 @@ def test_microseconds_over_the_whole_file(trace: str, rank: int, known: dict[str
     summary = summarize_file(view_of(trace).ranks[rank])
     for name, printed in known.items():
         ns = getattr(summary, f"{name}_ns")
-        assert printed in (whole_us(ns), ns // 1000), name  # 2141.501 is printed rounded, 55288.507 cut
+        assert printed in (whole_us(ns), ns // 1000), name  # 2141.501 is printed rounded, 55288.507 truncated
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_step_time_is_the_period_of_the_device_and_not_the_markers_of_the_host()
     assert host < 0.0168
 
 
-def test_backlog_before_the_first_launch_is_left_out_and_named() -> None:
+def test_backlog_before_the_first_launch_is_left_out_and_reported() -> None:
     quality = measure("resnet-mi300", "trace_quality").inputs["unattributed_frac"]
     assert isinstance(quality, float)
     assert f"{100 * quality:.0f}" == "32"
@@ -155,7 +155,7 @@ def test_the_last_arriver_is_the_straggler_and_not_the_rank_with_most_communicat
     assert min(comm, key=lambda rank: comm[rank]) == 7
 
 
-def test_waiting_is_told_from_moving_in_the_first_collective() -> None:
+def test_waiting_is_distinguished_from_transfer_in_the_first_collective() -> None:
     (group,) = [g for g in view_of("dlrm-8xV100").matching.groups if g.start_ns_RK[0, 0] == _first_comm_start()]
     assert whole_us(int(group.dur_ns_RK[0, 0])) == 2146
     assert whole_us(int(group.transfer_ns_K[0])) == 10
@@ -172,7 +172,7 @@ def test_clocks_of_eight_ranks_agree_to_a_microsecond() -> None:
     assert error_ns <= 1000
 
 
-def test_imbalance_and_coverage_leave_collectives_out() -> None:
+def test_imbalance_and_coverage_exclude_collectives() -> None:
     trace = view_of("dlrm-8xV100")
     ratio = measure_name(trace, "load_imbalance_ratio")["load_imbalance_ratio"].value
     assert ratio is not None
@@ -216,7 +216,7 @@ def test_symmetric_memory_kernels_are_communication() -> None:
     assert whole_us(total_ns(view.comm_M2)) in (2141, 2142)
 
 
-def test_a_starved_device_is_laid_to_the_host() -> None:
+def test_an_idle_device_is_attributed_to_the_host() -> None:
     cause = measure("resnet50-v100-nw0", "idle_cause")
     assert cause.inputs["main"] in ("input", "host_bound")
     assert value_of("resnet50-v100-nw0", "idle_cause") > 0.9
@@ -257,7 +257,7 @@ ALL = (
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ALL)
-def test_every_metric_answers_on_every_trace_and_the_causes_add_up(name: str) -> None:
+def test_every_metric_has_a_result_on_every_trace_and_the_causes_add_up(name: str) -> None:
     trace = view_of(name)
     assert trace.ranks, trace.trace_set.message
     for metric in METRICS.names():

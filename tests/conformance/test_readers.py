@@ -1,4 +1,4 @@
-"""What the readers make of public traces. `CCL_CONFORMANCE_TRACES` names the folder that holds them."""
+"""Tables of public traces. `CCL_CONFORMANCE_TRACES` names their folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_float64_us(table: EventTable, *kinds: Kind) -> float:
         ("nsys-a2a-2gpu", 2, None),
     ],
 )
-def test_every_rank_is_read_whole(name: str, ranks: int, world: int | None) -> None:
+def test_every_rank_is_read_completely(name: str, ranks: int, world: int | None) -> None:
     found = read(name)
     assert found.ranks == tuple(range(ranks))
     assert found.world_size == world
@@ -73,7 +73,7 @@ def test_gpu_periods_follow_launches(name: str, periods_us: list[int]) -> None:
     assert [round(later - earlier) for earlier, later in pairwise(starts)] == periods_us
 
 
-def test_backlog_of_an_earlier_step_belongs_to_none() -> None:
+def test_backlog_of_an_earlier_step_belongs_to_no_step() -> None:
     table = read("resnet-mi300").tables[0]
     rows = table.rows_of(*DEVICE_WORK)
     backlog = table.dur_ns[rows[table.step_id[rows] < 0]].sum() / table.dur_ns[rows].sum()
@@ -87,7 +87,7 @@ def test_printed_values_of_a_trace_in_unix_microseconds_carry_float64_rounding()
     assert as_float64_us(table, *DEVICE_WORK) == 472462.5
 
 
-def test_gloo_runs_reduce_scatter_as_all_reduce_and_the_operator_tells() -> None:
+def test_a_reduce_scatter_that_gloo_runs_as_all_reduce_is_identified_by_its_operator() -> None:
     for table in read("gloo-fsdp4").tables.values():
         kinds = [table.collectives[number].kind for number in table.coll_id[table.rows_of(Kind.COMM)]]
         assert kinds.count(CollectiveKind.REDUCE_SCATTER) == 12
@@ -113,7 +113,7 @@ def test_seconds_by_operation_of_a_tpu_chip() -> None:
     assert call.in_bytes == 5_368_709_120
 
 
-def test_both_files_of_jax_say_the_same() -> None:
+def test_xspace_and_json_of_jax_give_the_same_rows() -> None:
     from_json = read_traces(Path(FOLDER) / "jax-cpu4" / "host0.trace.json.gz", use_cache=False)
     for rank, table in read("jax-cpu4").tables.items():
         other = from_json.tables[rank]
@@ -122,7 +122,7 @@ def test_both_files_of_jax_say_the_same() -> None:
         assert np.array_equal(table.step_id[rows], other.step_id[others])
 
 
-def test_ranks_of_an_nsight_export_are_processes_and_all_to_all_is_told_by_its_launch() -> None:
+def test_ranks_of_an_nsight_export_are_processes_and_all_to_all_is_identified_by_its_launch() -> None:
     for table in read("nsys-a2a-2gpu").tables.values():
         kinds = {table.collectives[number].kind for number in table.coll_id[table.rows_of(Kind.COMM)]}
         assert CollectiveKind.ALL_TO_ALL in kinds

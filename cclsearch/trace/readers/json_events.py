@@ -253,12 +253,12 @@ class EventReader:
             self._fill()
         tail = bytes(self._buffer[self._start : self._end]).decode("utf-8", "replace")
         if not self._head:
-            self.complete = not self._stream.cut
+            self.complete = not self._stream.is_truncated
             return
         whole = self._scanner.read_object(self._head.decode("utf-8", "replace") + "]" + tail)
         if whole is not None:
             self.metadata = whole
-        self.complete = whole is not None and not self._stream.cut
+        self.complete = whole is not None and not self._stream.is_truncated
 
 
 def _union(span_type: type[Span]) -> Any:

@@ -41,9 +41,9 @@ class EventScanner:
         self._limits = limits
 
     def find_separator(self, piece: bytes) -> bytes:
-        """The bytes that separate the first two events: from the newline before `}`, else from `}`, up to `{` or `{"`.
+        """Return the bytes between the first two events: from the newline before `}`, else from `}`, to `{` or `{"`.
 
-        Empty where there is no second event; raises NeedMore when the piece ends before that is clear.
+        Empty without a second event; raises NeedMoreData if the piece is too short to decide.
         """
         start = _skip(piece, 1)
         if start >= len(piece):
@@ -64,9 +64,9 @@ class EventScanner:
         return piece[end - 1 : following] + (quote if quote == b'{"' else b"{")
 
     def scan(self, piece: bytes, separator: bytes) -> ScanResult:
-        """The events in `piece`, commas and all. A broken one is left out when a border follows it.
+        """Return the events in `piece`. A broken event is left out if a separator follows it.
 
-        What does not parse at the piece's end is not used: more text may complete it.
+        Text at the end that does not parse is not used: more text may complete it.
         """
         scan = ScanResult()
         position = 0

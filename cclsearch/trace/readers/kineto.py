@@ -1,4 +1,4 @@
-"""Kineto's traces (`torch.profiler`): NVIDIA, ROCm and CPU, of 2021 and of today, into one event table."""
+"""Reads Kineto's traces (`torch.profiler`): NVIDIA, ROCm and CPU, of 2021 and of today, into columns of one table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONG_TIME_US = 2e12
 
 
 class _KindOf(dict[str, int]):
-    """Category -> kind; 0 for one that is dropped, which is then remembered."""
+    """Category -> kind; 0 for a dropped category, which is added to the mapping."""
 
     def __missing__(self, category: str) -> int:
         if len(self) < 1000:
@@ -40,7 +40,7 @@ class _KindOf(dict[str, int]):
 
 
 class KinetoBuilder:
-    """Takes batches of events; afterwards its fields are what `kineto_table` settles into a table."""
+    """Collects batches of events; `kineto_table.build_table` makes the table of them."""
 
     def __init__(self, reader: EventReader, limits: ReadLimits) -> None:
         self.reader = reader
@@ -60,7 +60,7 @@ class KinetoBuilder:
         self._memory: list[tuple[float, int, int, int]] = []
 
     def add_batch(self, batch: list[Any]) -> None:
-        """Appends the events of one batch."""
+        """Append the events of one batch."""
         types = set(map(type, batch))
         if Meta in types or Instant in types:
             self._add_rare([event for event in batch if type(event) is Meta or type(event) is Instant])
@@ -183,7 +183,7 @@ class KinetoBuilder:
                     self.thread_names[event.tid] = name
 
     def memory_points(self) -> MemoryPoints:
-        """The allocator's reports, timed like the rows."""
+        """Return the allocator's reports, on the same clock as the rows."""
         times, allocated, reserved, devices = zip(*self._memory, strict=True) if self._memory else ((), (), (), ())
         time = np.array(times, np.float64)
         if self.reader.time_offset_us:
@@ -198,7 +198,7 @@ class KinetoBuilder:
 
     @property
     def is_unsupported(self) -> bool:
-        """Whether the device rows are of an accelerator that this reader does not know."""
+        """Whether the trace has events of an accelerator that is not supported."""
         return any(category.startswith(UNSUPPORTED_PREFIX) for category in self.kind_of)
 
 

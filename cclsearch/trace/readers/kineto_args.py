@@ -1,4 +1,4 @@
-"""The arguments of Kineto's events, decoded many at a time and leniently where a file needs it."""
+"""Decodes the arguments of Kineto's events, many at a time, and leniently if a file needs it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SHAPED_OPS = re.compile(
     r"|(cudnn|miopen|mkldnn)_convolution|convolution_backward$|slow_conv|thnn_conv)"
     r"|flash_attn|c10d::|_c10d_functional::|gloo:|mpi:|ucc:)"
 )
-"""Operators whose input shapes are kept: those that multiply matrices, and collectives."""
+"""Operators whose input shapes are kept: matrix products, attention, convolutions and collectives."""
 
 
 class RuntimeArgs(msgspec.Struct, gc=False):
-    """What a launch says of itself."""
+    """Arguments of a launch."""
 
     corr: int = msgspec.field(default=-1, name="correlation")
 
 
 class DeviceArgs(msgspec.Struct, gc=False):
-    """What a device row says of itself."""
+    """Arguments of a device row."""
 
     ext: int = msgspec.field(default=-1, name="External id")
     old_ext: int = msgspec.field(default=-1, name="external id")
@@ -48,7 +48,7 @@ class DeviceArgs(msgspec.Struct, gc=False):
 
 
 class ShapeArgs(msgspec.Struct, gc=False):
-    """What an operator says of its inputs."""
+    """Arguments of an operator: shapes and types of its inputs."""
 
     ext: int = msgspec.field(default=-1, name="External id")
     old_ext: int = msgspec.field(default=-1, name="external id")
@@ -58,7 +58,7 @@ class ShapeArgs(msgspec.Struct, gc=False):
 
 
 class MemoryArgs(msgspec.Struct, gc=False):
-    """What an allocation says of the allocator."""
+    """Arguments of an allocation: state of the allocator."""
 
     device_type: int = msgspec.field(default=0, name="Device Type")
     device_id: int = msgspec.field(default=-1, name="Device Id")
@@ -70,13 +70,13 @@ Args = TypeVar("Args", RuntimeArgs, DeviceArgs, ShapeArgs, MemoryArgs)
 
 
 class ArgsDecoder:
-    """Decodes lists of undecoded arguments as one of the types above."""
+    """Decodes lists of raw arguments into one of the types above."""
 
     def __init__(self) -> None:
         self._decoders: dict[type[Any], Any] = {}
 
     def decode(self, kind: type[Args], raws: Sequence[msgspec.Raw]) -> list[Args]:
-        """One value for each; what cannot be understood is left at its default."""
+        """Return one value per argument object; fields that cannot be parsed keep their default."""
         decoder = self._decoders.get(kind)
         if decoder is None:
             decoder = self._decoders[kind] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
@@ -115,7 +115,7 @@ def _decode_one(kind: type[Args], raw: msgspec.Raw) -> Args:
 
 
 def plain_args(raw: msgspec.Raw) -> dict[str, Any]:
-    """The arguments as a plain dictionary; empty where they are none."""
+    """Return the arguments as a plain dictionary; empty if they are not a JSON object."""
     try:
         values = json.loads(bytes(raw).decode("utf-8", "replace"), strict=False)
     except (ValueError, RecursionError):
@@ -124,7 +124,7 @@ def plain_args(raw: msgspec.Raw) -> dict[str, Any]:
 
 
 def read_grid(key: tuple[bytes, bytes, int | None, int | None]) -> LaunchShape | None:
-    """The launch shape of (grid, block, registers, shared memory); None when grid or block is not there."""
+    """Return the launch shape of (grid, block, registers, shared memory); None without grid or block."""
     grid, block = _ints(key[0]), _ints(key[1])
     if not grid or not block:
         return None
@@ -133,7 +133,7 @@ def read_grid(key: tuple[bytes, bytes, int | None, int | None]) -> LaunchShape |
 
 
 def read_shape(key: tuple[bytes, bytes, bytes]) -> OpShape:
-    """The shape of (dims, types, scalars) as written."""
+    """Return the shape of (dims, types, scalars), each as JSON text."""
     dims, dtypes, scalars = (_list(text) for text in key)
     sizes = tuple(
         tuple(int(n) for n in dim) if isinstance(dim, list) and all(isinstance(n, int) for n in dim) else ()

@@ -1,9 +1,9 @@
-"""CPU traces: which spans compute and which communicate, where the host is the device.
+"""Adds communication and compute rows to CPU traces, in which the host is the device.
 
-Communication: the annotations of the backend (`gloo:all_reduce`). What they are is told by the `c10d` operator that
-caused them, since gloo runs a reduce-scatter as an all-reduce of full size. Computation: the outermost operators of
-every thread, less the `c10d` operators within and what they wait for; these pieces are rows of their own, so that
-metrics need no CPU rules.
+Communication: the annotations of the backend (`gloo:all_reduce`). Their collective is that of the `c10d` operator that
+caused them, since gloo runs a reduce-scatter as an all-reduce of full size. Compute: the outermost operators of every
+thread, without the `c10d` operators inside and the waiting for their calls; these pieces become separate rows, so that
+metrics need no rules for CPU.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cclsearch.trace.readers.table_builder import steps_at
 BACKEND_CALL = re.compile(r"^(gloo|mpi|ucc|xccl|hccl):")
 COLLECTIVE_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)(?!wait_tensor|monitored|broadcast_coalesced$)")
 COMM_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)")
-"""Operators in which nothing is computed: those that cause a call, and those that wait for one."""
+"""Operators that do not compute: those that cause a call, and those that wait for one."""
 AXIS = re.compile(r"^comm::(?P<axis>[^:]+)::")
 
 Ints = NDArray[np.int64]
 
 
 def apply_cpu_rules(table: EventTable) -> EventTable:
-    """The table with COMM and COMPUTE rows; without operators it is returned as it came."""
+    """Return the table with COMM and COMPUTE rows; without operators and calls it has the same rows as before."""
     calls = rows_matching(table, Kind.ANNOTATION, BACKEND_CALL)
     kind = table.kind.copy()
     kind[calls] = Kind.COMM
@@ -49,7 +49,7 @@ def apply_cpu_rules(table: EventTable) -> EventTable:
 
 
 def rows_matching(table: EventTable, kind: Kind, pattern: re.Pattern[str]) -> Ints:
-    """Rows of that kind whose name matches, by start."""
+    """Return the rows of that kind whose name matches, by start."""
     wanted = np.array([bool(pattern.search(name)) for name in table.names], bool)
     rows = table.rows_of(kind)
     return rows[wanted[table.name_id[rows]]] if len(rows) else rows
@@ -79,10 +79,10 @@ def _append_compute_rows(table: EventTable, call_end_ns: Mapping[int, int]) -> E
 
 
 def compute_pieces(table: EventTable, call_end_ns: Mapping[int, int]) -> tuple[Ints, Ints, Ints]:
-    """Row, start and end of each piece of an outermost operator that neither communicates nor waits for it.
+    """Return row, start and end of each piece of an outermost operator that neither communicates nor waits.
 
-    `call_end_ns` says when the call that a `c10d` operator caused was over. Where its thread begins no other operator
-    until then, it waited: a blocking call inside an autograd function, as tensor parallelism makes.
+    `call_end_ns`: `c10d` operator -> end of the call it caused. If the thread begins no other operator until then, it
+    waited for the call: a blocking call inside an autograd function, as in tensor parallelism.
     """
     outermost = _outermost(table)
     operators = rows_matching(table, Kind.CPU_OP, COMM_OP)
@@ -110,7 +110,7 @@ def compute_pieces(table: EventTable, call_end_ns: Mapping[int, int]) -> tuple[I
 
 
 def _comm_op_ends(table: EventTable, operators: Ints, call_end_ns: Mapping[int, int]) -> dict[int, int]:
-    """Row of a `c10d` operator -> when its thread is done with it: its end, or the end of waiting for its call."""
+    """Return row of a `c10d` operator -> end of its blocking: its own end, or the end of waiting for its call."""
     every = table.rows_of(Kind.CPU_OP)
     threads = table.stream[every]
     starts_of = {int(thread): table.ts_ns[every[threads == thread]] for thread in np.unique(table.stream[operators])}
@@ -126,7 +126,7 @@ def _comm_op_ends(table: EventTable, operators: Ints, call_end_ns: Mapping[int, 
 
 
 def _split_around(table: EventTable, row: int, inside: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """The row's span without the spans inside (sorted by start)."""
+    """Return the pieces of the row's span around the spans inside (sorted by start)."""
     start, stop = int(table.ts_ns[row]), int(table.ts_ns[row] + table.dur_ns[row])
     pieces = []
     for other_start, other_end in inside:
@@ -139,7 +139,7 @@ def _split_around(table: EventTable, row: int, inside: Sequence[tuple[int, int]]
 
 
 def _outermost(table: EventTable) -> Ints:
-    """Operators that no operator and no collective call of their thread encloses."""
+    """Return the operators that no operator and no collective call of their thread encloses."""
     rows = table.rows_of(Kind.CPU_OP, Kind.COMM)
     if not len(rows):
         return rows
@@ -157,7 +157,7 @@ def _outermost(table: EventTable) -> Ints:
 def _describe_calls(
     table: EventTable, calls: Ints, op_of_call: Mapping[int, int]
 ) -> tuple[NDArray[np.int32], tuple[Collective, ...]]:
-    """For each backend call the number of its collective, and the distinct collectives."""
+    """Return for each backend call the number of its collective, and the distinct collectives."""
     axes = rows_matching(table, Kind.ANNOTATION, AXIS)
     distinct = Interner()
     numbers = np.zeros(len(calls), np.int32)
@@ -169,7 +169,7 @@ def _describe_calls(
 
 
 def match_calls_to_ops(table: EventTable, calls: Ints) -> dict[int, int]:
-    """Call row -> row of the `c10d` operator that caused it: the earliest free one that fits and began before it."""
+    """Return call row -> row of its `c10d` operator: the first unused one before it, of equal size if there is one."""
     operators = rows_matching(table, Kind.CPU_OP, COLLECTIVE_OP)
     free: dict[CollectiveKind, list[int]] = {}
     for row in operators:
@@ -226,7 +226,7 @@ def _output_nelems(kind: CollectiveKind, count: int | None, size: int | None) ->
 
 
 def _group_of(groups: Sequence[ProcessGroup], axis: str | None) -> ProcessGroup | None:
-    """The only group there is, or the one whose description names the axis; the trace says no more."""
+    """Return the only group, or the one whose description names the axis; the trace has no other information."""
     if axis:
         named = [g for g in groups if g.desc.removeprefix("mesh_") == axis or g.name == axis]
         if len(named) == 1:
@@ -255,6 +255,6 @@ def _nelems(table: EventTable, row: int) -> int | None:
 
 
 def _total(shape: OpShape) -> int | None:
-    """Elements of the first tensor (list) with a shape; scalars and empty entries say nothing."""
+    """Return the elements of the first tensor (list) with a shape; scalars and empty entries are skipped."""
     sizes = [math.prod(dims) for dims in shape.dims if dims]
     return sizes[0] if sizes else None

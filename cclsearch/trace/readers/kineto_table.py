@@ -1,4 +1,4 @@
-"""What needs all events of a Kineto trace: kinds by name, launches, steps, collectives, and what the run was."""
+"""Builds the table of a Kineto trace from all events: kinds by name, launches, steps, collectives, the run's setup."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from cclsearch.trace.readers.table_builder import (
 
 _MAX_WORLD = 1_000_000
 _UNIX_NS = 10**17
-"""A time after 1973 in nanoseconds is taken as Unix time; uptimes and profiler clocks are shorter."""
+"""A time after 1973 in nanoseconds counts as Unix time; uptimes and profiler clocks are smaller."""
 _LAUNCHES = re.compile(r"launch_?kernel|launchcooperative|cuLaunch", re.IGNORECASE)
 
 
 def build_table(builder: KinetoBuilder, *, source: str, is_complete: bool) -> EventTable:
-    """The table of all events in the draft, with step and launch of each row."""
+    """Return the table of all events in the builder, with step and launch of each row."""
     metadata = builder.reader.metadata
     columns = builder.rows.finish_columns()
     shift = start_at_zero(columns)
@@ -98,7 +98,7 @@ def classify_kernels(
     builder: KinetoBuilder,
     groups: dict[str, ProcessGroup],
 ) -> tuple[NDArray[np.uint8], tuple[Collective, ...], tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """Class of each name, the distinct collectives, and `coll_id`; kernels that communicate become COMM rows."""
+    """Return class of each name, distinct collectives and `coll_id`; communication kernels become COMM rows."""
     kind, name_id = columns["kind"], columns["name_id"]
     kernels = np.flatnonzero(kind == Kind.COMPUTE)
     classes = np.zeros(len(names), np.uint8)
@@ -123,7 +123,7 @@ def classify_kernels(
 
 
 def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tuple[Step, ...]]:
-    """What marks the steps, and the steps by start: host rows whose name is a step marker, of the first sort found."""
+    """Return the source of the step markers and the steps by start, from host rows named as markers of one source."""
     markers = {number: found for number, name in enumerate(names) if (found := step_marker(name)) is not None}
     if not markers:
         return "", ()
@@ -136,8 +136,8 @@ def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tupl
         steps: list[Step] = []
         for row in rows:
             name_id, start = int(columns["name_id"][row]), int(columns["ts_ns"][row])
-            sort, number = markers[name_id]
-            if sort != source or (steps and start < steps[-1].end_ns):
+            marked_by, number = markers[name_id]
+            if marked_by != source or (steps and start < steps[-1].end_ns):
                 continue  # the same marker a second time, or one nested in another
             end = start + int(columns["dur_ns"][row])
             steps.append(Step(len(steps) if number is None else number, names[name_id], start, end))
@@ -147,7 +147,7 @@ def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tupl
 
 
 def join_ops(builder: KinetoBuilder, sparse: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
-    """Adds `op`: of each device row the shaped operator with the same external id."""
+    """Add `op`: for each device row the operator with shapes and the same external id."""
     if not builder.ext_of_op or not builder.ext_of_device:
         return
     op_rows, op_ids = (np.concatenate(parts) for parts in zip(*builder.ext_of_op, strict=True))
@@ -164,7 +164,7 @@ def join_ops(builder: KinetoBuilder, sparse: dict[str, tuple[NDArray[Any], NDArr
 def keep_grids(
     column: tuple[NDArray[np.int32], NDArray[np.int32]] | None, keys: Sequence[tuple[Any, ...]]
 ) -> tuple[tuple[NDArray[np.int32], NDArray[np.int32]], tuple[LaunchShape, ...]]:
-    """`grid_id` and the launch shapes it points to, without those that do not say their grid."""
+    """Return `grid_id` and the launch shapes it refers to, without launches of unknown grid."""
     shapes = [read_grid((key[0], key[1], key[2], key[3])) for key in keys]
     number = np.cumsum([shape is not None for shape in shapes], dtype=np.int32) - np.int32(1)
     if column is None:
@@ -175,7 +175,7 @@ def keep_grids(
 
 
 def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
-    """The process groups of `distributedInfo`, by name."""
+    """Return the process groups of `distributedInfo`, by name."""
     info = metadata.get("distributedInfo")
     configs = info.get("pg_config") if isinstance(info, dict) else None
     groups = {}
@@ -199,7 +199,7 @@ def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
 
 
 def describe_run(metadata: dict[str, Any], columns: dict[str, Any], base_ns: int) -> dict[str, Any]:
-    """Rank, world, groups, devices, host and clock, as far as the file says."""
+    """Return rank, world size, groups, devices, host and clock, as far as the file states them."""
     info = metadata.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     world, rank = info.get("world_size"), info.get("rank")
@@ -223,7 +223,7 @@ def describe_run(metadata: dict[str, Any], columns: dict[str, Any], base_ns: int
 
 
 def read_device(ordinal: int, listed: list[dict[str, Any]]) -> DeviceInfo:
-    """What `deviceProperties` says of the device; only its ordinal where it says nothing."""
+    """Return the device's entry in `deviceProperties`; only the ordinal without one."""
     item = next((item for item in listed if item.get("id") == ordinal), None)
     if item is None:
         return DeviceInfo(ordinal)
@@ -247,7 +247,7 @@ def _positive(value: Any) -> int | None:
 
 
 def _rows_named(columns: dict[str, Any], names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.int64]:
-    """Runtime rows with a correlation id whose name matches."""
+    """Return the runtime rows with a correlation id whose name matches."""
     wanted = np.array([bool(pattern.search(name)) for name in names], bool)
     rows = rows_of_kinds(columns["kind"], (Kind.RUNTIME,))
     return rows[wanted[columns["name_id"][rows]] & (columns["corr"][rows] >= 0)] if len(rows) else rows

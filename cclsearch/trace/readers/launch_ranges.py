@@ -1,4 +1,4 @@
-"""Collectives of which the kernel tells too little (`SendRecv`), named by the host range that launched them."""
+"""Identifies collectives with an ambiguous kernel name (`SendRecv`) by the host range that launched them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VAGUE = (CollectiveKind.UNKNOWN, CollectiveKind.SEND_RECV)
 
 
 def name_bare_collectives(table: EventTable) -> EventTable:
-    """The table, in which a vague collective launched within a range such as `nccl:all_to_all` is of that kind."""
+    """Return the table with ambiguous collectives replaced by the kind of their range, such as `nccl:all_to_all`."""
     if "coll_id" not in table.sparse or not any(call.kind in _VAGUE for call in table.collectives):
         return table
     rows, numbers = table.sparse["coll_id"]
@@ -42,7 +42,7 @@ Ranges = tuple[np.ndarray, np.ndarray, list[CollectiveKind]]  # type: ignore[typ
 
 
 def _host_calls(table: EventTable) -> dict[int, Ranges]:
-    """By thread: starts, ends and kinds of the ranges of collective calls, by start."""
+    """Return for each thread starts, ends and kinds of the ranges of collective calls, by start."""
     wanted = np.array([bool(HOST_CALL.match(name)) for name in table.names], bool)
     rows = table.rows_of(Kind.ANNOTATION, Kind.CPU_OP)
     rows = rows[wanted[table.name_id[rows]]] if len(rows) else rows

@@ -1,7 +1,7 @@
-"""Nsight Systems' SQLite export (`nsys export --type sqlite`) into one table for each device of each process.
+"""Reads Nsight Systems' SQLite export (`nsys export --type sqlite`) into one table per device of each process.
 
-Versions differ in tables and columns: what is not there is left out, and the status of what needs it says so. A device
-is (process, device id), since ranks may each call theirs 0.
+Versions differ in tables and columns: missing ones are left out, and metrics that need them report a reason. A device
+is (process, device id), since each rank may call its device 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COPY_KINDS = {
     10: "PtoP",
 }
 _NVTX_RANGES = (34, 35, 59, 60)
-"""Event types of ranges that have an end, in old and new exports."""
+"""Event types of ranges with an end, in old and new exports."""
 _SERIAL = re.compile(r",\s*(op_id|seq|sizes|input_op_ids)\s*=.*$", re.DOTALL)
 _PROCESS_MASK = ~0xFFFFFF
 _MAX_QUERY_S = 1800.0
@@ -50,7 +50,7 @@ class _File:
     strings: dict[int, str] = field(default_factory=dict)
 
     def read(self, table: str, *wanted: str) -> Iterator[tuple[Any, ...]]:
-        """Those columns of all rows; None for a column that this version does not have, nothing without the table."""
+        """Yield these columns of all rows; None for a column missing in this version, nothing without the table."""
         known = self.columns.get(table)
         if known is None:
             return
@@ -61,9 +61,10 @@ class _File:
 
 
 def read_nsys(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-    """One table for each device that ran anything; raises TraceError where nothing can be read."""
-    if path.stat().st_size > limits.raw_bytes:
-        raise TraceError(Reason.TOO_LARGE, f"a file of {path.stat().st_size >> 20} MiB")
+    """Return one table per device that has rows; raises TraceError if nothing can be read."""
+    size = path.stat().st_size
+    if size > limits.raw_bytes:
+        raise TraceError(Reason.TOO_LARGE, f"a file of {size >> 20} MiB; the limit is {limits.raw_bytes >> 20} MiB")
     try:
         connection = _connect(path)
         try:
@@ -83,7 +84,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         if "locked" in str(error) or path.with_name(path.name + "-wal").exists():
             raise
-        connection = sqlite3.connect(f"{location}?immutable=1", uri=True)  # a folder that cannot be written to
+        connection = sqlite3.connect(f"{location}?immutable=1", uri=True)  # the folder cannot be written
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     started = time.monotonic()
     connection.set_progress_handler(lambda: time.monotonic() - started > _MAX_QUERY_S, 1_000_000)
@@ -117,7 +118,7 @@ def _read(file: _File, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]
         if count > limits.rows // 20:
             raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // 20} rows")
     if not by_device:
-        raise TraceError(Reason.NO_GPU_EVENTS, "no kernel and no copy of any device in it")
+        raise TraceError(Reason.NO_GPU_EVENTS, "contains no kernel and no copy of any device")
     for process, row in _host_rows(file):
         by_process.setdefault(process, []).append(row)
         count += 1
@@ -135,10 +136,10 @@ def _read(file: _File, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]
 
 
 def _check_tables(file: _File) -> None:
-    """Kernels that are not listed, or have no names, would be counted as nothing or as something else."""
+    """Raise TraceError if kernels are not listed or have no names, since every metric would be wrong."""
     has_launches = any("aunch" in text for text in file.strings.values()) or not file.strings
     if _KERNEL not in file.columns and has_launches and next(file.read(_RUNTIME, "start"), None) is not None:
-        raise TraceError(Reason.UNREADABLE, f"kernels were launched, but there is no table {_KERNEL}")
+        raise TraceError(Reason.UNREADABLE, f"kernels were launched, but the table {_KERNEL} is missing")
     if not file.strings and next(file.read(_KERNEL, "start"), None) is not None:
         raise TraceError(Reason.UNREADABLE, "kernels without names: the table StringIds is missing")
 
@@ -180,10 +181,10 @@ def _host_rows(file: _File) -> Iterator[tuple[int, NsysRow]]:
             row = NsysRow(Kind.RUNTIME, start, end, name, _int(thread))
             row.corr = _int(corr)
             yield _int(thread) & _PROCESS_MASK, row
-    for start, end, sort, text, text_id, thread in file.read(
+    for start, end, event_type, text, text_id, thread in file.read(
         "NVTX_EVENTS", "start", "end", "eventType", "text", "textId", "globalTid"
     ):
-        if _is_span(start, end) and sort in _NVTX_RANGES:
+        if _is_span(start, end) and event_type in _NVTX_RANGES:
             name = text if isinstance(text, str) and text else _string(file, text_id)
             if name:
                 plain = _SERIAL.sub("", name)

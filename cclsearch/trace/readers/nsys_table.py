@@ -1,4 +1,4 @@
-"""Rows of one device and its process from an Nsight Systems export become an event table."""
+"""Builds the event table of one device and its process from the rows of an Nsight Systems export."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAUNCH = re.compile(r"launch", re.IGNORECASE)
 
 @dataclass
 class NsysRow:
-    """One row of the export that the table keeps."""
+    """One row of the export, for the table."""
 
     kind: Kind
     start_ns: int
@@ -40,7 +40,7 @@ class NsysRow:
 def build_nsys_table(
     rows: Sequence[NsysRow], host: Sequence[NsysRow], device: DeviceInfo, *, base_ns: int, source: str
 ) -> EventTable:
-    """The table of one device (its rows first, then those of its process)."""
+    """Return the table of one device (its rows first, then the host rows of its process)."""
     both = [*rows, *host]
     names, threads, grids, calls = Interner(), Interner(), Interner(), Interner()
     first = min(row.start_ns for row in both)
@@ -105,7 +105,7 @@ def build_nsys_table(
 
 
 def find_nvtx_steps(host: Sequence[NsysRow], base_ns: int) -> tuple[Step, ...]:
-    """Ranges that a run script named as steps (`step 3`, `iteration_12`, `ProfilerStep#4`), by start."""
+    """Return the ranges that a run script named as steps (`step 3`, `iteration_12`, `ProfilerStep#4`), by start."""
     steps: list[Step] = []
     for row in sorted(host, key=lambda row: row.start_ns):
         if row.kind not in (Kind.ANNOTATION, Kind.CPU_OP):

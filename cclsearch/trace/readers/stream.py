@@ -1,4 +1,4 @@
-"""Bytes of a trace file, plain or gzip, in blocks and within limits: nothing is ever unpacked whole."""
+"""Reads a trace file, plain or gzip, in blocks and within limits; it is never unpacked as a whole."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """What a trace file may cost; a file beyond them is `too_large`, never a full memory."""
+    """Limits of reading a trace file; a file that exceeds them is `too_large` and cannot exhaust memory."""
 
     raw_bytes: int = 64 << 30
     """Unpacked size."""
     ratio: int = 300
-    """Unpacked to packed, looked at once `ratio_from_bytes` are out; real traces reach 10 to 60."""
+    """Unpacked to packed size, checked after `ratio_from_bytes` unpacked; real traces reach 10 to 60."""
     ratio_from_bytes: int = 256 << 20
     event_bytes: int = 64 << 20
-    """One event, or what stands before the first one."""
+    """Size of one event, or of the text before the first one."""
     rows: int = 400_000_000
     bad_events: int = 2000
-    """So many broken events in one piece, and the file is given up."""
+    """After more broken events than this, the rest of the file is skipped."""
 
 
 class TraceError(Exception):
-    """A trace that cannot be read: the reason from the closed list and one line for people."""
+    """A trace cannot be read: a reason from the closed list, and one line for people."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -38,10 +38,10 @@ class TraceError(Exception):
 
 
 class ByteStream:
-    """Reads a file block by block; `cut` tells afterwards that a gzip file ended before its end."""
+    """Reads a file block by block; `is_truncated` is set if gzip data end early or are damaged."""
 
     def __init__(self, path: Path, limits: ReadLimits) -> None:
-        self.cut = False
+        self.is_truncated = False
         self.damage = ""
         self._limits = limits
         self._file: IO[bytes] = path.open("rb", buffering=0)
@@ -58,7 +58,7 @@ class ByteStream:
         self._file.close()
 
     def readinto(self, block: memoryview) -> int:
-        """Fills the block from its start; how many bytes came, 0 at the end. Raises TraceError beyond the limits."""
+        """Fill the block from its start and return the number of bytes, 0 at the end; TraceError over the limits."""
         if self._gzip is None:
             count = self._file.readinto(block) or 0  # type: ignore[attr-defined]
         else:
@@ -72,13 +72,13 @@ class ByteStream:
         try:
             return self._gzip.readinto(block)
         except GzipDamage as damage:
-            self.cut = True
+            self.is_truncated = True
             self.damage = str(damage)
             return 0
 
     def _check(self) -> None:
         if self._raw > self._limits.raw_bytes:
-            raise TraceError(Reason.TOO_LARGE, f"more than {self._limits.raw_bytes >> 20} MiB unpacked")
+            raise TraceError(Reason.TOO_LARGE, f"unpacks to more than {self._limits.raw_bytes >> 20} MiB")
         if (
             self._gzip is not None
             and self._raw > self._limits.ratio_from_bytes
@@ -88,11 +88,11 @@ class ByteStream:
 
 
 class GzipDamage(Exception):
-    """The gzip data stop being valid here, or end before their end."""
+    """The gzip data are damaged from here on, or truncated."""
 
 
 class GzipBlocks:
-    """Unpacks gzip members one after another, never more at once than the caller's block holds."""
+    """Unpacks gzip members one after another, at most one block of the caller at a time."""
 
     PACKED_BYTES = 256 << 10
 
@@ -105,14 +105,14 @@ class GzipBlocks:
         self._damage = ""
 
     def readinto(self, block: memoryview) -> int:
-        """Fills the block as far as the data go; raises GzipDamage with nothing filled."""
+        """Fill the block as far as possible; raises GzipDamage if nothing could be filled."""
         filled = 0
         while filled < len(block):
             try:
                 piece = self._next(len(block) - filled)
             except GzipDamage:
                 if filled:
-                    return filled  # the damage is met again by the next call
+                    return filled  # the next call raises it
                 raise
             if piece is None:
                 break
@@ -127,11 +127,11 @@ class GzipBlocks:
             self._packed = self._file.read(self.PACKED_BYTES) or b""
         if not self._packed:
             if self._started and not self._inflate.eof:
-                raise GzipDamage("the gzip file ends before its end")
+                raise GzipDamage("the gzip file is truncated")
             return None
         if self._inflate.eof:
             if not self._packed.startswith(GZIP_MAGIC[: len(self._packed)]):
-                return None  # padding behind the last member, as tape blocks leave it
+                return None  # padding after the last member, as on tape
             self._inflate = self._zlib.decompressobj(31)
         try:
             piece: bytes = self._inflate.decompress(self._packed, limit)

@@ -1,4 +1,4 @@
-"""Builds a table from batches of rows of any reader; launches and steps, which need all rows, are computed at the end."""
+"""Builds a table from batches of rows of any reader; then matches launches and assigns rows to steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One trace file read in a process of its own: `python -m cclsearch.trace.readers.worker READER TRACE TARGET`.
+"""Reads one trace file in a separate process: `python -m cclsearch.trace.readers.worker READER TRACE TARGET`.
 
-Leaves the columns at TARGET and prints one line of JSON: what `cclsearch.trace.read.read_file` reports.
+Saves the columns at TARGET and prints one line of JSON: the report of `cclsearch.trace.read.read_file`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 def main(arguments: list[str]) -> int:
-    """Reads, saves and reports; exit code 0 also for a trace that cannot be read (the report says so)."""
+    """Read, save and report; the exit code is 0 also for a trace that cannot be read (see the report)."""
     from cclsearch.trace.cache import save_tables
     from cclsearch.trace.find import TraceFile
     from cclsearch.trace.read import read_file

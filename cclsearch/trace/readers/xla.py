@@ -1,6 +1,6 @@
-"""XLA's planes into one table for each device: TPU, GPU, and CPU (where operations sit on the host's threads).
+"""Reads XLA's planes into one table per device: TPU, GPU, and CPU (with operations on the host's threads).
 
-Only lines whose events do not enclose each other's time again: "XLA Ops" of a TPU, the streams of a GPU, `hlo_op`
+Only lines that do not repeat the time of other lines are read: "XLA Ops" of a TPU, the streams of a GPU, `hlo_op`
 events of a CPU's threads. Never "XLA Modules", "Steps", "Async XLA Ops" or "TraceMe".
 """
 
@@ -21,22 +21,22 @@ from cclsearch.trace.readers.xla_steps import read_host
 from cclsearch.trace.readers.xla_table import build_xla_table
 from cclsearch.trace.readers.xspace import read_space
 
-_DEVICE_PLANE = re.compile(r"^/device:(?P<sort>[A-Za-z_]+):(?P<ordinal>\d+)$")
+_DEVICE_PLANE = re.compile(r"^/device:(?P<type>[A-Za-z_]+):(?P<ordinal>\d+)$")
 _MEMORY_NAME = re.compile(r"^mem(cpy|set)", re.IGNORECASE)
 
 
 def read_xspace_tables(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-    """One table for each device of the file; raises TraceError where nothing can be read."""
+    """Return one table per device of the file; raises TraceError if nothing can be read."""
     return build_tables(read_space(path, limits), source=path.name)
 
 
 def build_tables(space: PlaneSpace, *, source: str) -> tuple[EventTable, ...]:
-    """One table for each device that ran anything, ranks in the order of the ordinals."""
+    """Return one table per device that has rows, in the order of the ordinals."""
     host = read_host(space.planes)
     devices = _device_rows(space)
-    accelerator = next((sort for (sort, _) in devices), "cpu")
+    accelerator = next((accelerator for (accelerator, _) in devices), "cpu")
     if not devices:
-        raise TraceError(Reason.NO_GPU_EVENTS, "no operation of any device in it")
+        raise TraceError(Reason.NO_GPU_EVENTS, "contains no operation of any device")
     tables = []
     ordinals = frozenset(ordinal for _, ordinal in devices)
     for (_, ordinal), (plane, rows, lines) in sorted(devices.items(), key=lambda item: item[0]):
@@ -66,10 +66,10 @@ def _device_rows(space: PlaneSpace) -> Rows:
     for plane in space.planes:
         match = _DEVICE_PLANE.match(plane.name)
         if match:
-            sort = "gpu" if match["sort"].upper() in ("GPU", "CUDA", "ROCM") else "tpu"
-            rows, lines = _gpu_rows(plane) if sort == "gpu" else _tpu_rows(plane)
+            accelerator = "gpu" if match["type"].upper() in ("GPU", "CUDA", "ROCM") else "tpu"
+            rows, lines = _gpu_rows(plane) if accelerator == "gpu" else _tpu_rows(plane)
             if rows:
-                found[(sort, int(match["ordinal"]))] = (plane, rows, lines)
+                found[(accelerator, int(match["ordinal"]))] = (plane, rows, lines)
     if not found:
         found = {("cpu", ordinal): (None, *value) for ordinal, value in _cpu_rows(space.planes).items()}
     return found
@@ -125,7 +125,7 @@ def _class_gpu(event: XEvent) -> tuple[Kind, ComputeClass]:
 
 
 def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[XlaRow], list[str]]]:
-    """Operations on the host's threads, by the device that they ran for; `end: *` twins are left out."""
+    """Return the operations on the host's threads by device; their `end: *` duplicates are left out."""
     found: dict[int, tuple[list[XlaRow], list[str]]] = {}
     lines: list[PlaneLine] = [line for plane in planes if plane.name.startswith("/host:CPU") for line in plane.lines]
     for number, line in enumerate(lines):
@@ -148,7 +148,7 @@ def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[XlaRow], list[str
 
 
 def _without_containers(rows: list[XlaRow]) -> list[XlaRow]:
-    """Containers by name stay as such; a row that encloses others of its line is one too (its time is theirs)."""
+    """Return the rows sorted, with a compute row that encloses others of its line marked as a container."""
     rows.sort(key=lambda row: (row.line, row.start_ps, -row.duration_ps))
     open_rows: list[XlaRow] = []
     for row in rows:

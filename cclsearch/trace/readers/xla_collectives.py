@@ -1,4 +1,4 @@
-"""Collectives of XLA: start and done joined, and sizes from shapes (never from `bytes_accessed`)."""
+"""Joins start and done of XLA's collectives, and describes them; sizes are from shapes, not from `bytes_accessed`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _GROUP_IOTA = re.compile(
     r"(?:<=\[(?P<dims>\d{1,9}(?:,\d{1,9})*)\](?:T\((?P<order>\d{1,3}(?:,\d{1,3})*)\))?)?"
 )
 _MAX_DEVICES = 1 << 20
-"""More than that in a group is damage."""
+"""A larger number of devices means a damaged trace."""
 _START = re.compile(r"-start(\.\d+)?$")
 _DONE = re.compile(r"-done(\.\d+)?$")
 _STARTED_BY = re.compile(r"-done\([^%)]*%?(?P<start>[\w.-]+-start(?:\.\d+)?)")
 
 
 def join_pairs(rows: list[XlaRow]) -> list[XlaRow]:
-    """The rows, each pair of an asynchronous collective (`all-reduce-start`, `-done`) as one row from start to end."""
+    """Return the rows with each asynchronous pair (`all-reduce-start`, `-done`) as one row from start to end."""
     waiting: dict[str, XlaRow] = {}
     kept: list[XlaRow] = []
     for row in sorted(rows, key=lambda row: row.start_ps):
@@ -55,7 +55,7 @@ def _start_name(done: str, stats: Stats, waiting: dict[str, XlaRow]) -> str:
 
 
 def describe_collective(name: str, stats: Stats, device: int = -1, devices: frozenset[int] = frozenset()) -> Collective:
-    """Kind, group and sizes, as far as the operation's text and shape say.
+    """Return kind, group and sizes, as far as the operation's text and shape state them.
 
     `device`: the ordinal of the device that ran it; `devices`: the ordinals of all devices of its file.
     """
@@ -96,10 +96,10 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def read_groups(text: str) -> tuple[Groups, int | None]:
-    """The replica groups in an operation's text and the size of one; no groups where the text does not name them all.
+    """Return the replica groups in an operation's text and the group size; no groups if the text does not name all.
 
-    Both of HLO's forms: `{{0,1},{2,3}}`, and `[groups,size]<=[dims]T(permutation)`, which counts all devices in the
-    shape of `dims`, transposes them and cuts the row of them into groups. Groups of several sizes have no one size.
+    Reads both forms of HLO: `{{0,1},{2,3}}`, and `[groups,size]<=[dims]T(permutation)`, which numbers all devices in
+    the shape `dims`, transposes and flattens them, and splits the result into groups. Unequal groups have size None.
     """
     listed = _GROUP_LIST.search(text)
     if listed:
@@ -117,7 +117,7 @@ def _parse_list(text: str) -> tuple[Groups, int | None]:
 
 @lru_cache(maxsize=256)
 def _parse_iota(shape: str, dims: str, order: str) -> tuple[Groups, int | None]:
-    """The iota form; the size alone where the numbers do not fit together or would be too many."""
+    """Parse the iota form; only the size if the numbers are inconsistent or too large."""
     (count, size), extents = (tuple(int(n) for n in text.split(",") if n) for text in (shape, dims))
     axes = tuple(int(n) for n in order.split(",") if n) or tuple(range(len(extents)))
     fits = math.prod(extents) == count * size and sorted(axes) == list(range(len(extents)))
@@ -128,10 +128,10 @@ def _parse_iota(shape: str, dims: str, order: str) -> tuple[Groups, int | None]:
 
 
 def _own_group(groups: Groups, device: int, devices: frozenset[int]) -> tuple[int, ...] | None:
-    """The group that holds this device; None where that is not known.
+    """Return the group of this device; None if unknown.
 
-    Groups name devices of the whole run, a trace counts those of its host: the two are the same where the groups name
-    just the devices of the file. Where there is one group only, it is that of every device.
+    Groups number the devices of the whole run, a trace those of its host: the numbers agree if the groups name exactly
+    the devices of the file. A single group is the group of every device.
     """
     if len(groups) == 1:
         return groups[0]

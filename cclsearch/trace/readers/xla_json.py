@@ -1,4 +1,4 @@
-"""XLA's `trace.json.gz` as planes: processes are planes, threads are lines, arguments are statistics."""
+"""Reads XLA's `trace.json.gz` as planes: processes are planes, threads are lines, arguments are statistics."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Key = tuple[Any, Any]
 
 
 def read_xla_json(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-    """One table for each device; raises TraceError where nothing can be read."""
+    """Return one table per device; raises TraceError if nothing can be read."""
     from cclsearch.trace.readers.xla import build_tables
 
     return build_tables(read_json_space(path, limits), source=path.name)
 
 
 def read_json_space(path: Path, limits: ReadLimits) -> PlaneSpace:
-    """The planes of the file."""
+    """Return the planes of the file."""
     processes: dict[Any, str] = {}
     threads: dict[Key, str] = {}
     events: dict[Key, list[SpanWithPid]] = {}
@@ -37,7 +37,7 @@ def read_json_space(path: Path, limits: ReadLimits) -> PlaneSpace:
         for batch in reader:
             for event in batch:
                 if isinstance(event, SpanWithPid):
-                    event.args = msgspec.Raw(bytes(event.args))  # the reader's buffer is used again
+                    event.args = msgspec.Raw(bytes(event.args))  # the reader reuses its buffer
                     events.setdefault((event.pid, event.tid), []).append(event)
                     count += 1
                 elif isinstance(event, Meta):

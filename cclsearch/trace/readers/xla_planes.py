@@ -1,4 +1,4 @@
-"""What XLA's two formats have in common: planes (a device or a host) of lines of events."""
+"""Data model shared by XLA's two formats: planes (a device or a host) with lines of events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Stats = dict[str, Any]
 
 
 class XEvent(NamedTuple):
-    """One event on a line; `read_stats` gives its own statistics, those of its metadata among them."""
+    """One event on a line; `read_stats` returns its statistics, including those of its metadata."""
 
     key: Any
     """Equal for events of the same operation."""
@@ -24,7 +24,7 @@ class XEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class PlaneLine:
-    """One line of a plane; `read_events` may be called again and again."""
+    """One line of a plane; `read_events` may be called repeatedly."""
 
     name: str
     read_events: Callable[[], Iterator[XEvent]]
@@ -47,7 +47,7 @@ class PlaneSpace:
     is_complete: bool
     host: str = ""
     start_ns: int = 0
-    """Unix time that event times count from; 0 where the file does not say."""
+    """Unix time of event time 0; 0 if the file does not say."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class XlaRow:
 
 
 def int_or_none(value: Any) -> int | None:
-    """The value as a whole number, also from text; None if it is none."""
+    """Return the value as a whole number, also from text; None for other values."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

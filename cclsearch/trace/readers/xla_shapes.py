@@ -1,4 +1,4 @@
-"""How much a collective of XLA results in, from the text of its operation: tuples are summed, operands left out."""
+"""Sizes of the results of XLA's collectives, from the operation's text: tuples are summed, operands left out."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _SHAPE = re.compile(r"\b(?P<dtype>(?!token|opaque)[a-z]\w*)\[(?P<dims>(?:\d{1,15
 _OPCODE = re.compile(r"\s*(?P<opcode>[a-z][a-z0-9-]*)\(")
 _MAX_TEXT = 200_000
 _ONE_ARRAY = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV})
-"""Their tuples hold buffers and flags beside the one array that moves."""
+"""Collectives that move one array; the other members of their tuples are buffers and flags."""
 
 
 @dataclass(frozen=True)
 class ResultSize:
-    """Arrays that move together."""
+    """Total size of the arrays that a collective results in."""
 
     dtype: str
-    """Of the largest."""
+    """Data type of the largest array."""
     nelems: int
     nbytes: int | None
-    """None where the size of a data type is not known."""
+    """None if the size of a data type is unknown."""
 
 
 @lru_cache(maxsize=4096)
 def measure_result(shape: str, text: str, kind: CollectiveKind, is_start: bool) -> ResultSize | None:
-    """What the operation results in on one device; None where no shape is told.
+    """Return the size of the operation's results on one device; None without a shape.
 
-    `shape`: the result's shape where it is known apart, else "". `text`: the operation as HLO prints it. A `-start`
-    holds its operands beside its results (all-reduce-start of today's XLA: its results alone); what it is is told by
-    the number of operands.
+    `shape`: the result's shape if known separately, else "". `text`: the operation as HLO prints it. The tuple of a
+    `-start` contains operands and results (all-reduce-start of today's XLA: only results); the number of operands
+    distinguishes the two.
     """
     body = text.split(" = ", 1)[-1][:_MAX_TEXT]
     printed, rest = _cut_shape(body)
@@ -55,7 +55,7 @@ Leaf = tuple[str, int]
 
 
 def _results_of_start(members: list[list[Leaf]], kind: CollectiveKind, num_operands: int) -> list[list[Leaf]]:
-    """Those members of a start's tuple that are results."""
+    """Return the members of a start's tuple that are results."""
     members = [member for member in members if member]
     arrays = [member for member in members if member != [("u32", 1)]]  # flags of the transfer
     members = arrays or members
@@ -78,7 +78,7 @@ def _add_up(leaves: Sequence[Leaf]) -> ResultSize:
 
 
 def _cut_shape(text: str) -> tuple[str, str]:
-    """The shape (or the bracketed list) that the text begins with, and what follows."""
+    """Split the text after the shape (or the bracketed list) that it begins with."""
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest
@@ -91,7 +91,7 @@ def _cut_shape(text: str) -> tuple[str, str]:
 
 
 def _split_members(shape: str) -> list[list[Leaf]]:
-    """Arrays of each member of a tuple, members nested in members flat; a shape that is no tuple is its one member."""
+    """Return the arrays of each member of a tuple, nested members flattened; another shape is one member."""
     if not shape.startswith("("):
         found = _leaves(shape)
         return [found] if found else []

@@ -1,4 +1,4 @@
-"""Steps of an XLA trace, and the host's events that matter: step markers and launches."""
+"""Finds the steps of an XLA trace, and the host's step markers and launches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HostEvents:
         return [event for _, event in self.markers] + [event for _, event in self.launches]
 
     def rows(self) -> Iterator[tuple[Kind, XEvent, int | None]]:
-        """Kind, event and run id of every host row."""
+        """Yield kind, event and run id of every host row."""
         for _, event in self.markers:
             yield Kind.ANNOTATION, event, None
         for run, event in self.launches:
@@ -39,7 +39,7 @@ class HostEvents:
 
 
 def read_host(planes: Sequence[Plane]) -> HostEvents:
-    """The host's step markers and the earliest launch of each run."""
+    """Return the host's step markers and the earliest launch of each run."""
     found = HostEvents()
     launches: dict[int, XEvent] = {}
     for plane in planes:
@@ -66,7 +66,7 @@ def read_host(planes: Sequence[Plane]) -> HostEvents:
 
 
 def find_steps(plane: Plane | None, host: HostEvents) -> tuple[str, list[Mark]]:
-    """What marks the steps, and the marks by start: `step_num`, "Steps" line, StepMarker, or the repeated module."""
+    """Return source and marks of the steps: `step_num`, "Steps" line, StepMarker, or the repeated main module."""
     if host.markers:
         marks = [(n, e.name, e.start_ps, e.start_ps + e.duration_ps) for n, e in host.markers]
         return "step_num", _without_overlap(marks)
@@ -86,7 +86,7 @@ def find_steps(plane: Plane | None, host: HostEvents) -> tuple[str, list[Mark]]:
 
 
 def _main_module(events: list[XEvent]) -> list[Mark]:
-    """Runs of the module that takes most of the time; none if it ran once."""
+    """Return the runs of the module with the largest total time; none if it ran once."""
     total: dict[Any, int] = {}
     for event in events:
         total[event.key] = total.get(event.key, 0) + event.duration_ps
@@ -116,7 +116,7 @@ def _numbered(events: list[XEvent]) -> list[Mark]:
 
 
 def _between(events: list[XEvent]) -> list[Mark]:
-    """A step lasts from one marker to the next."""
+    """Return one step from each marker to the next."""
     events.sort(key=lambda event: event.start_ps)
     pairs = pairwise(events)
     return [(n, event.name, event.start_ps, following.start_ps) for n, (event, following) in enumerate(pairs)]

@@ -1,4 +1,4 @@
-"""Device rows and host events of an XLA trace become one device's event table."""
+"""Builds one device's event table from device rows and host events of an XLA trace."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def build_xla_table(
     ordinal: int,
     ordinals: frozenset[int],
 ) -> EventTable:
-    """The table of one device (its rows first, then the host's); rank, clock and source are the caller's to set.
+    """Return the table of one device (its rows first, then the host's); the caller sets rank, clock and source.
 
-    `ordinals`: those of all devices of the file.
+    `ordinals`: the ordinals of all devices of the file.
     """
     base_ns = min([row.start_ps for row in rows] + [event.start_ps for event in host.all_events]) // 1000
     names = Interner()
@@ -42,7 +42,7 @@ def build_xla_table(
     )
     device_rows, launch, _ = match_launches(columns["kind"], columns["corr"])
     step_id = steps_at(steps, columns["ts_ns"])
-    if source == "step_num":  # marked on the host: the launch decides, where there is a record of it
+    if source == "step_num":  # marked on the host: the launch decides, if it is recorded
         step_id[device_rows] = np.where(launch >= 0, step_id[launch], step_id[device_rows])
     distinct = Interner()
     sparse = {"launch": (device_rows.astype(np.int32), launch), **_sparse_columns(rows, distinct, ordinal, ordinals)}
@@ -67,7 +67,7 @@ def build_xla_table(
 def _read_columns(
     rows: Sequence[XlaRow], host: HostEvents, names: Interner, *, ordinal: int, host_line: int, base_ns: int
 ) -> dict[str, Any]:
-    """The dense columns but `step_id`; `names` takes the names."""
+    """Return the dense columns except `step_id`; adds the names to `names`."""
     runs = Interner()
     values = [
         (
@@ -155,7 +155,7 @@ def _cost_of(stats: Stats) -> OpCost | None:
 
 
 def _copy_bytes(row: XlaRow) -> int | None:
-    """Bytes of a GPU's copy: `size:1024` in its details. A TPU's copies state traffic of memory, not a size."""
+    """Return the bytes of a GPU's copy (`size:1024` in its details). A TPU's copies state traffic, not a size."""
     if row.kind not in (Kind.MEMCPY, Kind.MEMSET) or not row.stats:
         return None
     details = row.stats.get("memcpy_details") or row.stats.get("memset_details") or ""

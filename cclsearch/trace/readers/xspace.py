@@ -1,4 +1,4 @@
-"""XSpace (`*.xplane.pb`) by its wire format: no TensorFlow, no generated code, nothing read that is not wanted.
+"""Reads XSpace (`*.xplane.pb`) by its wire format: no TensorFlow, no generated code, only the needed fields.
 
 Fields: XSpace planes=1 hostnames=4; XPlane name=2 lines=3 event_metadata=4 stat_metadata=5 stats=6; XLine name=2
 timestamp_ns=3 events=4 display_name=11; XEvent metadata_id=1 offset_ps=2 duration_ps=3 stats=4; XEventMetadata id=1
@@ -27,14 +27,14 @@ _MAX_PS = 2**61
 
 
 class _Malformed(Exception):
-    """The bytes are no protocol buffer message."""
+    """The bytes are not a protocol buffer message."""
 
 
 def read_space(path: Path, limits: ReadLimits) -> PlaneSpace:
-    """The planes of the file. Raises TraceError where it is none; a cut file gives its whole planes."""
+    """Return the planes of the file; a truncated file gives its complete planes. Raises TraceError for other files."""
     data = _read_bytes(path, limits)
     if not data:
-        raise TraceError(Reason.UNREADABLE, "an empty file")
+        raise TraceError(Reason.UNREADABLE, "the file is empty")
     planes, host, cut = [], "", False
     try:
         for number, wire, value, is_cut in _fields(data, 0, len(data), may_be_cut=True):
@@ -48,16 +48,16 @@ def read_space(path: Path, limits: ReadLimits) -> PlaneSpace:
     except (_Malformed, struct.error, RecursionError):
         raise TraceError(Reason.UNREADABLE, "not an XSpace") from None
     if not any(plane.lines for plane in planes):
-        raise TraceError(Reason.TRACE_TRUNCATED if cut and planes else Reason.UNREADABLE, "no whole plane in it")
+        raise TraceError(Reason.TRACE_TRUNCATED if cut and planes else Reason.UNREADABLE, "contains no complete plane")
     starts = [plane.stats.get("profile_start_time", 0) for plane in planes if plane.name == "Task Environment"]
     start_ns = next((start for start in starts if isinstance(start, int) and 0 < start < 2**63), 0)
     return PlaneSpace(tuple(planes), not cut, host, start_ns)
 
 
 def _read_bytes(path: Path, limits: ReadLimits) -> Buffer:
-    size = path.stat().st_size
-    if size > min(_MAX_BYTES, limits.raw_bytes):
-        raise TraceError(Reason.TOO_LARGE, f"an XSpace of {size >> 20} MiB")
+    size, limit = path.stat().st_size, min(_MAX_BYTES, limits.raw_bytes)
+    if size > limit:
+        raise TraceError(Reason.TOO_LARGE, f"an XSpace of {size >> 20} MiB; the limit is {limit >> 20} MiB")
     if not size:
         return b""
     with path.open("rb") as file:
@@ -68,12 +68,12 @@ def _read_bytes(path: Path, limits: ReadLimits) -> Buffer:
         while count := stream.readinto(block):
             whole += block[:count]
             if len(whole) > _MAX_BYTES // 4:
-                raise TraceError(Reason.TOO_LARGE, "an XSpace of more than 1 GiB unpacked")
+                raise TraceError(Reason.TOO_LARGE, "an XSpace that unpacks to more than 1 GiB")
     return bytes(whole)
 
 
 class _PlaneReader:
-    """Decodes one plane: its names at once, its events when asked."""
+    """Decodes one plane: names at once, events on demand."""
 
     def __init__(self, data: Buffer, span: ByteRange) -> None:
         self._data = data
@@ -99,7 +99,7 @@ class _PlaneReader:
                 self._stats.append(value)
 
     def plane(self) -> Plane:
-        """The plane; lines of the same name stay apart."""
+        """Return the plane; lines of the same name stay separate."""
         lines = tuple(self._line(span) for span in self._lines)
         return Plane(self._name, lines, self._read_stats(self._stats))
 
@@ -205,7 +205,7 @@ class _PlaneReader:
 def _fields(
     data: Buffer, start: int, stop: int, *, may_be_cut: bool = False
 ) -> Iterator[tuple[int, int, ByteRange, bool]]:
-    """(field number, wire type, value, whether the value is cut off); a varint's value is (value, 0)."""
+    """Yield (field number, wire type, value, whether the value is truncated); a varint's value is (value, 0)."""
     position = start
     while position < stop:
         key, position = _varint(data, position, stop, may_be_cut)
