@@ -18,9 +18,9 @@ def test_init_writes_a_project_that_runs_at_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", "mine", "--yes"]) == 0
-    said = capsys.readouterr().out
-    assert "cd mine && ccl-search run --workload mine" in said
-    assert "it trains on this machine" in said
+    shown = capsys.readouterr().out
+    assert "cd mine && ccl-search run --workload mine" in shown
+    assert "it trains on this machine" in shown
     folder = tmp_path / "mine"
     assert {"workloads", "launchers", "objectives", "policies", "runs"} <= {path.name for path in folder.iterdir()}
     monkeypatch.chdir(folder)
@@ -29,21 +29,21 @@ def test_init_writes_a_project_that_runs_at_once(
     assert json.loads(capsys.readouterr().out)["legal"] > 20
 
 
-def test_init_takes_three_answers_and_says_where_it_runs(
+def test_init_asks_three_questions_and_names_where_trials_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = iter(["slurm-generic", "anthropic:some-model", ""])
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     assert main(["init", str(tmp_path / "p")]) == 0
-    said = capsys.readouterr().out
-    assert "on this machine" not in said.replace("not on this machine", "")
-    assert "launcher check slurm-generic" in said
+    shown = capsys.readouterr().out
+    assert "on this machine" not in shown.replace("not on this machine", "")
+    assert "launcher check slurm-generic" in shown
     monkeypatch.chdir(tmp_path / "p")
     assert load_settings() == Settings(launcher="slurm-generic", llm="anthropic:some-model")
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         (["my-cluster", "", ""], "there is no launcher profile 'my-cluster'; there are: "),
         (["elsewhere", "", ""], "there is no launcher profile 'elsewhere'"),
@@ -53,12 +53,12 @@ def test_init_takes_three_answers_and_says_where_it_runs(
         (["", "", "fastest"], "there is no objective 'fastest'"),
     ],
 )
-def test_init_refuses_names_that_the_new_project_would_not_know(
+def test_init_rejects_names_unknown_in_the_new_project(
     project: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     given: list[str],
-    words: str,
+    message: str,
 ) -> None:
     (project / "launchers").mkdir()
     (project / "launchers" / "elsewhere.yaml").write_text("launcher: local\n")
@@ -66,12 +66,12 @@ def test_init_refuses_names_that_the_new_project_would_not_know(
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     assert main(["init", "p"]) == 2
     error = capsys.readouterr().err
-    assert words in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (project / "p").exists()
 
 
-def test_init_knows_the_profiles_of_a_folder_that_has_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_finds_the_profiles_of_an_existing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p" / "launchers").mkdir(parents=True)
     (tmp_path / "p" / "launchers" / "own.yaml").write_text("launcher: local\n")
     answers = iter(["own", "", ""])
@@ -86,32 +86,32 @@ def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [path.name for path in tmp_path.iterdir()] == ["ccl-search.yaml"]
 
 
-def test_init_keeps_an_ignore_file_that_is_there(tmp_path: Path) -> None:
+def test_init_keeps_an_existing_gitignore(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("secret\n")
     assert main(["init", str(tmp_path), "--yes"]) == 0
     assert (tmp_path / ".gitignore").read_text() == "secret\n"
 
 
-def test_init_says_what_to_do_where_nobody_answers(
+def test_init_without_a_terminal_names_the_option_for_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def nobody(question: str) -> str:
+    def end_of_input(question: str) -> str:
         raise EOFError
 
-    monkeypatch.setattr("builtins.input", nobody)
+    monkeypatch.setattr("builtins.input", end_of_input)
     assert main(["init", str(tmp_path / "p")]) == 2
     assert "--yes" in capsys.readouterr().err
     assert not (tmp_path / "p").exists()
 
 
-def test_init_refuses_a_file_for_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_rejects_a_file_in_place_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "f").write_text("")
     assert main(["init", str(tmp_path / "f"), "--yes"]) == 2
     assert "is a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", ["a b", "x: y", "{}", "- x", "'", "a\nb"])
-def test_answers_that_yaml_could_misread_are_refused(answer: str) -> None:
+def test_answers_that_yaml_could_misread_are_rejected(answer: str) -> None:
     with pytest.raises(UserError, match="one word"):
         check_answer("launcher", answer)
 
@@ -124,16 +124,16 @@ def test_space_lists_knobs_rules_and_rows(project: Path, capsys: pytest.CaptureF
     assert shown.count("tp=2 dp=") == 2
 
 
-def test_space_explain_says_which_rule_rejects(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_space_explain_names_the_rejecting_rule(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = "tp=8,dp=2,pp=1,mbs=1,ac=none,sp=false,zero=0"
     assert main(["space", "explain", "--workload", "wl2", "--config", config]) == 1
     shown = capsys.readouterr().out
     assert "NO  tp_inside_node" in shown
     assert "tp 8 in nodes of 4 accelerators" in shown
-    assert "illegal: rejected by tp_inside_node" in shown
+    assert "not in the search space: rejected by tp_inside_node" in shown
 
 
-def test_space_explain_counts_what_a_partial_configuration_leaves(
+def test_space_explain_counts_the_matches_of_a_partial_configuration(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["space", "explain", "-w", "wl2", "--config", "tp=2,dp=8,pp=1,mbs=1", "--json"]) == 0
@@ -142,7 +142,7 @@ def test_space_explain_counts_what_a_partial_configuration_leaves(
     assert {verdict["rule"]: verdict["ok"] for verdict in answer["verdicts"]}["zero_needs_dp"] is None
 
 
-def test_space_explain_predicts_memory_of_a_whole_configuration(
+def test_space_explain_predicts_memory_of_a_complete_configuration(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = "tp=2,dp=8,pp=1,mbs=1,ac=full,sp=true,zero=1"
@@ -154,11 +154,11 @@ def test_space_explain_predicts_memory_of_a_whole_configuration(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["-w", "wl9"], "there is no workload 'wl9'"),
         (["explain", "-w", "wl2"], "needs --config"),
-        (["-w", "wl2", "--config", "tp=1"], "only explain takes it"),
+        (["-w", "wl2", "--config", "tp=1"], "`space list` does not accept it"),
         (["explain", "-w", "wl2", "--config", "warp=1"], "there is no knob 'warp'"),
         (["-w", "wl2", "--knob", "warp=1"], "has no knob 'warp'"),
         (["-w", "wl2", "--knob", "tp"], "NAME=CHOICE"),
@@ -167,10 +167,10 @@ def test_space_explain_predicts_memory_of_a_whole_configuration(
         (["-w", "wl2", "--set", "num_heads=7"], "num_kv_heads must divide num_heads"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_two(
-    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+def test_invalid_input_gives_one_line_and_exit_code_two(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main(["space", *arguments]) == 2
     error = capsys.readouterr().err
-    assert words in error
+    assert message in error
     assert error.count("\n") == 1

@@ -129,8 +129,8 @@ def test_a_rule_that_a_model_cannot_break_is_not_made_for_it() -> None:
 @pytest.mark.parametrize(
     ("rule", "summary"),
     [
-        (make("num_accelerators"), "tp x dp x pp is 24, the accelerators there are"),
-        (make("num_accelerators", use_fewer=True), "tp x dp x pp is at most 24, the accelerators there are"),
+        (make("num_accelerators"), "tp x dp x pp is 24, the number of accelerators"),
+        (make("num_accelerators", use_fewer=True), "tp x dp x pp is at most 24, the number of accelerators"),
         (make("tp_inside_node"), "tp divides the 4 accelerators of a node, so that no tensor-parallel group leaves it"),
         (make("ep_divides_experts"), "ep is 1: the model has no experts"),
         (make("ep_divides_experts", MIXED), "ep divides the 12 experts"),

@@ -84,7 +84,7 @@ def test_the_metrics_that_the_page_shows_measure_a_trace(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = METRICS.names()
-    monkeypatch.setattr(METRICS, "_things", dict(METRICS._things))
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
     for block in blocks_of("your-metric.md", "python"):
         exec(compile(block, "your-metric.md", "exec"), {})
     names = sorted(set(METRICS.names()) - set(before))

@@ -67,7 +67,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("export first --to csv --out empty/x.csv", "cannot write 'empty/x.csv'"),
     ("export first --to optuna --out LONG", "cannot write 'LONG'"),
     ("export first --trials best", "go with `--to cards`"),
-    ("space -w wl2 --config tp=1", "only explain takes it"),
+    ("space -w wl2 --config tp=1", "`space list` does not accept it"),
     ("predict -w wl2 --png folder", "--png: 'folder' is a folder; name a file"),
     ("predict -w wl2 --png LONG", "cannot write 'LONG'"),
     ("bench folder", "'folder' holds no landscape"),
@@ -85,7 +85,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("nightly empty", "empty: must be a mapping"),
     ("doctor now", "unrecognized arguments: now"),
     ("completion tcsh", "invalid choice: 'tcsh'"),
-    ("init empty --yes", "'empty' must be a folder, and is a file"),
+    ("init empty --yes", "'empty' must be a folder, but it is a file"),
 ]
 
 

@@ -121,7 +121,7 @@ def write_runnable(project: Path, text: str = LIMITED) -> None:
     [
         (
             "wl1",
-            "model_arch.head_dim 128, and 32 heads of it are 4096, not the hidden size of 2560 (free_head_dim): use",
+            "head_dim 128, and num_heads x head_dim is 4096, not the hidden size of 2560 (free_head_dim): use",
         ),
         ("wl6", "model_arch.num_shared_experts 2 (shared_experts): use --framework torchtitan"),
     ],

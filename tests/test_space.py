@@ -286,7 +286,7 @@ def test_no_legal_configuration_names_the_rules_that_left_nothing() -> None:
     with pytest.raises(UserError) as caught:
         build_space(card, load_framework("megatron"))
     assert "accumulation_whole" in str(caught.value) or "num_accelerators" in str(caught.value)
-    with pytest.raises(UserError, match="this rule leaves nothing: num_accelerators"):
+    with pytest.raises(UserError, match="this rule rejects every combination: num_accelerators"):
         build_space(
             load_card("wl2"), load_framework("megatron"), [parse_knob("tp=1"), parse_knob("dp=1"), parse_knob("pp=2")]
         )

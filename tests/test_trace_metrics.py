@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 def own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics that a test registers are gone after it."""
     METRICS.names()
-    monkeypatch.setattr(METRICS, "_things", dict(METRICS._things))
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
 
 
 def test_step_time_is_the_median_period_on_the_device_of_the_slowest_rank() -> None:

@@ -105,7 +105,7 @@ BAD = [
     ([*REPLAY, "--knob", "nonsense=1,2"], "a recording has a fixed search space"),
     ([*REPLAY, "--framework", "megatron"], "measured with 'nanotron'"),
     (["run", "--workload", "tiny", "--knob", "nonsense=1,2"], "has no knob 'nonsense'"),
-    (["run", "--workload", "tiny", "--knob", "tp=3"], "no legal configuration"),
+    (["run", "--workload", "tiny", "--knob", "tp=3"], "the search space of tiny is empty"),
     (["run", "--workload", "tiny", "--set", "num_heads=7"], "must divide num_heads"),
     (["run", "--workload", "broken.yaml"], "broken.yaml"),
     (["run", "--workload", "text.yaml"], "mapping"),

@@ -1,4 +1,4 @@
-"""`ccl-search init`: a project folder of one's own that runs at once."""
+"""`ccl-search init`: create a project folder that can run a search at once."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ EXAMPLE = "ccl-search init my-tuning --yes"
 SUFFIXES = (".yaml", ".yml")
 FOLDERS = ("workloads", "launchers", "objectives", "policies", "runs")
 _SETTINGS = """\
-# Defaults of this project; the command line goes before them. Keys are read from the environment, never from here.
+# Defaults of this project; command-line options take precedence. API keys come from the environment only.
 version: 1
-# A profile of launchers/. Without one, `ccl-search run` uses this machine, or the workload's recording.
+# A profile in launchers/. Without one, `ccl-search run` uses this machine, or the workload's recording.
 {launcher}
-# Who proposes beside the optimizer: anthropic:MODEL, openai:MODEL, or the URL of a compatible server.
+# The LLM that proposes trials with the optimizer: anthropic:MODEL, openai:MODEL, or a compatible server's URL.
 {llm}
-# What better means: a file of objectives/.
+# The objective: a file in objectives/.
 objective: {objective}
 runs: runs
 """
 _CARD = """\
 version: 1
-description: a small transformer that really trains on this machine's CPUs; make it yours
-source: ours
+description: a small transformer that trains on the CPUs of this machine; replace it with your model
+source: example of ccl-search init
 workload:
   model:
     phase: training
     moe: false
     model_family: mine
     precision: fp32
-    model_arch: # the widths of your model (config.json on its model page has them)
+    model_arch: # the widths of your model (see config.json on its model page)
       num_layers: 4
       num_heads: 8
       num_kv_heads: 4
@@ -45,14 +45,14 @@ workload:
       vocab_size: 1024
       tied_embeddings: false
   data:
-    batch_size: 16 # sequences per optimizer step over all accelerators: fixed for a whole search
+    batch_size: 16 # global batch: sequences per optimizer step over all accelerators, fixed for the whole search
     seq_len: 128
   hardware:
     network_topo:
-      bandwidth_gbps: [10, 16] # to other nodes, inside a node; Gbit/s per accelerator, one direction
+      bandwidth_gbps: [10, 16] # [between nodes, inside a node] in Gbit/s per accelerator and direction
     xpu_spec:
       type: CPU
-      model: cpu # or nvidia_h100, nvidia_a100, tpu_v6e, ... (another one: describe it in a hardware.yaml)
+      model: cpu # or nvidia_h100, nvidia_a100, tpu_v6e, ... (describe any other in a hardware.yaml)
       memory_gb: 4
       total_count: 4
       count_per_node: 4
@@ -64,13 +64,19 @@ _IGNORE = "runs/*\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where, and whether to ask."""
-    parser.add_argument("directory", metavar="DIR", nargs="?", default=".", help="the folder (default: this one)")
-    parser.add_argument("--yes", action="store_true", help="ask nothing, take the defaults")
+    """Declare the options."""
+    parser.add_argument(
+        "directory",
+        metavar="DIR",
+        nargs="?",
+        default=".",
+        help="folder of the project (default: the working directory)",
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask, use the defaults")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the project and say what to type next."""
+    """Write the project and print the next command."""
     folder = Path(args.directory).expanduser()
     answers = _defaults() if args.yes else _ask(folder)
     files = plan_project(folder, answers)
@@ -80,14 +86,16 @@ def run(args: argparse.Namespace) -> int:
     profile = answers["launcher"]
     runs_here = not profile or find_launcher(folder, profile) == "local"
     if not runs_here:
-        print(f"next: {where}ccl-search launcher check {profile}   (say in workloads/mine.yaml what hardware it has)")
-    place = "on this machine" if runs_here else f"where the profile {profile!r} runs jobs, not on this machine"
+        print(
+            f"next: {where}ccl-search launcher check {profile}   (first describe its hardware in workloads/mine.yaml)"
+        )
+    place = "on this machine" if runs_here else f"on the machines of profile {profile!r}, not on this machine"
     print(f"{'next' if runs_here else 'then'}: {where}ccl-search run --workload mine --budget 5   (it trains {place})")
     return 0
 
 
 def plan_project(folder: Path, answers: dict[str, str]) -> dict[Path, str]:
-    """The project's files and what they hold; raises UserError where one of them, or something else, is in the way."""
+    """Path -> text of the project's files; raises UserError if one of them, or a file named like the folder, exists."""
     settings = _SETTINGS.format(
         launcher=f"launcher: {answers['launcher']}" if answers["launcher"] else "# launcher: slurm-generic",
         llm=f"llm: {answers['llm']}" if answers["llm"] else "# llm: anthropic:MODEL",
@@ -95,17 +103,17 @@ def plan_project(folder: Path, answers: dict[str, str]) -> dict[Path, str]:
     )
     files = {Path("ccl-search.yaml"): settings, Path("workloads/mine.yaml"): _CARD, Path(".gitignore"): _IGNORE}
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise UserError(f"{str(folder)!r} must be a folder, and is a file: give another name")
+        raise UserError(f"{str(folder)!r} must be a folder, but it is a file; give another name")
     taken = [str(name) for name in files if os.path.exists(folder / name) and name != Path(".gitignore")]
     if taken:
-        raise UserError(f"{str(folder)!r} already has {', '.join(taken)}: nothing was written; give another folder")
+        raise UserError(f"{str(folder)!r} already has {', '.join(taken)}; nothing was written. Give another folder")
     if os.path.exists(folder / ".gitignore"):
         del files[Path(".gitignore")]
     return files
 
 
 def write_project(folder: Path, files: dict[Path, str]) -> None:
-    """Write the folders and files; raises UserError where that is not allowed."""
+    """Write the folders and files; raises UserError if that fails."""
     try:
         for name in FOLDERS:
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -121,11 +129,11 @@ def _defaults() -> dict[str, str]:
 
 
 def _ask(folder: Path) -> dict[str, str]:
-    """Three answers from the terminal, each checked; UserError where nobody is there to answer."""
+    """Three checked answers from the terminal; raises UserError if there is no terminal."""
     questions = {
-        "launcher": "cluster profile (a name of launchers/; empty: this machine or a recording): ",
-        "llm": "LLM, as anthropic:MODEL, openai:MODEL or a URL (empty: none): ",
-        "objective": "objective (empty: step_time): ",
+        "launcher": "cluster profile in launchers/ (empty: this machine or a recording): ",
+        "llm": "LLM: anthropic:MODEL, openai:MODEL or a URL (empty: none): ",
+        "objective": "objective in objectives/ (empty: step_time): ",
     }
     answers = {}
     for name, question in questions.items():
@@ -133,38 +141,40 @@ def _ask(folder: Path) -> dict[str, str]:
             answers[name] = check_name(name, check_answer(name, input(question)), folder)
         except (EOFError, OSError, RuntimeError):  # no standard input at all raises RuntimeError
             print(file=sys.stderr)
-            raise UserError("nobody is there to answer: use `ccl-search init --yes` for the defaults") from None
+            raise UserError(
+                "`ccl-search init` needs a terminal for its questions; use `ccl-search init --yes` for the defaults"
+            ) from None
     return answers
 
 
 def check_answer(question: str, answer: str) -> str:
-    """The answer as one plain word; raises UserError where YAML or a shell could read more into it."""
+    """The stripped answer; raises UserError if YAML or a shell could interpret it as more than one word."""
     import re
 
-    word = answer.strip()
-    if word and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@+\-]{0,200}", word):
-        raise UserError(f"{question} must be one word of letters, digits and . _ : / @ + -, not {word[:80]!r}")
-    return word
+    value = answer.strip()
+    if value and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@+\-]{0,200}", value):
+        raise UserError(f"{question} must be one word of letters, digits and . _ : / @ + -, not {value[:80]!r}")
+    return value
 
 
-def check_name(question: str, word: str, folder: Path) -> str:
-    """The same answer; raises UserError with the names there are where the new project would not know it."""
+def check_name(question: str, value: str, folder: Path) -> str:
+    """The same answer; raises UserError with the known names if it is unknown in the new project."""
     from cclsearch.core.content import find_content
     from cclsearch.propose.agent.providers.spec import parse_spec
     from cclsearch.score.objective import load_objective, split_spec
 
-    if word and question == "launcher":
-        find_launcher(folder, word)
-    elif word and question == "llm":
-        parse_spec(word)
-    elif word:
-        path = find_content("objectives", _require_bare(question, split_spec(word)[0]), *SUFFIXES, project=folder)
+    if value and question == "launcher":
+        find_launcher(folder, value)
+    elif value and question == "llm":
+        parse_spec(value)
+    elif value:
+        path = find_content("objectives", _require_bare(question, split_spec(value)[0]), *SUFFIXES, project=folder)
         load_objective(str(path))
-    return word
+    return value
 
 
 def find_launcher(folder: Path, name: str) -> str:
-    """Which launcher (`local`, `slurm`, ...) a profile uses, as the project in `folder` finds it; else UserError."""
+    """Launcher (`local`, `slurm`, ...) of a profile, looked up from the project in `folder`; UserError if unknown."""
     from cclsearch.core.content import find_content
     from cclsearch.launch.profile import load_profile
 
@@ -173,7 +183,9 @@ def find_launcher(folder: Path, name: str) -> str:
 
 
 def _require_bare(question: str, name: str) -> str:
-    """A bare name: a path from here would lead elsewhere from inside the project."""
+    """The name if it is bare: a path relative to here would be wrong from inside the project."""
     if "/" in name or name.endswith(SUFFIXES):
-        raise UserError(f"{question} must be a bare name, not a file: {name!r} is looked up in the project's folders")
+        raise UserError(
+            f"{question} must be a bare name, not a file, because it is looked up in the project's folders: {name!r}"
+        )
     return name

@@ -1,4 +1,4 @@
-"""`ccl-search space`: the legal set of a workload, and which rule rejects a configuration."""
+"""`ccl-search space`: the search space of a workload, and which rule rejects a configuration."""
 
 from __future__ import annotations
 
@@ -19,23 +19,37 @@ EXAMPLE = """ccl-search space --workload wl2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to show, of which workload, under which framework."""
+    """Declare the options."""
     parser.add_argument(
-        "action", nargs="?", choices=("list", "explain"), default="list", help="explain: judge one configuration"
+        "action",
+        nargs="?",
+        choices=("list", "explain"),
+        default="list",
+        help="explain: check one configuration against every rule",
     )
-    parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
+    parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name or a YAML file")
     parser.add_argument("--config", metavar="KNOBS", help="with explain: knobs and values, such as tp=2,dp=8")
-    parser.add_argument("--framework", metavar="NAME", help="run script, in place of the card's framework")
-    parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help="a second card over the first")
+    parser.add_argument("--framework", metavar="NAME", help="framework, instead of the card's")
+    parser.add_argument(
+        "--overlay",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a second card that overrides fields of the first",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
-    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
-    parser.add_argument("--use-fewer", action="store_true", help="also try fewer accelerators than there are")
+    parser.add_argument(
+        "--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or replace its choices"
+    )
+    parser.add_argument(
+        "--use-fewer", action="store_true", help="also allow configurations that leave accelerators idle"
+    )
     parser.add_argument("--rows", type=int, default=0, metavar="N", help="also list the first N configurations")
-    parser.add_argument("--json", action="store_true", help="one JSON object for machines")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the space, or the verdicts on one configuration; 1 where that one is illegal."""
+    """Print the space, or the verdicts on one configuration; return 1 if that is not in the space."""
     from cclsearch.card.load import load_card
     from cclsearch.core.errors import UserError
     from cclsearch.space.build import require_known_knobs
@@ -45,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rows < 0:
         raise UserError(f"--rows must be 0 or more, not {args.rows}")
     if (args.action == "explain") != (args.config is not None):
-        raise UserError("`space explain` needs --config (for example tp=2,dp=8), and only explain takes it")
+        raise UserError("`space explain` needs --config (for example tp=2,dp=8), and `space list` does not accept it")
     card = load_card(args.workload, args.overlay, args.set)
     framework = load_framework(args.framework or card.framework)
     extra = tuple(parse_knob(text) for text in args.knob)
@@ -74,9 +88,9 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
         }
         print(json.dumps(answer))
         return 0
-    print(f"{card.name} under {framework.name}: {len(space)} legal configurations of {space.num_raw} combinations")
+    print(f"{card.name} under {framework.name}: {len(space)} configurations of {space.num_raw} combinations")
     if card.recording is not None:
-        print(f"(where no cluster is named, the recording {card.recording} stands in, and its rows are the space)")
+        print(f"(without a launcher, `run` replays the recording {card.recording}; its rows are the search space)")
     for note in card.notes:
         print(f"note: {note}")
     print("\nknobs")
@@ -102,11 +116,11 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
     config |= {knob.name: knob.choices[0] for knob in knobs if len(knob.choices) == 1 and knob.name not in config}
     verdicts = explain_config(card, framework, config, extra, args.use_fewer)
     rejected = [verdict for verdict in verdicts if verdict.ok is False]
-    space, why_empty = None, ""
+    space, empty_reason = None, ""
     try:
         space = build_space(card, framework, extra, args.use_fewer)
     except UserError as error:
-        why_empty = str(error)
+        empty_reason = str(error)
     completions = _count_matches(space, config) if space is not None else 0
     is_complete = all(knob.name in config for knob in knobs)
     prediction = _predict(card, space, config) if space is not None and is_complete else None
@@ -122,14 +136,14 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
                     "verdicts": [verdict.model_dump() for verdict in verdicts],
                     "completions": completions,
                     "prediction": prediction,
-                    "note": why_empty,
+                    "note": empty_reason,
                 }
             )
         )
         return 0 if legal else 1
     _print_explanation(config, verdicts, completions, is_complete)
-    if why_empty:
-        print(why_empty)
+    if empty_reason:
+        print(empty_reason)
     if prediction is not None:
         _print_prediction(prediction, card.hardware.memory_gib)
     return 0 if legal else 1
@@ -145,16 +159,16 @@ def _print_explanation(
         mark = {True: "ok", False: "NO", None: "? "}[verdict.ok]
         print(f"  {mark}  {verdict.rule:<36}{verdict.detail}")
         if verdict.ok is False:
-            print(f"      {'':<36}must hold: {verdict.summary}")
+            print(f"      {'':<36}required: {verdict.summary}")
     rejected = [verdict.rule for verdict in verdicts if verdict.ok is False]
     if rejected:
-        print(f"illegal: rejected by {', '.join(rejected)}")
+        print(f"not in the search space: rejected by {', '.join(rejected)}")
     elif is_complete:
-        print("legal")
+        print("in the search space")
+    elif completions:
+        print(f"{completions} configurations of the search space match")
     else:
-        print(
-            f"{completions} legal configurations agree with this" if completions else "illegal however it is completed"
-        )
+        print("not in the search space, whatever the other knobs are")
 
 
 def _count_matches(space: Space, config: Mapping[str, Value]) -> int:
@@ -162,17 +176,17 @@ def _count_matches(space: Space, config: Mapping[str, Value]) -> int:
 
     from cclsearch.space.rule import same_value
 
-    agree = np.ones(len(space), dtype=bool)
+    matches = np.ones(len(space), dtype=bool)
     for k, knob in enumerate(space.knobs):
         if knob.name in config:
             value = config[knob.name]
             hits = [same_value(choice, value) for choice in knob.choices]
-            agree &= np.array(hits)[space.codes_NK[:, k]]
-    return int(agree.sum())
+            matches &= np.array(hits)[space.codes_NK[:, k]]
+    return int(matches.sum())
 
 
 def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str, Any] | None:
-    """What the closed forms say of it: uncalibrated, for nothing was measured yet."""
+    """The closed-form prediction, not calibrated because nothing was measured yet; None if not in the space."""
     row = space.row(config)
     if row is None:
         return None
@@ -188,5 +202,5 @@ def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str,
 
 def _print_prediction(prediction: Mapping[str, Any], limit_gib: float) -> None:
     parts = ", ".join(f"{name.replace('_', ' ')} {gib:.2f}" for name, gib in prediction["memory_parts_gib"].items())
-    print(f"predicted, not measured: memory {prediction['memory_gib']:.2f} GiB of {limit_gib:g} a device ({parts})")
+    print(f"predicted, not measured: memory {prediction['memory_gib']:.2f} of {limit_gib:g} GiB per device ({parts})")
     print(f"predicted, not measured: step time {prediction['step_time_s']:.3g} s")

@@ -1,1 +1,1 @@
-"""The legal set: knobs, constraints, and every configuration that satisfies them, as columns."""
+"""Search spaces: knobs, rules, and every configuration that satisfies the rules, as columns."""

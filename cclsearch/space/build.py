@@ -1,4 +1,4 @@
-"""The legal set of a card under a framework: enumerated once, vectorised, and explained rule by rule."""
+"""Build the search space of a card under a framework: enumerate it vectorized, and explain it rule by rule."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from cclsearch.space.rule import Columns, Rule, same_value
 from cclsearch.space.table import Knob, Space
 
 MAX_ROWS = 20_000_000
-"""Most combinations held at once while enumerating: beyond it the knobs must be narrowed."""
+"""Maximum number of combinations in memory while enumerating; a larger space needs fewer choices."""
 
 
 COUNTED = {"tp": 1, "dp": 1, "pp": 1, "ep": 1, "micro_batch_size": 1, "virtual_pipeline": 1, "zero_stage": 0}
-"""Knobs whose choices are whole numbers -> the least."""
+"""Knobs whose choices are whole numbers -> minimum."""
 MAX_COUNT = 1_000_000
 ALWAYS_APPLIED = frozenset({"num_accelerators", "accumulation_whole", "degrees_on_torus"})
-"""Rules that hold even where the space lacks their first knob (it runs at 1)."""
+"""Rules that apply even if the space does not have their first knob (its value is then 1)."""
 
 
 class RuleVerdict(Model):
-    """What one rule says of one configuration."""
+    """Result of one rule for one configuration."""
 
     rule: str
     ok: bool | None
-    """None where a knob that the rule looks at was not given."""
+    """None if a knob that the rule uses was not given."""
     detail: str
     """The numbers of this configuration."""
     summary: str = ""
-    """What the rule demands of any."""
+    """What the rule requires of every configuration."""
 
 
 def build_space(
     card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = (), use_fewer: bool = False
 ) -> Space:
-    """Every legal configuration, in the order of the knobs and their choices.
+    """The search space, in the order of the knobs and their choices.
 
-    `extra_knobs` (of a profile or the user) add a knob, or replace the choices of one. `use_fewer` lets configurations
-    leave accelerators idle; a framework may say so by itself. Raises UserError where no configuration is legal (with
-    the rules that left nothing, or what of the model the framework cannot build), and where there are too many
-    combinations to hold.
+    `extra_knobs` (of a profile or the user) add a knob, or replace the choices of one. `use_fewer` allows
+    configurations that leave accelerators idle; a framework may allow it too. Raises UserError if the space is empty
+    (with the rules that cause it, or the part of the model that the framework cannot build), and if there are too many
+    combinations for memory.
     """
     if card.phase is not Phase.TRAINING:
         raise UserError(f"{card.name} is an {card.phase.value} workload: only training can be searched")
@@ -67,9 +67,9 @@ def explain_config(
     extra_knobs: Sequence[KnobDeclaration] = (),
     use_fewer: bool = False,
 ) -> tuple[RuleVerdict, ...]:
-    """What every rule says of one configuration; it is legal where all are ok.
+    """The verdict of every rule on one configuration; it is in the search space if all are ok.
 
-    The first verdict is on the choices. Raises UserError for a knob that the space does not have.
+    The first verdict is about the choices. Raises UserError for a knob that the space does not have.
     """
     knobs = resolve_knobs(card, framework, extra_knobs)
     check_knob_names(config, knobs)
@@ -78,12 +78,14 @@ def explain_config(
 
 
 def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = ()) -> tuple[Knob, ...]:
-    """The knobs of a space: the framework's, then what the card and `extra_knobs` add or replace."""
+    """The knobs of a space: those of the framework, then those that the card and `extra_knobs` add or replace."""
     knobs = {k.name: k.resolve(card) for k in framework.knobs if card.arch.moe is not None or not k.moe_only}
     for declared in (*card.knobs, *extra_knobs):
-        held = knobs.get(declared.name)
+        current = knobs.get(declared.name)
         optional = framework.find_optional(declared.name)
-        description = declared.description or (held.description if held else optional.description if optional else "")
+        description = declared.description or (
+            current.description if current else optional.description if optional else ""
+        )
         knobs[declared.name] = Knob(declared.name, _distinct(declared.choices), description)
     for knob in knobs.values():
         _check_choices(knob)
@@ -91,21 +93,21 @@ def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDe
 
 
 def _check_choices(knob: Knob) -> None:
-    """Rules count with these knobs: a choice that is no number must not reach them."""
+    """Raise UserError for a choice that is not a number: rules do arithmetic with these knobs."""
     if knob.name not in COUNTED:
         return
-    least = COUNTED[knob.name]
+    minimum = COUNTED[knob.name]
     for choice in knob.choices:
-        if not _is_count(choice, least):
-            raise UserError(f"knob {knob.name!r} takes whole numbers from {least} to {MAX_COUNT}, not {choice!r}")
+        if not _is_count(choice, minimum):
+            raise UserError(f"knob {knob.name!r} takes whole numbers from {minimum} to {MAX_COUNT}, not {choice!r}")
 
 
 def require_known_knobs(
     declared: Sequence[KnobDeclaration], card: Card, framework: Framework, others: Sequence[KnobDeclaration] = ()
 ) -> None:
-    """Raises UserError that lists the knobs where what the user declared is none of framework, card or `others`.
+    """Raises UserError that lists the knobs if a declared knob is not one of the framework, the card or `others`.
 
-    A profile may bring knobs that only its cluster knows; a user who types one that nobody reads has mistyped it.
+    A profile may add knobs that only its cluster uses; a knob of the user that nothing reads is a typing error.
     """
     known = {knob.name for knob in (*framework.knobs, *framework.optional_knobs)}
     known |= {knob.name for knob in (*card.knobs, *others)}
@@ -118,14 +120,14 @@ def require_known_knobs(
 
 
 def resolve_rules(card: Card, framework: Framework, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
-    """The rules of a space, those about a knob that it lacks left out."""
+    """The rules of a space, without those about knobs that it does not have."""
     present = {knob.name for knob in knobs}
     rules = framework.make_rules(card, use_fewer=use_fewer or framework.use_fewer)
     return tuple(rule for rule in rules if _is_about(rule, present))
 
 
-def _is_count(value: Value, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_COUNT
+def _is_count(value: Value, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_COUNT
 
 
 def _is_about(rule: Rule, present: set[str]) -> bool:
@@ -135,7 +137,7 @@ def _is_about(rule: Rule, present: set[str]) -> bool:
 
 
 def check_knob_names(names: Mapping[str, object] | Sequence[str], knobs: Sequence[Knob]) -> None:
-    """Raises UserError that lists the knobs where one of these names is none."""
+    """Raises UserError that lists the knobs if one of these names is not a knob."""
     known = {knob.name for knob in knobs}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -147,11 +149,11 @@ def _distinct(choices: tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16]:
-    """(N, K) choice positions. Knobs join one by one, and each rule filters as soon as all its knobs are there."""
+    """(N, K) choice positions. Knobs are added one by one; each rule filters as soon as all its knobs are present."""
     codes: list[NDArray[np.int16]] = []
     size = 1
     names: set[str] = set()
-    waiting = list(rules)
+    pending = list(rules)
     present = {knob.name for knob in knobs}
     for knob in knobs:
         count = len(knob.choices)
@@ -164,8 +166,8 @@ def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16
         codes.append(np.tile(np.arange(count, dtype=np.int16), size))
         size *= count
         names.add(knob.name)
-        ready = [rule for rule in waiting if present.intersection(rule.knobs) <= names]
-        waiting = [rule for rule in waiting if rule not in ready]
+        ready = [rule for rule in pending if present.intersection(rule.knobs) <= names]
+        pending = [rule for rule in pending if rule not in ready]
         for rule in ready:
             keep = rule.check(_columns(knobs, codes, rule, size))
             if not keep.all():
@@ -183,7 +185,7 @@ def _check_choices_of(knobs: Sequence[Knob], config: Mapping[str, Value]) -> Rul
     for knob in knobs:
         if knob.name in config and not any(same_value(config[knob.name], choice) for choice in knob.choices):
             wrong.append(
-                f"{knob.name}={config[knob.name]} is none of {', '.join(format_knob_value(c) for c in knob.choices)}"
+                f"{knob.name}={config[knob.name]} is not one of {', '.join(format_knob_value(c) for c in knob.choices)}"
             )
     missing = [knob.name for knob in knobs if knob.name not in config]
     detail = "; ".join(wrong) or (
@@ -198,32 +200,32 @@ def _check_choices_of(knobs: Sequence[Knob], config: Mapping[str, Value]) -> Rul
 
 
 def _apply_rule(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
-    looked_at = [knob.name for knob in knobs if knob.name in rule.knobs]
-    missing = [name for name in looked_at if name not in config]
+    used = [knob.name for knob in knobs if knob.name in rule.knobs]
+    missing = [name for name in used if name not in config]
     if missing:
-        detail = f"cannot tell without {', '.join(missing)}"
+        detail = f"unknown without {', '.join(missing)}"
         return RuleVerdict(rule=rule.name, ok=None, detail=detail, summary=rule.summary)
-    uncounted = [name for name in looked_at if name in COUNTED and not _is_count(config[name], COUNTED[name])]
+    uncounted = [name for name in used if name in COUNTED and not _is_count(config[name], COUNTED[name])]
     if uncounted:
         detail = f"{', '.join(uncounted)} must be a whole number of at least {COUNTED[uncounted[0]]}"
         return RuleVerdict(rule=rule.name, ok=False, detail=detail, summary=rule.summary)
     try:
-        columns = Columns({name: np.array([config[name]], dtype=object) for name in looked_at}, 1)
+        columns = Columns({name: np.array([config[name]], dtype=object) for name in used}, 1)
         ok = bool(rule.check(columns)[0])
         detail = rule.explain(config)
     except (ValueError, OverflowError):
-        ok, detail = False, f"one of {', '.join(looked_at)} is a word, not a number or truth value"
+        ok, detail = False, f"one of {', '.join(used)} is text, not a number or truth value"
     return RuleVerdict(rule=rule.name, ok=ok, detail=detail, summary=rule.summary)
 
 
 def _explain_empty(card: Card, knobs: Sequence[Knob], rules: Sequence[Rule]) -> str:
-    """Which rules left nothing: those that alone stand in the way, or else all that reject something."""
+    """The rules without any one of which the space is not empty, or else all that reject something."""
     blocking = [rule for rule in rules if len(_enumerate(knobs, [other for other in rules if other is not rule]))]
     if not blocking:
         blocking = [rule for rule in rules if _rejects_any(knobs, rule)]
     reasons = "; ".join(f"{rule.name} ({rule.summary})" for rule in blocking)
-    together = "this rule leaves nothing" if len(blocking) == 1 else "these rules together leave nothing"
-    return f"{card.name} has no legal configuration: {together}: {reasons}"
+    who = "this rule rejects" if len(blocking) == 1 else "these rules together reject"
+    return f"the search space of {card.name} is empty: {who} every combination: {reasons}"
 
 
 def _rejects_any(knobs: Sequence[Knob], rule: Rule) -> bool:

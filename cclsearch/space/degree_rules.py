@@ -1,4 +1,4 @@
-"""The rules of degrees, widths and batch, which hold whatever a framework's other knobs are."""
+"""Rules about parallel degrees, widths and batch, which apply whatever other knobs a framework has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Rule:
     return Rule(
         "num_accelerators",
         ("tp", "dp", "pp"),
-        f"tp x dp x pp is {'at most ' if fewer else ''}{total}, the accelerators there are",
+        f"tp x dp x pp is {'at most ' if fewer else ''}{total}, the number of accelerators",
         check,
         lambda c: (
             f"tp {count_of(c, 'tp')} x dp {count_of(c, 'dp')} x pp {count_of(c, 'pp')} is "
@@ -54,13 +54,13 @@ def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Rule:
 
 @register_rule("tp_divides_sequence")
 def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Rule:
-    """For frameworks whose tensor parallelism always cuts the sequence too."""
+    """For frameworks whose tensor parallelism always shards the sequence too."""
     return _tp_divides("tp_divides_sequence", card.seq_len, "tokens of a sequence")
 
 
 @register_rule("tp_divides_widths", "experts")
 def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Rule:
-    """`experts: true` where tensor parallelism cuts the routed experts too."""
+    """`experts: true` if tensor parallelism shards the routed experts too."""
     arch = card.arch
     widths = {"hidden size": arch.hidden_size, "feed-forward width": arch.intermediate_size}
     if arch.moe is not None and arch.moe.num_shared_experts:

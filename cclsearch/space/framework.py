@@ -1,4 +1,4 @@
-"""Frameworks: `launchers/<name>.framework.yaml` says what runs a trial, which knobs it has and which rules hold."""
+"""Frameworks: `launchers/<name>.framework.yaml` declares the run script, its knobs and the rules of its space."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FOLDER = "launchers"
 
 
 class Divisors(Model):
-    """Choices that follow from the card: every divisor of one of its numbers."""
+    """Choices computed from the card: every divisor of one of its numbers."""
 
     divisors_of: Literal["accelerators", "accelerators_per_node", "global_batch", "experts", "layers", "heads"]
     most: int | None = Field(default=None, ge=1)
 
     def choices(self, card: Card) -> tuple[int, ...]:
-        """The divisors in order, up to `most`."""
+        """The divisors in ascending order, up to `most`."""
         number = {
             "accelerators": card.hardware.num_accelerators,
             "accelerators_per_node": min(card.hardware.accelerators_per_node, card.hardware.num_accelerators),
@@ -52,7 +52,7 @@ class FrameworkKnob(Model):
     env: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
     """Environment variable that the run script sets to the knob's value (`NCCL_ALGO`)."""
     moe_only: bool = False
-    """Whether a model without experts lacks the knob."""
+    """Whether only models with experts have the knob."""
 
     def resolve(self, card: Card) -> Knob:
         """The knob with its choices for that card."""
@@ -61,20 +61,20 @@ class FrameworkKnob(Model):
 
 
 class RequiredVariable(Model):
-    """An environment variable on the compute nodes without which no trial of the framework can run."""
+    """An environment variable that trials of the framework need on the compute nodes."""
 
     env: str = Field(pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
     file: str | None = None
-    """A file that the folder which it names must hold."""
+    """A file that must be in the folder that the variable names."""
     what: str
-    """What it names, for messages."""
+    """What the variable names, for messages."""
 
     def is_met(self, value: str | None) -> bool:
-        """Whether that value will do on this machine."""
+        """Whether that value is sufficient on this machine."""
         return value is not None and (self.file is None or (Path(value) / self.file).is_file())
 
     def describe(self, value: str | None, *, is_met: bool) -> str:
-        """One line on a value that a node has, or lacks."""
+        """One line about the value on a node, or its absence."""
         wanted = self.what + (f" with {self.file}" if self.file else "")
         if value is None:
             return f"not set; it names {wanted}"
@@ -82,43 +82,43 @@ class RequiredVariable(Model):
 
     @property
     def remedy(self) -> str:
-        """What to do where it is not met."""
+        """What to do if the requirement is not met."""
         return f"set {self.env} in the profile's `environment` to {self.what} that every node sees"
 
 
 class Framework(Model):
-    """One framework, as its file declares it."""
+    """A framework as declared in its file."""
 
     name: str
     title: str = ""
     aliases: tuple[str, ...] = ()
-    """Other words that cards use for it."""
+    """Other names that cards use for it."""
     script: str | None = None
-    """Run script beside the file (`cpu.py`); None where none is shipped: its recordings can be searched, no more."""
+    """Run script in the same folder (`cpu.py`); None if there is none: then only recordings can be searched."""
     runner: Literal["torchrun", "process"] = "torchrun"
-    """How ranks start: one process a rank under torchrun, or one process a host that drives all its devices."""
+    """How ranks start: one process per rank under torchrun, or one process per host that drives all its devices."""
     forks_ranks: bool = False
-    """Whether the script, started without a rank, is its own torchrun for the ranks of one node."""
+    """Whether the script, when started without a rank, starts the ranks of one node itself."""
     package: str | None = None
     """The Python package that the script needs, for checks."""
     use_fewer: bool = False
-    """Whether configurations on fewer accelerators than there are belong to the space by default."""
+    """Whether configurations that leave accelerators idle are in the space by default."""
     knobs: tuple[FrameworkKnob, ...] = Field(min_length=1)
     optional_knobs: tuple[FrameworkKnob, ...] = ()
-    """Knobs that join a space only where a card, a profile or the user names them."""
+    """Knobs that are in a space only if a card, a profile or the user names them."""
     cannot: dict[str, str] = {}
-    """What its run script cannot build of a model (names of `LIMITS`) -> what to do, one line each."""
+    """Model features that its run script cannot build (names of `LIMITS`) -> what to do, one line each."""
     precisions: tuple[str, ...] = ()
-    """Precisions of cards that its run script trains in; any where none is named."""
+    """Precisions that its run script supports; empty means any."""
     records: tuple[Literal["energy_j"], ...] = ()
-    """Figures of `result.json` that not every run script leaves, and its does."""
+    """Optional fields of `result.json` that its run script writes."""
     needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
-    """Names of rules, or `{rule: NAME, ...parameters}`, beyond those that always hold."""
+    """Names of rules, or `{rule: NAME, ...parameters}`, in addition to those that always apply."""
     source: str = ""
-    """Where the rules come from: documentation and version."""
+    """Source of the rules: documentation and version."""
     path: Path | None = None
-    """The file it was read from."""
+    """File of the framework."""
 
     @field_validator("cannot")
     @classmethod
@@ -139,21 +139,21 @@ class Framework(Model):
 
     @property
     def script_path(self) -> Path:
-        """The run script's file; raises UserError where the framework has none."""
+        """Path of the run script; raises UserError if the framework has none."""
         folder = self.path.parent if self.path is not None else Path()
         if self.script is None or not (folder / self.script).is_file():
-            what = f"its run script {self.script!r} is not there" if self.script else "it has no run script"
-            raise UserError(f"framework {self.name!r} cannot run here: {what}; recordings of it can be searched")
+            what = f"its run script {self.script!r} is missing" if self.script else "it has no run script"
+            raise UserError(f"framework {self.name!r} cannot run here: {what}; only recordings of it can be searched")
         return folder / self.script
 
     def require_buildable(self, card: Card) -> None:
-        """Raises UserError that names the card's field, where the run script cannot build the card's model."""
+        """Raises UserError that names the card's field if the run script cannot build the card's model."""
         for name, way in self.cannot.items():
-            said = LIMITS[name].read(card.arch)
-            if said is not None:
+            value = LIMITS[name].read(card.arch)
+            if value is not None:
                 raise UserError(
-                    f"{card.name} cannot run under {self.name}: its run script cannot build {LIMITS[name].field} {said}"
-                    f" ({name}): {one_line(way, 200)}"
+                    f"{card.name} cannot run under {self.name}: its run script cannot build"
+                    f" {LIMITS[name].field} {value} ({name}): {one_line(way, 200)}"
                 )
         if self.precisions and card.precision not in self.precisions:
             raise UserError(
@@ -166,12 +166,12 @@ class Framework(Model):
         return next((knob for knob in self.optional_knobs if knob.name == name), None)
 
     def knob_environment(self, config: Mapping[str, Value]) -> dict[str, str]:
-        """Variables that follow from knobs with an `env`; a knob at `default` leaves its variable alone."""
+        """Environment variables set by knobs with an `env`; a knob at `default` does not set its variable."""
         declared = (*self.knobs, *self.optional_knobs)
         return {k.env: str(config[k.name]) for k in declared if k.env and config.get(k.name, "default") != "default"}
 
     def make_rules(self, card: Card, *, use_fewer: bool) -> tuple[Rule, ...]:
-        """The rules for that card, those that always hold first; one that cannot apply to the card is left out."""
+        """The rules for that card, those that always apply first, without those that do not apply to the card."""
         entries = [{"rule": name} for name in ALWAYS]
         entries += [{"rule": entry} if isinstance(entry, str) else entry for entry in self.rules]
         made = [RULES[e["rule"]](card, {**e, "use_fewer": use_fewer}) for e in entries]
@@ -179,11 +179,11 @@ class Framework(Model):
 
 
 def load_framework(name: str) -> Framework:
-    """The framework of that name or alias (case and underscores aside); raises UserError that lists those there are."""
+    """The framework of that name or alias (case and underscores ignored); UserError lists the known names otherwise."""
     wanted = _normalize(name)
     for candidate in list_frameworks():
         framework = _read(candidate)
-        if wanted in {_normalize(word) for word in (framework.name, *framework.aliases)}:
+        if wanted in {_normalize(each) for each in (framework.name, *framework.aliases)}:
             return framework
     raise UserError(
         f"there is no framework {one_line(name, 60)!r}; there are: {', '.join(list_frameworks())}"
@@ -192,12 +192,12 @@ def load_framework(name: str) -> Framework:
 
 
 def list_frameworks() -> list[str]:
-    """Names of the frameworks there are, sorted."""
+    """Names of the known frameworks, sorted."""
     return list_content(FOLDER, SUFFIX)
 
 
 def list_divisors(number: int) -> list[int]:
-    """Every divisor of a number, in order."""
+    """Every divisor of a number, in ascending order."""
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return low + [number // d for d in reversed(low) if d * d != number]
 
@@ -209,8 +209,8 @@ def _read(name: str) -> Framework:
     return validate_mapping(Framework, {**read_yaml(path), "name": name, "path": path}, str(path))
 
 
-def _normalize(word: str) -> str:
-    return word.strip().lower().replace("_", "-")
+def _normalize(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
 
 
 def _check_rule(entry: str | dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The rules of further knobs: ZeRO, sequence parallelism, virtual pipelines, and `implies` for any other."""
+"""Rules about other knobs: ZeRO, sequence parallelism, virtual pipelines, and `implies` for any other knob."""
 
 from __future__ import annotations
 

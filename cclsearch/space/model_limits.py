@@ -1,4 +1,4 @@
-"""What of a model a framework's run script may be unable to build: a closed list, which framework files draw from."""
+"""Model features that a framework's run script may be unable to build: the closed list that framework files use."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _PLACE = "workload.model.model_arch"
 
 @dataclass(frozen=True)
 class ModelLimit:
-    """One thing that a model may ask for."""
+    """One feature that a model may have."""
 
     field: str
-    """Where the card says it."""
+    """Path of the card's field."""
     read: Callable[[ModelArch], str | None]
-    """What a model says there that asks for it; None where it does not."""
+    """The field's value if a model has the feature, else None."""
 
 
 def _read_head_dim(arch: ModelArch) -> str | None:
     width = arch.num_heads * arch.head_dim
     if width == arch.hidden_size:
         return None
-    return f"{arch.head_dim}, and {arch.num_heads} heads of it are {width}, not the hidden size of {arch.hidden_size}"
+    return f"{arch.head_dim}, and num_heads x head_dim is {width}, not the hidden size of {arch.hidden_size}"
 
 
 def _read_shared_experts(arch: ModelArch) -> str | None:
@@ -47,4 +47,4 @@ LIMITS: dict[str, ModelLimit] = {
     "ungated_mlp": ModelLimit(f"{_PLACE}.gated_mlp", lambda arch: None if arch.gated_mlp else "false"),
     "tied_embeddings": ModelLimit(f"{_PLACE}.tied_embeddings", lambda arch: "true" if arch.tied_embeddings else None),
 }
-"""Name in `cannot:` of a framework file -> the card's field, and how to tell from a model."""
+"""Name in `cannot:` of a framework file -> the card's field, and how to detect the feature in a model."""

@@ -1,4 +1,4 @@
-"""Configurations and knobs as people type them: `tp=2,dp=4 micro_batch_size=1`."""
+"""Parse configurations and knobs as users type them: `tp=2,dp=4 micro_batch_size=1`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cclsearch.space.table import Knob, Space
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
 _INTEGER = re.compile(r"^[+-]?\d{1,18}$")
 _DECIMAL = re.compile(r"^[+-]?(\d{1,30}\.\d*|\.\d+|\d{1,30})([eE][+-]?\d{1,3})?$")
-_WORDS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
+_TRUTH_VALUES = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
 SHORT = {
     "mbs": "micro_batch_size",
     "micro_batch": "micro_batch_size",
@@ -25,23 +25,23 @@ SHORT = {
     "sp": "sequence_parallel",
     "vpp": "virtual_pipeline",
 }
-"""Short names that people use -> knobs."""
+"""Common short names -> knobs."""
 
 
 def parse_assignments(text: str, knobs: Sequence[Knob]) -> dict[str, Value]:
-    """What the text assigns, value by value, typed; knobs may be missing and values need not be choices."""
+    """The assignments in the text with typed values; knobs may be missing and values need not be choices."""
     known = {knob.name: knob for knob in knobs}
     given: dict[str, Value] = {}
     for part in _split(text, knobs):
-        name, equals, word = part.partition("=")
-        name, word = name.strip(), word.strip().strip("\"'")
-        if not equals or not name or not word:
+        name, equals, value = part.partition("=")
+        name, value = name.strip(), value.strip().strip("\"'")
+        if not equals or not name or not value:
             raise UserError(f"a configuration is written like tp=2,dp=4, not {one_line(part, 80)!r}")
         name = name if name in known else SHORT.get(name, name)
         check_knob_names([name], knobs)
         if name in given:
             raise UserError(f"knob {name!r} is given twice")
-        given[name] = _match(word, known[name])
+        given[name] = _match(value, known[name])
     if not given:
         raise UserError("a configuration is written like tp=2,dp=4; none was given")
     return given
@@ -50,8 +50,9 @@ def parse_assignments(text: str, knobs: Sequence[Knob]) -> dict[str, Value]:
 def complete_config(given: Mapping[str, Value], space: Space) -> Config:
     """The mapping as a configuration of the space's knobs in their order, each value exactly one of the choices.
 
-    Knobs with a single choice may be missing. `1` and `0` do for a truth value, and a truth value does for
-    activation checkpointing `none` or `full`. Raises UserError as `parse_config`.
+    Knobs with a single choice may be missing. `1` and `0` are accepted for a truth value, and a truth value for
+    activation checkpointing `none` or `full`. Raises UserError for an unknown or missing knob and for a value that is
+    not a choice; whether the rules allow the configuration is checked by `space.row`.
     """
     check_knob_names(given, space.knobs)
     missing = [knob.name for knob in space.knobs if knob.name not in given and len(knob.choices) > 1]
@@ -69,28 +70,28 @@ def complete_config(given: Mapping[str, Value], space: Space) -> Config:
 
 
 def parse_knob(text: str) -> KnobDeclaration:
-    """A knob with its choices from `NAME=CHOICE,CHOICE`; raises UserError where it is not of that form."""
-    name, equals, words = text.partition("=")
+    """A knob with its choices from `NAME=CHOICE,CHOICE`; raises UserError if it is not of that form."""
+    name, equals, values = text.partition("=")
     name = SHORT.get(name.strip(), name.strip())
-    choices = tuple(_read(word.strip().strip("\"'")) for word in words.split(",") if word.strip())
+    choices = tuple(_read(value.strip().strip("\"'")) for value in values.split(",") if value.strip())
     if not equals or not _NAME.match(name) or not choices:
         raise UserError(f"a knob is written NAME=CHOICE,CHOICE (for example tp=1,2,4), not {one_line(text, 80)!r}")
     return KnobDeclaration(name=name, choices=choices)
 
 
 def _split(text: str, knobs: Sequence[Knob]) -> list[str]:
-    """Parts at commas and blanks, but only where an assignment begins: a word may hold either."""
+    """Split at commas and blanks, but only before an assignment: a value may contain either."""
     names = "|".join(re.escape(name) for name in sorted({k.name for k in knobs} | set(SHORT)))
     parts = re.split(rf"(?:^|[,;\s]+)(?=(?:{names})\s*=|[A-Za-z_][\w-]*=)", one_line(text, 10_000))
     return [part.strip(" ,;") for part in parts if part.strip(" ,;")]
 
 
-def _match(word: str, knob: Knob) -> Value:
-    """The choice that is written so; else the word's own reading."""
+def _match(text: str, knob: Knob) -> Value:
+    """The choice with that text; else the value that the text denotes."""
     for choice in knob.choices:
-        if format_knob_value(choice) == word:
+        if format_knob_value(choice) == text:
             return choice
-    value = _read(word)
+    value = _read(text)
     return value if (found := _find_choice(value, knob)) is None else found
 
 
@@ -106,9 +107,9 @@ def _find_choice(value: Value, knob: Knob) -> Value | None:
     return None
 
 
-def _read(word: str) -> Value:
-    if word.lower() in _WORDS:
-        return _WORDS[word.lower()]
-    if _INTEGER.match(word):
-        return int(word)
-    return float(word) if _DECIMAL.match(word) else word
+def _read(text: str) -> Value:
+    if text.lower() in _TRUTH_VALUES:
+        return _TRUTH_VALUES[text.lower()]
+    if _INTEGER.match(text):
+        return int(text)
+    return float(text) if _DECIMAL.match(text) else text

@@ -1,7 +1,7 @@
-"""The named constraints: each is one vectorised check over columns of knobs, and one sentence about a configuration.
+"""Rules of a search space: each is one vectorized check over columns of knobs and one sentence per configuration.
 
-A rule is made for a card (its numbers are bound then) and applied twice in the same form: to whole columns when the
-space is enumerated, and to a single configuration when `explain` says why it is illegal. So the two never disagree.
+A rule is built for a card (with the card's numbers) and used in two ways: on whole columns when the space is
+enumerated, and on a single configuration when `space explain` shows its verdict. So the two never disagree.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Check = Callable[["Columns"], BoolArray]
 Explain = Callable[[Mapping[str, Any]], str]
 
 NEUTRAL: dict[str, Value] = {"zero_stage": 0, "sequence_parallel": False}
-"""What a knob is worth where the space lacks it; 1 for every other."""
+"""Value of a knob that the space does not have; 1 for every knob not listed."""
 
 
 class Columns:
-    """Values of N configurations by knob; a knob that the space lacks has its neutral value."""
+    """Values of N configurations by knob; a knob that the space does not have gets its neutral value."""
 
     def __init__(self, values: Mapping[str, NDArray[Any]], size: int) -> None:
         self._values = values
         self.size = size
 
     def __getitem__(self, knob: str) -> NDArray[np.int64]:
-        """(N,) whole numbers; truth is 1."""
+        """(N,) whole numbers; true is 1."""
         if knob in self._values:
             return self._values[knob].astype(np.int64)
         return np.full(self.size, int(NEUTRAL.get(knob, 1)), dtype=np.int64)
@@ -49,22 +49,22 @@ class Rule:
 
     name: str
     knobs: tuple[str, ...]
-    """The knobs that it looks at: it is applied as soon as those are enumerated. The first is its subject: a space
-    without that knob has no use for the rule."""
+    """The knobs that it uses: it is applied as soon as those are enumerated. It is left out of a space without the
+    first one."""
     summary: str
-    """What must hold, with the card's numbers."""
+    """What is required, with the card's numbers."""
     check: Check
     explain: Explain
-    """The sentence for one configuration, with its numbers."""
+    """The sentence about one configuration, with its numbers."""
     needs_all: bool = False
-    """Whether a space that lacks any of the knobs, and not only the first, has no use for the rule."""
+    """Whether the rule is left out of a space without any one of its knobs, not only without the first."""
 
 
 RuleFactory = Callable[[Card, Mapping[str, Any]], Rule | None]
 RULES: dict[str, RuleFactory] = {}
-"""Name -> what makes the rule for a card and the framework's parameters; None where it does not apply to the card."""
+"""Name -> factory of the rule from a card and the framework's parameters; it returns None if it does not apply."""
 PARAMETERS: dict[str, frozenset[str]] = {}
-"""Name -> the parameters that a framework file may give."""
+"""Name -> parameters that a framework file may give."""
 ALWAYS = (
     "num_accelerators",
     "tp_divides_heads",
@@ -74,18 +74,18 @@ ALWAYS = (
     "ep_divides_experts",
     "ep_inside_stage",
 )
-"""Rules that hold whatever the framework."""
+"""Rules that apply to every framework."""
 
 
 def register_rule(name: str, *parameters: str) -> Callable[[RuleFactory], RuleFactory]:
-    """Decorator: enter what makes a rule under its name, with the parameters that a framework file may give it."""
+    """Decorator: register the factory of a rule, with the parameters that a framework file may give it."""
 
-    def enter(maker: RuleFactory) -> RuleFactory:
-        RULES[name] = maker
+    def add(factory: RuleFactory) -> RuleFactory:
+        RULES[name] = factory
         PARAMETERS[name] = frozenset(parameters)
-        return maker
+        return factory
 
-    return enter
+    return add
 
 
 def same_value(left: Value, right: Value) -> bool:
@@ -94,5 +94,5 @@ def same_value(left: Value, right: Value) -> bool:
 
 
 def count_of(config: Mapping[str, Any], knob: str) -> int:
-    """The knob's value in a configuration as a whole number; its neutral value where the space lacks it."""
+    """The knob's value in a configuration as a whole number; its neutral value if the space does not have it."""
     return int(config.get(knob, NEUTRAL.get(knob, 1)))

@@ -1,4 +1,4 @@
-"""The enumerated legal set as columns: everything that proposes or predicts works on rows of it."""
+"""The enumerated search space as columns; proposers and predictions work on its rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from cclsearch.core.values import Config, Value
 
 DEGREES = ("tp", "dp", "pp", "ep")
-"""Parallel degrees; a space without one runs it at 1. `ep` lives inside `dp` x `tp`, so it multiplies nothing."""
+"""Parallel degrees; 1 if a space does not have the knob. `ep` divides `dp` x `tp`, so it adds no ranks."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One thing that may be set. `tp dp pp ep micro_batch_size activation_checkpointing` are so named everywhere."""
+    """A knob and its choices. `tp dp pp ep micro_batch_size activation_checkpointing` have these names everywhere."""
 
     name: str
     choices: tuple[Value, ...]
@@ -25,19 +25,19 @@ class Knob:
 
     @property
     def column(self) -> NDArray[np.generic]:
-        """(choices,) as int64, float64 or bool where they are all of one such type, as objects otherwise."""
+        """(choices,) as int64, float64 or bool if all are of one such type, else as objects."""
         kinds = {type(choice) for choice in self.choices}
         return np.array(self.choices, dtype=None if kinds in ({int}, {float}, {bool}) else object)
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the choices are numbers with an order (booleans and words are not)."""
+        """Whether the choices are numbers with an order (booleans and text are not)."""
         return all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in self.choices)
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """N legal configurations over K knobs, enumerated once, in a fixed order.
+    """N configurations over K knobs that satisfy the rules, enumerated once, in a fixed order.
 
     `codes_NK[n, k]` is the position of configuration n's value in `knobs[k].choices`.
     """
@@ -45,9 +45,9 @@ class Space:
     knobs: tuple[Knob, ...]
     codes_NK: NDArray[np.int16]
     num_raw: int
-    """Raw combinations before the constraints (rows of the table, for a recording)."""
+    """Number of combinations before the rules (for a recording, rows of its table)."""
     rules: tuple[str, ...] = ()
-    """Names of the constraints that were applied."""
+    """Names of the applied rules."""
 
     def __len__(self) -> int:
         return len(self.codes_NK)
@@ -59,7 +59,7 @@ class Space:
         )
 
     def row(self, config: Mapping[str, Value]) -> int | None:
-        """The row that holds this configuration; None where it is no member (unknown knob, value, or illegal)."""
+        """Row of this configuration; None if it is not in the space (unknown knob or value, or a violated rule)."""
         if len(config) != len(self.knobs):
             return None
         codes = []
@@ -73,7 +73,7 @@ class Space:
         return self._row_of.get(tuple(codes))
 
     def column(self, knob: str, default: Value = 1) -> NDArray[np.generic]:
-        """(N,) values of one knob: int64, float64, bool or object; `default` everywhere where there is no such knob."""
+        """(N,) values of one knob: int64, float64, bool or object; all `default` if there is no such knob."""
         for k, candidate in enumerate(self.knobs):
             if candidate.name == knob:
                 return candidate.column[self.codes_NK[:, k]]
@@ -101,7 +101,7 @@ class Space:
 
 
 def space_from_rows(knobs: Sequence[Knob], configs: Sequence[Mapping[str, Value]]) -> Space:
-    """A space whose legal set is exactly these configurations (a recording's rows)."""
+    """A space of exactly these configurations (the rows of a recording)."""
     code_of = [{_key(choice): i for i, choice in enumerate(knob.choices)} for knob in knobs]
     codes = [[codes[_key(config[knob.name])] for knob, codes in zip(knobs, code_of, strict=True)] for config in configs]
     codes_NK = np.array(codes, dtype=np.int16).reshape(len(configs), len(knobs))
@@ -109,5 +109,5 @@ def space_from_rows(knobs: Sequence[Knob], configs: Sequence[Mapping[str, Value]
 
 
 def _key(value: Value) -> tuple[bool, Value]:
-    """True and 1 are different choices."""
+    """Key under which true and 1 are different choices."""
     return (isinstance(value, bool), value)

@@ -1,4 +1,4 @@
-"""The rule of TPU slices: each parallel degree takes whole axes of the ICI torus."""
+"""The rule for TPU slices: each parallel degree uses whole axes of the ICI torus."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RULE_NAME = "degrees_on_torus"
 
 
 def fit_degrees(torus: tuple[int, ...]) -> set[tuple[int, int, int]]:
-    """Every (tp, dp, pp) that comes of giving each axis of the torus to one of the three.
+    """Every (tp, dp, pp) obtained by assigning each axis of the torus to one of the three.
 
-    That is what JAX's `mesh_utils.create_device_mesh` can lay out without `allow_split_physical_axes`.
+    These are the meshes that JAX's `mesh_utils.create_device_mesh` can build without `allow_split_physical_axes`.
     """
     fits = {(1, 1, 1)}
     for axis in torus:
@@ -25,7 +25,7 @@ def fit_degrees(torus: tuple[int, ...]) -> set[tuple[int, int, int]]:
 
 
 def make_torus_rule(card: Card, options: Mapping[str, Any]) -> Rule | None:
-    """The rule for a card with a torus; None for any other."""
+    """The rule for a card with a torus; None for other cards."""
     torus = card.hardware.torus
     if torus is None:
         return None
@@ -41,7 +41,7 @@ def make_torus_rule(card: Card, options: Mapping[str, Any]) -> Rule | None:
         return f"{degrees} on a torus of {shape}"
 
     return Rule(
-        RULE_NAME, ("tp", "dp", "pp"), f"tp, dp and pp each take whole axes of the {shape} torus", check, explain
+        RULE_NAME, ("tp", "dp", "pp"), f"tp, dp and pp each use whole axes of the {shape} torus", check, explain
     )
 
 
