@@ -1,4 +1,4 @@
-"""`ccl-search bench`: strategies side by side on recorded landscapes."""
+"""`ccl-search bench`: compares strategies on recorded landscapes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ from typing import Any
 
 EXAMPLE = "ccl-search bench benchmarks/landscapes --seeds 5 --strategies default,random,tpe --json figures.json"
 
+LEGEND = """\
+best/optimum: best step time found over the fastest of the landscape (1 = optimum). "after K": geometric mean over
+searches after K trials. "in 5%": share of searches within 5% of the optimum. "to 5%": mean trials to get there.
+"failed", "dupl.": share of trials that failed, and that repeat an earlier one."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="folder with landscapes: folders with card.yaml and trials.csv")
     parser.add_argument(
-        "--seeds", type=int, default=20, metavar="N", help="searches of each strategy on each landscape (default: 20)"
+        "folder", metavar="DIR", help="folder of landscapes (each a folder with card.yaml and trials.csv)"
     )
-    parser.add_argument("--budget", type=int, default=15, metavar="N", help="trials a search may ask for (default: 15)")
+    parser.add_argument(
+        "--seeds", type=int, default=20, metavar="N", help="searches per strategy and landscape (default: 20)"
+    )
+    parser.add_argument("--budget", type=int, default=15, metavar="N", help="trials per search (default: 15)")
     parser.add_argument(
         "--strategies",
         nargs="+",
         metavar="NAME",
-        help="which, with blanks or commas between (default: default random heuristic tpe), or `all`",
+        help="strategies, separated by blanks or commas, or `all` (default: default random heuristic tpe)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: 2, or 1 on a single core)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures into this JSON file")
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: 2, or 1 on a single core)")
     parser.add_argument("--quiet", action="store_true", help="print the overall table only")
 
 
@@ -34,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
 
     for name, value in (("--seeds", args.seeds), ("--budget", args.budget), ("--workers", args.workers)):
         if value is not None and value < 1:
-            raise UserError(f"{name} must be a whole number of at least 1; it is {value}")
-    strategies = [name for word in args.strategies or DEFAULT_STRATEGIES for name in word.split(",") if name]
+            raise UserError(f"{name} must be a whole number of at least 1; got {value}")
+    strategies = [name for text in args.strategies or DEFAULT_STRATEGIES for name in text.split(",") if name]
     if not strategies:
-        raise UserError(f"--strategies names none; there are: {', '.join(PROPOSERS.names())}")
+        raise UserError(f"--strategies is empty; choose from: {', '.join(PROPOSERS.names())}")
     if "all" in strategies:
         strategies = PROPOSERS.names()
     if args.json:
@@ -78,7 +85,7 @@ def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
                 print(plain(f"{landscape}: {note}"))
     print(f"\nall {figures['num_landscapes']} landscapes x {figures['seeds']} seeds (recorded measurements)")
     _print_table(strategies)
-    print("best/optimum: geometric mean (and worst) over searches; 1 is the fastest row of the table")
+    print(LEGEND)
 
 
 def _print_table(rows: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`ccl-search predict`: predicted time and memory of configurations, with their parts; nothing runs."""
+"""`ccl-search predict`: predicted step time and memory of configurations, part by part; starts no job."""
 
 from __future__ import annotations
 
@@ -11,37 +11,47 @@ if TYPE_CHECKING:
     from cclsearch.space.table import Space
     from cclsearch.tasks.training.prediction import Prediction
 
+_SHORT = {"micro_batch_size": "mb", "activation_checkpointing": "ckpt", "sequence_parallel": "sp", "zero_stage": "zero"}
 EXAMPLE = """ccl-search predict --workload wl2 --top 5
   ccl-search predict --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1 --png parts.png
   ccl-search predict --workload tiny-jax --aot v5e:2x2 --top 2"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which workload, which configurations, and how to show them."""
+    """Add the options that choose the workload and the configurations, and how to show them."""
     parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
     parser.add_argument(
-        "--config", metavar="KNOBS", help="knobs and values, such as tp=2,dp=8: only configurations that agree"
+        "--config", metavar="KNOBS", help="show only configurations with these knob values, such as tp=2,dp=8"
     )
     parser.add_argument(
-        "--top", type=int, default=10, metavar="N", help="show the N fastest that should fit (default: 10)"
+        "--top",
+        type=int,
+        default=10,
+        metavar="N",
+        help="show the N fastest configurations that are likely to fit into memory (default: 10)",
     )
-    parser.add_argument("--framework", metavar="NAME", help="run script, in place of the card's framework")
-    parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help="a second card over the first")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
-    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the parts there")
+    parser.add_argument("--framework", metavar="NAME", help="use this framework instead of the card's")
+    parser.add_argument(
+        "--overlay", action="append", default=[], metavar="FILE", help="YAML file whose fields replace the card's"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set one field of the card")
+    parser.add_argument(
+        "--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit the choices of one"
+    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the parts into this file")
     parser.add_argument(
         "--aot",
         nargs="?",
         const="",
         metavar="TOPOLOGY",
-        help="also ask the TPU compiler for each one's memory, without a TPU (v5e:2x2; default: the card's slice)",
+        help="also compile each configuration for this TPU slice and show the compiler's memory; needs no TPU"
+        " (such as v5e:2x2; default: the card's slice)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object for machines")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the fastest predicted configurations that are likely to fit, with time and memory by part."""
+    """Print the configurations that are predicted to be fastest and likely to fit, with time and memory by part."""
     from cclsearch.card.load import load_card
     from cclsearch.core.errors import UserError, require_writable
     from cclsearch.space.build import build_space, require_known_knobs
@@ -50,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.tasks.training.prediction import predict_space
 
     if args.top < 1:
-        raise UserError(f"--top must be a whole number of at least 1; it is {args.top}")
+        raise UserError(f"--top must be a whole number of at least 1; got {args.top}")
     if args.png:
         require_writable(args.png, "--png")
     card = load_card(args.workload, args.overlay, args.set)
@@ -74,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> list[int]:
-    """Rows that agree with `--config`, fastest first, those that should fit before the rest; at most `--top`."""
+    """Return at most `--top` rows that match `--config`: first those likely to fit, each group fastest first."""
     import shlex
 
     import numpy as np
@@ -82,18 +92,18 @@ def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> l
     from cclsearch.core.errors import UserError
     from cclsearch.space.parse import parse_assignments
 
-    agree = np.ones(len(space), dtype=bool)
+    matches = np.ones(len(space), dtype=bool)
     if args.config is not None:
         for name, value in parse_assignments(args.config, space.knobs).items():
-            agree &= np.array([space.config(row)[name] == value for row in range(len(space))], dtype=bool)
-        if not agree.any():
+            matches &= np.array([space.config(row)[name] == value for row in range(len(space))], dtype=bool)
+        if not matches.any():
             options = [("--workload", args.workload), ("--framework", args.framework), ("--config", args.config)]
             options += [("--overlay", path) for path in args.overlay] + [("--set", pair) for pair in args.set]
             options += [("--knob", knob) for knob in args.knob]
-            words = shlex.join([word for option, value in options if value is not None for word in (option, value)])
-            why = f"`ccl-search space explain {words}` says why"
-            raise UserError(f"no legal configuration agrees with {args.config!r}; {why}")
-    rows = np.flatnonzero(agree)
+            given = shlex.join([text for option, value in options if value is not None for text in (option, value)])
+            why = f"run `ccl-search space explain {given}` to see which rule excludes it"
+            raise UserError(f"no configuration in the search space matches --config {args.config!r}; {why}")
+    rows = np.flatnonzero(matches)
     order = np.lexsort((prediction.time_s_N[rows], prediction.fits_N[rows] < 0.5))
     return [int(row) for row in rows[order[: args.top]]]
 
@@ -118,14 +128,14 @@ def _print_json(card: Card, space: Space, described: list[dict[str, Any]]) -> No
 
 
 def _print_table(card: Card, space: Space, described: list[dict[str, Any]]) -> None:
-    print(f"{card.name}: {len(space)} legal configurations; predicted in closed form, nothing was run")
+    print(f"{card.name}: {len(space)} configurations in the search space; predicted in closed form, nothing was run")
     width = max(len(row["label"]) for row in described)
     print(f"\n  {'configuration':<{width}}  {'s/step':>9}  {'GiB':>7}  {'fits':>5}   largest parts")
     for row in described:
         parts = sorted(row["time_parts_s"].items(), key=lambda item: -item[1])[:4]
-        told = ", ".join(f"{name} {seconds / row['step_time_s']:.0%}" for name, seconds in parts if seconds > 0)
+        shares = ", ".join(f"{name} {seconds / row['step_time_s']:.0%}" for name, seconds in parts if seconds > 0)
         figures = f"{row['step_time_s']:>9.4g}  {row['memory_gib']:>7.1f}  {row['fits']:>5.0%}"
-        print(f"  {row['label']:<{width}}  {figures}   {told}")
+        print(f"  {row['label']:<{width}}  {figures}   {shares}")
     first = described[0]
     for title, unit, key in (("step time", "s", "time_parts_s"), ("memory", "GiB", "memory_parts_gib")):
         print(f"\n  {title} of {first['label']}")
@@ -133,7 +143,7 @@ def _print_table(card: Card, space: Space, described: list[dict[str, Any]]) -> N
             if value:
                 print(f"    {name:<20}{value:>10.4g} {unit}")
     _print_compiled(described)
-    print(f"\n  a device has {card.hardware.memory_gib:g} GiB; trials of a search correct these figures")
+    print(f"\n  a device has {card.hardware.memory_gib:g} GiB; a search corrects these predictions with its trials")
 
 
 def _find_topology(card: Card, asked: str | None) -> str | None:
@@ -147,7 +157,7 @@ def _find_topology(card: Card, asked: str | None) -> str | None:
 
 
 def _compile_all(card: Card, described: list[dict[str, Any]], topology: str) -> None:
-    """Put the compiler's figures beside each configuration's."""
+    """Add the compiler's memory to each configuration, as its key `compiled`."""
     from cclsearch.core.values import Config
     from cclsearch.tasks.training.aot import compile_memory
 
@@ -167,14 +177,13 @@ def _print_compiled(described: list[dict[str, Any]]) -> None:
     rows = [row for row in described if "compiled" in row]
     if not rows:
         return
-    print(f"\n  memory of one chip by the TPU compiler for {rows[0]['compiled']['topology']}, no TPU took part;")
-    print("  compiled is the engine's own transformer in JAX with AdamW, not the framework's program")
+    print(f"\n  memory of one chip, from the TPU compiler for {rows[0]['compiled']['topology']} (no TPU was used);")
+    print("  the compiled program is the engine's own JAX transformer with AdamW, not the framework's program")
     for row in rows:
         found = row["compiled"]
         parts = ", ".join(f"{name} {gib:.3g}" for name, gib in found["parts_gib"].items() if gib)
-        figure = (
-            f"{found['memory_gib']:>9.3f} GiB  ({parts})" if parts else f"no figure: {one_line(found['refused'], 200)}"
-        )
+        refused = f"not compiled: {one_line(found['refused'], 200)}"
+        figure = f"{found['memory_gib']:>9.3f} GiB  ({parts})" if parts else refused
         print(f"    {row['label']}  {figure}")
 
 
@@ -188,12 +197,8 @@ def _draw(path: Path, described: list[dict[str, Any]], card: Card) -> None:
     write_png(draw_parts(time_bars, memory_bars, card.hardware.memory_gib), path)
 
 
-_SHORT = {"micro_batch_size": "mb", "activation_checkpointing": "ckpt", "sequence_parallel": "sp", "zero_stage": "zero"}
-
-
 def _short_labels(configs: list[dict[str, Any]]) -> list[str]:
-    """What tells the configurations apart, and the degrees, short enough to stand beside a bar."""
-    told = [
-        name for name in configs[0] if name in {"tp", "dp", "pp", "ep"} or len({str(c.get(name)) for c in configs}) > 1
-    ]
-    return [" ".join(f"{_SHORT.get(n, n)}={str(c[n]).lower()}" for n in told)[:52] for c in configs]
+    """Return bar labels: the parallel degrees and every knob in which the configurations differ."""
+    degrees = {"tp", "dp", "pp", "ep"}
+    shown = [name for name in configs[0] if name in degrees or len({str(c.get(name)) for c in configs}) > 1]
+    return [" ".join(f"{_SHORT.get(n, n)}={str(c[n]).lower()}" for n in shown)[:52] for c in configs]

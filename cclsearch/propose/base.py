@@ -1,4 +1,4 @@
-"""What passes between the search and whoever proposes: the view, the proposal, and the protocol."""
+"""The interface between the search and a proposer: the view it gets, the proposals it returns, and the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cclsearch.space.table import Space
 
 @dataclass(frozen=True)
 class ProposerEvent:
-    """Something a proposer did that the ledger should keep: an arbiter's move, an LLM turn, rows held back."""
+    """An action of a proposer, to be written to the ledger: an arbiter's move, an LLM turn, rows held back."""
 
     topic: str
     text: str
@@ -28,14 +28,14 @@ class ProposerEvent:
 
 @dataclass(frozen=True)
 class SearchView:
-    """Everything a proposer may know when asked. A new value each time; it holds no state of its own."""
+    """Everything a proposer may know when it proposes: an immutable value, built anew for each call."""
 
     card: Card
     space: Space
     observations: Sequence[Observation]
-    """Finished trials, in order of their numbers."""
+    """Finished trials, sorted by trial number."""
     pending: frozenset[int]
-    """Rows that run now."""
+    """Rows of the running trials."""
     budget_left: int
     """Trials that may still be started, this batch included."""
     seed: int
@@ -43,22 +43,22 @@ class SearchView:
     prior: tuple[Observation, ...] = ()
     """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
     remarks: tuple[ProposerEvent, ...] = ()
-    """What proposers remarked so far in this search, from the ledger: state is rebuilt from it after a kill."""
+    """Events of the proposers so far, from the ledger: proposers rebuild their state from these after a kill."""
     next_trial: int = 0
-    """Number that the next trial will get; 0 where nobody counts."""
+    """Number of the next trial; 0 if the caller does not number trials."""
     held_back: frozenset[int] = frozenset()
-    """Rows that are not launched: they cannot fit, or the infrastructure failed them in this session."""
+    """Rows that must not be launched: they cannot fit, or failed for infrastructure reasons in this session."""
     overruled: frozenset[int] = frozenset()
-    """Rows that an LLM chose against the surrogate's advice: how they end is evidence, but not the surrogate's risk."""
+    """Rows that an LLM chose against the surrogate's advice: evidence, but not counted as its failures."""
 
     @property
     def closed(self) -> frozenset[int]:
-        """Rows that may not be proposed, beside those that were observed."""
+        """Rows that must not be proposed in addition to the observed ones: running or held back."""
         return self.pending | self.held_back
 
     @cached_property
     def taken_N(self) -> NDArray[np.bool_]:
-        """(N,) whether each row of the space was observed, runs, or is held back: not to be proposed. Read-only."""
+        """(N,) whether each row must not be proposed because it was observed, is running or is held back. Read-only."""
         taken_N = np.zeros(len(self.space), dtype=bool)
         taken_N[observed_rows(self.observations)] = True
         taken_N[list(self.closed)] = True
@@ -68,7 +68,7 @@ class SearchView:
 
 @dataclass(frozen=True)
 class ExpectedOutcome:
-    """What a proposer thinks a trial will show; compared with what was measured."""
+    """What a proposer expects a trial to measure; reports compare it with the measurement."""
 
     step_time_s: float | None = None
     peak_memory_gib: float | None = None
@@ -78,7 +78,7 @@ class ExpectedOutcome:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A member of the space that should run next."""
+    """A configuration that should run next."""
 
     config: Config
     proposer: str
@@ -86,13 +86,14 @@ class Proposal:
     rationale: str = ""
     expects: ExpectedOutcome = ExpectedOutcome()
     turn: int | None = None
-    """LLM turn that it came from."""
+    """Number of the LLM turn that proposed it."""
 
 
 class Proposer(Protocol):
-    """Proposes up to `count` new members of the space; fewer, or none, where it has no more to say.
+    """Proposes up to `count` new configurations of the space; fewer, or none, if it has no more to propose.
 
-    It must not propose a row that was observed, is pending or held back. The same view and seed give the same ones.
+    It must not propose a row that was observed, is running or is held back. The same view (which includes the seed)
+    must give the same proposals.
     """
 
     name: str
@@ -102,21 +103,21 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class EventSource(Protocol):
-    """What a proposer with a story adds (the arbiter does): remarks for the ledger, and a wish to end early."""
+    """A proposer that also emits events for the ledger and may end the search early (the arbiter does both)."""
 
     def take_events(self) -> Sequence[ProposerEvent]:
-        """Remarks since the last call, oldest first; the search writes them to the ledger."""
+        """Return the events since the last call, oldest first; the search writes them to the ledger."""
         ...
 
     def ending(self) -> str | None:
-        """Why the search should end with budget left; None to go on. Asked after a `propose` that gave nothing."""
+        """Return why to end the search with budget left, or None. Called after `propose` returned nothing."""
         ...
 
 
 @runtime_checkable
 class Closable(Protocol):
-    """A proposer that has work under way in the background (the arbiter may)."""
+    """A proposer that may have work running in the background (the arbiter does)."""
 
     def close(self) -> None:
-        """The search's session ends: leave the last remarks to `take_events`, and wait a few seconds at most."""
+        """End the session: keep the last events for `take_events`, and return within a few seconds."""
         ...

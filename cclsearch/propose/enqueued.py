@@ -1,4 +1,4 @@
-"""Given configurations first, then whatever another strategy proposes: how a search starts from earlier bests."""
+"""Proposes given configurations first, then those of another strategy: the start of a warm-started search."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from cclsearch.core.values import Config
 from cclsearch.propose.base import Closable, EventSource, Proposal, Proposer, ProposerEvent, SearchView
 
 EARLIER = "earlier"
+"""Proposer name of these trials in the ledger."""
 
 
 class EnqueuedProposer:
-    """Proposes `first` (members of the space that were not tried yet), then asks `then`.
+    """Proposes the untried configurations of `first`, then calls the proposer `then`.
 
-    What was proposed is told from the view alone, so it goes on rightly after a kill.
+    It reads what was already proposed from the view alone, so it continues correctly after a kill.
     """
 
     def __init__(self, first: Sequence[Config], then: Proposer) -> None:
@@ -22,24 +23,24 @@ class EnqueuedProposer:
         self._then = then
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        """The given configurations in their order; with none of them left, the other strategy's proposals."""
+        """Return the given configurations in order; once all are proposed, the other strategy's proposals."""
         taken = {o.row for o in view.observations if o.row is not None} | view.closed
         rows = {config: view.space.row(config) for config in self._first}
-        waiting = [config for config, row in rows.items() if row is not None and row not in taken]
-        if waiting:
-            why = "among the best of earlier searches: measured again, not assumed"
-            return [Proposal(config, EARLIER, why) for config in waiting[:count]]
+        untried = [config for config, row in rows.items() if row is not None and row not in taken]
+        if untried:
+            why = "among the best of earlier searches; measured again"
+            return [Proposal(config, EARLIER, why) for config in untried[:count]]
         return self._then.propose(view, count)
 
     def take_events(self) -> Sequence[ProposerEvent]:
-        """The other strategy's remarks."""
+        """Return the other strategy's events."""
         return self._then.take_events() if isinstance(self._then, EventSource) else ()
 
     def close(self) -> None:
-        """The other strategy's end."""
+        """Close the other strategy."""
         if isinstance(self._then, Closable):
             self._then.close()
 
     def ending(self) -> str | None:
-        """The other strategy's wish to end."""
+        """Return the other strategy's reason to end the search, or None."""
         return self._then.ending() if isinstance(self._then, EventSource) else None

@@ -1,7 +1,7 @@
-"""Replays of recorded landscapes with every strategy, and what they found after how many trials.
+"""Replays strategies on recorded landscapes and measures how good the best configuration is after each trial.
 
-A strategy sees the card's model, batch and hardware, the configurations of the legal set, and the results of the trials
-that it asked for. No row is read twice: a proposal that was already tried counts as a duplicate and shows nothing.
+A strategy sees the card's model, batch and hardware, the configurations of the search space, and the results of the
+trials it asked for. Each row is read once: a proposal that was tried before counts as a duplicate and a failure.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from cclsearch.recording.load import RecordedRow, Recording, find_recordings, lo
 MILESTONES = (1, 3, 5, 10, 15)
 DEFAULT_STRATEGIES = ("default", "random", "heuristic", "tpe")
 _Task = tuple[str, str, str, int, int]
-"""Folder of the landscape, what it is called, strategy, seed, budget."""
+"""Folder of the landscape, its label, strategy, seed, budget."""
 _KINDS = {"oom": FailureKind.OUT_OF_MEMORY, "failed": FailureKind.CRASHED}
 _MESSAGES = {"oom": "recorded as out of memory", "failed": "recorded as crashed or out of memory"}
 
 
 @dataclass(frozen=True)
 class ReplayedSearch:
-    """One search over one landscape."""
+    """Result of one search on one landscape."""
 
     landscape: str
     strategy: str
     seed: int
     best_over_optimum: tuple[float, ...]
-    """After each trial; until the first success, what the slowest row of the table would have been."""
+    """Best step time over the optimum, after each trial; the slowest row's over the optimum until one succeeds."""
     num_trials: int
-    """Trials that were asked for: fewer than the budget where the space, or the strategy, ran out."""
+    """Trials asked for: fewer than the budget if no configuration was left or the strategy proposed nothing."""
     num_failed: int
     num_duplicates: int
     engine_s: float
@@ -51,7 +51,7 @@ class ReplayedSearch:
 
 
 def replay_search(recording: Recording, proposer: Proposer, *, seed: int, budget: int) -> ReplayedSearch:
-    """One search, serially, from nothing known to the end of the budget."""
+    """Run one serial search on a recording until the budget is spent or the strategy proposes nothing."""
     table = RecordedTable(recording)
     seen: list[Observation] = []
     engine_s = 0.0
@@ -75,7 +75,7 @@ def replay_search(recording: Recording, proposer: Proposer, *, seed: int, budget
         landscape=recording.name,
         strategy=proposer.name,
         seed=seed,
-        best_over_optimum=_curve(recording, seen, budget),
+        best_over_optimum=_best_over_optimum(recording, seen, budget),
         num_trials=len(seen),
         num_failed=sum(o.failure is not None for o in seen),
         num_duplicates=table.num_duplicates,
@@ -84,7 +84,7 @@ def replay_search(recording: Recording, proposer: Proposer, *, seed: int, budget
 
 
 class RecordedTable:
-    """Hands out each row once."""
+    """The measured rows of a recording; each can be read once."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -94,10 +94,10 @@ class RecordedTable:
     def ask(self, trial: int, row: int | None, config: Any) -> Observation:
         if config in self._read:
             self.num_duplicates += 1
-            return _failed(trial, row, config, FailureKind.ILLEGAL_CONFIG, "tried before: a row is read once")
+            return _failed(trial, row, config, FailureKind.ILLEGAL_CONFIG, "proposed before: each row is read once")
         self._read.add(config)
         if row is None:
-            return _failed(trial, None, config, FailureKind.ILLEGAL_CONFIG, "is no row of the recording")
+            return _failed(trial, None, config, FailureKind.ILLEGAL_CONFIG, "not a row of the recording")
         return _observe(trial, row, self._recording.rows[row])
 
 
@@ -118,14 +118,14 @@ def _failed(trial: int, row: int | None, config: Any, kind: FailureKind, message
     return Observation(trial, config, row, None, failure=Failure(stage=Stage.RUN, kind=kind, message=message))
 
 
-def _curve(recording: Recording, seen: Sequence[Observation], budget: int) -> tuple[float, ...]:
+def _best_over_optimum(recording: Recording, seen: Sequence[Observation], budget: int) -> tuple[float, ...]:
     slowest = max(row.step_time_s for row in recording.rows if row.step_time_s is not None)
-    best, curve = slowest, []
+    best, ratios = slowest, []
     for trial in range(budget):
         if trial < len(seen):
             best = min(best, seen[trial].loss or slowest)
-        curve.append(best / recording.best_step_time_s)
-    return tuple(curve)
+        ratios.append(best / recording.best_step_time_s)
+    return tuple(ratios)
 
 
 def run_bench(
@@ -137,9 +137,9 @@ def run_bench(
     workers: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Every strategy on every landscape at or below `folder`, with every seed: the figures as `--json` holds them.
+    """Run every strategy on every landscape in or below `folder` with every seed; return the figures of `--json`.
 
-    Raises UserError, one line a problem and before anything starts, where a landscape or a strategy cannot be had.
+    Raises UserError before anything starts, with one line per landscape or strategy that cannot be loaded.
     """
     paths = find_recordings(folder)
     recordings = _load_all(paths)
@@ -171,7 +171,7 @@ def run_bench(
 
 
 def label_landscapes(paths: Sequence[Path], folder: Path) -> list[str]:
-    """What each landscape is called, all different: its folder's name, or its path from `folder` where names repeat."""
+    """Return unique labels: the name of each landscape's folder, or its path below `folder` if that name repeats."""
     names = [path.resolve().name if path == folder else path.name for path in paths]
     counts = Counter(names)
     return [
@@ -181,14 +181,14 @@ def label_landscapes(paths: Sequence[Path], folder: Path) -> list[str]:
 
 
 def _load_all(paths: Sequence[Path]) -> list[Recording]:
-    recordings, wrong = [], []
+    recordings, problems = [], []
     for path in paths:
         try:
             recordings.append(load_recording(path))
         except UserError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise UserError("\n".join(wrong))
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
     return recordings
 
 
@@ -196,20 +196,20 @@ def _run_tasks(tasks: Sequence[_Task], workers: int) -> Iterator[ReplayedSearch]
     if workers == 1 or len(tasks) < 4:
         yield from map(_run_task, tasks)
         return
-    held = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(held, "1"))  # two processes of one thread each beat one of two on small matrices
+    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(before, "1"))  # on small matrices, 2 processes x 1 thread beat 1 x 2
     try:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             yield from pool.map(_run_task, tasks, chunksize=max(1, min(20, len(tasks) // (4 * workers))))
     finally:
-        for name, value in held.items():
+        for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
 def _run_task(task: _Task) -> ReplayedSearch:
     path, label, strategy, seed, budget = task
-    played = replay_search(_load_cached(path), PROPOSERS.get(strategy)(), seed=seed, budget=budget)
-    return replace(played, landscape=label)
+    search = replay_search(_load_cached(path), PROPOSERS.get(strategy)(), seed=seed, budget=budget)
+    return replace(search, landscape=label)
 
 
 @cache
@@ -218,22 +218,22 @@ def _load_cached(path: str) -> Recording:
 
 
 def _summary_of(name: str, searches: Sequence[ReplayedSearch], labels: Sequence[str]) -> dict[str, Any]:
-    # every strategy registers under the name it was asked for, which is how its searches are told apart
+    # a strategy's `name` is the one it is registered under, so its searches are found by it
     own = [search for search in searches if search.strategy == name]
     by_landscape = {label: summarize([s for s in own if s.landscape == label]) for label in labels}
     return summarize(own) | {"landscapes": by_landscape}
 
 
 def summarize(searches: Sequence[ReplayedSearch]) -> dict[str, Any]:
-    """The figures of a set of searches, each search counting the same."""
+    """Return the figures of a set of searches; every search has the same weight."""
     budget = len(searches[0].best_over_optimum)
-    curves_SB = np.array([search.best_over_optimum for search in searches])
+    ratios_SB = np.array([search.best_over_optimum for search in searches])
     milestones = [k for k in MILESTONES if k <= budget] or [budget]
     if budget > milestones[-1]:
         milestones.append(budget)
-    at = {str(k): curves_SB[:, k - 1] for k in milestones}
+    at = {str(k): ratios_SB[:, k - 1] for k in milestones}
     trials = max(1, sum(search.num_trials for search in searches))
-    within = np.where(np.any(curves_SB <= 1.05, axis=1), np.argmax(curves_SB <= 1.05, axis=1) + 1.0, np.nan)
+    within = np.where(np.any(ratios_SB <= 1.05, axis=1), np.argmax(ratios_SB <= 1.05, axis=1) + 1.0, np.nan)
     return {
         "best_over_optimum": {
             "gmean": {k: float(np.exp(np.log(ratio).mean())) for k, ratio in at.items()},
