@@ -41,7 +41,7 @@ def judge(recording: Recording, seen: Sequence[Observation], priors: Priors) -> 
     tried = {o.row for o in seen}
     rows = np.array([n for n in range(len(recording.rows)) if n not in tried])
     log_time = fit_time_models(model, seen, (), priors).mean(rows)
-    works = fit_feasibility(model, seen, priors).at(rows)[2]
+    works = fit_feasibility(model, seen, priors).predict(rows)[2]
     measured = np.array([recording.rows[n].step_time_s or np.nan for n in rows])
     ok = np.isfinite(measured)
     error = np.abs(np.expm1(log_time[ok] - np.log(measured[ok])))

@@ -54,7 +54,7 @@ def learn(
 
 
 def chance(feasibility: Feasibility, tp: int, pp: int) -> float:
-    return float(feasibility.at(np.array([row_of(tp, pp)]))[1][0])
+    return float(feasibility.predict(np.array([row_of(tp, pp)]))[1][0])
 
 
 def test_a_run_that_only_shared_states_explain_makes_what_needs_them_likely() -> None:

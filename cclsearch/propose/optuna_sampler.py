@@ -1,11 +1,11 @@
-"""Any strategy of this project as an Optuna sampler over the enumerated legal set.
+"""Any strategy of this project as an Optuna sampler over the enumerated search space.
 
     study = optuna.create_study(sampler=SearchSpaceSampler(card, space))
-    trial = study.ask(search_space_distributions(space))   # trial.params is always a member that was not tried
+    trial = study.ask(search_space_distributions(space))   # trial.params is an untried configuration of the space
     study.tell(trial, step_time_s)                      # or state=TrialState.FAIL
 
-Failures are told as `FAIL`; a message in `user_attrs["failure_kind"]` (`out_of_memory`, `crashed`, ...) and a peak in
-`user_attrs["peak_memory_gib"]` teach the memory model.
+Tell failures as `TrialState.FAIL`. The memory model also uses `trial.user_attrs["failure_kind"]` (`out_of_memory`,
+`crashed`, ...) and `trial.user_attrs["peak_memory_gib"]` if you set them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def search_space_distributions(space: Space) -> dict[str, BaseDistribution]:
-    """What to give to `study.ask`: every knob with its choices."""
+    """Return the distributions for `study.ask`: every knob with its choices."""
     return {knob.name: CategoricalDistribution(knob.choices) for knob in space.knobs}
 
 
 class SearchSpaceSampler(BaseSampler):  # type: ignore[misc]
-    """Samples whole members of a space by one of the registered strategies; never an illegal or a repeated one."""
+    """Samples configurations of a space with a registered strategy; never an invalid or an already tried one."""
 
     def __init__(
         self, card: Card, space: Space, *, strategy: str = "default", seed: int = 0, expected_trials: int = 15
@@ -47,13 +47,13 @@ class SearchSpaceSampler(BaseSampler):  # type: ignore[misc]
         self._proposer: Proposer = PROPOSERS.get(strategy)()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The whole space, whatever was suggested before."""
+        """Return all knobs of the space, whatever was suggested before."""
         return search_space_distributions(self._space)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """All knobs of the next member; raises UserError where none is left."""
+        """Return all knobs of the next configuration; raises UserError if every one was tried."""
         trials = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
         observations = [self._observe(other) for other in trials if other.state.is_finished() and other.params]
         running = [other.params for other in trials if other.state == TrialState.RUNNING]
@@ -68,13 +68,15 @@ class SearchSpaceSampler(BaseSampler):  # type: ignore[misc]
         )
         proposals = self._proposer.propose(view, 1)
         if not proposals:
-            raise UserError(f"every one of the {len(self._space)} legal configurations was tried")
+            raise UserError(
+                f"all {len(self._space)} configurations of the search space were tried; none is left to propose"
+            )
         return dict(proposals[0].config)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """A knob that the space does not have: nothing here can choose it."""
+        """Raise UserError: Optuna asks for single knobs only if the space does not have them."""
         known: Sequence[str] = [knob.name for knob in self._space.knobs]
         raise UserError(f"the space has no knob {param_name!r}; it has {', '.join(known)}")
 
@@ -89,5 +91,5 @@ class SearchSpaceSampler(BaseSampler):  # type: ignore[misc]
             loss=None if failed else trial.value,
             step_time_s=None if failed else trial.value,
             peak_memory_gib=trial.user_attrs.get("peak_memory_gib"),
-            failure=Failure(stage=Stage.RUN, kind=kind, message="told as failed") if failed else None,
+            failure=Failure(stage=Stage.RUN, kind=kind, message="reported to Optuna as failed") if failed else None,
         )

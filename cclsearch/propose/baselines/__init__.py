@@ -1,1 +1,1 @@
-"""Strategies to compare with: random, heuristic and Optuna's own samplers."""
+"""Strategies to compare with: random, grid, heuristic, and Optuna's own samplers."""

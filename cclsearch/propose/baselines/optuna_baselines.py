@@ -1,8 +1,8 @@
-"""Optuna's own samplers over the same legal set: the peers of the default strategy.
+"""Optuna's own samplers over the same search space, as baselines for the default strategy.
 
-Each knob is an ordered distribution over its choices; what the sampler draws is moved to the nearest member that was
-not tried, and the study is told of that member. The `-raw` peer is what most people start with: the knobs as they are,
-illegal combinations and repeats included. It is there to be compared with, not to be run on a cluster.
+Each knob is an integer distribution over its choices (categorical if they have no order). A draw is moved to the
+nearest untried configuration, which is the one reported to the study. `tpe-raw` proposes the draws unchanged, invalid
+combinations and repeats included, as most people start: it is for comparison, not for a cluster.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 PENALTY = 2.0
-"""A failed trial is told as this times the worst loss so far, where failures are penalised."""
+"""With `penalize`, a failed trial is reported as this times the worst loss so far (for a positive loss)."""
 
 
 @dataclass(frozen=True)
 class OptunaProposer:
-    """One of Optuna's samplers, rebuilt from the view each time it is asked."""
+    """One of Optuna's samplers, rebuilt from the view for each call."""
 
     name: str
     make_sampler: Callable[[int], BaseSampler]
     """Seed -> sampler."""
-    penalise: bool = False
-    """Tell failures as bad losses rather than as FAIL, which samplers ignore."""
+    penalize: bool = False
+    """Report failures as bad losses instead of FAIL, which samplers ignore."""
     raw: bool = False
-    """Propose what was drawn, member or not, tried or not."""
+    """Propose the draw itself, even if it is invalid or was tried."""
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        """Up to `count` proposals; members that were not tried, unless raw."""
+        """Return up to `count` proposals: untried configurations, or unchanged draws if `raw`."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -83,7 +83,7 @@ class OptunaProposer:
             params = _codes_of(view.space, observation)
             if params is None:
                 continue
-            value = observation.loss if observation.loss is not None else penalty if self.penalise else None
+            value = observation.loss if observation.loss is not None else penalty if self.penalize else None
             state = TrialState.FAIL if value is None else TrialState.COMPLETE
             study.add_trial(create_trial(state=state, value=value, params=params, distributions=distributions))
 
@@ -101,7 +101,7 @@ def _distributions(space: Space) -> dict[str, Any]:
 
 
 def _codes_of(space: Space, observation: Observation) -> dict[str, int] | None:
-    """Position of each of its choices; None where it has a value that the space does not know."""
+    """Return knob -> index of its choice; None if a value is not among the choices."""
     codes = {}
     for knob in space.knobs:
         value = observation.config.get(knob.name)
@@ -114,11 +114,11 @@ def _codes_of(space: Space, observation: Observation) -> dict[str, int] | None:
 
 
 def _nearest(space: Space, codes_K: Any, free: set[int]) -> int:
-    """The free row with the fewest steps to what was drawn; a word counts one step."""
+    """Return the free row with the fewest steps from the draw; a category that differs counts as one step."""
     rows = np.array(sorted(free))
     gap = np.abs(space.codes_NK[rows].astype(np.int64) - codes_K)
-    words = np.array([not knob.is_numeric for knob in space.knobs])
-    gap[:, words] = np.minimum(gap[:, words], 1)
+    categorical = np.array([not knob.is_numeric for knob in space.knobs])
+    gap[:, categorical] = np.minimum(gap[:, categorical], 1)
     return int(rows[int(np.argmin(gap.sum(axis=1)))])
 
 
@@ -137,35 +137,37 @@ def _gp(seed: int) -> BaseSampler:
     from optuna.samplers import GPSampler
 
     if find_spec("torch") is None:
-        raise UserError("strategy 'gp' needs torch; `pip install torch`, or take 'default'")
+        raise UserError(
+            "strategy 'gp' needs torch, which is not installed: run `pip install torch`, or use strategy 'default'"
+        )
     return GPSampler(seed=seed, deterministic_objective=False)
 
 
 @PROPOSERS.register("tpe")
 def make_tpe() -> OptunaProposer:
-    """Optuna's TPE over the legal set, failures told as FAIL."""
+    """Optuna's TPE over the search space, failures reported as FAIL."""
     return OptunaProposer("tpe", _tpe())
 
 
 @PROPOSERS.register("tpe-penalised")
-def make_tpe_penalised() -> OptunaProposer:
-    """Optuna's TPE over the legal set, failures told as twice the worst."""
-    return OptunaProposer("tpe-penalised", _tpe(), penalise=True)
+def make_tpe_penalized() -> OptunaProposer:
+    """Optuna's TPE over the search space, failures reported as twice the worst loss."""
+    return OptunaProposer("tpe-penalised", _tpe(), penalize=True)
 
 
 @PROPOSERS.register("tpe-multivariate")
 def make_tpe_multivariate() -> OptunaProposer:
-    """Optuna's multivariate TPE over the legal set, five random trials first, failures penalised."""
-    return OptunaProposer("tpe-multivariate", _tpe(multivariate=True, n_startup_trials=5), penalise=True)
+    """Optuna's multivariate TPE over the search space, five random trials first, failures penalized."""
+    return OptunaProposer("tpe-multivariate", _tpe(multivariate=True, n_startup_trials=5), penalize=True)
 
 
 @PROPOSERS.register("tpe-raw")
 def make_tpe_raw() -> OptunaProposer:
-    """Optuna's TPE over the raw knobs: illegal combinations and repeats included (for comparison)."""
+    """Optuna's TPE over the raw knobs: proposes invalid combinations and repeats too (for comparison only)."""
     return OptunaProposer("tpe-raw", _tpe(), raw=True)
 
 
 @PROPOSERS.register("gp")
 def make_gp() -> OptunaProposer:
-    """Optuna's Gaussian process (needs torch) over the legal set, failures penalised."""
-    return OptunaProposer("gp", _gp, penalise=True)
+    """Optuna's Gaussian process (needs torch) over the search space, failures penalized."""
+    return OptunaProposer("gp", _gp, penalize=True)

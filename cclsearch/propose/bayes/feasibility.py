@@ -1,8 +1,8 @@
-"""Whether a trial will succeed: memory from the calibrated closed form, and failures that memory does not explain.
+"""P(success) of a trial: memory from the calibrated closed form, and failures that memory does not explain.
 
-Where a space does not say whether data-parallel ranks share out the optimizer's states, or tensor-parallel ranks the
-sequence, one of both holds for all of it. As long as no peak was measured, these are rival models, weighed by how well
-each would have foretold what fitted and what did not.
+A space may not declare whether data-parallel ranks shard the optimizer states, or tensor-parallel ranks the sequence;
+then one of the two applies to the whole space. Until a peak is measured, each combination is a hypothesis, weighted by
+its prequential likelihood: how well it predicted each trial that fitted or did not, from the trials before it.
 """
 
 from __future__ import annotations
@@ -24,117 +24,113 @@ from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.memory import MULTIPLIERS
 from cclsearch.tasks.training.prediction import CardModel, Priors
 
-_DOUBT = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
-_OTHER_DOUBT = 0.8
-"""Probability that a failure was not for lack of memory, by what the launcher or the source called it."""
+_LABEL_NOISE = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
+_OTHER_LABEL_NOISE = 0.8
+"""Probability that a failure had another cause than memory, by the failure kind of the launcher or recording."""
 _UNDECLARED = {
     "unsharded": ((0.0, 0.3), (-5.0, 0.7)),
     "replicated": ((0.0, 0.4), (-5.0, 0.6)),
     "gradients": ((0.0, None), (float(np.log(0.5)), None)),
 }
-"""Part of the memory -> its log multiplier and how probable that is (None: as its fitted prior says), for each way in
-which frameworks do it: states whole or shared out, sequences whole or shared out, gradients of four bytes or of two."""
-_WIDTH = 0.15
-"""How far such a log multiplier may be off."""
+"""Part of the memory -> (log multiplier, prior probability) for each way in which frameworks do it: optimizer states
+replicated or sharded, sequences replicated or sharded, gradients of 4 or 2 bytes. None: density of the fitted prior."""
+_UNDECLARED_SD = 0.15
+"""Standard deviation of such a log multiplier."""
 _MIN_WEIGHT = 0.02
+"""Hypotheses with a lower weight are dropped."""
+_FITS: WeakKeyDictionary[CardModel, OrderedDict[Hashable, tuple[Posterior, float]]] = WeakKeyDictionary()
+"""Model -> (hypothesis, observations) -> result of `_prequential_log_lik`; at most `_MAX_CACHED` of each model."""
+_MAX_CACHED = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Feasibility:
-    """What the trials so far say of success."""
+    """Posterior of memory and crashes, given the trials so far."""
 
     model: CardModel
     priors: Priors
     hypotheses: tuple[Posterior, ...]
-    """Models of the memory."""
+    """Posteriors of the memory, one per hypothesis."""
     weight_h: Array
     crash: Posterior
 
     @property
     def memory(self) -> Posterior:
-        """The likeliest model of the memory."""
+        """The memory posterior with the largest weight."""
         return self.hypotheses[int(np.argmax(self.weight_h))]
 
-    def at(self, rows: NDArray[np.int64]) -> tuple[Array, Array, Array]:
-        """(m,) expected GiB, probability of fitting, and probability of success."""
-        log_gib, fits = np.zeros(len(rows)), np.zeros(len(rows))
+    def predict(self, rows: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+        """(m,) expected GiB, (m,) probability that it fits, and (m,) probability of success."""
+        log_gib, p_fits = np.zeros(len(rows)), np.zeros(len(rows))
         for hypothesis, weight in zip(self.hypotheses, self.weight_h, strict=True):
             mean, variance = hypothesis.marginals(rows)
             log_gib += weight * mean
-            fits += weight * ndtr((self.model.log_limit - mean) / np.sqrt(variance + self.priors.softness**2))
+            p_fits += weight * ndtr((self.model.log_limit - mean) / np.sqrt(variance + self.priors.softness**2))
         mean, spread = self.crash.marginals(rows)
-        stays = ndtr(-mean / np.sqrt(1.0 + spread))
-        return np.exp(log_gib), fits, fits * stays
+        p_no_crash = ndtr(-mean / np.sqrt(1.0 + spread))
+        return np.exp(log_gib), p_fits, p_fits * p_no_crash
 
 
 def fit_feasibility(model: CardModel, observations: Sequence[Observation], priors: Priors) -> Feasibility:
-    """Memory and crashes, given observations of rows of the space."""
+    """Return the posterior of memory and crashes, given the observations that have a row."""
     seen = [o for o in observations if o.row is not None]
     evidence = _memory_evidence(seen, model, priors)
-    hypotheses, weights = _learn_memory(model, evidence, priors.memory)
+    hypotheses, weights = _fit_memory(model, evidence, priors.memory)
     crashes = _crash_evidence(seen, model, hypotheses[int(np.argmax(weights))], priors)
     return Feasibility(model, priors, hypotheses, weights, calibrate(_constant, model.features, priors.crash, crashes))
 
 
-def _learn_memory(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[tuple[Posterior, ...], Array]:
-    """Rival posteriors with their weights; one alone where peaks were measured: they tell the parts apart."""
+def _fit_memory(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[tuple[Posterior, ...], Array]:
+    """Return posteriors with weights: a single one if a peak was measured, since peaks identify the parts."""
     if np.any(evidence.censoring_n == 0):
         return (model.calibrate_memory(evidence, prior),), np.ones(1)
-    found = [
-        (*_prequential_log_lik(model, evidence, hypothesis), log_prior)
-        for hypothesis, log_prior in _hypothesis_priors(model, prior)
-    ]
-    score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in found])
+    fits = [(*_prequential_log_lik(model, evidence, p), log_prior) for p, log_prior in _hypothesis_priors(model, prior)]
+    score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in fits])
     weight_h = np.exp(score_h - score_h.max())
     weight_h /= weight_h.sum()
     kept = np.flatnonzero(weight_h >= _MIN_WEIGHT)
-    return tuple(found[r][0] for r in kept), weight_h[kept] / weight_h[kept].sum()
-
-
-_FITS: WeakKeyDictionary[CardModel, OrderedDict[Hashable, tuple[Posterior, float]]] = WeakKeyDictionary()
-_MAX_CACHED = 256
+    return tuple(fits[r][0] for r in kept), weight_h[kept] / weight_h[kept].sum()
 
 
 def _prequential_log_lik(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[Posterior, float]:
-    """The posterior after what was seen, and the log probability with which the model foretold it, one after another.
+    """Return the posterior after all observations, and the summed log probability of each given those before it.
 
-    What came before the last observation is remembered: a search asks again after each trial.
+    Results for every prefix of the observations are cached, because a search calls this after each trial.
     """
-    memory = _FITS.setdefault(model, OrderedDict())
-    said = list(
-        zip(evidence.rows_n.tolist(), evidence.censoring_n.tolist(), evidence.label_noise_n.tolist(), strict=True)
-    )
+    cache = _FITS.setdefault(model, OrderedDict())
+    columns = (evidence.rows_n.tolist(), evidence.censoring_n.tolist(), evidence.label_noise_n.tolist())
+    labels = list(zip(*columns, strict=True))
     hypothesis = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), evidence.limit)
-    start = next((n for n in range(len(said), 0, -1) if (hypothesis, tuple(said[:n])) in memory), 0)
+    start = next((n for n in range(len(labels), 0, -1) if (hypothesis, tuple(labels[:n])) in cache), 0)
     posterior, total = (
-        memory[hypothesis, tuple(said[:start])] if start else (_calibrate_first(model, evidence, prior, 0), 0.0)
+        cache[hypothesis, tuple(labels[:start])] if start else (_calibrate_first(model, evidence, prior, 0), 0.0)
     )
-    for n in range(start, len(said)):
+    for n in range(start, len(labels)):
         mean, variance = posterior.marginals(evidence.rows_n[n : n + 1])
         sides = evidence.censoring_n[n] * (mean - evidence.limit) / np.sqrt(variance + evidence.softness**2)
-        doubt = evidence.label_noise_n[n]
-        total += float(np.log(max(doubt + (1 - doubt) * float(ndtr(sides[0])), 1e-6)))
+        noise = evidence.label_noise_n[n]
+        total += float(np.log(max(noise + (1 - noise) * float(ndtr(sides[0])), 1e-6)))
         posterior = _calibrate_first(model, evidence, prior, n + 1)
-        memory[hypothesis, tuple(said[: n + 1])] = posterior, total
-    while len(memory) > _MAX_CACHED:
-        memory.popitem(last=False)
+        cache[hypothesis, tuple(labels[: n + 1])] = posterior, total
+    while len(cache) > _MAX_CACHED:
+        cache.popitem(last=False)
     return posterior, total
 
 
 def _calibrate_first(model: CardModel, evidence: CalibrationData, prior: Prior, count: int) -> Posterior:
-    """The posterior after the first observations."""
+    """Return the posterior after the first `count` observations."""
     first = {name: getattr(evidence, name)[:count] for name in ("rows_n", "value_n", "censoring_n", "label_noise_n")}
     return model.calibrate_memory(replace(evidence, **first), prior)
 
 
 def _hypothesis_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, float]]:
-    """Each combination of the ways, with its log probability but for a constant."""
+    """Yield the prior of each hypothesis with its log probability, up to a constant."""
     names = [name for name in _UNDECLARED if np.any(getattr(model.memory_parts, name) > 0)]
     for ways in product(*(_UNDECLARED[name] for name in names)):
         mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
         for name, (log_multiplier, probability) in zip(names, ways, strict=True):
             at = MULTIPLIERS.index(name)
-            mean_P[at], sd_P[at] = log_multiplier, _WIDTH
+            mean_P[at], sd_P[at] = log_multiplier, _UNDECLARED_SD
             if probability is None:
                 log_prior -= 0.5 * float((log_multiplier - prior.mean_P[at]) / prior.sd_P[at]) ** 2
             else:
@@ -143,16 +139,16 @@ def _hypothesis_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, 
 
 
 def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Priors) -> CalibrationData:
-    """A measured peak where there is one; else on which side of the limit the configuration lies."""
+    """Return each measured peak; for a trial without one, only whether it is above or below the limit."""
     peaks = [o.peak_memory_gib if o.failure is None and o.peak_memory_gib else np.nan for o in seen]
     failed = np.array([o.failure is not None for o in seen], dtype=bool)
     values = np.log(np.array(peaks, dtype=np.float64))
-    doubts = [0.0 if o.failure is None else _DOUBT.get(o.failure.kind, _OTHER_DOUBT) for o in seen]
+    label_noise = [0.0 if o.failure is None else _LABEL_NOISE.get(o.failure.kind, _OTHER_LABEL_NOISE) for o in seen]
     return CalibrationData(
         rows_n=_rows(seen),
         value_n=values,
         censoring_n=np.where(np.isfinite(values), 0, np.where(failed, 1, -1)).astype(np.int8),
-        label_noise_n=np.array(doubts, dtype=np.float64),
+        label_noise_n=np.array(label_noise, dtype=np.float64),
         limit=model.log_limit,
         softness=priors.softness,
     )
@@ -161,14 +157,14 @@ def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Prio
 def _crash_evidence(
     seen: Sequence[Observation], model: CardModel, memory: Posterior, priors: Priors
 ) -> CalibrationData:
-    """A threshold at 0 for every trial; one that memory explains says little, one called out of memory nothing."""
+    """Return success or crash of every trial; a failure that memory explains has a label noise up to 1."""
     rows = _rows(seen)
     failed = np.array([o.failure is not None for o in seen], dtype=bool)
     explained = np.zeros(len(seen))
     if len(seen):
         log_gib, variance = memory.marginals(rows)
         fits = ndtr((model.log_limit - log_gib) / np.sqrt(variance + priors.softness**2))
-        explained = np.where(failed, (1 - fits) / (1 - fits + fits * _DOUBT[FailureKind.CRASHED]), 0.0)
+        explained = np.where(failed, (1 - fits) / (1 - fits + fits * _LABEL_NOISE[FailureKind.CRASHED]), 0.0)
     named = [o.failure is not None and o.failure.kind is FailureKind.OUT_OF_MEMORY for o in seen]
     return CalibrationData(
         rows_n=rows,
@@ -185,5 +181,5 @@ def _rows(seen: Sequence[Observation]) -> NDArray[np.int64]:
 
 
 def _constant(rows: NDArray[np.int64]) -> RowModel:
-    """A rate that is the same everywhere but for what the residual learns."""
+    """Return a model that is one constant for all rows: only the residual depends on the row."""
     return lambda theta: np.broadcast_to(theta[..., :1], (*theta.shape[:-1], len(rows)))

@@ -1,7 +1,7 @@
-"""Proposals for several metrics at once: expected hypervolume improvement over any number of them.
+"""Proposals for several metrics: expected hypervolume improvement over any number of them.
 
-The hypervolume is an expectation over random scalarisations (Golovin and Zhang 2020, lemma 5), so its expected
-improvement is a mean over scalarisations and plausible models, in any dimension and without slicing boxes.
+The hypervolume is an expectation over random scalarizations (Golovin and Zhang 2020, lemma 5). So its expected
+improvement is a mean over scalarizations and plausible models, in any dimension and without box decomposition.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.propose.base import ExpectedOutcome, Observation, Proposal, SearchView
+from cclsearch.propose.base import Observation, Proposal, SearchView
 from cclsearch.propose.bayes.proposer import MAX_FAILURE_PENALTY
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.stats.calibration import CalibrationData, Prior, RowModel, calibrate
@@ -23,7 +23,7 @@ Direction = Literal["minimize", "maximize"]
 NUM_DIRECTIONS = 64
 NUM_DRAWS = 48
 MARGIN = 0.1
-"""The reference point lies beyond the worst seen or expected by this share of the range."""
+"""Distance of the reference point beyond the worst value, as a share of the range."""
 
 _FROM_TIME: dict[str, Callable[[SearchView, Array, Array], Array]] = {
     "step_time_s": lambda view, time_s, ranks: time_s,
@@ -31,19 +31,19 @@ _FROM_TIME: dict[str, Callable[[SearchView, Array, Array], Array]] = {
     "tokens_per_s": lambda view, time_s, ranks: view.card.tokens_per_step / time_s,
     "tokens_per_s_per_accelerator": lambda view, time_s, ranks: view.card.tokens_per_step / time_s / ranks,
 }
-"""Metrics that follow from the step time and the number of accelerators: modelled through them."""
+"""Metrics that are computed from the step time and the number of accelerators instead of being learned."""
 
 
 def propose_pareto(
     view: SearchView, count: int, metrics: Sequence[tuple[str, Direction]], proposer: str = "pareto"
 ) -> list[Proposal]:
-    """Up to `count` new members that promise to push the front of `metrics` furthest, given success.
+    """Return up to `count` untried configurations by expected improvement of the hypervolume of `metrics`.
 
-    A metric is `num_accelerators`, `peak_memory_gib`, one that follows from the step time, or anything in the
-    observations' `metrics`, learned from there. Raises ValueError for fewer than two metrics.
+    A metric is `num_accelerators`, `peak_memory_gib`, one computed from the step time, or any of the observations'
+    `metrics`, which is learned from them. Raises ValueError for fewer than two metrics.
     """
     if len(metrics) < 2:
-        raise ValueError(f"a front needs at least two metrics, not {len(metrics)}")
+        raise ValueError(f"a Pareto front needs at least two metrics; got {len(metrics)}")
     posterior = fit_posterior(view)
     if posterior is None:
         return []
@@ -53,33 +53,35 @@ def propose_pareto(
     unit_SmD, unit_nD = _to_unit(draws_SmD, front_nD)
     lengths_LD = np.abs(rng.standard_normal((NUM_DIRECTIONS, len(metrics))))
     lengths_LD /= np.linalg.norm(lengths_LD, axis=1, keepdims=True)
-    held_SL = np.broadcast_to(_reach(unit_nD, lengths_LD).max(axis=0, initial=0.0), (len(unit_SmD), NUM_DIRECTIONS))
-    return [_propose(view, posterior, m, proposer) for m in _choose(posterior, unit_SmD, lengths_LD, held_SL, count)]
+    reached_SL = np.broadcast_to(_reach(unit_nD, lengths_LD).max(axis=0, initial=0.0), (len(unit_SmD), NUM_DIRECTIONS))
+    return [_propose(view, posterior, m, proposer) for m in _choose(posterior, unit_SmD, lengths_LD, reached_SL, count)]
 
 
-def _choose(posterior: CandidatePosterior, unit_SmD: Array, lengths_LD: Array, held_SL: Array, count: int) -> list[int]:
+def _choose(
+    posterior: CandidatePosterior, unit_SmD: Array, lengths_LD: Array, reached_SL: Array, count: int
+) -> list[int]:
     reach_SmL = _reach(unit_SmD, lengths_LD)
     free = np.ones(unit_SmD.shape[1], dtype=bool)
     chosen: list[int] = []
     for _ in range(min(count, len(free))):
-        gain_m = np.maximum(reach_SmL - held_SL[:, None, :], 0.0).mean(axis=(0, 2))
-        price = MAX_FAILURE_PENALTY * float(gain_m.max(initial=0.0))
-        utility = np.where(free, gain_m * posterior.p_success_m - price * (1 - posterior.p_success_m), -np.inf)
+        gain_m = np.maximum(reach_SmL - reached_SL[:, None, :], 0.0).mean(axis=(0, 2))
+        penalty = MAX_FAILURE_PENALTY * float(gain_m.max(initial=0.0))
+        utility = np.where(free, gain_m * posterior.p_success_m - penalty * (1 - posterior.p_success_m), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False
         chosen.append(m)
-        held_SL = np.maximum(held_SL, reach_SmL[:, m, :])
+        reached_SL = np.maximum(reached_SL, reach_SmL[:, m, :])
     return chosen
 
 
 def _reach(unit: Array, lengths_LD: Array) -> Array:
-    """How far each point lets each direction reach from the reference point, to the power that makes it a volume."""
+    """(..., L) distance from the reference point that each point dominates along each direction, to the power D."""
     ratio = np.maximum(unit[..., None, :], 0.0) / lengths_LD
     return np.asarray(ratio.min(axis=-1) ** lengths_LD.shape[1])
 
 
 def _to_unit(draws_SmD: Array, front_nD: Array) -> tuple[Array, Array]:
-    """Points as distances from the reference point, each metric over its range of interest."""
+    """Return draws and measured points as distances from the reference point, in units of each metric's range."""
     expected_mD = draws_SmD.mean(axis=0)
     known = np.concatenate([front_nD, expected_mD]) if len(front_nD) else expected_mD
     low, high = known.min(axis=0), np.quantile(known, 0.9, axis=0)
@@ -93,7 +95,7 @@ def _to_unit(draws_SmD: Array, front_nD: Array) -> tuple[Array, Array]:
 def _draw(
     view: SearchView, posterior: CandidatePosterior, name: str, direction: Direction, rng: np.random.Generator
 ) -> Array:
-    """(S, m) draws of one metric, logs where it is positive, and lower is better."""
+    """(S, m) draws of one metric, lower is better; logs if it is always positive."""
     sign = 1.0 if direction == "minimize" else -1.0
     ranks = view.space.num_accelerators_N[posterior.rows_m].astype(np.float64)
     shape = (NUM_DRAWS, len(posterior.rows_m))
@@ -107,11 +109,11 @@ def _draw(
     log_time = models[pick] + sds[pick] * rng.standard_normal(shape)
     if name in _FROM_TIME:
         return np.asarray(sign * np.log(_FROM_TIME[name](view, np.exp(log_time), ranks)))
-    return np.asarray(sign * _learn_metric(view, posterior, name).draw(posterior.rows_m, log_time, rng))
+    return np.asarray(sign * _LearnedMetric(view, posterior, name).draw(posterior.rows_m, log_time, rng))
 
 
 def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, Direction]], view: SearchView) -> Array:
-    """(n, D) what scored trials showed, on the scale of `_draw`; trials that lack one of the metrics are left out."""
+    """(n, D) measured metrics on the scale of `_draw`; trials without a loss or one of the metrics are left out."""
     points = []
     for o in observations:
         if o.loss is None or o.step_time_s is None:
@@ -139,56 +141,48 @@ def _value_of(o: Observation, name: str, view: SearchView) -> float | None:
 
 
 class _LearnedMetric:
-    """A metric that nothing derives: a line in the log step time plus a Gaussian process over the knobs."""
+    """A metric without a closed form: a line in the log step time plus a Gaussian process over the knobs."""
 
     def __init__(self, view: SearchView, posterior: CandidatePosterior, name: str) -> None:
         seen = [o for o in view.observations if o.row is not None and o.step_time_s is not None and name in o.metrics]
         self._values = np.array([self.scale(view, name, o.metrics[name]) for o in seen], dtype=np.float64)
-        self._centre = float(self._values.mean()) if len(seen) else 0.0
+        self._center = float(self._values.mean()) if len(seen) else 0.0
         self._spread = max(float(self._values.std()), 1e-6) if len(seen) else 1.0
         log_time = np.log(np.array([o.step_time_s for o in seen], dtype=np.float64))
-        self._centre_time = float(log_time.mean()) if len(seen) else 0.0
+        self._center_time = float(log_time.mean()) if len(seen) else 0.0
         rows = np.array([o.row for o in seen], dtype=np.int64)
-        known = dict(zip(rows.tolist(), (log_time - self._centre_time).tolist(), strict=True))
+        known = dict(zip(rows.tolist(), (log_time - self._center_time).tolist(), strict=True))
         expected = posterior.time
 
-        def line(at: NDArray[np.int64]) -> RowModel:
-            times = expected.mean(at) - self._centre_time
+        def line_in_log_time(at: NDArray[np.int64]) -> RowModel:
+            times = expected.mean(at) - self._center_time
             times = np.array([known.get(int(row), time) for row, time in zip(at, times, strict=True)])
             return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * times)
 
-        shape = posterior.time.likeliest.prior.shape.scaled(3.0)
+        shape = posterior.time.most_likely.prior.shape.scaled(3.0)
         prior = Prior(np.zeros(2), np.array([1.0, 2.0]), shape, noise=0.1, dof=4.0)
         zeros = np.zeros(len(seen))
-        standard = (self._values - self._centre) / self._spread
+        standard = (self._values - self._center) / self._spread
         evidence = CalibrationData(rows, standard, zeros.astype(np.int8), zeros)
-        self._posterior = calibrate(line, model_of(view.card, view.space).features, prior, evidence)
+        self._posterior = calibrate(line_in_log_time, model_of(view.card, view.space).features, prior, evidence)
 
     @staticmethod
     def scale(view: SearchView, name: str, value: float | None) -> float:
-        """Logs where every trial's value is positive."""
+        """Return the value, as a log if this metric is positive in every trial."""
         values = [o.metrics[name] for o in view.observations if name in o.metrics]
         assert value is not None
         return float(np.log(value)) if value > 0 and all(v > 0 for v in values) else float(value)
 
     def draw(self, rows: NDArray[np.int64], log_time_Sm: Array, rng: np.random.Generator) -> Array:
-        """(S, m) draws that move with the drawn step times."""
+        """(S, m) draws of the metric, correlated with the drawn step times."""
         mean, variance = self._posterior.marginals(rows)
         slope = self._posterior.theta_P[1]
         moved = slope * (log_time_Sm - log_time_Sm.mean(axis=0))
         noise = np.sqrt(variance) * rng.standard_normal(log_time_Sm.shape)
-        return np.asarray(self._centre + self._spread * (mean + moved + noise))
-
-
-def _learn_metric(view: SearchView, posterior: CandidatePosterior, name: str) -> _LearnedMetric:
-    return _LearnedMetric(view, posterior, name)
+        return np.asarray(self._center + self._spread * (mean + moved + noise))
 
 
 def _propose(view: SearchView, posterior: CandidatePosterior, m: int, proposer: str) -> Proposal:
-    expects = ExpectedOutcome(
-        step_time_s=float(np.exp(posterior.log_time_m[m])),
-        peak_memory_gib=float(posterior.memory_gib_m[m]),
-        fits=float(posterior.p_fits_m[m]),
-    )
-    rationale = f"promises to push the front furthest; {posterior.p_success_m[m]:.0%} to succeed"
+    expects = posterior.expected_outcome(m)
+    rationale = f"largest expected gain of the Pareto front, P(success) {posterior.p_success_m[m]:.0%}"
     return Proposal(view.space.config(int(posterior.rows_m[m])), proposer, rationale, expects)

@@ -1,10 +1,9 @@
-"""The `pareto` strategy: what pushes the front of several metrics furthest.
+"""The `pareto` strategy: expected hypervolume improvement of the Pareto front of several metrics.
 
-Over step time and the number of accelerators the second metric is known before a trial runs. The front then falls into
-one search for each number of accelerators, each with a model of its own, and the expected hypervolume improvement of a
-candidate is exact: its expected improvement over the best of all sizes up to its own, times the width of its strip
-(Yang et al. 2019, box decomposition in two dimensions, on logarithmic axes). Any other metrics go through
-`cclsearch.propose.bayes.hypervolume`.
+For step time and number of accelerators, the second metric is known before a trial runs. The problem then splits into
+one search per number of accelerators, each with its own model, and the expected hypervolume improvement is exact: the
+expected improvement over the best of all sizes up to the candidate's, times the width of its strip (Yang et al. 2019,
+box decomposition in two dimensions, on logarithmic axes). Other metrics use `cclsearch.propose.bayes.hypervolume`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import ExpectedOutcome, Observation, Proposal, SearchView
+from cclsearch.propose.base import Observation, Proposal, SearchView
 from cclsearch.propose.bayes.hypervolume import Direction, propose_pareto
 from cclsearch.propose.bayes.proposer import expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
@@ -26,18 +25,18 @@ from cclsearch.space.table import Space
 
 STEP_TIME_AND_SIZE: tuple[tuple[str, Direction], ...] = (("step_time_s", "minimize"), ("num_accelerators", "minimize"))
 MAX_SIZES = 32
-"""With more numbers of accelerators than these, one model over all of them proposes."""
+"""With more sizes (numbers of accelerators) than this, one model over all of them is used."""
 
 
 class _Size(NamedTuple):
-    """The part of a space that runs on one number of accelerators."""
+    """The part of a space with one number of accelerators."""
 
     num_accelerators: int
     space: Space
     row_of: Mapping[int, int]
-    """Row of the whole space -> row here."""
+    """Row of the whole space -> row of this part."""
     width: float
-    """How much of the front's other axis an improvement here covers; 1 on average."""
+    """Width of this size's strip on the accelerator axis of the hypervolume, relative to the mean width."""
 
 
 class _Candidate(NamedTuple):
@@ -56,10 +55,10 @@ class ParetoProposer:
     def __init__(self, metrics: Sequence[tuple[str, Direction]] = STEP_TIME_AND_SIZE) -> None:
         self.metrics = tuple(metrics)
         self._sizes: tuple[Space, list[_Size]] | None = None
-        self._beliefs: dict[int, tuple[object, CandidatePosterior | None]] = {}
+        self._posteriors: dict[int, tuple[object, CandidatePosterior | None]] = {}
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        """Up to `count` new members; none where nothing is left."""
+        """Return up to `count` untried configurations; none if every one was proposed."""
         sizes = self._split(view.space) if set(self.metrics) == set(STEP_TIME_AND_SIZE) else []
         if not 1 < len(sizes) <= MAX_SIZES:
             return propose_pareto(view, count, self.metrics, proposer=self.name)
@@ -73,54 +72,50 @@ class ParetoProposer:
 
     def _split(self, space: Space) -> list[_Size]:
         if self._sizes is None or self._sizes[0] is not space:
-            self._sizes, self._beliefs = (space, split_by_size(space)), {}
+            self._sizes, self._posteriors = (space, split_by_size(space)), {}
         return self._sizes[1]
 
     def _find_best(self, view: SearchView, sizes: Sequence[_Size], taken: Sequence[_Candidate]) -> _Candidate | None:
-        """The untaken member that pushes the front furthest; what was just taken counts as running."""
+        """Return the untaken candidate of the highest utility; those in `taken` count as running."""
         best: _Candidate | None = None
-        smaller = math.inf
-        price = failure_penalty(view)
+        best_of_smaller = math.inf
+        penalty = failure_penalty(view)
         for size in sizes:
             pending = frozenset(candidate.row for candidate in taken if candidate.size is size)
             part = _limit_view(view, size, pending)
             posterior = self._fit_posterior(part, size)
             own = [math.log(o.step_time_s) for o in part.observations if o.loss is not None and o.step_time_s]
-            smaller = min([smaller, *own])
+            best_of_smaller = min([best_of_smaller, *own])
             if posterior is None:
                 continue
-            gain_m = expected_improvement(posterior, np.minimum(incumbent(posterior), smaller))
-            utility_m = size.width * (gain_m * posterior.p_success_m - price * (1 - posterior.p_success_m))
+            gain_m = expected_improvement(posterior, np.minimum(incumbent(posterior), best_of_smaller))
+            utility_m = size.width * (gain_m * posterior.p_success_m - penalty * (1 - posterior.p_success_m))
             m = int(np.argmax(utility_m))
             if best is None or utility_m[m] > best.utility:
                 best = _Candidate(float(utility_m[m]), size, int(posterior.rows_m[m]), posterior, m)
         return best
 
     def _fit_posterior(self, part: SearchView, size: _Size) -> CandidatePosterior | None:
-        """The belief over one size, made anew only when something there changed."""
-        stamp = (tuple((o.row, o.trial) for o in part.observations), part.pending, len(part.prior), len(part.held_back))
-        held = self._beliefs.get(size.num_accelerators)
-        if held is None or held[0] != stamp:
-            held = (stamp, fit_posterior(part))
-            self._beliefs[size.num_accelerators] = held
-        return held[1]
+        """Return the posterior of one size; fitted again only if its observations or running trials changed."""
+        key = (tuple((o.row, o.trial) for o in part.observations), part.pending, len(part.prior), len(part.held_back))
+        cached = self._posteriors.get(size.num_accelerators)
+        if cached is None or cached[0] != key:
+            cached = (key, fit_posterior(part))
+            self._posteriors[size.num_accelerators] = cached
+        return cached[1]
 
     def _propose(self, candidate: _Candidate) -> Proposal:
         posterior, m = candidate.posterior, candidate.position
-        expects = ExpectedOutcome(
-            step_time_s=float(np.exp(posterior.log_time_m[m])),
-            peak_memory_gib=float(posterior.memory_gib_m[m]),
-            fits=float(posterior.p_fits_m[m]),
-        )
+        expects = posterior.expected_outcome(m)
         rationale = (
-            f"promises to push the front furthest, at {candidate.size.num_accelerators} accelerators:"
-            f" {expects.step_time_s:.3g} s expected, {posterior.p_success_m[m]:.0%} to succeed"
+            f"largest expected gain of the Pareto front, on {candidate.size.num_accelerators} accelerators:"
+            f" expected {expects.step_time_s:.3g} s, P(success) {posterior.p_success_m[m]:.0%}"
         )
         return Proposal(candidate.size.space.config(candidate.row), self.name, rationale, expects)
 
 
 def split_by_size(space: Space) -> list[_Size]:
-    """The space by number of accelerators, the fewest first."""
+    """Return the parts of the space by number of accelerators, ascending."""
     sizes, position_N = np.unique(space.num_accelerators_N, return_inverse=True)
     widths = _strip_widths(sizes)
     parts = []
@@ -133,7 +128,7 @@ def split_by_size(space: Space) -> list[_Size]:
 
 
 def _strip_widths(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Log distance from each size to the next larger one, over their mean; the last counts as the mean."""
+    """Return the log distance from each size to the next larger one over their mean; the last gets the mean."""
     if len(sizes) < 2:
         return np.ones(len(sizes))
     steps = np.diff(np.log(sizes.astype(np.float64)))
@@ -141,20 +136,20 @@ def _strip_widths(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _limit_view(view: SearchView, size: _Size, pending: frozenset[int]) -> SearchView:
-    """The view as a search for the step time at that size alone would have it."""
+    """Return the view of a search for the step time at that size alone; rows of it in `pending` count as running."""
     here = [
         replace(o, row=size.row_of[o.row], loss=_time_as_loss(o))
         for o in view.observations
         if o.row is not None and o.row in size.row_of
     ]
-    flying, held_back = (
+    running, held_back = (
         frozenset(size.row_of[row] for row in rows if row in size.row_of) for rows in (view.pending, view.held_back)
     )
     return replace(
         view,
         space=size.space,
         observations=tuple(here),
-        pending=flying | pending,
+        pending=running | pending,
         held_back=held_back,
         objective="step_time",
     )
@@ -166,5 +161,5 @@ def _time_as_loss(observation: Observation) -> float | None:
 
 @PROPOSERS.register("pareto")
 def make_pareto_proposer() -> ParetoProposer:
-    """Over step time and the number of accelerators; a search with several metrics of its own names them."""
+    """Return the strategy over step time and number of accelerators; a search with other metrics passes its own."""
     return ParetoProposer()

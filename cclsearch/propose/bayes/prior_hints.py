@@ -1,8 +1,8 @@
-"""What a proposer says it has learnt of a framework, as evidence for the surrogate: a shift of the prior of some parts.
+"""Hints of the LLM about a framework ("the pipeline is slow"), applied as shifts of the surrogate's prior.
 
-A belief moves the prior mean of a part's log multipliers by at most one standard deviation of that prior, and by half
-as much with every few trials since it was said: right or wrong, it gives way to what is measured unless it is said
-again. The state is the ledger's remarks.
+A hint moves the prior mean of a part's log multipliers by at most one standard deviation of that prior, and by half as
+much after every `HALF_LIFE` trials. So measurements override it, right or wrong, unless it is repeated. The hints are
+kept in the ledger's proposer events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cclsearch.stats.calibration import Prior
 from cclsearch.tasks.training.time import MULTIPLIERS
 
 KEY = "beliefs"
-"""Where a remark's data holds them, as JSON: part -> level."""
+"""Key of the hints in an event's data: JSON, part -> level."""
 
 PARTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
@@ -33,22 +33,22 @@ PARTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "optimizer": {"optimizer": 1.0},
     }
 )
-"""Part of a step -> the multipliers that say how long it takes, with the sign in which slower moves them."""
+"""Part of a step -> its multipliers, each with the sign of its change if the part is slower."""
 
 LEVELS: Mapping[str, float] = MappingProxyType(
     {"much_faster": -1.0, "faster": -0.5, "as_predicted": 0.0, "slower": 0.5, "much_slower": 1.0}
 )
-"""How a part is to the closed form -> the shift of its prior, in standard deviations."""
+"""How a part compares with the closed form -> shift of its prior, in standard deviations."""
 
 HALF_LIFE = 3.0
-"""Trials after which a belief counts half."""
+"""Trials after which a hint has half its weight."""
 
 PriorHints = Mapping[str, str]
-"""Part -> level, members of `PARTS` and `LEVELS` only."""
+"""Part -> level; only names from `PARTS` and `LEVELS`."""
 
 
 def parse_hints(raw: object) -> dict[str, str]:
-    """Those of the items `{"part": ..., "is": ...}` that name a known part and level; whatever else is left out."""
+    """Return the items `{"part": ..., "is": ...}` with a known part and level; ignores everything else."""
     items = raw if isinstance(raw, list) else []
     found = {}
     for item in items[: len(PARTS) * len(LEVELS)]:
@@ -60,34 +60,34 @@ def parse_hints(raw: object) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ActiveHint:
-    """A belief as it stands now."""
+    """The latest hint about a part, with its present weight."""
 
     level: str
     weight: float
-    """1 when it is said, half of that after `HALF_LIFE` trials."""
+    """1 when it was given, 0.5 after `HALF_LIFE` trials."""
 
 
-def format_hints(beliefs: PriorHints, num_seen: int) -> str:
-    """The beliefs as a remark's data keeps them, with the number of trials seen when they were said."""
-    return json.dumps({"seen": num_seen, **beliefs}, separators=(",", ":")) if beliefs else ""
+def format_hints(hints: PriorHints, num_seen: int) -> str:
+    """Return the hints as JSON for an event's data, with the number of trials finished when they were given."""
+    return json.dumps({"seen": num_seen, **hints}, separators=(",", ":")) if hints else ""
 
 
 def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
-    """What is believed now: of each part the latest word."""
-    held: dict[str, ActiveHint] = {}
+    """Return the latest hint about each part, with its weight after the trials since."""
+    hints: dict[str, ActiveHint] = {}
     for event in view.remarks:
         raw = event.data.get(KEY)
         if isinstance(raw, str) and raw:
-            said = json.loads(raw)
-            weight = 0.5 ** (max(0, len(view.observations) - int(said.get("seen", 0))) / HALF_LIFE)
-            held |= {part: ActiveHint(said[part], weight) for part in PARTS if said.get(part) in LEVELS}
-    return held
+            given = json.loads(raw)
+            weight = 0.5 ** (max(0, len(view.observations) - int(given.get("seen", 0))) / HALF_LIFE)
+            hints |= {part: ActiveHint(given[part], weight) for part in PARTS if given.get(part) in LEVELS}
+    return hints
 
 
-def shift_prior(held: Mapping[str, ActiveHint], prior: Prior) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """(P,) what to add to the prior's mean log multipliers, in the order of `MULTIPLIERS`."""
+def shift_prior(hints: Mapping[str, ActiveHint], prior: Prior) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """(P,) shift of the prior's mean log multipliers, in the order of `MULTIPLIERS`."""
     shift_P = np.zeros(len(MULTIPLIERS))
-    for part, hint in held.items():
+    for part, hint in hints.items():
         for name, sign in PARTS[part].items():
             at = MULTIPLIERS.index(name)
             shift_P[at] = sign * LEVELS[hint.level] * hint.weight * prior.sd_P[at]

@@ -1,7 +1,7 @@
-"""Plausible models of the step time: what the trials so far leave possible, as a weighted set of whole models.
+"""An ensemble of step-time models that are plausible after the trials so far, with weights.
 
-Rivals differ in how far the closed form may be off and how noisy the cluster is; the evidence weighs them (Rasmussen
-and Williams 2006, section 5.2). From each rival, multipliers are drawn from its posterior, and each draw is a model.
+Hypotheses differ in how far the closed form may be off and in how noisy the cluster is; their evidence weights them
+(Rasmussen and Williams 2006, section 5.2). From each posterior, multipliers are drawn; each draw is a model.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import CardModel, Priors
 
 NUM_MODELS = 128
-DEVIATIONS = (0.5, 1.0, 2.0)
-"""How far the closed form may be off, over the prior's own figure."""
-NOISES = (1.0, 3.0, 10.0)
-"""How noisy the cluster may be, over the prior's own figure."""
+RESIDUAL_FACTORS = (0.5, 1.0, 2.0)
+"""Scale of the residual of the closed form in each hypothesis, relative to the prior's."""
+NOISE_FACTORS = (1.0, 3.0, 10.0)
+"""Run-to-run noise in each hypothesis, relative to the prior's."""
 MIN_WEIGHT = 0.05
-"""Rivals less probable than this are dropped."""
+"""Hypotheses with a lower weight are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
+"""Log step times up to this far above the best keep their full weight: a factor of 2."""
 OTHER_RUN_NOISE = 0.1
-"""Relative noise of a time from an earlier run: another day, another set of nodes."""
+"""Relative noise of a step time from an earlier run: measured on another day and other nodes."""
 
 
 @dataclass(frozen=True, eq=False)
 class TimeModels:
-    """Rival posteriors with their weights."""
+    """The posterior of each hypothesis, with weights."""
 
     hypotheses: tuple[Posterior, ...]
     weight_h: Array
 
     @property
-    def likeliest(self) -> Posterior:
-        """The rival with the largest weight."""
+    def most_likely(self) -> Posterior:
+        """The posterior with the largest weight."""
         return self.hypotheses[int(np.argmax(self.weight_h))]
 
     def draw(self, rows: NDArray[np.int64], rng: np.random.Generator) -> tuple[Array, Array, Array]:
-        """(k, m) means, (k, m) standard deviations of a measurement, and (k,) weights of k models at these rows."""
+        """Draw k models: (k, m) means, (k, m) standard deviations of a measurement, (k,) weights at these rows."""
         means, sds, weights = [], [], []
         for hypothesis, weight in zip(self.hypotheses, self.weight_h, strict=True):
             count = max(4, round(NUM_MODELS * weight))
@@ -53,34 +54,36 @@ class TimeModels:
         return np.concatenate(means), np.concatenate(sds), np.concatenate(weights)
 
     def mean(self, rows: NDArray[np.int64]) -> Array:
-        """(m,) log seconds that are expected, over all rivals."""
+        """(m,) expected log seconds, averaged over the hypotheses."""
         return np.asarray(self.weight_h @ np.array([hypothesis.marginals(rows)[0] for hypothesis in self.hypotheses]))
 
     def leave_one_out_error(self) -> Array:
-        """(n,) what the likeliest rival would have got wrong about each observation, had it not seen it (log units)."""
-        likeliest = self.likeliest
-        return np.asarray(likeliest.alpha_n / np.maximum(np.diag(likeliest.inverse_nn), 1e-12))
+        """(n,) leave-one-out error of the most likely hypothesis at each observation, in log units."""
+        posterior = self.most_likely
+        return np.asarray(posterior.alpha_n / np.maximum(np.diag(posterior.inverse_nn), 1e-12))
 
 
 def fit_time_models(
     model: CardModel, observations: Sequence[Observation], earlier: Sequence[Observation], priors: Priors
 ) -> TimeModels:
-    """The rivals, given this search's measured step times and those of earlier runs, by row of the space."""
+    """Return the weighted hypotheses, fitted to the step times of this search and of earlier runs."""
     hypotheses, scores = [], []
-    for noise in NOISES:
-        for deviation in DEVIATIONS:
-            prior = replace(priors.time, shape=priors.time.shape.scaled(deviation), noise=priors.time.noise * noise)
-            hypothesis = model.calibrate_time(time_evidence(observations, earlier, prior), prior)
+    for noise in NOISE_FACTORS:
+        for residual in RESIDUAL_FACTORS:
+            prior = replace(priors.time, shape=priors.time.shape.scaled(residual), noise=priors.time.noise * noise)
+            hypothesis = model.calibrate_time(collect_time_data(observations, earlier, prior), prior)
             hypotheses.append(hypothesis)
-            scores.append(hypothesis.log_evidence - 0.5 * np.log(deviation) ** 2 - 0.2 * np.log(noise))
+            scores.append(hypothesis.log_evidence - 0.5 * np.log(residual) ** 2 - 0.2 * np.log(noise))
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
     kept = np.flatnonzero(weights >= MIN_WEIGHT)
     return TimeModels(tuple(hypotheses[r] for r in kept), weights[kept] / weights[kept].sum())
 
 
-def time_evidence(observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior) -> CalibrationData:
-    """Every measured step time, this search's and earlier runs'."""
+def collect_time_data(
+    observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior
+) -> CalibrationData:
+    """Return every measured step time of this search and of earlier runs, as log seconds by row of the space."""
     own = [o for o in observations if o.row is not None and o.step_time_s is not None]
     other = [o for o in earlier if o.row is not None and o.step_time_s is not None]
     values = np.log(np.array([o.step_time_s for o in (*own, *other)], dtype=np.float64))
@@ -96,12 +99,12 @@ def time_evidence(observations: Sequence[Observation], earlier: Sequence[Observa
 
 
 def downweight_slow(log_time_n: Array, noise_n: Array) -> Array:
-    """(n,) noise of each measured time: what is far slower than the best teaches little about what is fast.
+    """(n,) noise of each measured time, raised for times far slower than the best.
 
-    Beyond a factor of two, causes enter that no closed form holds (allocator retries, stalled transports), so the
-    trust falls with the distance.
+    Such runs say little about fast ones: beyond a factor of two, causes matter that the closed form does not model
+    (allocator retries, stalled transports). So the noise grows with the distance.
     """
     if not len(log_time_n):
         return np.zeros(0)
-    far = np.maximum(log_time_n - log_time_n.min() - TRUSTED_SPAN, 0.0)
-    return np.asarray(np.hypot(noise_n, 0.3 * far))
+    excess_n = np.maximum(log_time_n - log_time_n.min() - TRUSTED_SPAN, 0.0)
+    return np.asarray(np.hypot(noise_n, 0.3 * excess_n))
