@@ -98,7 +98,7 @@ def test_bad_folders_and_options_are_refused_with_2(two, tmp_path, capsys):
         ([str(tmp_path / "nowhere")], "there is no folder"),
         ([str(LANDSCAPES), "--seeds", "0"], "--seeds"),
         ([str(LANDSCAPES), "--strategies", "oracle"], "there is no strategy 'oracle'"),
-        ([str(LANDSCAPES), "--json", str(tmp_path / "a" / "b.json")], "no folder"),
+        ([str(LANDSCAPES), "--json", str(tmp_path / "a" / "b.json")], "does not exist"),
     ):
         assert main(["bench", *arguments]) == 2
         errors = capsys.readouterr().err
