@@ -19,7 +19,7 @@ from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, ComputeClass, Ev
 from cclsearch.trace.read import read_traces
 
 
-def only(path: Path) -> EventTable:
+def read_one_table(path: Path) -> EventTable:
     found = read_traces(path, use_cache=False)
     assert len(found.tables) == 1, found.message
     return next(iter(found.tables.values()))
@@ -30,7 +30,7 @@ def durations_us(table: EventTable, *kinds: Kind) -> list[float]:
 
 
 def test_a_gpu_trace_gives_kinds_collectives_steps_and_launches(tmp_path: Path) -> None:
-    table = only(write.write_kineto(tmp_path / "rank0_trace.json"))
+    table = read_one_table(write.write_kineto(tmp_path / "rank0_trace.json"))
     assert durations_us(table, Kind.COMPUTE) == [400.0] * 3
     assert durations_us(table, Kind.COMM) == [300.0] * 3
     assert durations_us(table, Kind.MEMCPY) == [50.0] * 3
@@ -51,7 +51,7 @@ def test_a_gpu_trace_gives_kinds_collectives_steps_and_launches(tmp_path: Path) 
 
 def test_device_rows_belong_to_the_step_of_their_launch_not_of_their_own_time(tmp_path: Path) -> None:
     late = write.kineto_document(write.gpu_events(lag_us=1500.0))
-    table = only(write.write_kineto(tmp_path / "trace.json", late))
+    table = read_one_table(write.write_kineto(tmp_path / "trace.json", late))
     rows = table.rows_of(Kind.COMPUTE)
     assert table.step_id[rows].tolist() == [0, 1, 2]
     assert table.ts_ns[rows[0]] > table.steps[1].start_ns
@@ -60,14 +60,14 @@ def test_device_rows_belong_to_the_step_of_their_launch_not_of_their_own_time(tm
 def test_kernels_without_a_launch_record_belong_to_no_step(tmp_path: Path) -> None:
     backlog = write.span("kernel", "leftover", 1001.0, 20.0, device=0, stream=7, correlation=3)
     document = write.kineto_document([backlog, *write.gpu_events()])
-    table = only(write.write_kineto(tmp_path / "trace.json", document))
+    table = read_one_table(write.write_kineto(tmp_path / "trace.json", document))
     row = next(int(r) for r in table.rows_of(Kind.COMPUTE) if table.names[table.name_id[r]] == "leftover")
     assert (table.step_id[row], table.launch[row]) == (-1, -1)
 
 
 def test_a_step_whose_kernels_are_cut_off_by_the_window_is_incomplete(tmp_path: Path) -> None:
     events = [e for e in write.gpu_events() if not (e["cat"] in ("kernel", "gpu_memcpy") and e["ts"] > 3000)]
-    table = only(write.write_kineto(tmp_path / "trace.json", write.kineto_document(events)))
+    table = read_one_table(write.write_kineto(tmp_path / "trace.json", write.kineto_document(events)))
     assert [step.complete for step in table.steps] == [True, True, False]
 
 
@@ -81,8 +81,8 @@ def test_every_layout_of_json_gives_the_same_table(tmp_path: Path, layout: str) 
         "indented": lambda: json.dumps(document, indent=4),
         "bare list": lambda: json.dumps(document["traceEvents"]),
     }[layout]()
-    table = only(write.write_kineto(tmp_path / "trace.json.gz", text=text))
-    expected = only(write.write_kineto(tmp_path / "other" / "trace.json", document))
+    table = read_one_table(write.write_kineto(tmp_path / "trace.json.gz", text=text))
+    expected = read_one_table(write.write_kineto(tmp_path / "other" / "trace.json", document))
     assert np.array_equal(table.ts_ns, expected.ts_ns)
     assert np.array_equal(table.step_id, expected.step_id)
     assert table.names == expected.names
@@ -95,7 +95,7 @@ def test_unix_microseconds_keep_their_nanoseconds(tmp_path: Path) -> None:
     ]
     text = write.layout_kineto(write.kineto_document(events, base_ns=0))
     text = text.replace('"ts": 0', '"ts": 1712195495519703.772', 1).replace('"ts": 0', '"ts": 1712195495519761.133', 1)
-    table = only(write.write_kineto(tmp_path / "trace.json", text=text))
+    table = read_one_table(write.write_kineto(tmp_path / "trace.json", text=text))
     assert table.ts_ns.tolist() == [0, 57_361]
     assert table.base_ns == 1712195495519703772
 
@@ -107,7 +107,7 @@ def test_categories_of_2021_are_known(tmp_path: Path) -> None:
         write.span("Kernel", "volta_sgemm_64x64_nt", 1100, 50, device=0, stream=7, correlation=9),
         write.span("Memset", "Memset (Device)", 1200, 5, device=0, stream=7, correlation=10, bytes=16),
     ]
-    table = only(write.write_kineto(tmp_path / "trace.json", write.kineto_document(events)))
+    table = read_one_table(write.write_kineto(tmp_path / "trace.json", write.kineto_document(events)))
     assert durations_us(table, *DEVICE_WORK) == [50.0, 5.0]
     assert [step.number for step in table.steps] == [3]
 
@@ -139,7 +139,7 @@ def test_a_truncated_file_gives_its_complete_events(tmp_path: Path, suffix: str)
     cut.write_bytes(data[: len(data) * 7 // 10])
     found = read_traces(cut.parent, use_cache=False)
     assert (found.status, found.reason) == ("partial", Reason.TRACE_TRUNCATED)
-    assert 200 < len(found.tables[0]) < len(only(whole))
+    assert 200 < len(found.tables[0]) < len(read_one_table(whole))
 
 
 def test_a_cpu_trace_distinguishes_reduce_scatter_and_excludes_collectives_from_compute(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_ambiguous_kernel_gets_the_kind_of_the_call_that_launched_it(tmp_path
         write.span("cuda_runtime", "cudaLaunchKernelExC", 1010, 5, correlation=1),
         write.span("kernel", "ncclKernel_SendRecv_RING", 1200, 9, device=0, stream=2, correlation=1),
     ]
-    table = only(write.write_kineto(tmp_path / "trace.json", write.kineto_document(events)))
+    table = read_one_table(write.write_kineto(tmp_path / "trace.json", write.kineto_document(events)))
     row = table.rows_of(Kind.COMM)[0]
     assert table.collectives[table.coll_id[row]].kind == CollectiveKind.ALL_TO_ALL
 

@@ -244,6 +244,34 @@ class Distributed:
     groups: tuple[ProcessGroup, ...] = ()
 
 
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "ts_ns": "<i8",
+        "dur_ns": "<i8",
+        "kind": "|u1",
+        "name_id": "<i4",
+        "device": "<i2",
+        "stream": "<i4",
+        "corr": "<i4",
+        "step_id": "<i4",
+    }
+)
+"""The dense columns of a table and their types."""
+
+SPARSE_COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "bytes": "<i8",
+        "blocks_per_sm": "<f4",
+        "coll_id": "<i4",
+        "launch": "<i4",
+        "op": "<i4",
+        "shape_id": "<i4",
+        "grid_id": "<i4",
+    }
+)
+"""The columns that few rows have, and their types."""
+
+
 def _empty_memory() -> MemoryPoints:
     none = np.zeros(0, np.int64)
     return MemoryPoints(none, none, none, np.zeros(0, np.int16))
@@ -375,34 +403,6 @@ class EventTable:
         return rows[np.argsort(self.ts_ns[rows], kind="stable")]
 
 
-COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "ts_ns": "<i8",
-        "dur_ns": "<i8",
-        "kind": "|u1",
-        "name_id": "<i4",
-        "device": "<i2",
-        "stream": "<i4",
-        "corr": "<i4",
-        "step_id": "<i4",
-    }
-)
-"""The dense columns of a table and their types."""
-
-SPARSE_COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "bytes": "<i8",
-        "blocks_per_sm": "<f4",
-        "coll_id": "<i4",
-        "launch": "<i4",
-        "op": "<i4",
-        "shape_id": "<i4",
-        "grid_id": "<i4",
-    }
-)
-"""The columns that few rows have, and their types."""
-
-
 @dataclass(frozen=True)
 class FileReport:
     """Result of reading one trace file."""
@@ -421,7 +421,7 @@ class TraceSet:
 
     tables: Mapping[int, EventTable]
     status: str
-    """ok, partial (a rank is missing or cut) or not_available (no usable table: `tables` is empty)."""
+    """ok, partial (a rank is missing or truncated) or not_available (no usable table: `tables` is empty)."""
     reasons: tuple[Reason, ...] = ()
     message: str = ""
     """One line for people that says what is wrong; "" without problems."""

@@ -55,7 +55,7 @@ def find_traces(path: Path) -> list[TraceFile]:
         return [claimed] if claimed else []
     files = [file for found in _walk(path) if (file := _claim(found, found.relative_to(path).as_posix()))]
     files = _drop_duplicates(files)
-    return _latest(files)
+    return _keep_latest(files)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -115,7 +115,7 @@ def _drop_duplicates(files: list[TraceFile]) -> list[TraceFile]:
     return kept
 
 
-def _latest(files: list[TraceFile]) -> list[TraceFile]:
+def _keep_latest(files: list[TraceFile]) -> list[TraceFile]:
     """Keep the last session of each host (hosts may name one session a second apart), and the last iteration."""
     last: dict[str, str] = {}
     for file in files:
@@ -137,7 +137,7 @@ def _latest(files: list[TraceFile]) -> list[TraceFile]:
         key, time = (file.path.parent, found["worker"]), int(found["time"])
         if key not in by_worker or by_worker[key][0] < time:
             by_worker[key] = (time, file)
-    return sorted([*others, *(file for _, file in by_worker.values())], key=lambda file: _natural(file.relative))
+    return sorted([*others, *(file for _, file in by_worker.values())], key=lambda file: _path_key(file.relative))
 
 
 def _session_of(file: TraceFile) -> str | None:
@@ -155,5 +155,5 @@ def _cycle_of(file: TraceFile) -> int | None:
     return int(found[1]) if found else None
 
 
-def _natural(text: str) -> list[tuple[int, int | str]]:
+def _path_key(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part]

@@ -15,6 +15,19 @@ from cclsearch.trace.view import RankView
 Dims = Sequence[Sequence[int]]
 
 
+_CONVOLUTIONS = {
+    "convolution": (3, 4, 5),
+    "_convolution": (3, 4, 5),
+    "conv1d": (3, 4, 5),
+    "conv2d": (3, 4, 5),
+    "conv3d": (3, 4, 5),
+    "cudnn_convolution": (3, 2, 4),
+    "miopen_convolution": (4, 3, 5),
+    "mkldnn_convolution": (4, 3, 5),
+}
+"""Forward convolutions -> positions of stride, padding and dilation in the arguments."""
+
+
 def count_op_flops(name: str, shape: OpShape) -> float | None:
     """Return the FLOP of one call of an operator (2 per multiply-add), or None if its shapes do not determine them.
 
@@ -53,19 +66,6 @@ def _attention_flops(base: str, dims: Dims) -> float | None:
     if "flash_attention" in base and "scaled_dot_product" not in base:  # (batch, sequence, heads, width)
         forward = 2.0 * query[0] * query[2] * query[1] * key[1] * (query[3] + value[3])
     return forward * (2.5 if backward else 1.0)
-
-
-_CONVOLUTIONS = {
-    "convolution": (3, 4, 5),
-    "_convolution": (3, 4, 5),
-    "conv1d": (3, 4, 5),
-    "conv2d": (3, 4, 5),
-    "conv3d": (3, 4, 5),
-    "cudnn_convolution": (3, 2, 4),
-    "miopen_convolution": (4, 3, 5),
-    "mkldnn_convolution": (4, 3, 5),
-}
-"""Forward convolutions -> positions of stride, padding and dilation in the arguments."""
 
 
 def _convolution_flops(shape: OpShape, at: tuple[int, int, int]) -> float | None:

@@ -14,7 +14,7 @@ from cclsearch.trace.matching import blocking_groups, share_clock
 MAX_GAP_NS = 600 * 10**9
 """Largest gap between the profiled windows of one run's ranks on one clock; a wider gap means two runs."""
 _FORMATS = ("kineto", "xla", "nsys")
-_WORST_FIRST = (
+_MOST_SEVERE_FIRST = (
     Reason.MIXED_RUNS,
     Reason.UNREADABLE,
     Reason.TOO_LARGE,
@@ -31,7 +31,7 @@ def merge_tables(files: Sequence[TraceFile], results: Sequence[FileTables], *, f
     reports = tuple(report for _, report in results)
     pairs = [(file, table) for file, (tables, _) in zip(files, results, strict=True) for table in tables]
     if not pairs:
-        worst = _worst({report.reason or Reason.UNREADABLE for report in reports})
+        worst = _by_severity({report.reason or Reason.UNREADABLE for report in reports})
         first = next((r for r in reports if (r.reason or Reason.UNREADABLE) == worst[0]), reports[0])
         message = f"{first.path}: {first.message or 'cannot be read'}"
         return TraceSet({}, "not_available", worst, message, files=reports, folder=folder)
@@ -61,7 +61,7 @@ def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folde
     return TraceSet(
         by_rank,
         "partial" if reasons else "ok",
-        _worst(reasons),
+        _by_severity(reasons),
         message[:2000],
         world_size=world,
         missing_ranks=missing,
@@ -164,6 +164,6 @@ def _one_format(pairs: list[tuple[TraceFile, EventTable]]) -> list[tuple[TraceFi
     return [(file, table) for file, table in pairs if table.format == known[0]]
 
 
-def _worst(reasons: set[Reason]) -> tuple[Reason, ...]:
-    order = {reason: place for place, reason in enumerate(_WORST_FIRST)}
+def _by_severity(reasons: set[Reason]) -> tuple[Reason, ...]:
+    order = {reason: place for place, reason in enumerate(_MOST_SEVERE_FIRST)}
     return tuple(sorted(reasons, key=lambda reason: (order.get(reason, len(order)), reason)))

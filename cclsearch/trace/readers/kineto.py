@@ -30,6 +30,21 @@ _DEVICE_CODES = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION,
 _LONG_TIME_US = 2e12
 
 
+_COLLECTIVE_FIELDS = (
+    "Collective name",
+    "In msg nelems",
+    "Out msg nelems",
+    "Group size",
+    "dtype",
+    "In split size",
+    "Out split size",
+    "Process Group Name",
+    "Process Group Ranks",
+    "Src Rank",
+    "Dst Rank",
+)
+
+
 class _KindOf(dict[str, int]):
     """Category -> kind; 0 for a dropped category, which is added to the mapping."""
 
@@ -63,7 +78,7 @@ class KinetoBuilder:
         """Append the events of one batch."""
         types = set(map(type, batch))
         if Meta in types or Instant in types:
-            self._add_rare([event for event in batch if type(event) is Meta or type(event) is Instant])
+            self._add_meta_and_memory([event for event in batch if type(event) is Meta or type(event) is Instant])
         spans = [event for event in batch if type(event) is Span]
         if spans:
             self._add_spans(spans)
@@ -168,7 +183,7 @@ class KinetoBuilder:
         external = to_int64([max(details[n].ext, details[n].old_ext) for n in with_dims], len(with_dims))
         self.ext_of_op.append((rows[external >= 0], external[external >= 0]))
 
-    def _add_rare(self, events: list[Meta | Instant]) -> None:
+    def _add_meta_and_memory(self, events: list[Meta | Instant]) -> None:
         points = [event for event in events if isinstance(event, Instant) and event.name == "[memory]"]
         sizes = self._args.decode(MemoryArgs, [event.args or msgspec.Raw(b"{}") for event in points])
         for point, size in zip(points, sizes, strict=True):
@@ -200,21 +215,6 @@ class KinetoBuilder:
     def is_unsupported(self) -> bool:
         """Whether the trace has events of an accelerator that is not supported."""
         return any(category.startswith(UNSUPPORTED_PREFIX) for category in self.kind_of)
-
-
-_COLLECTIVE_FIELDS = (
-    "Collective name",
-    "In msg nelems",
-    "Out msg nelems",
-    "Group size",
-    "dtype",
-    "In split size",
-    "Out split size",
-    "Process Group Name",
-    "Process Group Ranks",
-    "Src Rank",
-    "Dst Rank",
-)
 
 
 def _args_of(spans: list[Span], indices: NDArray[np.int64]) -> list[msgspec.Raw]:

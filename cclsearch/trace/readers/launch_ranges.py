@@ -16,6 +16,9 @@ HOST_CALL = re.compile(r"^(nccl|rccl):|^(c10d|_c10d_functional)::")
 _VAGUE = (CollectiveKind.UNKNOWN, CollectiveKind.SEND_RECV)
 
 
+Ranges = tuple[np.ndarray, np.ndarray, list[CollectiveKind]]  # type: ignore[type-arg]
+
+
 def name_bare_collectives(table: EventTable) -> EventTable:
     """Return the table with ambiguous collectives replaced by the kind of their range, such as `nccl:all_to_all`."""
     if "coll_id" not in table.sparse or not any(call.kind in _VAGUE for call in table.collectives):
@@ -36,9 +39,6 @@ def name_bare_collectives(table: EventTable) -> EventTable:
             numbers[index] = distinct[replace(table.collectives[int(numbers[index])], kind=kind)]
     sparse = {**table.sparse, "coll_id": (rows, numbers)}
     return replace(table, collectives=tuple(distinct), sparse=MappingProxyType(sparse))
-
-
-Ranges = tuple[np.ndarray, np.ndarray, list[CollectiveKind]]  # type: ignore[type-arg]
 
 
 def _host_calls(table: EventTable) -> dict[int, Ranges]:

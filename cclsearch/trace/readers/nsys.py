@@ -42,7 +42,7 @@ _LOCK_WAIT_S = 1.0
 
 
 @dataclass
-class _File:
+class _Export:
     """An open export: its tables and their columns."""
 
     connection: sqlite3.Connection
@@ -91,7 +91,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _open(connection: sqlite3.Connection) -> _File:
+def _open(connection: sqlite3.Connection) -> _Export:
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA query_only = ON")
     names = [
@@ -100,12 +100,12 @@ def _open(connection: sqlite3.Connection) -> _File:
         if isinstance(name, str) and re.fullmatch(r"\w+", name)
     ]
     columns = {name: tuple(str(row[1]) for row in connection.execute(f'PRAGMA table_info("{name}")')) for name in names}
-    file = _File(connection, columns)
+    file = _Export(connection, columns)
     file.strings = {number: value for number, value in file.read("StringIds", "id", "value") if isinstance(value, str)}
     return file
 
 
-def _read(file: _File, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
+def _read(file: _Export, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     if not {_KERNEL, _MEMCPY, _RUNTIME, "NVTX_EVENTS"} & set(file.columns):
         raise TraceError(Reason.UNREADABLE, "a SQLite file, but not an export of Nsight Systems")
     _check_tables(file)
@@ -135,7 +135,7 @@ def _read(file: _File, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]
     return tuple(tables)
 
 
-def _check_tables(file: _File) -> None:
+def _check_tables(file: _Export) -> None:
     """Raise TraceError if kernels are not listed or have no names, since every metric would be wrong."""
     has_launches = any("aunch" in text for text in file.strings.values()) or not file.strings
     if _KERNEL not in file.columns and has_launches and next(file.read(_RUNTIME, "start"), None) is not None:
@@ -144,7 +144,7 @@ def _check_tables(file: _File) -> None:
         raise TraceError(Reason.UNREADABLE, "kernels without names: the table StringIds is missing")
 
 
-def _device_rows(file: _File) -> Iterator[tuple[int, int, NsysRow]]:
+def _device_rows(file: _Export) -> Iterator[tuple[int, int, NsysRow]]:
     wanted = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
     launch = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
     names = ("shortName", "demangledName", "nameId", "staticSharedMemory", "dynamicSharedMemory")
@@ -172,7 +172,7 @@ def _device_rows(file: _File) -> Iterator[tuple[int, int, NsysRow]]:
             yield _int(values[5]), _int(values[2]), row
 
 
-def _host_rows(file: _File) -> Iterator[tuple[int, NsysRow]]:
+def _host_rows(file: _Export) -> Iterator[tuple[int, NsysRow]]:
     for start, end, thread, corr, name_id in file.read(
         _RUNTIME, "start", "end", "globalTid", "correlationId", "nameId"
     ):
@@ -198,7 +198,7 @@ def _host_rows(file: _File) -> Iterator[tuple[int, NsysRow]]:
             yield _int(thread) & _PROCESS_MASK, NsysRow(Kind.OVERHEAD, start, end, "profiler", _int(thread))
 
 
-def _read_devices(file: _File) -> dict[int, DeviceInfo]:
+def _read_devices(file: _Export) -> dict[int, DeviceInfo]:
     found: dict[int, DeviceInfo] = {}
     for number, name, sms, memory in file.read("TARGET_INFO_GPU", "id", "name", "smCount", "totalMemory"):
         if isinstance(number, int):
@@ -211,12 +211,12 @@ def _read_devices(file: _File) -> dict[int, DeviceInfo]:
     return found
 
 
-def _session_start(file: _File) -> int:
+def _session_start(file: _Export) -> int:
     first = next(file.read("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0]
     return first if isinstance(first, int) and 0 < first < 2**62 else 0
 
 
-def _string(file: _File, *numbers: Any) -> str:
+def _string(file: _Export, *numbers: Any) -> str:
     for number in numbers:
         if isinstance(number, str):
             return number

@@ -25,6 +25,9 @@ _DEVICE_PLANE = re.compile(r"^/device:(?P<type>[A-Za-z_]+):(?P<ordinal>\d+)$")
 _MEMORY_NAME = re.compile(r"^mem(cpy|set)", re.IGNORECASE)
 
 
+Rows = dict[tuple[str, int], tuple[Plane | None, list[XlaRow], list[str]]]
+
+
 def read_xspace_tables(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     """Return one table per device of the file; raises TraceError if nothing can be read."""
     return build_tables(read_space(path, limits), source=path.name)
@@ -56,9 +59,6 @@ def build_tables(space: PlaneSpace, *, source: str) -> tuple[EventTable, ...]:
             )
         )
     return tuple(tables)
-
-
-Rows = dict[tuple[str, int], tuple[Plane | None, list[XlaRow], list[str]]]
 
 
 def _device_rows(space: PlaneSpace) -> Rows:

@@ -26,6 +26,9 @@ _DONE = re.compile(r"-done(\.\d+)?$")
 _STARTED_BY = re.compile(r"-done\([^%)]*%?(?P<start>[\w.-]+-start(?:\.\d+)?)")
 
 
+Groups = tuple[tuple[int, ...], ...]
+
+
 def join_pairs(rows: list[XlaRow]) -> list[XlaRow]:
     """Return the rows with each asynchronous pair (`all-reduce-start`, `-done`) as one row from start to end."""
     waiting: dict[str, XlaRow] = {}
@@ -90,9 +93,6 @@ def describe_collective(name: str, stats: Stats, device: int = -1, devices: froz
         has_args=True,
         world_size=world,
     )
-
-
-Groups = tuple[tuple[int, ...], ...]
 
 
 def read_groups(text: str) -> tuple[Groups, int | None]:

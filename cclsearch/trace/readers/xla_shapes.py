@@ -18,6 +18,9 @@ _ONE_ARRAY = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind
 """Collectives that move one array; the other members of their tuples are buffers and flags."""
 
 
+Leaf = tuple[str, int]
+
+
 @dataclass(frozen=True)
 class ResultSize:
     """Total size of the arrays that a collective results in."""
@@ -49,9 +52,6 @@ def measure_result(shape: str, text: str, kind: CollectiveKind, is_start: bool) 
         num_operands = len(_split_members(_cut_shape(rest[opcode.end() - 1 :])[0])) if opcode else 0
         members = _results_of_start(members, kind, num_operands)
     return _add_up([leaf for member in members for leaf in member])
-
-
-Leaf = tuple[str, int]
 
 
 def _results_of_start(members: list[list[Leaf]], kind: CollectiveKind, num_operands: int) -> list[list[Leaf]]:
