@@ -20,11 +20,10 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Provenance
 from cclsearch.launch.profile import Profile, make_launcher
 from cclsearch.plan.request import SearchRequest
-from cclsearch.plan.strategy import choose_strategy, describe_llm
+from cclsearch.plan.strategy import choose_strategy
 from cclsearch.plan.target import choose_target
 from cclsearch.plan.warm_start import AUTO, load_prior
-from cclsearch.plan.workload import hash_space, require_metrics, resolve_workload
-from cclsearch.propose.agent.policy.store import freeze_seed
+from cclsearch.plan.workload import resolve_workload
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import load_objective
@@ -48,11 +47,9 @@ def plan_search(request: SearchRequest) -> Plan:
         asked, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
     )
     objective = load_objective(request.objective) if isinstance(request.objective, str) else request.objective
-    workload = resolve_workload(request, asked, target)
-    require_metrics(objective, workload)
+    workload = resolve_workload(request, asked, target, objective)
     provenance = Provenance.RECORDED if workload.recording else _read_provenance(target.profile, workload.framework)
     strategy = choose_strategy(request, multi=objective.is_multi)
-    notes = (*workload.notes, *target.notes, *_describe_confirm(request, provenance), *describe_llm(request, strategy))
     spec = RunSpec(
         run_id=_choose_run_id(request),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -64,9 +61,9 @@ def plan_search(request: SearchRequest) -> Plan:
         profile=target.profile,
         recording=workload.recording,
         provenance=provenance,
-        strategy=strategy,
+        strategy=strategy.name,
         llm=request.llm,
-        llm_options=freeze_seed(request.llm_options),
+        llm_options=dict(strategy.llm_options),
         limits=request.limits,
         seed=request.seed,
         use_fewer=request.use_fewer,
@@ -74,8 +71,8 @@ def plan_search(request: SearchRequest) -> Plan:
         learn_from=tuple(str(Path(folder).resolve()) for folder in request.learn_from),
         first=request.first,
         space_size=len(workload.space),
-        space_sha256=hash_space(workload.space),
-        banner=notes,
+        space_sha256=workload.space_sha256,
+        banner=(*workload.notes, *target.notes, *_describe_confirm(request, provenance), *strategy.notes),
     )
     load_prior(spec)
     return Plan(_mask_secrets(spec), workload.space)

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from cclsearch.core.errors import UserError
+from cclsearch.core.values import Value
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.agent.policy.store import freeze_seed
 from cclsearch.propose.agent.providers.cost import describe_unkept, load_prices, prices_path
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
 
 LLM_STRATEGIES = ("hybrid", "llm")
 
 
-def choose_strategy(request: SearchRequest, *, multi: bool) -> str:
-    """Return the strategy's name, checked: `hybrid` with an LLM, `pareto` over several metrics, else `default`."""
+@dataclass(frozen=True)
+class Strategy:
+    """Who proposes."""
+
+    name: str
+    llm_options: Mapping[str, Value | None]
+    """The request's, with the seed policy's source."""
+    notes: tuple[str, ...]
+    """On the LLM's part: none, without a key, or with a price limit that cannot be kept."""
+
+
+def choose_strategy(request: SearchRequest, *, multi: bool) -> Strategy:
+    """Return the requested strategy, else `hybrid` with an LLM, `pareto` over several metrics, or `default`."""
+    name = _choose_name(request, multi=multi)
+    return Strategy(name, freeze_seed(request.llm_options), _describe_llm(request, name))
+
+
+def _choose_name(request: SearchRequest, *, multi: bool) -> str:
     strategy = request.strategy or ("hybrid" if request.llm else "pareto" if multi else "default")
     if strategy == "optuna":
         strategy = "default"  # the fallback of `hybrid` and `llm`, without an LLM
@@ -29,8 +50,7 @@ def choose_strategy(request: SearchRequest, *, multi: bool) -> str:
     return strategy
 
 
-def describe_llm(request: SearchRequest, strategy: str) -> tuple[str, ...]:
-    """Return notes on the LLM's part: none, without a key, or with a price limit that cannot be kept."""
+def _describe_llm(request: SearchRequest, strategy: str) -> tuple[str, ...]:
     if request.llm and strategy in LLM_STRATEGIES:
         spec = parse_spec(request.llm)
         key, unkept = missing_key(spec), describe_unkept(spec.name, request.llm_options.get("max_usd"))

@@ -18,7 +18,7 @@ from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
 from cclsearch.score.objective import Objective, require_measurable
 from cclsearch.space.build import build_space, require_known_knobs
-from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 
 
@@ -30,32 +30,27 @@ class ResolvedWorkload:
     """With the hardware of the target."""
     framework: str
     space: Space
-    source: Framework | Recording
-    """What gives a trial's metrics: the framework's run script, or the rows of a recording."""
+    space_sha256: str
     knobs: tuple[KnobDeclaration, ...] = ()
     """Knobs that the profile or the user added."""
     recording: RecordingRef | None = None
     notes: tuple[str, ...] = ()
 
 
-def resolve_workload(request: SearchRequest, card: Card, target: Target) -> ResolvedWorkload:
-    """Return the work and the search space on this target; raises UserError if the request does not fit them."""
+def resolve_workload(request: SearchRequest, card: Card, target: Target, objective: Objective) -> ResolvedWorkload:
+    """Return the work and the search space on this target.
+
+    Raises UserError if the request does not fit them, or if no trial could have the metrics that the objective needs.
+    """
     if target.recording is not None:
-        return _resolve_recorded(request, card, target.recording)
+        return _resolve_recorded(request, card, target.recording, objective)
     card = card.model_copy(update={"hardware": _resolve_hardware(card, target.profile)})
     framework = load_framework(request.framework or target.profile.framework or card.framework)
     require_known_knobs(request.knobs, card, framework, target.profile.knobs)
     knobs = (*target.profile.knobs, *request.knobs)
     space = build_space(card, framework, extra_knobs=knobs, use_fewer=request.use_fewer)
-    return ResolvedWorkload(card, framework.name, space, framework, knobs)
-
-
-def require_metrics(objective: Objective, workload: ResolvedWorkload) -> None:
-    """Raise UserError if no trial of this workload could have the metrics that the objective needs."""
-    if isinstance(workload.source, Framework):
-        require_measurable(objective, workload.source)
-    else:
-        _require_recorded(objective, workload.source)
+    require_measurable(objective, framework)
+    return ResolvedWorkload(card, framework.name, space, hash_space(space), knobs)
 
 
 def hash_space(space: Space) -> str:
@@ -75,14 +70,15 @@ def _resolve_hardware(card: Card, profile: Profile) -> Hardware:
     return Hardware.model_validate(hardware.model_dump())
 
 
-def _resolve_recorded(request: SearchRequest, card: Card, folder: Path) -> ResolvedWorkload:
+def _resolve_recorded(request: SearchRequest, card: Card, folder: Path, objective: Objective) -> ResolvedWorkload:
     recording = load_recording(folder)
     _refuse_changes(request, recording.card.framework)
+    _require_recorded(objective, recording)
     return ResolvedWorkload(
         recording.card,
         recording.card.framework,
         recording.space,
-        recording,
+        hash_space(recording.space),
         recording=RecordingRef(name=recording.name, folder=folder, sha256=hash_file(folder / "trials.csv")),
         notes=(*_describe_recording(card, recording.card, len(recording.rows)), *recording.notes),
     )
