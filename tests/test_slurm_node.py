@@ -342,6 +342,6 @@ def test_without_slurm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pat
     )
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
-        "FAIL  commands: there is no sbatch, srun, squeue, scancel on the PATH",
+        "FAIL  commands: not found on the PATH: sbatch, srun, squeue, scancel",
         "      run this on a login node of the cluster",
     ]

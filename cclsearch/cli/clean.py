@@ -1,4 +1,4 @@
-"""`ccl-search clean`: show and remove the jobs that a search left behind."""
+"""`ccl-search clean`: show and remove jobs and cloud resources that a search left behind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EXAMPLE = "ccl-search clean last --dry-run\n  ccl-search clean last"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show what is left; remove nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed; remove nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Cancel every job of the run that still lives; what a search that runs now has in flight is not touched."""
+    """Cancel every unfinished job of the run; refuse if its search is still running."""
     import json
 
     from cclsearch.core.errors import UserError
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     folder = find_run(args.run, args.runs)
     found = load_run(folder)
     if found.is_running:
-        raise UserError(f"run {folder.name!r} is at work, and its jobs are no leftovers; stop it first (Ctrl-C)")
+        raise UserError(f"run {folder.name!r} is still running, so its jobs are in use; stop the search first (Ctrl-C)")
     launcher = make_launcher(found.spec.profile, framework=found.spec.framework, run_dir=folder)
     if isinstance(launcher, Cleaner):
         return _clean_all(launcher, found.spec.run_id, args)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _clean_all(launcher: Cleaner, run_id: str, args: argparse.Namespace) -> int:
-    """Show and remove jobs and resources of a launcher that creates both."""
+    """Show and remove the jobs and resources of a launcher that creates both."""
     import json
 
     from cclsearch.core.text import one_line
@@ -68,7 +68,7 @@ def _clean_all(launcher: Cleaner, run_id: str, args: argparse.Namespace) -> int:
     if left and not args.dry_run:
         launcher.remove_leftovers(run_id)
     if not args.json and not left:
-        print("nothing is left: no job and no resource of this run lives")
+        print("nothing is left: this run has no unfinished job and no resource")
     elif not args.json:
         count = "1 thing" if len(left) == 1 else f"{len(left)} things"
         print(f"{count} left; nothing was removed (--dry-run)" if args.dry_run else f"{count} removed")
@@ -77,6 +77,6 @@ def _clean_all(launcher: Cleaner, run_id: str, args: argparse.Namespace) -> int:
 
 def _say(count: int, *, dry: bool) -> str:
     if not count:
-        return "nothing is left: no job of this run lives"
+        return "nothing is left: this run has no unfinished job"
     jobs = "1 job" if count == 1 else f"{count} jobs"
     return f"{jobs} left; nothing was cancelled (--dry-run)" if dry else f"{jobs} cancelled"

@@ -1,4 +1,4 @@
-"""`ccl-search launcher`: the profiles there are, and whether one works here."""
+"""`ccl-search launcher`: list the profiles, or check one against its cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list profiles, or check one against its cluster",
     )
     parser.add_argument("profile", nargs="?", metavar="PROFILE", help="a profile's name, or its file")
-    parser.add_argument("--framework", metavar="NAME", help="with check: the framework whose trials shall run there")
+    parser.add_argument("--framework", metavar="NAME", help="with check: the framework that the trials use")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -26,15 +26,17 @@ def run(args: argparse.Namespace) -> int:
 
     if args.action == "list":
         if args.framework is not None or args.profile is not None:
-            raise UserError("`launcher list` takes neither a profile nor --framework: they belong to `launcher check`")
+            raise UserError(
+                "`launcher list` takes no profile and no --framework; both are arguments of `launcher check`"
+            )
         return _list(as_json=args.json)
     if args.profile is None:
-        raise UserError("`launcher check` needs the name of a profile (`ccl-search launcher list` shows them)")
+        raise UserError("`launcher check` needs the name of a profile; `ccl-search launcher list` shows them")
     return _check(args.profile, args.framework, as_json=args.json)
 
 
 def _list(*, as_json: bool) -> int:
-    """Every profile with what it runs on; one that cannot be read says why."""
+    """Print every profile with its launcher; for one that cannot be read, the reason."""
     import json
 
     from cclsearch.core.errors import UserError
@@ -58,7 +60,7 @@ def _list(*, as_json: bool) -> int:
 
 
 def _check(name: str, framework: str | None, *, as_json: bool) -> int:
-    """Run the launcher's own checks; exit code 1 where one fails."""
+    """Run the launcher's own checks; exit code 1 if one fails."""
     import json
 
     from cclsearch.core.text import plain

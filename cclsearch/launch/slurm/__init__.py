@@ -1,1 +1,1 @@
-"""Slurm: one job a trial through `sbatch`, or one step a trial inside a held allocation."""
+"""Slurm: one `sbatch` job per trial, or one step per trial inside an allocation that the user holds."""

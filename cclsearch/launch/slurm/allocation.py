@@ -1,4 +1,4 @@
-"""Trials as steps inside an allocation that is held already: nothing queues, and the time left is looked at first."""
+"""Trials as steps inside an allocation that the user holds: no queue, and no step that the time left cannot fit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cclsearch.core import processes
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
@@ -50,42 +51,42 @@ from cclsearch.launch.slurm.watch import DEADLINE_S, mark_cancelled
 LAUNCHED_FILE = "launched.json"
 REFUSED_FILE = "refused.json"
 TIME_LEFT_MARGIN_S = 60.0
-"""What must be left of the allocation beyond a trial's own time."""
+"""Seconds that must be left of the allocation beyond a trial's own time limit."""
 STARTING_S = 30.0
-"""How long the process of a step may take to claim its attempt."""
+"""Seconds that the process of a step may take to claim its attempt."""
 
 
 class StepRecord(Model):
-    """`launched.json`: the process on this machine that drives a step; written before it starts, and again after."""
+    """`launched.json`: the local process that runs a step; written before it starts, and again after."""
 
     allocation: str
     nodes: tuple[str, ...]
     at: float
     pid: int | None = None
     born: str = ""
-    """Start time of the process as the kernel counts it: a number that is used again has another."""
+    """Boot id and start tick of the process: a reused process id has another start tick."""
 
 
 class RefusalRecord(Model):
-    """`refused.json`: why a step was not begun."""
+    """`refused.json`: why a step was not started."""
 
     reason: str
 
 
 class AllocationLauncher(SlurmLauncher):
-    """One step a trial, each on nodes of its own within the allocation."""
+    """Runs each trial as a step on its own nodes of the allocation."""
 
     name = "slurm"
 
     @functools.cached_property
     def allocation(self) -> str:
-        """Number of the allocation; UserError where there is none."""
+        """The allocation's job id; UserError if there is none."""
         asked = self.settings.in_allocation
         number = os.environ.get("SLURM_JOB_ID") if asked is True else str(asked)
         if not number or not re.fullmatch(r"\d+(?:_\d+)?", number):
             raise UserError(
-                "in_allocation needs a held allocation, but SLURM_JOB_ID is not set here; run inside `salloc`,"
-                f" or give its number (in_allocation: {asked!r})"
+                f"in_allocation is {asked!r}, but SLURM_JOB_ID is not set here; run inside `salloc`,"
+                " or give the allocation's number (in_allocation: 123456)"
             )
         return number
 
@@ -98,25 +99,25 @@ class AllocationLauncher(SlurmLauncher):
         row = self._ask_allocation()
         if row is None or row.state in ENDED_STATES:
             raise UserError(
-                f"allocation {self.allocation} is not held: Slurm says {row.state if row else 'no such job'}"
+                f"allocation {self.allocation} is not running: Slurm says {row.state if row else 'no such job'}"
             )
         return run_slurm(["scontrol", "show", "hostnames", row.nodes]).split()
 
     def _ask_allocation(self) -> QueueRow | None:
-        """The allocation's line of the queue, asked for at most every `poll_s` seconds; None where it is unknown."""
+        """Return the allocation's row of the queue, at most `poll_s` seconds old; None if Slurm does not list it."""
         queue = self._watcher.queue
         if queue.refresh() or queue.asked_at:
             return queue.rows.get(self.allocation)
         raise UnavailableError(f"Slurm does not answer: {queue.last_error or 'no reason given'}; try again later")
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
-        """Begin each as a step where nodes are free; the others wait here, and `poll` begins them later."""
+        """Start each job as a step while nodes are free; `poll` starts the others later."""
         specs = [make_job_spec(job, self.run_script, self.settings) for job in jobs]
         for spec in specs:
             if spec.nodes > len(self._nodes):
                 raise UserError(
-                    f"a trial wants {spec.nodes} nodes, the allocation {self.allocation} has {len(self._nodes)}:"
-                    " hold a larger one, or correct the profile's hardware"
+                    f"a trial needs {spec.nodes} nodes, but allocation {self.allocation} has {len(self._nodes)};"
+                    " request a larger one, or correct the profile's hardware"
                 )
             self._specs[spec.folder] = spec
             if not _was_started(spec):
@@ -134,7 +135,7 @@ class AllocationLauncher(SlurmLauncher):
         return [self._status(handle, spec) for handle, spec in zip(handles, specs, strict=True)]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
-        """End the steps and wait until their processes are gone."""
+        """Cancel the steps and wait until their processes are gone."""
         specs = [spec for handle in handles if (spec := self._spec(handle)) is not None]
         for spec in specs:
             mark_cancelled(spec)
@@ -148,7 +149,7 @@ class AllocationLauncher(SlurmLauncher):
         self._cancel_steps(specs)
 
     def find(self, run_id: str) -> list[Handle]:
-        """Attempts of the run that were begun as steps."""
+        """Return the attempts of the run that were started as steps."""
         found = []
         for folder in self._folders_on_disk():
             spec = read_model(folder / SPEC_FILE, JobSpec)
@@ -162,12 +163,12 @@ class AllocationLauncher(SlurmLauncher):
         return super()._handle(spec).model_copy(update={"job_id": f"{allocation}.{spec.name}"})
 
     def _start_waiting(self, specs: Sequence[JobSpec]) -> None:
-        """Begin what waits, on free nodes, while the allocation's time allows it."""
+        """Start waiting jobs on free nodes while the allocation has enough time left."""
         waiting = [p for p in specs if not _was_started(p) and not (p.folder / CANCELLED_FILE).exists()]
         for spec in waiting:
             why_not = self._explain_time_shortage(spec)
             if why_not is not None and any(self._running_steps()):
-                return  # what runs may still end well: the search is told when nothing does
+                return  # running steps may still finish: the refusal is reported when none is left
             if why_not is not None:
                 write_model(spec.folder / REFUSED_FILE, RefusalRecord(reason=why_not))
                 continue
@@ -186,12 +187,12 @@ class AllocationLauncher(SlurmLauncher):
         if left_s >= spec.timeout_s + TIME_LEFT_MARGIN_S:
             return None
         return (
-            f"allocation {self.allocation} has {max(0, left_s):.0f} s left, a trial may take"
-            f" {spec.timeout_s:.0f} s and {TIME_LEFT_MARGIN_S:.0f} s to spare"
+            f"allocation {self.allocation} has {max(0, left_s):.0f} s left, but a trial needs"
+            f" {spec.timeout_s:.0f} s and a margin of {TIME_LEFT_MARGIN_S:.0f} s"
         )
 
     def _running_steps(self) -> Iterator[StepRecord]:
-        """The steps of this run that have not ended."""
+        """Yield the steps of this run that have not ended."""
         on_disk = (read_model(folder / SPEC_FILE, JobSpec) for folder in self._folders_on_disk())
         known = {spec.folder: spec for spec in (*on_disk, *self._specs.values()) if spec is not None}
         for spec in known.values():
@@ -204,7 +205,7 @@ class AllocationLauncher(SlurmLauncher):
         return [node for node in self._nodes if node not in taken]
 
     def _start_step(self, spec: JobSpec, nodes: list[str]) -> None:
-        """Start the job script as a process of its own that outlives the search."""
+        """Start the job script as a process that outlives the search."""
         placed = spec.model_copy(
             update={
                 "srun_arguments": (
@@ -238,7 +239,7 @@ class AllocationLauncher(SlurmLauncher):
 
     def _status(self, handle: Handle, spec: JobSpec | None) -> JobStatus:
         if spec is None:
-            return _done(FailureKind.LAUNCHER, f"the files of {handle.job_name} are gone")
+            return _done(FailureKind.LAUNCHER, f"the files of job {handle.job_name} are missing")
         status = read_result_status(spec)
         if status == "ok":
             return JobStatus(state=JobState.DONE)
@@ -247,19 +248,19 @@ class AllocationLauncher(SlurmLauncher):
             return _done(FailureKind.ALLOCATION_ENDED, refused.reason)
         if not _was_started(spec):
             if (spec.folder / CANCELLED_FILE).exists():
-                return _done(FailureKind.CANCELLED, "cancelled by the search before it began")
-            return JobStatus(state=JobState.QUEUED, note="waits for free nodes of the allocation")
+                return _done(FailureKind.CANCELLED, "cancelled by the search before it started")
+            return JobStatus(state=JobState.QUEUED, note="waiting for free nodes of the allocation")
         if not sees_file(spec.folder / END_FILE) and _is_alive(spec):
             return JobStatus(state=JobState.RUNNING, note=f"step of allocation {self._allocation_of(spec)}")
         return self._explain_end(spec, failed_result=status == "failed")
 
     def _explain_end(self, spec: JobSpec, *, failed_result: bool) -> JobStatus:
-        """Why the step ended without a good result; an allocation that is over is no fault of the trial."""
+        """Return why the step ended without a valid result; the end of the allocation is not the trial's fault."""
         queue = self._watcher.queue
         queue.refresh(urgent=True)
         end = read_model(spec.folder / END_FILE, EndRecord)
         if end is not None and queue.asked_at < end.ended_at and not queue.last_error:
-            return JobStatus(state=JobState.RUNNING, note="ended; Slurm has still to say how the allocation is")
+            return JobStatus(state=JobState.RUNNING, note="ended; waiting for Slurm's state of the allocation")
         allocation = self._allocation_of(spec)
         row = queue.rows.get(allocation)
         ending = read_ending(spec, f"{allocation}.{spec.name}", state=None, submission_folder=spec.folder)
@@ -267,7 +268,7 @@ class AllocationLauncher(SlurmLauncher):
         if gone and not ending.cancelled_by_us:
             return _done(
                 FailureKind.ALLOCATION_ENDED,
-                f"allocation {allocation} ended under the trial ({row.state if row else 'unknown to Slurm'})",
+                f"allocation {allocation} ended while the trial ran ({row.state if row else 'unknown to Slurm'})",
             )
         limit = spec.shape.time_min
         if failed_result:
@@ -278,12 +279,12 @@ class AllocationLauncher(SlurmLauncher):
         return JobStatus(state=JobState.DONE, failure=failure)
 
     def _allocation_of(self, spec: JobSpec) -> str:
-        """The allocation that its step was begun in: another shell, or a later search, is in none or in another."""
+        """Return the allocation that the step was started in: this shell may be in another one, or in none."""
         launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
         return launched.allocation if launched is not None else self.allocation
 
     def _cancel_steps(self, specs: Sequence[JobSpec]) -> None:
-        """Cancel those of their steps that are still there."""
+        """Cancel those steps that Slurm still lists."""
         names: dict[str, set[str]] = {}
         for spec in specs:
             if _was_started(spec):
@@ -300,7 +301,7 @@ class AllocationLauncher(SlurmLauncher):
 
 
 def _was_started(spec: JobSpec) -> bool:
-    """Whether a process was started for the attempt: it said so, or its file names one, or may still come to it."""
+    """Whether a process was started for the attempt: it claimed it, its file names one, or it may still start."""
     if sees_file(spec.folder / STARTED_FILE):
         return True
     launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
@@ -308,11 +309,11 @@ def _was_started(spec: JobSpec) -> bool:
 
 
 def _is_alive(spec: JobSpec) -> bool:
-    """Whether the step's process still lives; where another machine started it, whether its time is not over."""
+    """Whether the step's process still runs; if another machine started it, whether its time is not over."""
     launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
     if launched is None:
         return False
-    if launched.pid is not None and launched.born and launched.born.startswith(f"{_boot()}/"):
+    if launched.pid is not None and launched.born and launched.born.startswith(f"{processes.boot_id()}/"):
         return _birth(launched.pid) == launched.born
     if sees_file(spec.folder / END_FILE):
         return False
@@ -322,25 +323,13 @@ def _is_alive(spec: JobSpec) -> bool:
 
 
 def _birth(pid: int) -> str:
-    """What tells a process from another one of the same number: this start of the machine, and its start tick."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    fields = stat.rpartition(")")[2].split()
-    return "" if fields[0] == "Z" else f"{_boot()}/{fields[19]}"
-
-
-@functools.cache
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return "unknown"
+    """Return boot id and start tick, which identify a process if its id is reused; empty if it has ended."""
+    ticks = processes.start_ticks(pid)
+    return "" if ticks is None else f"{processes.boot_id()}/{ticks}"
 
 
 def _signal(spec: JobSpec, number: int) -> bool:
-    """Signal the step's process; False where it is not on this machine, or gone."""
+    """Signal the step's process; False if it is not on this machine or has ended."""
     launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
     if launched is None or launched.pid is None or not launched.born or _birth(launched.pid) != launched.born:
         return False

@@ -1,4 +1,4 @@
-"""`launcher check`: whether the cluster takes a profile's jobs and can run them, and what to do where not."""
+"""`launcher check` of Slurm: whether the cluster accepts and runs a profile's jobs, and what to do if not."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from cclsearch.core.content import shipped_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.launch.base import Check, JobState, JobStatus
+from cclsearch.launch.collect import tail_text
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE
 from cclsearch.launch.slurm.commands import SlurmRefusal, SlurmUnavailable, parse_duration, run_slurm, try_script
-from cclsearch.launch.slurm.ending import read_tail
+from cclsearch.launch.slurm.ending import TAIL_BYTES
 from cclsearch.launch.slurm.job_files import (
     JobSpec,
     RunScript,
@@ -36,16 +37,16 @@ from cclsearch.launch.slurm.watch import QueueCache, Watcher, cancel_attempts
 
 PROBE = Path(__file__).with_name("probe.py")
 SCRIPT_VARIABLE = "CCL_CHECKED_SCRIPT"
-"""Tells the probe which file of the run script's folder it must see."""
+"""Names the run script, which the probe must find on the compute node."""
 WAIT_S = 900.0
-"""How long the check's own job may wait and run."""
+"""Seconds that the check's own job may wait and run."""
 JOB_S = 300.0
 
 
 def check_cluster(settings: SlurmSettings, run_script: RunScript, ranks: int, folder: Path) -> list[Check]:
-    """Every check in order; the first that fails makes those that need it be left out.
+    """Run every check in order; after a failure, skip the checks that depend on it.
 
-    `folder` is where runs go: the check's job works in a folder of its own there, which stays where the job failed.
+    `folder` is the runs folder: the check's job works in a subfolder of it, which is kept if the job fails.
     """
     checks = [_check_commands()]
     if not checks[0].ok:
@@ -77,11 +78,15 @@ def _check_commands() -> Check:
         return Check(
             name="commands",
             ok=False,
-            detail=f"there is no {', '.join(missing)} on the PATH",
+            detail=f"not found on the PATH: {', '.join(missing)}",
             remedy="run this on a login node of the cluster",
         )
-    lacking = [name for name in ("scontrol", "sacct", "sacctmgr", "sinfo") if shutil.which(name) is None]
-    return Check(name="commands", ok=True, detail=f"all there{f', but for {chr(44).join(lacking)}' if lacking else ''}")
+    optional = [name for name in ("scontrol", "sacct", "sacctmgr", "sinfo") if shutil.which(name) is None]
+    return Check(
+        name="commands",
+        ok=True,
+        detail=f"found; not found, but optional: {', '.join(optional)}" if optional else "found",
+    )
 
 
 def _check_controller(settings: SlurmSettings) -> Check:
@@ -89,13 +94,18 @@ def _check_controller(settings: SlurmSettings) -> Check:
         version = run_slurm(["squeue", "--version"], timeout_s=20.0).strip()
         run_slurm(["squeue", "--noheader", "--user=root", "--states=pending"], timeout_s=60.0)
     except (SlurmUnavailable, SlurmRefusal) as error:
-        return Check(name="controller", ok=False, detail=str(error), remedy="ask those who run the cluster, try again")
-    limits = f"up to {find_max_jobs(settings)} jobs in flight, arrays of up to {find_max_array()}"
+        return Check(
+            name="controller",
+            ok=False,
+            detail=str(error),
+            remedy="try again; if it stays so, ask the cluster's administrators",
+        )
+    limits = f"at most {find_max_jobs(settings)} jobs at a time and {find_max_array()} tasks per array"
     return Check(name="controller", ok=True, detail=f"{version} answers; {limits}")
 
 
 def _check_partition(settings: SlurmSettings) -> Iterator[Check]:
-    """Whether the partition is there and lets jobs run as long as the profile asks."""
+    """Check that the partition exists and allows the profile's time limit."""
     where = [f"--partition={settings.partition}"] if settings.partition else []
     with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
         text = run_slurm(["sinfo", "--noheader", *where, "--format=%P|%a|%l|%D"], timeout_s=30.0)
@@ -103,9 +113,9 @@ def _check_partition(settings: SlurmSettings) -> Iterator[Check]:
         if settings.partition is None:
             rows = [row for row in rows if row[0].endswith("*")]
         if not rows:
-            name = repr(settings.partition) if settings.partition else "a default one"
+            name = repr(settings.partition) if settings.partition else "the cluster's default"
             yield Check(
-                name="partition", ok=False, detail=f"there is no partition {name}", remedy="`sinfo -s` lists them"
+                name="partition", ok=False, detail=f"partition not found: {name}", remedy="`sinfo -s` lists them"
             )
             return
         name, state, longest, _ = rows[0]
@@ -114,14 +124,14 @@ def _check_partition(settings: SlurmSettings) -> Iterator[Check]:
         if state != "up":
             yield Check(name="partition", ok=False, detail=f"{name} is {state}", remedy="choose another `partition`")
         elif limit_s is not None and settings.time_limit * 60 > limit_s:
-            detail = f"{name} allows {longest}, the profile's time_limit asks for {settings.time_limit} min"
+            detail = f"{name} allows {longest}, but the profile's time_limit is {settings.time_limit} min"
             yield Check(name="partition", ok=False, detail=detail, remedy=f"set time_limit to at most {longest}")
         else:
             yield Check(name="partition", ok=True, detail=f"{name.rstrip('*')}: {nodes} nodes, limit {longest}")
 
 
 def _make_probe(settings: SlurmSettings, run_script: RunScript, ranks: int, work_dir: Path) -> JobSpec:
-    """A one-node job that looks at torch, in the same way as a trial's job is made."""
+    """Return a one-node job that checks torch; it is built like a trial's job."""
     folder = attempt_folder(work_dir, 1)
     shape = choose_shape(ranks, ranks, JOB_S, settings)
     script = (run_script.path or shipped_root() / "launchers" / "common.py").absolute()
@@ -151,7 +161,7 @@ def _make_probe(settings: SlurmSettings, run_script: RunScript, ranks: int, work
 
 
 def _check_script(spec: JobSpec, settings: SlurmSettings) -> Check:
-    """`sbatch --test-only`: account, partition, QOS and request are judged, nothing is submitted."""
+    """Run `sbatch --test-only`: Slurm checks account, partition, QOS and request; nothing is submitted."""
     script = spec.trial_dir / "test-only.sbatch"
     script.write_text(render_chunk([spec], spec.trial_dir, settings), encoding="utf-8")
     try:
@@ -161,11 +171,11 @@ def _check_script(spec: JobSpec, settings: SlurmSettings) -> Check:
     except SlurmRefusal as refusal:
         detail = str(refusal)
         return Check(name="sbatch --test-only", ok=False, detail=detail, remedy=suggest_remedy(detail))
-    return Check(name="sbatch --test-only", ok=True, detail="Slurm would take such a job")
+    return Check(name="sbatch --test-only", ok=True, detail="Slurm would accept such a job")
 
 
 def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) -> list[Check]:
-    """A real job on one node: it runs, sees this folder, has torch, and its ranks reach each other."""
+    """Run a real job on one node: check that it sees this folder, has torch, and its ranks reach each other."""
     work_dir = spec.trial_dir
     token = uuid.uuid4().hex
     (work_dir / "token").write_text(token, encoding="utf-8")
@@ -183,7 +193,9 @@ def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) ->
         return [Check(name="job", ok=False, detail=str(error), remedy=suggest_remedy(str(error)))]
     job_id = submitter.ids.get(spec.folder)
     if job_id is None:
-        return [Check(name="job", ok=False, detail=submitter.waiting_for, remedy="try again when jobs have ended")]
+        return [
+            Check(name="job", ok=False, detail=submitter.waiting_for, remedy="try again when other jobs have ended")
+        ]
     status = _await(spec, job_id, settings)
     result = _read_result(work_dir)
     if result is None:
@@ -195,13 +207,13 @@ def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) ->
         Check(
             name="shared folder",
             ok=shared,
-            detail=f"{work_dir.parent} is {'the same' if shared else 'another folder'} on the compute node",
+            detail=f"{work_dir.parent} is {'the same folder' if shared else 'another folder'} on the compute node",
             remedy="" if shared else "put the runs folder on a file system that all nodes mount",
         ),
         Check(
             name="run script",
             ok=seen,
-            detail=f"{script.parent} is {'seen' if seen else 'not seen'} where the ranks run",
+            detail=f"the ranks {'can' if seen else 'cannot'} read {script.parent}",
             remedy="" if seen else "install ccl-search, or put the script, on a file system that all nodes mount",
         ),
         *_check_torch(result, spec),
@@ -210,7 +222,7 @@ def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) ->
 
 
 def _await(spec: JobSpec, job_id: str, settings: SlurmSettings) -> JobStatus:
-    """The status when the job is done, or the last one before patience ended; the job is then gone either way."""
+    """Return the job's last status: when it is done, or after the time limit. The job is then cancelled in any case."""
     watcher = Watcher(settings, classify_trial, QueueCache(min(2.0, settings.poll_s)))
     deadline = time.monotonic() + WAIT_S
     status = JobStatus(state=JobState.QUEUED)
@@ -224,21 +236,21 @@ def _await(spec: JobSpec, job_id: str, settings: SlurmSettings) -> JobStatus:
 
 def _explain_job(status: JobStatus, job_id: str, work_dir: Path) -> Check:
     if status.state is not JobState.DONE:
-        detail = f"job {job_id} was still {status.state} after {WAIT_S:.0f} s ({status.note}); it was cancelled"
+        detail = f"job {job_id} was still {status.state} after {WAIT_S:.0f} s ({status.note}) and was cancelled"
         return Check(
-            name="job", ok=False, detail=detail, remedy="the queue is long: try again, or name another partition"
+            name="job", ok=False, detail=detail, remedy="try again later, or name a partition with a shorter queue"
         )
-    said = status.failure.message if status.failure else "it left no result"
+    message = status.failure.message if status.failure else "the job left no result"
     remedy = f"its logs are in {work_dir}"
-    log = read_tail(work_dir / STDERR_FILE) + said
+    log = tail_text(work_dir / STDERR_FILE, TAIL_BYTES) + message
     if "No module named" in log or "No such file or directory" in log:
-        remedy = f"set `python` to one with torch on the compute nodes, or `modules`; {remedy}"
-    return Check(name="job", ok=False, detail=one_line(said, 300), remedy=remedy)
+        remedy = f"set `python` to an interpreter with torch on the compute nodes, or set `modules`; {remedy}"
+    return Check(name="job", ok=False, detail=one_line(message, 300), remedy=remedy)
 
 
 def _check_torch(result: dict[str, Any], spec: JobSpec) -> Iterator[Check]:
     if "torch_error" in result:
-        remedy = "set `python`, `modules` or `container` in the profile so that torch is there"
+        remedy = "set `python`, `modules` or `container` in the profile so that torch is available"
         yield Check(name="torch", ok=False, detail=str(result["torch_error"]), remedy=remedy)
         return
     devices = [str(device) for device in result.get("devices", [])]
@@ -249,7 +261,7 @@ def _check_torch(result: dict[str, Any], spec: JobSpec) -> Iterator[Check]:
         name="torch",
         ok=enough,
         detail=f"torch {result.get('torch')}, {seen}",
-        remedy="" if enough else f"the job asked for {wanted}: see `gpu_request`, the modules, or set cpu_only",
+        remedy="" if enough else f"the job requested {wanted}: correct `gpu_request` or `modules`, or set `cpu_only`",
     )
     reached, backend = str(result.get("reduced_over", "")), str(result.get("backend"))
     fine = reached == str(spec.num_ranks)
@@ -257,18 +269,18 @@ def _check_torch(result: dict[str, Any], spec: JobSpec) -> Iterator[Check]:
         name=backend,
         ok=fine,
         detail=f"all-reduce over {reached} ranks" if fine else one_line(str(result.get("reduce_error", reached)), 300),
-        remedy="" if fine else "set NCCL_DEBUG: INFO in `environment` and look at the job's logs",
+        remedy="" if fine else "set `NCCL_DEBUG: INFO` in `environment` and read the job's logs",
     )
 
 
 def check_needs(result: dict[str, Any], run_script: RunScript) -> Iterator[Check]:
-    """What the node said of the variables that the framework needs.
+    """Yield a check for each variable that the framework needs, from what the node reported.
 
-    Where no framework is named, one that is not set is no fault: only trials of its framework would miss it.
+    Without a named framework, a variable that is not set passes: only trials of its framework would need it.
     """
     for need in run_script.needs:
-        said = result.get("needs", {}).get(need.env, {})
-        value, is_met = said.get("value"), bool(said.get("is_met"))
+        seen = result.get("needs", {}).get(need.env, {})
+        value, is_met = seen.get("value"), bool(seen.get("is_met"))
         ok = is_met or (value is None and run_script.path is None)
         detail = f"on the compute node: {need.describe(value, is_met=is_met)}"
         yield Check(name=need.env, ok=ok, detail=detail, remedy="" if ok else need.remedy)
@@ -276,7 +288,7 @@ def check_needs(result: dict[str, Any], run_script: RunScript) -> Iterator[Check
 
 def _read_result(work_dir: Path) -> dict[str, Any] | None:
     try:
-        said = json.loads((work_dir / RESULT_FILE).read_bytes())
+        result = json.loads((work_dir / RESULT_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return said if isinstance(said, dict) else None
+    return result if isinstance(result, dict) else None

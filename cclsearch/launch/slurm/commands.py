@@ -1,4 +1,4 @@
-"""Slurm's commands: argument lists, a clean environment, a time limit, and answers as plain rows."""
+"""Slurm's commands, called with argument lists, a clean environment and a time limit; answers as plain rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDS_PER_CALL = 200
 _STEERING = re.compile(r"(SBATCH|SQUEUE|SACCT|SCANCEL|SCONTROL|SINFO|SALLOC|SRUN|SLURM)_")
 _SITE_DEFAULTS = ("ACCOUNT", "PARTITION", "QOS", "CONSTRAINT", "RESERVATION", "CLUSTERS")
 OWN_SECRET = "SLURM_JWT"
-"""Lets Slurm's commands in where a site has no other way; no rank of a trial ever gets it."""
+"""Authenticates Slurm's commands at sites that use tokens; no rank of a trial ever gets it."""
 _KEPT = frozenset(
     [
         *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", OWN_SECRET),
@@ -34,9 +34,9 @@ JOB_VARIABLES = frozenset(
         *("VIRTUAL_ENV", "CONDA_PREFIX", "MODULEPATH", "MODULESHOME", "LMOD_CMD", "LMOD_PKG", "LMOD_DIR"),
     ]
 )
-"""What a job takes over from the environment of the search. Nothing else goes along."""
+"""The variables of the search that a job inherits; it gets no others."""
 
-_AWAY = (
+_UNAVAILABLE = (
     "unable to contact slurm controller",
     "socket timed out",
     "connection refused",
@@ -54,7 +54,7 @@ _AWAY = (
 
 
 class SlurmUnavailable(Exception):
-    """Slurm does not answer now; ask again later. The message is Slurm's own."""
+    """Slurm does not answer now but may later. The message is Slurm's own."""
 
 
 class SlurmRefusal(Exception):
@@ -63,7 +63,7 @@ class SlurmRefusal(Exception):
 
 @dataclass(frozen=True)
 class QueueRow:
-    """One line of squeue. `left_s` is None where the job has no time limit or does not run."""
+    """One line of squeue. `left_s` is None if the job has no time limit or is not running."""
 
     job_id: str
     state: str
@@ -77,7 +77,7 @@ class QueueRow:
 
 @dataclass(frozen=True)
 class AccountRow:
-    """What sacct says of a job: its own line and its steps'."""
+    """A job in sacct: its own line and the states of its steps."""
 
     job_id: str
     state: str
@@ -86,26 +86,28 @@ class AccountRow:
 
 
 def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without variables that would change what Slurm's commands do or print.
+    """Return the environment without variables that would change what Slurm's commands do or print.
 
-    `SBATCH_REQUEUE`, `SBATCH_WCKEY`, `SQUEUE_FORMAT` and the like override a script and a caller; a site's own
-    defaults for account, partition, QOS, constraint and reservation stay, for profiles that name none.
+    `SBATCH_REQUEUE`, `SBATCH_WCKEY`, `SQUEUE_FORMAT` and the like override a script and a caller. A site's own
+    defaults for account, partition, QOS, constraint and reservation stay, for profiles that set none.
     """
     source = os.environ if environment is None else environment
     return {name: value for name, value in source.items() if name in _KEPT or not _STEERING.match(name)}
 
 
 def job_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment that sbatch is given, and so the job: no secret, and nothing that nobody asked for."""
+    """Return the environment of sbatch, and so of the job: only known variables, and no secret."""
     clean = public_environment(clean_environment(environment))
     return {name: value for name, value in clean.items() if name in JOB_VARIABLES or name in _KEPT}
 
 
 def require_command(name: str) -> str:
-    """Path of a Slurm command; UserError where it is not installed here."""
+    """Return the path of a Slurm command; UserError if it is not installed here."""
     path = shutil.which(name)
     if path is None:
-        raise UserError(f"a Slurm launcher needs {name!r} on the PATH, but there is none here; use a login node")
+        raise UserError(
+            f"the Slurm launcher needs {name!r} on the PATH, but it was not found; run this on a login node"
+        )
     return path
 
 
@@ -116,7 +118,7 @@ def run_slurm(
     pass_fds: tuple[int, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """What a Slurm command printed; `SlurmUnavailable` or `SlurmRefusal` where it failed."""
+    """Return what a Slurm command printed; raise `SlurmUnavailable` or `SlurmRefusal` if it failed."""
     try:
         done = subprocess.run(
             [require_command(command[0]), *command[1:]],
@@ -133,14 +135,14 @@ def run_slurm(
         raise SlurmUnavailable(f"{command[0]} gave no answer in {timeout_s:.0f} s") from None
     if done.returncode == 0:
         return done.stdout
-    said = one_line(done.stderr or done.stdout or f"{command[0]} ended with {done.returncode}", 600)
-    if any(sign in said.lower() for sign in _AWAY):
-        raise SlurmUnavailable(said)
-    raise SlurmRefusal(said)
+    message = one_line(done.stderr or done.stdout or f"{command[0]} ended with {done.returncode}", 600)
+    if any(sign in message.lower() for sign in _UNAVAILABLE):
+        raise SlurmUnavailable(message)
+    raise SlurmRefusal(message)
 
 
 def read_queue(*, timeout_s: float = 60.0) -> list[QueueRow]:
-    """All jobs of this user that the controller still knows, ended ones of the last minutes too: one query."""
+    """Return all jobs of this user that the controller lists, including those that ended minutes ago: one query."""
     text = run_slurm(
         [
             *("squeue", f"--user={os.getuid()}", "--states=all", "--array", "--noheader"),
@@ -153,14 +155,14 @@ def read_queue(*, timeout_s: float = 60.0) -> list[QueueRow]:
 
 
 def has_live_jobs(whose: str | None = None) -> bool:
-    """Whether this user, or those that an option of squeue names, have a job that has not ended."""
+    """Whether this user, or the users that an option of squeue selects, have a job that has not ended."""
     whose = whose or f"--user={os.getuid()}"
     alive = "--states=pending,running,suspended,configuring,completing"
     return bool(run_slurm(["squeue", whose, alive, "--noheader", "--format=%i"]).strip())
 
 
 def expand_ids(job_id: str) -> list[str]:
-    """Numbers of the tasks that one line stands for: `12_[0-2,5%4]` are four, `12_3` and `12` are one."""
+    """Return the job ids that one line of squeue lists: four for `12_[0-2,5%4]`, one for `12_3` and `12`."""
     match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job_id)
     if match is None:
         return [job_id]
@@ -189,7 +191,7 @@ def _parse_row(line: str) -> QueueRow | None:
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds of `D-HH:MM:SS`, `HH:MM:SS`, `MM:SS`; None for `UNLIMITED`, `INVALID`, `NOT_SET`."""
+    """Return the seconds of `D-HH:MM:SS`, `HH:MM:SS`, `MM:SS`; None for `UNLIMITED`, `INVALID`, `NOT_SET`."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
     if match is None:
         return None
@@ -198,7 +200,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def read_accounts(job_ids: Sequence[str]) -> dict[str, AccountRow]:
-    """What the accounting knows of these jobs; empty where there is no accounting, or it does not answer."""
+    """Return these jobs' rows of the accounting; empty if there is no accounting or it does not answer."""
     if not job_ids or shutil.which("sacct") is None:
         return {}
     states: dict[str, tuple[str, str]] = {}
@@ -230,15 +232,15 @@ def read_accounts(job_ids: Sequence[str]) -> dict[str, AccountRow]:
 
 @dataclass(frozen=True)
 class ControllerRecord:
-    """What the controller's record of one job adds to its line in the queue."""
+    """The controller's record of one job: what it adds to the job's line in the queue."""
 
     state: str
     preempted: bool
-    """Whether Slurm has begun to preempt it: a trial that dies of the signal makes the job FAILED, not PREEMPTED."""
+    """Whether Slurm has started to preempt it: if the signal kills the trial, the state is FAILED, not PREEMPTED."""
 
 
 def ask_job(job_id: str) -> ControllerRecord | None:
-    """One job by `scontrol show job`; None where the controller no longer knows it, or does not answer."""
+    """Return one job by `scontrol show job`; None if the controller no longer lists it or does not answer."""
     try:
         shown = run_slurm(["scontrol", "show", "job", "--oneliner", job_id], timeout_s=30.0)
     except (SlurmRefusal, SlurmUnavailable):
@@ -249,7 +251,7 @@ def ask_job(job_id: str) -> ControllerRecord | None:
 
 
 def find_bad_nodes(nodes: str) -> list[str]:
-    """Those of these nodes that are down, failing or do not answer; empty where that cannot be told."""
+    """Return those of these nodes that are down, failing or silent; empty if Slurm does not answer."""
     if not nodes.strip():
         return []
     try:
@@ -265,7 +267,7 @@ def find_bad_nodes(nodes: str) -> list[str]:
 
 
 def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
-    """scancel; jobs that are gone already are no error. `SlurmUnavailable` where Slurm does not answer."""
+    """Run scancel; jobs that have ended already are not an error. `SlurmUnavailable` if Slurm does not answer."""
     for chunk in _chunks(list(job_ids)):
         try:
             run_slurm(["scancel", *([f"--signal={signal}", "--full"] if signal else []), *chunk])
@@ -275,10 +277,10 @@ def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
 
 
 def submit_script(script: Path, *, pass_fds: tuple[int, ...] = (), without: Iterable[str] = ()) -> str:
-    """Job number of a script given to sbatch, read as submitit reads it.
+    """Submit a script and return its job id, parsed as submitit parses it.
 
-    `pass_fds` are held open by sbatch itself; `without` are defaults of the site that the profile overrides. Words that
-    hold no number leave open whether there is a job: `SlurmUnavailable`.
+    sbatch itself keeps `pass_fds` open; `without` names the site's defaults that the profile overrides. An answer
+    without a job id leaves open whether there is a job: `SlurmUnavailable`.
     """
     from submitit.core.utils import FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
@@ -289,18 +291,18 @@ def submit_script(script: Path, *, pass_fds: tuple[int, ...] = (), without: Iter
     try:
         return str(SlurmExecutor._get_job_id_from_submission_command(answer))
     except FailedSubmissionError:
-        raise SlurmUnavailable(f"sbatch gave no job number: {one_line(answer, 200)!r}") from None
+        raise SlurmUnavailable(f"sbatch printed no job id: {one_line(answer, 200)!r}") from None
 
 
 def try_script(script: Path, *, without: Iterable[str] = ()) -> None:
-    """`sbatch --test-only`: nothing is submitted; `SlurmRefusal` where Slurm would not take it."""
+    """Run `sbatch --test-only`, which submits nothing; `SlurmRefusal` if Slurm would refuse the script."""
     run_slurm(["sbatch", "--test-only", str(script)], timeout_s=120.0, environment=_site_environment(without))
 
 
 def step_environment() -> dict[str, str]:
-    """The environment of a process that calls srun, or of sbatch: a job's, and what Slurm itself must see.
+    """Return the environment of sbatch, or of a process that calls srun: a job's, and Slurm's own token.
 
-    The node program takes that away again before anything of the trial runs.
+    The node program removes the token before it starts the trial.
     """
     own = {OWN_SECRET: os.environ[OWN_SECRET]} if OWN_SECRET in os.environ else {}
     return {**job_environment(), **own}

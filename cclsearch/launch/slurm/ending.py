@@ -1,4 +1,7 @@
-"""Why a job ended without a result: from Slurm's state, what the job left of itself, and its logs. Pure functions."""
+"""Why a job ended without a result, from Slurm's state, the job's records and its logs.
+
+Everything but `read_ending` is a pure function.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.launch.collect import tail_text
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     END_FILE,
@@ -56,20 +60,20 @@ _STARTING = re.compile(
 
 @dataclass(frozen=True)
 class Ending:
-    """All that is known of a job that is over. `state` is None where Slurm no longer knows the job."""
+    """All that is known about a job that has ended. `state` is None if Slurm no longer lists the job."""
 
     job_id: str
     state: str | None
     step_states: tuple[str, ...]
     preempted: bool
-    """Whether Slurm had begun to preempt the job, whatever state it ended in."""
+    """Whether Slurm had started to preempt the job, whatever its final state."""
     cancelled_by_us: bool
     began: bool
     """Whether the job claimed its attempt."""
     end: EndRecord | None
     reports: tuple[NodeReport, ...]
     batch_log: str
-    """Last part of the job script's own output, with what Slurm's daemons wrote: never the trial's."""
+    """Last part of the job script's output, including what Slurm's daemons wrote; never the trial's output."""
     bad_nodes: tuple[str, ...]
 
 
@@ -83,7 +87,7 @@ def read_ending(
     bad_nodes: tuple[str, ...] = (),
     submission_folder: Path | None = None,
 ) -> Ending:
-    """The ending of the attempt, read from its folders."""
+    """Read the attempt's files and return its ending."""
     folder = spec.folder
     reports = (read_model(path, NodeReport) for path in sorted(folder.glob("node-*.json")))
     logs = sorted(submission_folder.glob(f"slurm-{job_id}.log")) if submission_folder else []
@@ -96,26 +100,15 @@ def read_ending(
         began=(folder / STARTED_FILE).exists(),
         end=read_model(folder / END_FILE, EndRecord),
         reports=tuple(report for report in reports if report is not None),
-        batch_log="".join(read_tail(path) for path in logs),
+        batch_log="".join(tail_text(path, TAIL_BYTES) for path in logs),
         bad_nodes=bad_nodes,
     )
 
 
-def read_tail(path: Path, limit: int = TAIL_BYTES) -> str:
-    """The last part of a log; empty where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - limit))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def explain_infrastructure(ending: Ending, timeout_s: float, time_limit_min: int) -> Failure | None:
-    """The launcher's own reason for the end; None where the trial's own logs must tell.
+    """Return the end's cause outside the trial, or None: then the trial's own logs decide.
 
-    Slurm's final state counts most, then what its daemons wrote, then what the node program saw.
+    Slurm's final state takes precedence, then what its daemons wrote, then what the node program saw.
     """
     for rule in (_by_state, _by_memory, _by_daemon_log):
         found = rule(ending)
@@ -124,7 +117,7 @@ def explain_infrastructure(ending: Ending, timeout_s: float, time_limit_min: int
     if _is(ending, "TIMEOUT", "DEADLINE"):
         return _fail(FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit of {time_limit_min} min")
     if ending.end is not None and ending.end.reason == "timeout":
-        return _fail(FailureKind.TIMEOUT, f"no result after {timeout_s:.0f} s, the limit of a trial")
+        return _fail(FailureKind.TIMEOUT, f"no result after {timeout_s:.0f} s, the trial's time limit")
     return _by_interruption(ending)
 
 
@@ -133,79 +126,79 @@ def _by_state(ending: Ending) -> tuple[FailureKind, str] | None:
     if ending.cancelled_by_us:
         return FailureKind.CANCELLED, f"{job} was cancelled by the search"
     if ending.preempted or _is(ending, "PREEMPTED"):
-        return FailureKind.PREEMPTED, f"Slurm took the nodes of {job} for a job of higher priority (PREEMPTED)"
+        return FailureKind.PREEMPTED, f"Slurm gave the nodes of {job} to a job of higher priority (PREEMPTED)"
     if _is(ending, "NODE_FAIL", "BOOT_FAIL"):
         return FailureKind.NODE_FAILED, f"a node of {job} failed ({ending.state}){_list_nodes(ending.bad_nodes)}"
     if _is(ending, "OUT_OF_MEMORY"):
-        return FailureKind.OUT_OF_MEMORY, f"Slurm ended {job} because a node's memory was used up (OUT_OF_MEMORY)"
+        return FailureKind.OUT_OF_MEMORY, f"Slurm ended {job} because a node ran out of memory (OUT_OF_MEMORY)"
     return None
 
 
 def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
     if any(state.startswith("OUT_OF_ME") for state in ending.step_states):
-        return FailureKind.OUT_OF_MEMORY, f"a step of job {ending.job_id} was ended because memory was used up"
-    said = _find_line(_OUT_OF_MEMORY, ending)
-    if said is not None:
-        return FailureKind.OUT_OF_MEMORY, said
+        return FailureKind.OUT_OF_MEMORY, f"Slurm ended a step of job {ending.job_id} because a node ran out of memory"
+    line = _find_line(_OUT_OF_MEMORY, ending)
+    if line is not None:
+        return FailureKind.OUT_OF_MEMORY, line
     killed = [report for report in ending.reports if report.oom_kills and report.exit_code in (-9, 137)]
     if killed and _is(ending, "FAILED", "COMPLETED", None):
-        return FailureKind.OUT_OF_MEMORY, f"the kernel killed a process on {killed[0].node} because memory was used up"
+        return FailureKind.OUT_OF_MEMORY, f"the kernel killed a process on {killed[0].node} because memory ran out"
     return None
 
 
 def _by_daemon_log(ending: Ending) -> tuple[FailureKind, str] | None:
-    """What Slurm's daemons wrote into the logs: still there when Slurm has forgotten the job."""
+    """The cause by what Slurm's daemons wrote into the log, which remains when Slurm has forgotten the job."""
     due = _DUE_TO.search(ending.batch_log)
     cause = due.group(1).upper() if due else ""
     if cause in {"PREEMPTION", "JOB REQUEUE"}:
         return FailureKind.PREEMPTED, f"Slurm ended job {ending.job_id} ({cause.lower()})"
     if cause == "TIME LIMIT":
         return FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit"
-    if cause == "NODE FAILURE" or (said := _find_line(_NODE_LOST, ending)):
+    if cause == "NODE FAILURE" or (line := _find_line(_NODE_LOST, ending)):
         return FailureKind.NODE_FAILED, f"a node of job {ending.job_id} failed{_list_nodes(ending.bad_nodes)}" + (
-            f": {said}" if not cause else ""
+            f": {line}" if not cause else ""
         )
-    if said := _find_line(_NO_STEP, ending):
-        return FailureKind.ALLOCATION_ENDED, f"the allocation was ending: {said}"
+    if line := _find_line(_NO_STEP, ending):
+        return FailureKind.ALLOCATION_ENDED, f"the allocation was ending: {line}"
     return None
 
 
 def _by_interruption(ending: Ending) -> Failure | None:
-    """Ends that are nobody's fault here: cancelled by someone, a node that went away, a step that never began."""
+    """Causes outside the trial: cancelled by someone, a node was lost, a step never started."""
     if _is(ending, "CANCELLED", "REVOKED"):
         who = re.search(r"by (\S+)", ending.state or "")
         by = f" by user {who.group(1)}" if who else ""
         return _fail(FailureKind.CANCELLED, f"job {ending.job_id} was cancelled{by}, not by the search")
     if ending.bad_nodes:
-        return _fail(FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} went away{_list_nodes(ending.bad_nodes)}")
+        return _fail(FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} were lost{_list_nodes(ending.bad_nodes)}")
     unlaunched = next((f"{r.unlaunched} (on {r.node})" for r in ending.reports if r.unlaunched), None)
     if unlaunched is None and ending.end is not None and ending.end.reason == "unlaunched":
         unlaunched = one_line(ending.batch_log, 300)
     if unlaunched is not None:
         return _fail(FailureKind.LAUNCHER, unlaunched)
-    if said := _find_line(_STARTING, ending):
-        return _fail(FailureKind.LAUNCHER, said)
+    if line := _find_line(_STARTING, ending):
+        return _fail(FailureKind.LAUNCHER, line)
     if ending.end is not None and (ending.end.signal or _was_signaled(ending)):
-        number = ending.end.signal or "SIGTERM"
+        name = ending.end.signal or "SIGTERM"
         return _fail(
-            FailureKind.CANCELLED, f"job {ending.job_id} got {number} from outside, by whom Slurm does not say"
+            FailureKind.CANCELLED, f"job {ending.job_id} got {name} from outside; Slurm does not say who sent it"
         )
     if not ending.began:
-        said = one_line(ending.batch_log.strip() or "it left no output", 300)
-        return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} ({ending.state or 'gone'}) never began: {said}")
+        log = one_line(ending.batch_log.strip() or "it left no output", 300)
+        return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} ({ending.state or 'not listed'}) never started: {log}")
     if ending.end is None and ending.state is None:
-        return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} is gone, and neither it nor Slurm says why")
+        return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} disappeared; neither its files nor Slurm say why")
     return None
 
 
 def _was_signaled(ending: Ending) -> bool:
-    """Whether every node's share was told to end, and so none failed by itself."""
+    """Whether every node's task ended because of a signal, so that none failed by itself."""
     ours = ending.end is not None and ending.end.reason in {"timeout", "lingered"}
     return bool(ending.reports) and not ours and all(report.terminated for report in ending.reports)
 
 
 def find_exit_code(ending: Ending) -> int | None:
-    """The exit code of the share that failed first: not of those that were ended because of it."""
+    """Return the exit code of the task that failed by itself, not of those that were ended because of it."""
     codes = [report.exit_code for report in ending.reports if report.exit_code not in (0, -15, 143)]
     if codes:
         return codes[0]
@@ -213,7 +206,7 @@ def find_exit_code(ending: Ending) -> int | None:
 
 
 def explain_end(ending: Ending, timeout_s: float, time_limit_min: int, own: Failure | None) -> Failure:
-    """Why there is no result; `own` is what the trial's own files say."""
+    """Return why there is no result; `own` is the failure that the trial's own files show."""
     infrastructure = explain_infrastructure(ending, timeout_s, time_limit_min)
     if infrastructure is not None:
         return infrastructure
@@ -224,7 +217,7 @@ def explain_end(ending: Ending, timeout_s: float, time_limit_min: int, own: Fail
         if own.kind is FailureKind.CRASHED and _NO_TORCH.search(own.message):
             return own.model_copy(update={"kind": FailureKind.LAUNCHER})
         return own
-    return _fail(FailureKind.CRASHED, f"the run script of job {ending.job_id} ended and left no result")
+    return _fail(FailureKind.CRASHED, f"the run script of job {ending.job_id} ended without a result")
 
 
 def _is(ending: Ending, *states: str | None) -> bool:
@@ -234,7 +227,7 @@ def _is(ending: Ending, *states: str | None) -> bool:
 
 
 def _find_line(pattern: re.Pattern[str], ending: Ending) -> str | None:
-    """The first line by Slurm's own daemons that says so."""
+    """Return the first line of the job script's log that matches."""
     return next((one_line(line, 300) for line in ending.batch_log.splitlines() if pattern.search(line)), None)
 
 

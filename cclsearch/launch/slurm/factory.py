@@ -1,4 +1,4 @@
-"""Makes the Slurm launcher of a profile: one job a trial, or one step a trial inside an allocation."""
+"""The registered `slurm` launcher: reads a profile and picks jobs, or steps of a held allocation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SlurmLauncherFactory:
 
 
 def read_slurm_settings(profile: Profile) -> SlurmSettings:
-    """The Slurm fields of a profile, checked with its environment."""
+    """Return the Slurm fields of a profile; UserError if one of them, or the profile's environment, is wrong."""
     settings = profile.read_settings(SlurmSettings)
     wrong = check_environment(profile.environment)
     if wrong is not None:
@@ -40,7 +40,7 @@ def read_slurm_settings(profile: Profile) -> SlurmSettings:
 
 
 def read_run_script(profile: Profile) -> RunScript:
-    """The run script of the profile's framework; none where none is named, which is enough for `check`."""
+    """Return the run script of the profile's framework; without a framework its path is None, enough for `check`."""
     if profile.framework is None:
         needs = tuple(need for name in list_frameworks() for need in load_framework(name).needs)
         return RunScript(path=None, runner="torchrun", environment=dict(profile.environment), needs=needs)

@@ -1,4 +1,7 @@
-"""What a job is given (a JSON file) and what it leaves in its attempt's folder: the truth that needs no scheduler."""
+"""The files of one attempt: the job spec that the node program reads, and the records that the job leaves.
+
+They hold the state of a job when Slurm does not answer or has already forgotten it.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from cclsearch.space.framework import RequiredVariable
 
 SPEC_FILE = "payload.json"
+"""The name of version 0.1.0: its jobs are adopted by later versions."""
 JOBS_FILE = "jobs.json"
 SCRIPT_FILE = "job.sbatch"
 SUBMISSION_FILE = "submission.json"
@@ -39,7 +43,7 @@ NODE_PROGRAM = Path(__file__).with_name("node.py")
 
 
 class JobSpec(Model):
-    """One attempt at one trial, as the compute node gets it."""
+    """`payload.json`: one attempt at one trial, as the node program reads it."""
 
     run_id: str
     trial: int
@@ -47,7 +51,7 @@ class JobSpec(Model):
     name: str
     trial_dir: Path
     folder: Path
-    """The attempt's folder: this payload and all that the job leaves of itself."""
+    """The attempt's folder: this file and everything that the job writes about itself."""
     shape: Shape
     nodes: int
     num_ranks: int
@@ -57,41 +61,41 @@ class JobSpec(Model):
     python: str
     host_python: str
     program: Path
-    """Path of `node.py`: a copy in the attempt's folder, which every node sees."""
+    """Path of `node.py`: a copy in the attempt's folder, which every node can read."""
     script: Path
     prefix: tuple[str, ...] = ()
-    """Container command before the rank's own."""
+    """Container command in front of the rank's own."""
     srun_arguments: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     timeout_s: float
 
 
 class JobList(Model):
-    """`jobs.json` of one submission: index of the array (0 for a single job) -> payload."""
+    """`jobs.json` of one submission: array index (0 for a single job) -> path of the job spec."""
 
     run_id: str
     jobs: tuple[Path, ...]
 
 
 class Submission(Model):
-    """`submission.json` of an attempt: written before sbatch is called, so that a kill in between is seen."""
+    """`submission.json` of an attempt: written before sbatch is called, so that a kill during the call is noticed."""
 
     folder: Path
     """The folder whose `jobs.json` was submitted."""
     index: int | None
-    """Its place in the array; None for a single job."""
+    """Index in the array; None for a single job."""
     at: float
 
 
 class SbatchAnswer(Model):
-    """`submitted.json` of a submission: sbatch has answered."""
+    """`submitted.json` of a submission: sbatch's answer."""
 
     job_id: str
     at: float
 
 
 class StartRecord(Model):
-    """`started.json`: which job claimed the attempt; a second job that comes later does nothing."""
+    """`started.json`: the job that claimed the attempt; a second job for the same attempt does nothing."""
 
     job_id: str
     host: str
@@ -99,24 +103,24 @@ class StartRecord(Model):
 
 
 class EndRecord(Model):
-    """`end.json`: what the job itself saw of its end."""
+    """`end.json`: how the job ended, as its node program saw it."""
 
     job_id: str
     started_at: float
     ended_at: float
     exit_code: int
     reason: str
-    """`finished`, `timeout`, `signal`, `lingered` or `unlaunched` (there is no srun)."""
+    """`finished`, `timeout`, `signal`, `lingered` or `unlaunched` (srun could not be started)."""
     signal: str | None = None
 
 
 class NodeReport(Model):
-    """`node-<k>.json`: how one node's share ended."""
+    """`node-<k>.json`: how the task of one node ended."""
 
     node: str
     exit_code: int
     terminated: bool = False
-    """Whether it was told to end: preempted, cancelled, or because another node's share had failed."""
+    """Whether it ended because of a signal: preempted, cancelled, or another node's task had failed."""
     oom_kills: int
     unlaunched: str = ""
     """Why the run script could not be started at all."""
@@ -124,27 +128,27 @@ class NodeReport(Model):
 
 @dataclass(frozen=True)
 class RunScript:
-    """The run script that trials run."""
+    """The run script of the trials, with what its framework and the profile add."""
 
     path: Path | None
-    """None only for a launcher that is made to be checked."""
+    """None only for a launcher that is made for `check`."""
     runner: str
-    """`torchrun`, or `process` for a script that starts its own ranks."""
+    """`torchrun`, or `process`: one process per node that starts or drives its own ranks."""
     environment: dict[str, str]
-    """The profile's own variables."""
+    """The profile's `environment`."""
     knob_environment: Callable[[Mapping[str, Value]], dict[str, str]] = lambda _: {}
-    """Variables that follow from a configuration (`NCCL_ALGO`)."""
+    """Variables that a configuration sets (`NCCL_ALGO`)."""
     needs: tuple[RequiredVariable, ...] = ()
-    """What the framework needs on the nodes; without a script, what any framework does."""
+    """What the framework needs on the nodes; without a script, what any framework needs."""
 
 
 def attempt_folder(trial_dir: Path, attempt: int) -> Path:
-    """Where one attempt's scheduler files are."""
+    """Return the folder of one attempt's scheduler files."""
     return trial_dir / f"slurm-a{attempt}"
 
 
 def read_model(path: Path, model: type[M]) -> M | None:
-    """The file as that model; None where it is missing, half there, or not of that form."""
+    """Return the file as that model; None if it is missing, incomplete or invalid."""
     try:
         return model.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -152,14 +156,14 @@ def read_model(path: Path, model: type[M]) -> M | None:
 
 
 def write_model(path: Path, value: Model) -> None:
-    """Written whole or not at all."""
+    """Write the file atomically."""
     write_atomically(path, value.model_dump_json(indent=1))
 
 
 def make_job_spec(job: Job, run_script: RunScript, settings: SlurmSettings) -> JobSpec:
-    """The payload of one attempt: absolute paths, no secrets, nothing that depends on where the search runs."""
+    """Return the job spec of one attempt: absolute paths, no secrets, nothing that depends on the search's host."""
     if run_script.path is None:
-        raise UserError("a run script is needed to run trials: name a `framework` in the profile or the card")
+        raise UserError("trials need a run script: set `framework` in the profile or the card")
     trial_dir = job.trial_dir.absolute()
     folder = attempt_folder(trial_dir, job.attempt)
     ranks, per_node = job.payload.num_ranks, job.payload.ranks_per_node
@@ -195,7 +199,7 @@ def make_job_spec(job: Job, run_script: RunScript, settings: SlurmSettings) -> J
 
 
 def describe_job_spec(spec: JobSpec) -> list[str]:
-    """What the job's node program starts on each node, for people who read the script."""
+    """Return lines for readers of the script: what the node program starts on each node."""
     ranks = [
         f"-m torch.distributed.run --nnodes={spec.nodes} --node-rank=K --nproc-per-node={spec.ranks_per_node} "
         "--master-addr=HEAD --master-port=PORT"
@@ -209,30 +213,28 @@ def describe_job_spec(spec: JobSpec) -> list[str]:
 
 
 def prepare_folder(spec: JobSpec) -> None:
-    """Make the attempt's folder with the payload and the node program."""
+    """Make the attempt's folder with the job spec and the node program."""
     spec.folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(NODE_PROGRAM, spec.program)
     write_model(spec.folder / SPEC_FILE, spec)
 
 
 def link_scratch(spec: JobSpec, scratch: Path) -> None:
-    """Put the traces on another shared file system: `trace` becomes a link to a folder of this attempt's own there."""
+    """Put the traces on another shared file system: `trace` becomes a link to a folder of this attempt there."""
     target = scratch / spec.name / TRACE_FOLDER
     link = spec.trial_dir / TRACE_FOLDER
     if link.exists():
         return
-    link.unlink(missing_ok=True)  # to a folder that was since removed
+    link.unlink(missing_ok=True)  # a link to a folder that was removed since
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"scratch must be a folder that can be written, but {str(scratch)!r}: {error.strerror}"
-        ) from None
+        raise UserError(f"scratch must be a writable folder, but {str(scratch)!r}: {error.strerror}") from None
     link.symlink_to(target, target_is_directory=True)
 
 
 def sees_file(path: Path) -> bool:
-    """Whether the file is there, asking the folder: network file systems remember that a file was missing."""
+    """Whether the file exists. Lists the folder: network file systems cache that a file was missing."""
     try:
         return path.name in os.listdir(path.parent)
     except OSError:
@@ -240,18 +242,18 @@ def sees_file(path: Path) -> bool:
 
 
 def read_result_status(spec: JobSpec) -> str:
-    """`ok`, `failed`, or empty where there is no result yet; what cannot be read is for the judge to tell."""
+    """Return `ok`, `failed`, or empty if there is no result yet; an unreadable result is left to the evaluation."""
     path = spec.trial_dir / RESULT_FILE
     if not sees_file(path):
         return ""
     try:
-        said = json.loads(path.read_bytes())
+        result = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return "ok"
-    return "failed" if isinstance(said, dict) and said.get("status") == "failed" else "ok"
+    return "failed" if isinstance(result, dict) and result.get("status") == "failed" else "ok"
 
 
 def classify_trial(trial_dir: Path, exit_code: int | None) -> Failure | None:
-    """What the trial's own files say of its end; None where they hold a sound result."""
+    """Return the failure that the trial's own files show; None if they hold a valid result."""
     found = collect_result(trial_dir, exit_code=exit_code)
     return found if isinstance(found, Failure) else None

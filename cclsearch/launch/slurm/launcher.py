@@ -1,4 +1,4 @@
-"""The `slurm` launcher: one job a trial."""
+"""The `slurm` launcher: one job per trial."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from cclsearch.launch.slurm.submit import Submitter, Unresolved
 from cclsearch.launch.slurm.watch import Classify, QueueCache, Watcher, cancel_attempts, mark_cancelled
 
 FIND_TIMEOUT_S = 600.0
-"""How long `find` waits for a controller that does not answer: resuming blindly could submit a job twice."""
+"""How long `find` waits for a controller that does not answer: resuming without it could submit a job twice."""
 RESULT_POLL_S = 2.0
-"""Pause between two looks for result files."""
+"""Pause between two checks for result files."""
 
 
 class SlurmLauncher:
-    """One Slurm job a trial, over as many nodes as its ranks need."""
+    """Runs each trial as one Slurm job on as many nodes as its ranks need."""
 
     name = "slurm"
     provenance = Provenance.MEASURED
@@ -57,7 +57,7 @@ class SlurmLauncher:
         self.run_script = run_script
         self.run_dir = run_dir
         self.ranks_per_node = ranks_per_node
-        """Accelerators of a node as far as the profile says; trials bring their own number."""
+        """Accelerators per node by the profile, for `check`; each trial states its own number."""
         self.poll_interval_s = min(RESULT_POLL_S, settings.poll_s)
         self._submitter = Submitter(settings)
         self._watcher = Watcher(settings, classify, QueueCache(settings.poll_s))
@@ -69,7 +69,7 @@ class SlurmLauncher:
         return find_max_jobs(self.settings)
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
-        """Submit in chunks below the limits; what a limit keeps out waits here, and `poll` submits it later."""
+        """Submit in chunks below Slurm's limits; `poll` later submits the jobs that a limit kept out."""
         for command in ("sbatch", "squeue", "scancel"):
             require_command(command)
         specs = [make_job_spec(job, self.run_script, self.settings) for job in jobs]
@@ -81,7 +81,7 @@ class SlurmLauncher:
         return [self._handle(spec) for spec in specs]
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
-        """One query of the queue for all, at most every `poll_s` seconds; result files are looked for every time."""
+        """Check result files at every call, and the queue at most every `poll_s` seconds: one query for all jobs."""
         specs = [self._spec(handle) for handle in handles]
         known = [spec for spec in specs if spec is not None]
         refused = self._submit_waiting(known)
@@ -95,7 +95,7 @@ class SlurmLauncher:
         ]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
-        """Cancel and wait until Slurm lists none of them as alive."""
+        """Cancel the jobs and wait until all of them have ended in Slurm's queue."""
         specs = [spec for handle in handles if (spec := self._spec(handle)) is not None]
         for spec in specs:
             mark_cancelled(spec)
@@ -104,13 +104,14 @@ class SlurmLauncher:
             left = cancel_attempts(numbered) if numbered else []
         except (SlurmUnavailable, Unresolved) as error:
             raise UnavailableError(
-                f"Slurm does not answer ({one_line(str(error), 120)}), so jobs may go on: `ccl-search clean RUN` later"
+                f"Slurm does not answer ({one_line(str(error), 120)}), so jobs may still run;"
+                " run `ccl-search clean RUN` later"
             ) from None
         if left:
-            raise UserError(f"Slurm still lists {', '.join(left)} after scancel: `ccl-search clean RUN` later")
+            raise UserError(f"Slurm still lists {', '.join(left)} after scancel; run `ccl-search clean RUN` later")
 
     def find(self, run_id: str) -> list[Handle]:
-        """Every attempt of the run that was submitted, by what lies in its folders and by what the queue knows."""
+        """Return every submitted attempt of the run, found by the files in its folder and by Slurm's queue."""
         rows = self._read_queue_with_retry() if _has_slurm() else []
         found: dict[Path, Handle] = {}
         for folder in [*self._folders_on_disk(), *_folders_in_queue(rows, run_id)]:
@@ -123,7 +124,7 @@ class SlurmLauncher:
         return list(found.values())
 
     def render(self, job: Job) -> str:
-        """The job's script; given to sbatch by hand it runs the trial once more, in a folder of its own."""
+        """Return the job's script; given to sbatch by hand, it runs the trial once more in a separate folder."""
         spec = make_job_spec(job, self.run_script, self.settings)
         script = render_script(
             spec.shape,
@@ -136,21 +137,21 @@ class SlurmLauncher:
         return script + "".join(f"# {line}\n" for line in describe_job_spec(spec))
 
     def check(self) -> list[Check]:
-        """Whether the cluster takes such jobs and runs them; submits a small job of its own."""
+        """Check that the cluster accepts and runs such jobs; submits one small job."""
         from cclsearch.launch.slurm.check import check_cluster
 
         ranks = self.settings.gpus_per_node or self.ranks_per_node
         return check_cluster(self.settings, self.run_script, ranks, self.run_dir or project_root() / "runs")
 
     def close(self) -> None:
-        """Nothing is held: jobs go on."""
+        """Does nothing: no connection is open, and jobs keep running."""
 
     @functools.cached_property
     def _max_array(self) -> int:
         return find_max_array()
 
     def _prepare(self, spec: JobSpec) -> None:
-        """Write the attempt's files, unless a search that was killed has got further than that."""
+        """Write the attempt's files, unless a killed search has already submitted the attempt."""
         self._specs[spec.folder] = spec
         try:
             submitted = self._submitter.resolve(spec.folder)
@@ -164,7 +165,7 @@ class SlurmLauncher:
             link_scratch(spec, Path(self.settings.scratch).expanduser())
 
     def _submit_waiting(self, specs: Sequence[JobSpec]) -> JobStatus | None:
-        """Submit what a limit kept out, at most once in `poll_s` seconds; the failure where Slurm now refuses it."""
+        """Submit what a limit kept out, at most every `poll_s` seconds; return the failure if Slurm now refuses it."""
         waiting = [p for p in specs if p.folder not in self._submitter.ids and not self._resolve_quietly(p)]
         waiting = [p for p in waiting if not (p.folder / CANCELLED_FILE).exists()]
         if not waiting or time.monotonic() < self._next_try:
@@ -188,7 +189,7 @@ class SlurmLauncher:
             return False
 
     def _describe_waiting(self) -> str:
-        return f"waits to be submitted: {one_line(self._submitter.waiting_for or 'a limit of the cluster', 160)}"
+        return f"not submitted yet: {one_line(self._submitter.waiting_for or 'a limit of the cluster', 160)}"
 
     def _spec(self, handle: Handle) -> JobSpec | None:
         folder = Path(handle.details.get("folder", ""))
@@ -215,7 +216,7 @@ class SlurmLauncher:
             yield from sorted(self.run_dir.absolute().glob("trials/*/slurm-a*"))
 
     def _is_ours(self, folder: Path) -> bool:
-        """Whether it lies in this run's folder: another project may have a run of the same name."""
+        """Whether the folder belongs to this run: another project may have a run of the same name."""
         return self.run_dir is None or folder.resolve().is_relative_to(self.run_dir.resolve())
 
     def _read_queue_with_retry(self) -> list[QueueRow]:
@@ -233,7 +234,7 @@ class SlurmLauncher:
 
 
 def _folders_in_queue(rows: Sequence[QueueRow], run_id: str) -> Iterator[Path]:
-    """Attempt folders of the run's jobs that the queue lists: by name, comment or working directory."""
+    """Yield attempt folders of the run's jobs in the queue, found by job name, comment or working directory."""
     for folder in dict.fromkeys(row.folder for row in rows if _may_be_of(row, run_id)):
         jobs = read_model(Path(folder) / JOBS_FILE, JobList)
         if jobs is not None and jobs.run_id == run_id:

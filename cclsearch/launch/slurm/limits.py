@@ -1,4 +1,4 @@
-"""How many jobs a search may have in the queue: the profile's word, then Slurm's own limits where it tells them."""
+"""How many jobs a search may have in the queue: the profile's `max_jobs`, then Slurm's own limits."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from cclsearch.launch.slurm.commands import SlurmRefusal, SlurmUnavailable, run_
 from cclsearch.launch.slurm.settings import SlurmSettings
 
 DEFAULT_MAX_JOBS = 64
-"""In flight, where nothing else says: more would outrun any proposer."""
+"""At a time, if the profile sets no limit: no proposer could use more."""
 DEFAULT_MAX_ARRAY = 1000
 
 
 def find_max_array() -> int:
-    """Most tasks of an array here: MaxArraySize less one, or Slurm's usual thousand."""
+    """Return the maximum number of tasks in an array: MaxArraySize minus one, or Slurm's default of 1000."""
     text = _ask(["scontrol", "show", "config"])
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
     return max(1, int(match.group(1)) - 1) if match else DEFAULT_MAX_ARRAY
 
 
 def find_max_jobs(settings: SlurmSettings) -> int:
-    """Most jobs in flight: `max_jobs`, and no more than the account and the QOS let this user submit."""
+    """Return the maximum number of jobs at a time: `max_jobs`, within the limits of the account and the QOS."""
     most = settings.max_jobs or DEFAULT_MAX_JOBS
     for limit in (_association_limit(settings), _qos_limit(settings)):
         if limit is not None:
@@ -32,10 +32,10 @@ def find_max_jobs(settings: SlurmSettings) -> int:
 
 
 def _association_limit(settings: SlurmSettings) -> int | None:
-    """MaxSubmitJobs of the user's association with the profile's account; None where there is none, or no answer."""
-    where = ["user=" + getpass.getuser()] + (["account=" + settings.account] if settings.account else [])
+    """Return MaxSubmitJobs of the user's association with the profile's account; None if unset or no answer."""
+    selection = ["user=" + getpass.getuser()] + (["account=" + settings.account] if settings.account else [])
     text = _ask(
-        ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", *where, "format=partition,maxsubmit,grpsubmit"]
+        ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", *selection, "format=partition,maxsubmit,grpsubmit"]
     )
     limits = []
     for line in text.splitlines():

@@ -1,11 +1,11 @@
-"""What a compute node runs: starts one trial from a JSON file. Standard library only, Python 3.8 or newer.
+"""The node program: starts one trial on compute nodes from its job spec. Standard library only, Python 3.8 or newer.
 
-`node.py batch JOBS.json` is the job script's program (or that of a step in a held allocation): it claims its entry,
-starts one task a node through srun, watches the time and leaves `end.json`. `node.py task PAYLOAD.json` is such a
-task: it finds the head node's address, starts torchrun (or the bare script) and leaves `node-<k>.json`.
-`node.py again PAYLOAD.json` runs a trial once more, by hand, in a folder of its own beside the trial's files.
+`node.py batch JOBS.json` is the program of the job script (or of a step in a held allocation): it claims its attempt,
+starts one task per node through srun, watches the time limit and writes `end.json`. `node.py task PAYLOAD.json` is
+such a task: it finds the head node's address, starts torchrun (or the bare script) and writes `node-<k>.json`.
+`node.py again PAYLOAD.json` runs a trial once more, by hand, in a separate folder next to the trial's files.
 
-It runs by its path and imports nothing of the package, so that login and compute nodes may hold different versions.
+It is run by its path and imports nothing of the package, so login and compute nodes may have different versions.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ SECRET = re.compile(
 )
 NOT_SECRET = re.compile(r"(?i)(tokens?_per|max_tokens|num_tokens|tokenizers?|author(?!i[sz]a)|auth_sock|tokens$)")
 SLURMS_OWN_SECRET = "SLURM_JWT"
-"""Only Slurm's own commands get it."""
+"""Passed to Slurm's own commands only."""
 FIRST_PORT, NUM_PORTS = 20000, 12000
-"""Below the range from which outgoing connections take theirs."""
+"""Below the range of ports that Linux gives to outgoing connections."""
 LINGER_S = 60.0
-"""How long processes may take to end once the result is there."""
+"""Seconds that processes may take to end after the result was written."""
 STOP_S = 15.0
 CHILD_STOP_S = 4.0
-"""Less than Slurm's usual patience between its first signal and its last."""
+"""Less than Slurm's default wait between SIGTERM and SIGKILL."""
 RENDEZVOUS_S = 300.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the role that the first word names; returns the exit code."""
+    """Run the role that the first argument names; return the exit code."""
     role, path = argv
     return {"batch": run_batch, "again": run_again, "task": run_task}[role](path)
 
 
 def read_json(path: str) -> Any:
-    """What a JSON file holds."""
+    """Return the content of a JSON file."""
     with open(path, encoding="utf-8") as file:
         return json.load(file)
 
 
 def write_json(path: str, data: Any) -> None:
-    """Written whole or not at all: readers on other nodes never see half a file."""
+    """Write the file atomically: readers on other nodes never see an incomplete file."""
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(data, file)
@@ -65,19 +65,19 @@ def write_json(path: str, data: Any) -> None:
 
 
 def run_batch(path: str) -> int:
-    """One trial from its claim to `end.json`; returns the exit code of the job."""
+    """Run one trial from its claim to `end.json`; return the exit code of the job."""
     jobs = read_json(path)["jobs"]
     spec_path = jobs[int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))]
     spec = read_json(spec_path)
     me = job_number()
     if not claim(spec["folder"], me):
-        print("another job runs this trial already: nothing to do here")
+        print("another job runs this trial already; this job has nothing to do")
         return 0
     return run_claimed(spec, spec_path, me)
 
 
 def run_again(path: str) -> int:
-    """The trial once more under this job's own number: its files lie in `again-<job>` beside the first run's."""
+    """Run the trial once more under this job's id, with its files in `again-<job>` in the trial's folder."""
     spec = read_json(path)
     first, me = spec["trial_dir"], job_number()
     there = os.path.join(first, "again-" + me)
@@ -87,19 +87,19 @@ def run_again(path: str) -> int:
     spec["environment"].update({"CCL_TRIAL_DIR": there, "CCL_CONFIG": os.path.join(there, "config.json")})
     copy = os.path.join(there, "payload.json")
     write_json(copy, spec)
-    print("runs in " + there)
+    print("running in " + there)
     return run_claimed(spec, copy, me)
 
 
 def job_number() -> str:
-    """This job's number, as Slurm's listings write it."""
+    """Return this job's id, as Slurm's listings write it."""
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         return os.environ["SLURM_ARRAY_JOB_ID"] + "_" + os.environ["SLURM_ARRAY_TASK_ID"]
     return os.environ.get("CCL_STEP_JOB", os.environ.get("SLURM_JOB_ID", "?"))
 
 
 def run_claimed(spec: dict[str, Any], spec_path: str, me: str) -> int:
-    """Start srun, follow it to its end, write `end.json`."""
+    """Start srun, wait for its end, write `end.json`; return the exit code of the job."""
     folder = spec["folder"]
     end: dict[str, Any] = {"job_id": me, "started_at": time.time(), "reason": "finished", "signal": None}
     received: list[str] = []
@@ -119,7 +119,7 @@ def run_claimed(spec: dict[str, Any], spec_path: str, me: str) -> int:
 
 
 def merge_node_logs(spec: dict[str, Any]) -> None:
-    """Append the other nodes' output to the head node's, so that one log tells all."""
+    """Append the other nodes' output to the head node's, so that one log has everything."""
     for index in range(1, spec["nodes"]):
         for stream in ("stdout", "stderr"):
             source = log_path(spec, stream, index)
@@ -132,7 +132,7 @@ def merge_node_logs(spec: dict[str, Any]) -> None:
 
 
 def claim(folder: str, me: str) -> bool:
-    """Whether this job is the one that runs the trial: the first to say so; a requeued job finds its own claim."""
+    """Claim the attempt: True for the first job that asks, and again for the same job after a requeue."""
     path = os.path.join(folder, "started.json")
     text = json.dumps(
         {"job_id": me, "host": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "at": time.time()}
@@ -144,7 +144,7 @@ def claim(folder: str, me: str) -> bool:
             try:
                 return bool(read_json(path)["job_id"] == me)
             except (ValueError, KeyError):
-                time.sleep(0.5)  # its writer is between creating and filling it
+                time.sleep(0.5)  # its writer has created it but not written it yet
         return False
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
@@ -152,7 +152,7 @@ def claim(folder: str, me: str) -> bool:
 
 
 def srun_command(spec: dict[str, Any], spec_path: str) -> list[str]:
-    """srun with one task a node; in a held allocation, as a step of it."""
+    """Return the srun command with one task per node; in a held allocation, a step of it."""
     command = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--unbuffered"]
     command += [f"--nodes={spec['nodes']}", f"--ntasks={spec['nodes']}", "--ntasks-per-node=1"]
     command += ["--job-name=" + spec["name"], *spec["srun_arguments"]]
@@ -160,7 +160,7 @@ def srun_command(spec: dict[str, Any], spec_path: str) -> list[str]:
 
 
 def job_environment() -> dict[str, str]:
-    """The environment without secrets that a login shell may have put there, and without what would steer srun."""
+    """Return the environment without secrets, which a login shell may have set, and without options of srun."""
     steering = ("SRUN_", "SLURM_EXPORT_ENV", "SLURM_KILL_BAD_EXIT", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE")
     return {
         name: value
@@ -170,13 +170,13 @@ def job_environment() -> dict[str, str]:
 
 
 def srun_environment() -> dict[str, str]:
-    """The job's, and what srun itself may need to be let in; the tasks take that away again."""
+    """Return the job's environment plus Slurm's own token, which srun may need; the tasks remove it."""
     own = {name: os.environ[name] for name in (SLURMS_OWN_SECRET,) if name in os.environ}
     return dict(job_environment(), **own)
 
 
 def watch(process: subprocess.Popen[bytes], spec: dict[str, Any], end: dict[str, Any], received: list[str]) -> int:
-    """The exit code of srun; ends it when the time is up, when told to, or when the result has long been there."""
+    """Wait for srun and return its exit code; end it at the time limit, on a signal, or long after the result."""
     deadline = time.monotonic() + spec["timeout_s"]
     result = os.path.join(spec["trial_dir"], "result.json")
     seen_at = None
@@ -200,7 +200,7 @@ def watch(process: subprocess.Popen[bytes], spec: dict[str, Any], end: dict[str,
 
 
 def stop_step(process: subprocess.Popen[bytes]) -> int:
-    """End srun and its tasks: a second interrupt within a second ends the step at once."""
+    """End srun and its tasks: SIGTERM, then SIGKILL after `STOP_S`."""
     process.terminate()
     try:
         return process.wait(timeout=STOP_S)
@@ -213,15 +213,17 @@ def stop_step(process: subprocess.Popen[bytes]) -> int:
 
 
 def run_task(path: str) -> int:
-    """This node's share of the trial; returns the exit code of torchrun."""
+    """Run this node's part of the trial; return the exit code of torchrun."""
     spec = read_json(path)
     index = int(os.environ.get("SLURM_PROCID", "0"))
     before = count_oom_kills()
     address, port = rendezvous(spec, index)
     environment = task_environment(spec, index, address, port)
-    told: list[int] = []
+    received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _: told.append(got))  # before there is a child: none is left behind
+        signal.signal(
+            number, lambda got, _: received.append(got)
+        )  # before the child starts, so that none is left behind
     command = [*spec["prefix"], *rank_command(spec, index, address, port)]
     place = os.path.join(spec["folder"], f"node-{index}.json")
     with open(log_path(spec, "stdout", index), "ab") as out, open(log_path(spec, "stderr", index), "ab") as err:
@@ -230,18 +232,18 @@ def run_task(path: str) -> int:
                 command, env=environment, cwd=spec["trial_dir"], stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
         except OSError as error:
-            said = f"cannot start {command[0]}: {error.strerror}"
-            write_json(place, {"node": node_name(), "exit_code": 127, "oom_kills": 0, "unlaunched": said})
+            reason = f"cannot start {command[0]}: {error.strerror}"
+            write_json(place, {"node": node_name(), "exit_code": 127, "oom_kills": 0, "unlaunched": reason})
             return 127
-    code = wait_for_child(process, told)
-    report = {"node": node_name(), "exit_code": code, "terminated": bool(told)}
+    code = wait_for_child(process, received)
+    report = {"node": node_name(), "exit_code": code, "terminated": bool(received)}
     report["oom_kills"] = max(0, count_oom_kills() - before)
     write_json(place, report)
     return 128 - code if code < 0 else code
 
 
 def task_environment(spec: dict[str, Any], index: int, address: str, port: int) -> dict[str, str]:
-    """What this node's processes get: the job's, the trial's, and where they are among the nodes."""
+    """Return the environment of this node's processes: the job's, the trial's, and the node's rank."""
     environment = dict(job_environment(), **spec["environment"])
     environment["CCL_JOB_NAME"] = spec["name"]
     environment.update({"CCL_NODE_RANK": str(index), "CCL_NUM_NODES": str(spec["nodes"])})
@@ -254,31 +256,31 @@ def task_environment(spec: dict[str, Any], index: int, address: str, port: int) 
     return environment
 
 
-def wait_for_child(process: subprocess.Popen[bytes], told: list[int]) -> int:
-    """The child's exit code; what this process is told is passed on, and after some patience the child is killed."""
+def wait_for_child(process: subprocess.Popen[bytes], received: list[int]) -> int:
+    """Return the child's exit code; forward received signals to it, and kill it `CHILD_STOP_S` after the first."""
     passed, deadline = 0, float("inf")
     while True:
         try:
             return process.wait(timeout=0.2)
         except subprocess.TimeoutExpired:
             pass
-        for number in told[passed:]:
+        for number in received[passed:]:
             process.send_signal(number)
             deadline = min(deadline, time.monotonic() + CHILD_STOP_S)
-        passed = len(told)
+        passed = len(received)
         if time.monotonic() > deadline:
             process.kill()
 
 
 def log_path(spec: dict[str, Any], stream: str, index: int) -> str:
-    """One writer a file, past srun, which loses last words: the head node's is the trial's own log."""
+    """Return the log of one node; the head node's is the trial's log. Written past srun, which can lose last lines."""
     if index == 0:
         return os.path.join(spec["trial_dir"], f"{stream}.log")
     return os.path.join(spec["folder"], f"{stream}-{index}.log")
 
 
 def rank_command(spec: dict[str, Any], index: int, address: str, port: int) -> list[str]:
-    """torchrun for this node's ranks, or the script itself."""
+    """Return the command of this node's ranks: torchrun, or the script itself."""
     if spec["runner"] != "torchrun":
         return [spec["python"], spec["script"]]
     per_node = spec["ranks_per_node"]
@@ -298,12 +300,12 @@ def rank_command(spec: dict[str, Any], index: int, address: str, port: int) -> l
 
 
 def node_name() -> str:
-    """This node, as Slurm calls it: several may share a host name."""
+    """Return Slurm's name of this node: several nodes may share a host name."""
     return os.environ.get("SLURMD_NODENAME", socket.gethostname())
 
 
 def rendezvous(spec: dict[str, Any], index: int) -> tuple[str, int]:
-    """Address and port of the head node: it chooses a free port and writes both down for the others."""
+    """Return address and port of the head node, which picks a free port and writes both to a shared file."""
     if spec["nodes"] == 1:
         return "127.0.0.1", free_port()
     step = f"{os.environ.get('SLURM_JOB_ID', '0')}.{os.environ.get('SLURM_STEP_ID', '0')}"
@@ -312,17 +314,17 @@ def rendezvous(spec: dict[str, Any], index: int) -> tuple[str, int]:
         write_json(path, {"address": head_address(), "port": free_port()})
     deadline = time.monotonic() + RENDEZVOUS_S
     while time.monotonic() < deadline:
-        os.listdir(spec["folder"])  # makes a network file system look again
+        os.listdir(spec["folder"])  # makes a network file system refresh its cache
         try:
-            told = read_json(path)
-            return str(told["address"]), int(told["port"])
+            head = read_json(path)
+            return str(head["address"]), int(head["port"])
         except (OSError, ValueError):
             time.sleep(0.2)
-    raise SystemExit(f"node {node_name()} never saw the head node's address in {path}: is the folder shared?")
+    raise SystemExit(f"node {node_name()} found no address of the head node in {path}: is the folder shared?")
 
 
 def head_address() -> str:
-    """Where the other nodes reach this one: its node name where that resolves, else what Slurm knows of it."""
+    """Return an address that the other nodes can reach: the node name if it resolves, else Slurm's address."""
     name = node_name()
     for candidate in (name, find_node_address(name), os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), socket.gethostname()):
         try:
@@ -334,7 +336,7 @@ def head_address() -> str:
 
 
 def find_node_address(name: str) -> str | None:
-    """`NodeAddr` of a node, or None."""
+    """Return `NodeAddr` of a node by scontrol, or None."""
     try:
         shown = subprocess.run(
             ["scontrol", "show", "node", name], capture_output=True, text=True, timeout=20, check=False
@@ -346,7 +348,7 @@ def find_node_address(name: str) -> str | None:
 
 
 def free_port() -> int:
-    """A port that is free now; jobs that share a host start looking at different ones."""
+    """Return a port that is free now; jobs that share a host start at different ports."""
     start = int(re.sub(r"\D", "", os.environ.get("SLURM_JOB_ID", "")) or os.getpid())
     start = start * 37 + int(re.sub(r"\D", "", os.environ.get("SLURM_STEP_ID", "")) or 0) * 7
     for offset in range(NUM_PORTS):
@@ -361,7 +363,7 @@ def free_port() -> int:
 
 
 def count_oom_kills() -> int:
-    """Processes that the kernel has killed for memory on this node so far; 0 where it does not say."""
+    """Return how many processes the kernel has killed for memory on this node; 0 if unknown."""
     count = 0
     for path in ["/proc/vmstat", *glob.glob("/sys/fs/cgroup/memory.events")]:
         try:

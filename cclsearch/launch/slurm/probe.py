@@ -1,4 +1,4 @@
-"""What `launcher check` runs on a compute node: torch, its devices, one all-reduce, and what frameworks need there."""
+"""What `launcher check` runs on a compute node: checks torch, its devices, one all-reduce, frameworks' needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def main() -> int:
-    """Write what was found to `result.json` of the check's folder; returns the exit code of this rank."""
+    """Write the findings to `result.json` in the check's folder; return the exit code of this rank."""
     folder = Path(os.environ["CCL_TRIAL_DIR"])
     found: dict[str, Any] = {
         "status": "ok",
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def read_needs(needs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Variable -> its value here (None where it is not set), and whether the file is in the folder that it names."""
+    """Return variable -> its value here (None if not set), and whether the needed file is in the folder it names."""
     found = {}
     for need in needs:
         value = os.environ.get(need["env"])
@@ -48,7 +48,7 @@ def read_needs(needs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _reduce(torch: Any) -> dict[str, str]:
-    """One all-reduce with NCCL where there are accelerators, with gloo otherwise."""
+    """Run one all-reduce, with NCCL if there are accelerators, else with gloo."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     try:
         import torch.distributed as dist
@@ -60,7 +60,7 @@ def _reduce(torch: Any) -> dict[str, str]:
         dist.all_reduce(value)
         reached = int(value.item())
         dist.destroy_process_group()
-    except Exception as error:  # foreign code: whatever it says is the answer
+    except Exception as error:  # foreign code: its message is the answer
         return {"backend": backend, "reduce_error": f"{type(error).__name__}: {error}"}
     return {"backend": backend, "reduced_over": str(reached)}
 

@@ -1,4 +1,4 @@
-"""What a refusal of sbatch means: wait, or nothing like this can ever run here."""
+"""What a refusal of sbatch means: wait, use a smaller array, or this job can never run here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 _POLICY = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
 _SUBMIT_LIMITS = ("maxsubmit", "grpsubmit")
-"""Limits on jobs in the queue of one user, or of all that share an account or QOS: 0 freezes them."""
+"""Limits on jobs in the queue of one user, or of all users of an account or QOS: 0 freezes them."""
 _WAIT = (
     "maximum number of jobs",
     "maxjobcount",
@@ -28,33 +28,33 @@ _REMEDIES = (
     ("time limit", "lower `time_limit` in the profile (`sinfo -o '%P %l'` shows each partition's)"),
     ("walldurationperjob", "lower `time_limit` in the profile: the QOS or account allows less"),
     ("feature", "correct `constraint` in the profile (`sinfo -o '%n %f'` lists features)"),
-    ("node count", "the trial wants more nodes than the partition has: correct the profile's hardware"),
+    ("node count", "the trial needs more nodes than the partition has: correct the profile's hardware"),
     (
         "node configuration",
-        "no node has what is asked for: see `gpus_per_node`, `gpu_type`, `mem`, `cpus_per_task`",
+        "no node has what the profile requests: correct `gpus_per_node`, `gpu_type`, `mem` or `cpus_per_task`",
     ),
     ("processors", "lower `cpus_per_task` in the profile (`sinfo -o '%n %c'` shows what nodes have)"),
     ("memory", "lower `mem` in the profile (`sinfo -o '%n %m'` shows what nodes have, in MB)"),
     ("gres", "correct `gpu_request` or `gpu_type` in the profile (`sinfo -o '%n %G'` shows what nodes have)"),
     ("reservation", "correct `reservation` in the profile (`scontrol show reservation`)"),
-    ("unrecognized option", "take the option out of the profile's `options`"),
+    ("unrecognized option", "remove the option from the profile's `options`"),
 )
 
 
 class Refusal(StrEnum):
-    """What to do about it."""
+    """What to do about a refused submission."""
 
     WAIT = "wait"
-    """A limit on jobs in the queue: it passes as jobs end."""
+    """A limit on jobs in the queue was reached; retry when jobs have ended."""
     SMALLER_ARRAY = "smaller_array"
     NEVER = "never"
 
 
 def classify_refusal(message: str, *, others_queued: bool) -> Refusal:
-    """What sbatch's words mean; `others_queued`: whether there are jobs that count against a limit and will end.
+    """Return what sbatch's message means; `others_queued`: whether jobs that count against a limit will end.
 
-    Slurm's generic sentence names the submit limit along with size and time limits; only the policy's own name, where
-    it is given, tells them apart.
+    Slurm's generic message names the submit limit along with size and time limits; only the name of the policy, if it
+    is given, distinguishes them.
     """
     text = message.lower()
     if "invalid job array" in text:
@@ -68,12 +68,12 @@ def classify_refusal(message: str, *, others_queued: bool) -> Refusal:
 
 
 def is_submit_limit(message: str) -> bool:
-    """Whether a limit on the number of jobs in the queue is named."""
+    """Whether the message names a limit on the number of jobs in the queue."""
     return any(sign in message.lower() for sign in _SUBMIT_LIMITS)
 
 
 def find_squeue_filter(message: str, *, account: str | None, qos: str | None) -> str | None:
-    """squeue's option for all jobs that count against a submit limit; None where only this user's do, or by no name."""
+    """Return squeue's option for all jobs that count against a submit limit; None if only this user's jobs do."""
     text = message.lower()
     if "grpsubmit" not in text:
         return None
@@ -83,13 +83,15 @@ def find_squeue_filter(message: str, *, account: str | None, qos: str | None) ->
 
 
 def suggest_remedy(message: str) -> str:
-    """What to do about a job that can never run."""
+    """Return what to do about a job that can never run."""
     if is_submit_limit(message):
-        return "the account or QOS takes no job though none in the queue fills its limit: is it frozen? ask who runs it"
+        return (
+            "the account or QOS accepts no job although none in the queue uses its limit: is it frozen? ask its owner"
+        )
     text = message.lower()
     return next(
         (remedy for sign, remedy in _REMEDIES if sign in text),
-        "the profile asks for what this cluster does not give (`scontrol show partition`)",
+        "correct the profile: the cluster does not offer what it requests (`scontrol show partition`)",
     )
 
 
@@ -105,5 +107,5 @@ _PER_JOB = re.compile(
 
 
 def never_starts(reason: str) -> bool:
-    """Whether a pending job with that reason waits for something that time does not bring."""
+    """Whether a pending job with that reason can never start by waiting."""
     return reason in NEVER_STARTS or bool(_PER_JOB.search(reason))

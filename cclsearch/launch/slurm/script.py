@@ -1,4 +1,4 @@
-"""The sbatch script of one submission: submitit writes it, our node program is what it runs. Pure functions."""
+"""The sbatch script of one submission: submitit writes the text, and it runs our node program. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from cclsearch.core.values import Model
 from cclsearch.launch.slurm.settings import Container, SlurmSettings
 
 MARGIN_S = 120
-"""Asked of Slurm beyond the trial's own limit: start-up, traces, the end of the processes."""
+"""Requested from Slurm beyond the trial's own limit: for start-up, traces and the end of the processes."""
 
 _SET_ON_THE_NODE = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CCL_JOB_NAME", "CCL_NODE_RANK"),
     *("CCL_NUM_NODES", "CCL_PROCESS_ID", "CCL_NUM_PROCESSES", "CCL_COORDINATOR"),
 )
-"""Variables that no payload holds: the node program and torchrun set them."""
+"""Variables that are not in the job spec: the node program and torchrun set them."""
 
 
 class Shape(Model):
-    """What trials must have in common to stand in one array, and what is asked of Slurm for them."""
+    """The resources requested for a trial; trials with the same shape can share a job array."""
 
     nodes: int
     gpus_per_node: int
@@ -30,7 +30,7 @@ class Shape(Model):
 
 
 def choose_shape(num_ranks: int, ranks_per_node: int, timeout_s: float, settings: SlurmSettings) -> Shape:
-    """Nodes, accelerators a node and minutes of a trial."""
+    """Return the nodes, accelerators per node and minutes that a trial needs."""
     nodes = math.ceil(num_ranks / ranks_per_node)
     per_node = settings.gpus_per_node or ranks_per_node
     if not settings.whole_nodes:
@@ -49,10 +49,10 @@ def render_script(
     command: str,
     array_size: int | None = None,
 ) -> str:
-    """The text for sbatch: submitit's own, without its warning signal, its wckey and its automatic requeue.
+    """Return the text for sbatch: submitit's, without its warning signal, its wckey and its automatic requeue.
 
-    submitit asks for a USR2 before the time limit, from which torch dies and which NCCL may swallow: the line is left
-    out, and the node program keeps the time itself.
+    submitit requests a USR2 before the time limit. It kills torch, and NCCL may swallow it: the line is removed, and
+    the node program watches the time itself.
     """
     from submitit.slurm import slurm as submitit_slurm
 
@@ -80,15 +80,15 @@ def render_script(
 
 
 def node_command(host_python: str, program: Path, role: str, path: Path) -> str:
-    """The script's last line; `exec`, so that what Slurm signals reaches the node program."""
+    """Return the script's last line; `exec`, so that Slurm's signals reach the node program."""
     return f"exec {shlex.join([host_python, str(program), role, str(path)])}"
 
 
 def _tracking_options(folder: Path, array_size: int | None) -> dict[str, Any]:
-    """Options by which the launcher keeps hold of a job.
+    """Return the options that the launcher needs to track a job.
 
-    `--export=ALL` of the few variables that sbatch itself is given: any shorter list makes Slurm run a login shell on
-    the node first, which takes seconds and brings in whatever the user's start-up files set.
+    `--export=ALL` passes on the few variables that sbatch itself is given: any shorter list makes Slurm run a login
+    shell on the node first, which takes seconds and adds everything that the user's start-up files set.
     """
     return {
         "chdir": folder,
@@ -99,7 +99,7 @@ def _tracking_options(folder: Path, array_size: int | None) -> dict[str, Any]:
 
 
 def _resource_options(shape: Shape, settings: SlurmSettings) -> dict[str, Any]:
-    """The profile's own options, those it sets."""
+    """Return the resource options that the profile sets."""
     asked: dict[str, Any] = {
         name: getattr(settings, name.replace("-", "_"))
         for name in (
@@ -116,7 +116,7 @@ def _resource_options(shape: Shape, settings: SlurmSettings) -> dict[str, Any]:
 
 
 def _setup_lines(settings: SlurmSettings) -> list[str]:
-    """Shell lines before the trial: the modules, then the profile's own lines."""
+    """Return the shell lines before the trial: the modules, then the profile's own lines."""
     lines = []
     if settings.modules:
         lines.append("type module >/dev/null 2>&1 || . /etc/profile")
@@ -125,7 +125,7 @@ def _setup_lines(settings: SlurmSettings) -> list[str]:
 
 
 def mounted_folders(settings: SlurmSettings, run_root: Path, script: Path) -> list[Path]:
-    """What a trial in a container needs at its own path: the run's trials, the run script's folder, the scratch."""
+    """Return the folders that a container mounts at their own paths: run's trials, run script's folder, scratch."""
     wanted = [run_root, script.parent]
     if settings.scratch is not None:
         wanted.append(Path(settings.scratch).expanduser().absolute())
@@ -139,7 +139,7 @@ def mounted_folders(settings: SlurmSettings, run_root: Path, script: Path) -> li
 def container_prefix(
     settings: SlurmSettings, folders: Sequence[Path], environment: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Words before the rank's command that put it into the container; empty without one, and for pyxis."""
+    """Return the words that start the rank's command in the container; empty without a container, and for pyxis."""
     box = settings.container
     if box is None or box.runtime == "pyxis":
         return ()
@@ -157,13 +157,13 @@ def container_prefix(
 
 
 def _mounts(box: Container, folders: Sequence[Path]) -> list[str]:
-    """`SOURCE:TARGET` of each; the profile's own word for a target stands."""
+    """Return `SOURCE:TARGET` of each folder; a mount of the profile with the same target takes precedence."""
     targets = {mount.split(":")[1] for mount in box.mounts if ":" in mount}
     return [*(f"{folder}:{folder}" for folder in folders if str(folder) not in targets), *box.mounts]
 
 
 def srun_arguments(settings: SlurmSettings, folders: Sequence[Path]) -> tuple[str, ...]:
-    """Arguments of srun: the profile's, its cores (srun no longer takes them from sbatch), the container of pyxis."""
+    """Return srun's arguments: the profile's, its cores (srun no longer takes them from sbatch), pyxis' container."""
     words = list(settings.srun_options)
     if settings.cpus_per_task is not None:
         words.append(f"--cpus-per-task={settings.cpus_per_task}")

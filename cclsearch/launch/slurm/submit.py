@@ -1,9 +1,9 @@
-"""Submission that can be repeated after a kill at any point: no attempt is given to Slurm twice.
+"""Submission that is safe to repeat after a kill at any point: no attempt is submitted to Slurm twice.
 
-Before sbatch is called an attempt's folder says so (`submission.json`), after it the submission's folder holds the
-number (`submitted.json`). Where only the first is there, the job itself (`started.json`) or the queue, which knows a
-job's working directory, tells whether sbatch came through. sbatch holds a lock while it lives, also when the search
-that called it was killed.
+`submission.json` is written to the attempt's folder before sbatch is called, and `submitted.json`, with the job id, to
+the submission's folder after it. If only the first exists, the job itself (`started.json`) or the queue, which lists a
+job's working directory, shows whether sbatch succeeded. sbatch keeps a lock open while it runs, even if the search that
+called it was killed.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ _SITE_DEFAULTS = {
 
 
 class Unresolved(Exception):
-    """Whether an attempt was submitted cannot be told now: Slurm does not answer."""
+    """It is not known now whether an attempt was submitted: Slurm does not answer."""
 
 
 @dataclass
 class Submitter:
-    """Gives attempts to sbatch in chunks that the limits allow."""
+    """Submits attempts with sbatch, in chunks that the limits allow."""
 
     settings: SlurmSettings
     max_array: int = 1000
     ids: dict[Path, str] = field(default_factory=dict)
-    """Attempt folder -> job number, as far as known."""
+    """Attempt folder -> job id, as far as known."""
     waiting_for: str = ""
-    """Slurm's own words for why attempts wait to be submitted; empty where none does."""
+    """Slurm's message on why attempts could not be submitted yet; empty if none waits."""
 
     def submit(self, specs: Sequence[JobSpec]) -> None:
-        """Submit what is not submitted yet; attempts that a limit keeps out stay without a number in `ids`.
+        """Submit the attempts that are not submitted yet; those that a limit keeps out get no entry in `ids`.
 
-        Raises UserError where Slurm says that such a job can never run; nothing of this call is then left in the queue.
+        Raises UserError if Slurm says that such a job can never run; the jobs of this call are then cancelled.
         """
         self.waiting_for = ""
         fresh = []
@@ -103,9 +103,9 @@ class Submitter:
             raise
 
     def resolve(self, folder: Path, rows: Sequence[QueueRow] | None = None) -> str | None:
-        """Job number of the attempt in that folder; None where it was never submitted.
+        """Return the job id of the attempt in that folder; None if it was never submitted.
 
-        Raises `Unresolved` where that cannot be told now.
+        Raises `Unresolved` if Slurm does not answer now.
         """
         if folder in self.ids:
             return self.ids[folder]
@@ -114,7 +114,7 @@ class Submitter:
             return None
         found = self._read_evidence(folder, submission)
         if found is None:
-            with _hold_lock(folder.parent.parent):  # a sbatch that outlived its search ends first
+            with _hold_lock(folder.parent.parent):  # waits for an sbatch that outlived its search
                 found = self._read_evidence(folder, submission) or _find_in_queue(submission, rows)
         if found is not None:
             self.ids[folder] = found
@@ -128,7 +128,7 @@ class Submitter:
         return None if started is None else started.job_id
 
     def _chunk(self, specs: Sequence[JobSpec]) -> Iterator[list[JobSpec]]:
-        """Attempts of one shape together, at most an array's worth."""
+        """Yield attempts of one shape together, at most one array at a time."""
         size = self._array_size()
         shapes = dict.fromkeys(spec.shape for spec in specs)
         for shape in shapes:
@@ -141,7 +141,7 @@ class Submitter:
         return max(1, min(self.max_array, self.settings.max_array or self.max_array))
 
     def _submit_chunk(self, chunk: list[JobSpec], done: list[JobSpec]) -> None:
-        """One call of sbatch; where a limit refuses the chunk, its halves are tried, down to a single job."""
+        """Call sbatch once; if a limit refuses the chunk, try its halves, down to a single job."""
         try:
             self._call_with_retry(chunk)
             done.extend(chunk)
@@ -166,17 +166,17 @@ class Submitter:
                 self._submit_chunk(half, done)
 
     def _call_with_retry(self, chunk: list[JobSpec]) -> None:
-        """Call sbatch, and again where a submit limit refuses a job though none is queued: one may just have ended."""
+        """Call sbatch, and again if a submit limit refuses a job though none is queued: one may just have ended."""
         try:
             self._call_sbatch(chunk)
         except SlurmRefusal as refusal:
-            said = str(refusal)
-            if len(chunk) > 1 or not is_submit_limit(said) or self._has_jobs(said):
+            message = str(refusal)
+            if len(chunk) > 1 or not is_submit_limit(message) or self._has_jobs(message):
                 raise
             self._call_sbatch(chunk)
 
     def _has_jobs(self, refusal: str) -> bool:
-        """Whether jobs are queued that count against the limit; True where that cannot be told."""
+        """Whether queued jobs count against the limit; True if Slurm does not answer."""
         account, qos = (
             getattr(self.settings, name) or os.environ.get(_SITE_DEFAULTS[name]) for name in ("account", "qos")
         )
@@ -197,8 +197,8 @@ class Submitter:
         script.write_text(render_chunk(chunk, folder, self.settings), encoding="utf-8")
         with _hold_lock(first.trial_dir.parent) as descriptor:
             for index, spec in enumerate(chunk):
-                place = index if len(chunk) > 1 else None
-                write_model(spec.folder / SUBMISSION_FILE, Submission(folder=folder, index=place, at=time.time()))
+                position = index if len(chunk) > 1 else None
+                write_model(spec.folder / SUBMISSION_FILE, Submission(folder=folder, index=position, at=time.time()))
             job_id = submit_script(script, pass_fds=(descriptor,), without=overridden_defaults(self.settings))
             write_model(folder / SUBMITTED_FILE, SbatchAnswer(job_id=job_id, at=time.time()))
         for index, spec in enumerate(chunk):
@@ -207,7 +207,7 @@ class Submitter:
 
 
 def render_chunk(chunk: Sequence[JobSpec], folder: Path, settings: SlurmSettings) -> str:
-    """The sbatch script of one submission: a job, or an array of them."""
+    """Return the sbatch script of one submission: a job or a job array."""
     first = chunk[0]
     alone = len(chunk) == 1
     what = f"trial={first.trial} attempt={first.attempt}" if alone else f"trials={len(chunk)}"
@@ -223,14 +223,14 @@ def render_chunk(chunk: Sequence[JobSpec], folder: Path, settings: SlurmSettings
 
 
 def overridden_defaults(settings: SlurmSettings) -> list[str]:
-    """Variables of the site's own defaults that would win over what the profile says."""
+    """Return the variables of the site's defaults that would override the profile."""
     return [name for setting, name in _SITE_DEFAULTS.items() if getattr(settings, setting)]
 
 
 def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> str | None:
-    """Job number by the submission's folder, which is the job's working directory.
+    """Return the job id by the submission's folder, which is the job's working directory.
 
-    An array that was cancelled before any of its tasks began is listed as one job without task numbers.
+    An array that was cancelled before any of its tasks started is listed as one job without task numbers.
     """
     try:
         known = read_queue() if rows is None else rows
@@ -245,13 +245,13 @@ def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> s
 
 @contextlib.contextmanager
 def _hold_lock(folder: Path) -> Iterator[int]:
-    """A lock for the submissions of one run on this machine; yields its descriptor, for sbatch to hold as well."""
+    """Lock the submissions of one run on this machine; yield the descriptor, so that sbatch keeps the lock too."""
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-    place = Path(tempfile.gettempdir()) / f"ccl-search-{os.getuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    if place.lstat().st_uid != os.getuid() or place.is_symlink():
-        raise UserError(f"{str(place)!r} must be a folder of your own: it belongs to somebody else; set TMPDIR")
-    descriptor = os.open(place / f"submit-{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    locks = Path(tempfile.gettempdir()) / f"ccl-search-{os.getuid()}"
+    locks.mkdir(mode=0o700, exist_ok=True)
+    if locks.lstat().st_uid != os.getuid() or locks.is_symlink():
+        raise UserError(f"{str(locks)!r} must be your own folder, but belongs to another user; set TMPDIR")
+    descriptor = os.open(locks / f"submit-{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor

@@ -1,4 +1,4 @@
-"""Where jobs are: the result file first, then one query for all, then whatever else answers, and a deadline."""
+"""The status of jobs: by the result file, then one queue query for all, then accounting and controller, then time."""
 
 from __future__ import annotations
 
@@ -45,48 +45,48 @@ from cclsearch.launch.slurm.job_files import (
 from cclsearch.launch.slurm.refusal import never_starts
 from cclsearch.launch.slurm.settings import SlurmSettings
 
-AWAY_MAX_S = 60.0
-"""Longest pause between two questions to a controller that does not answer."""
-SLOW_S, AWAY_S = 60.0, 10.0
-"""How long an answer may take; less where the last ones did not come, so that results are still taken in meanwhile."""
+MAX_RETRY_PAUSE_S = 60.0
+"""Maximum pause between two queries while the controller does not answer."""
+QUERY_TIMEOUT_S, RETRY_TIMEOUT_S = 60.0, 10.0
+"""Time limit of a query; shorter after a failed one, so that result files are still read meanwhile."""
 SETTLE_S = 5.0
-"""How long a job may be missing from the queue just after its submission."""
+"""Seconds that a job may be missing from the queue just after its submission."""
 MAX_SINGLE_QUERIES = 20
-"""Jobs that neither queue nor accounting knows: so many are asked for one by one at a time."""
+"""Maximum number of single queries per poll for jobs that neither queue nor accounting lists."""
 DEADLINE_S = 900.0
-"""Beyond a trial's own limit: how long a job may say nothing while Slurm says nothing either."""
+"""Seconds beyond a trial's time limit after which a job is given up if Slurm does not answer either."""
 
 Classify = Callable[[Path, int | None], Failure | None]
-"""Reads what a trial left, given its exit code, for the reason of its end."""
+"""Returns the failure that a trial's files show, given its folder and exit code."""
 
 
 @dataclass
 class QueueCache:
-    """The user's jobs as last seen, asked for at most once in `poll_s` seconds however many jobs there are."""
+    """The user's queue as last seen; queried at most once per `poll_s` seconds however many jobs there are."""
 
     poll_s: float
     rows: dict[str, QueueRow] = field(default_factory=dict)
     asked_at: float = 0.0
-    """Wall time of the last answer."""
+    """Unix time of the last answer's query."""
     last_error: str = ""
-    """Slurm's words, while it does not answer."""
+    """Slurm's message while it does not answer; else empty."""
     _last_try: float = -1e9
     _failures: int = 0
 
     def row(self, job_id: str) -> QueueRow | None:
-        """The job's line; an array that was cancelled whole before it began has a single one."""
+        """Return the job's row; an array that was cancelled before it started has a single row."""
         return self.rows.get(job_id) or self.rows.get(job_id.split("_")[0])
 
     def refresh(self, *, urgent: bool = False) -> bool:
-        """Ask again where it is time; whether there is a new answer."""
-        pause = min(self.poll_s * 2**self._failures, max(AWAY_MAX_S, self.poll_s))
+        """Query again if it is time; return whether there is a new answer."""
+        pause = min(self.poll_s * 2**self._failures, max(MAX_RETRY_PAUSE_S, self.poll_s))
         if urgent and not self._failures:
             pause = min(pause, 1.0)
         if time.monotonic() - self._last_try < pause:
             return False
         started = time.time()
         try:
-            rows = read_queue(timeout_s=SLOW_S if self._failures % 4 == 0 else AWAY_S)
+            rows = read_queue(timeout_s=QUERY_TIMEOUT_S if self._failures % 4 == 0 else RETRY_TIMEOUT_S)
         except (SlurmUnavailable, SlurmRefusal) as error:
             self.last_error, self._failures = str(error), min(self._failures + 1, 10)
             self._last_try = time.monotonic()
@@ -99,7 +99,7 @@ class QueueCache:
 
 @dataclass
 class Watcher:
-    """Tells where submitted attempts are; remembers only what saves questions."""
+    """Finds the status of submitted attempts; its state only saves queries."""
 
     settings: SlurmSettings
     classify: Classify
@@ -109,7 +109,7 @@ class Watcher:
     _ended_since: dict[str, float] = field(default_factory=dict)
 
     def poll(self, attempts: Sequence[tuple[JobSpec, str]]) -> list[JobStatus]:
-        """The status of every attempt with a job number, in order."""
+        """Return the status of every attempt with a job id, in order."""
         done = {spec.folder: read_result_status(spec) for spec, _ in attempts}
         open_ones = [(spec, job) for spec, job in attempts if done[spec.folder] != "ok"]
         if open_ones:
@@ -123,7 +123,7 @@ class Watcher:
         ]
 
     def _is_missing(self, spec: JobSpec, job_id: str) -> bool:
-        """Whether the queue, asked since the submission, no longer knows the job."""
+        """Whether a query after the submission did not list the job."""
         if self.queue.row(job_id) is not None:
             return False
         submission = read_model(spec.folder / SUBMISSION_FILE, Submission)
@@ -152,7 +152,7 @@ class Watcher:
         return self._explain_end(spec, job_id, ended=ended, failed_result=failed_result)
 
     def _grace_is_over(self, job_id: str) -> bool:
-        """Whether a job that wrote its end but is still listed as running has had time to leave."""
+        """Whether a job that wrote `end.json` has been listed as running for longer than `grace_s` since."""
         return time.monotonic() - self._ended_since.setdefault(job_id, time.monotonic()) > self.settings.grace_s
 
     def _pending(self, spec: JobSpec, row: QueueRow) -> JobStatus:
@@ -161,7 +161,7 @@ class Watcher:
         submission = read_model(spec.folder / SUBMISSION_FILE, Submission)
         limit = self.settings.queue_limit
         if limit is not None and submission and time.time() - submission.at > limit * 60:
-            message = f"job {row.job_id} waited {limit} min in the queue ({row.reason}), the profile's queue_limit"
+            message = f"job {row.job_id} waited {limit} min in the queue ({row.reason}), the limit set by queue_limit"
             return self._give_up(spec, row, message)
         return JobStatus(state=JobState.QUEUED, note=f"pending: {one_line(row.reason, 80)}")
 
@@ -172,11 +172,11 @@ class Watcher:
         return JobStatus(state=JobState.DONE, failure=failure)
 
     def _not_listed(self, spec: JobSpec, job_id: str, *, ended: bool) -> JobStatus:
-        """Slurm has said nothing of the job yet, or says nothing at all just now."""
+        """Return the status of a job that no query has listed yet, because it is new or Slurm does not answer."""
         started = read_model(spec.folder / STARTED_FILE, StartRecord)
         quiet_since = started.at + spec.timeout_s + DEADLINE_S if started else None
         if self.queue.last_error and not ended and quiet_since is not None and time.time() > quiet_since:
-            message = f"job {job_id} is past its time, and Slurm does not answer: {self.queue.last_error}"
+            message = f"job {job_id} exceeded its time limit, and Slurm does not answer: {self.queue.last_error}"
             failure = Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=message)
             return JobStatus(state=JobState.DONE, failure=failure)
         note = (
@@ -185,11 +185,11 @@ class Watcher:
         return JobStatus(state=JobState.RUNNING if started else JobState.QUEUED, note=note)
 
     def _explain_end(self, spec: JobSpec, job_id: str, *, ended: bool, failed_result: bool) -> JobStatus:
-        """The job is over by Slurm's word, or unknown to Slurm: say why, once its files have had time to appear."""
+        """Return the end of a job that Slurm lists as ended or not at all, once its files have had time to appear."""
         row, account = self.queue.row(job_id), self._accounts.get(job_id)
         state = row.state if row is not None else account.state if account is not None else None
         if state is not None and not _has_ended(state) and row is None:
-            return JobStatus(state=JobState.RUNNING, note=f"{state} by the accounting")
+            return JobStatus(state=JobState.RUNNING, note=f"{state} in the accounting")
         since = self._ended_since.setdefault(job_id, time.monotonic())
         may_come = state is None or state.startswith(("COMPLETED", "FAILED"))
         if may_come and not ended and not failed_result and time.monotonic() - since < self.settings.grace_s:
@@ -213,7 +213,7 @@ class Watcher:
         return JobStatus(state=JobState.DONE, failure=failure)
 
     def _step_states(self, job_id: str, state: str | None) -> tuple[str, ...]:
-        """What the accounting says of the steps of a job that failed: only there is running out of memory told."""
+        """Return the states of a failed job's steps: only the accounting of steps shows that memory ran out."""
         if state is not None and not state.startswith("FAILED"):
             return ()
         if job_id not in self._accounts:
@@ -222,9 +222,9 @@ class Watcher:
 
 
 def cancel_attempts(attempts: Sequence[tuple[JobSpec, str]], *, patience_s: float = 120.0) -> list[str]:
-    """Cancel these jobs and wait until Slurm lists none of them as alive; the numbers of those it still does.
+    """Cancel these jobs and wait until they have ended; return the ids of those that Slurm still lists.
 
-    Raises `SlurmUnavailable` where Slurm does not answer in that time.
+    Raises `SlurmUnavailable` if Slurm does not answer in that time.
     """
     wanted = {job for _, job in attempts}
     deadline, harder = time.monotonic() + patience_s, time.monotonic() + patience_s / 2
@@ -246,7 +246,7 @@ def cancel_attempts(attempts: Sequence[tuple[JobSpec, str]], *, patience_s: floa
 
 
 def mark_cancelled(spec: JobSpec) -> None:
-    """Note that the search itself ends the attempt, so that its end is not taken for somebody else's doing."""
+    """Record that the search itself cancels the attempt, so that its end is not attributed to someone else."""
     spec.folder.mkdir(parents=True, exist_ok=True)
     (spec.folder / CANCELLED_FILE).write_text("{}\n", encoding="utf-8")
 
