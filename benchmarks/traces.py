@@ -1,10 +1,10 @@
-"""Reading a large trace: this project, HolisticTraceAnalysis and `json.load`, side by side on one trace.
+"""Time and memory to read one large trace: this project, HolisticTraceAnalysis (HTA) and `json.load`.
 
     python benchmarks/traces.py TRACE [--size-mb 500] [--hta PYTHON] [--out benchmarks/traces.md]
 
-TRACE is a real Kineto trace (`.json` or `.json.gz`); it is repeated with shifted times and ids until it has the size.
-PYTHON is an interpreter that can import `hta` (0.5), in an environment of its own. Every measurement is a process of
-its own on one core; the best of three counts, HTA and json.load run once.
+TRACE is a real Kineto trace (`.json` or `.json.gz`); it is repeated with shifted times and ids up to the given size.
+PYTHON is an interpreter of a separate environment with `hta` 0.5. Every measurement runs in its own process on one
+core; the best of three runs counts, HTA and json.load run once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ print(json.dumps(dict(load_s=loaded - start, total_s=time.perf_counter() - start
 
 
 def repeat_trace(source: Path, target: Path, size_bytes: int) -> None:
-    """Writes the trace again and again, times and ids shifted, until the target has the size."""
+    """Write the trace repeatedly, with shifted times and ids, until the target has the size."""
     data = source.read_bytes()
     text = (gzip.decompress(data) if source.suffix == ".gz" else data).decode()
     start = text.index("[", text.index('"traceEvents"')) + 1
@@ -95,7 +95,7 @@ def repeat_trace(source: Path, target: Path, size_bytes: int) -> None:
 
 
 def run_alone(python: str, program: str, core: int | None) -> dict[str, float]:
-    """What the program prints, run in a process of its own on one core."""
+    """Return what the program prints, run in its own process on one core."""
     command = ["taskset", "-c", str(core), python, "-c", program] if core is not None else [python, "-c", program]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -107,13 +107,13 @@ def run_alone(python: str, program: str, core: int | None) -> dict[str, float]:
 
 
 def measure_ours(path: Path, warm: Path, *, cache: bool, core: int | None, repeats: int = 3) -> dict[str, float]:
-    """The fastest of several runs."""
+    """Return the fastest of several runs."""
     program = READ.format(root=str(HERE.parent), path=str(path), warm=str(warm), cache=cache)
     return min((run_alone(sys.executable, program, core) for _ in range(repeats)), key=lambda run: run["cpu_s"])
 
 
 def main() -> None:
-    """Builds the large trace, measures, and prints a table (and writes it)."""
+    """Build the large trace, measure, and print the table (and write it)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--size-mb", type=int, default=500)
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def make_report(arguments: argparse.Namespace, scratch: Path) -> str:
-    """The measurements as a Markdown table."""
+    """Return the measurements as a Markdown table."""
     plain, zipped = scratch / "plain" / "rank0.json", scratch / "zipped" / "rank0.json.gz"
     plain.parent.mkdir()
     zipped.parent.mkdir()
@@ -138,7 +138,7 @@ def make_report(arguments: argparse.Namespace, scratch: Path) -> str:
     size_mb = plain.stat().st_size / 1e6
     rows = _rows(arguments, plain, zipped, size_mb)
     head = (
-        "| way | wall s | CPU s | MB of raw JSON per CPU s | peak MB beyond start and table |\n"
+        "| reader | wall s | CPU s | MB of raw JSON per CPU s | peak MB without start and table |\n"
         "| --- | --- | --- | --- | --- |\n"
     )
     return (
@@ -160,13 +160,13 @@ def _rows(arguments: argparse.Namespace, plain: Path, zipped: Path, size_mb: flo
     rows = [
         _row("this project, load and full breakdown, `.json`", ours, size_mb),
         _row("this project, load and full breakdown, `.json.gz`", packed, size_mb),
-        _row("this project, again from the cache", {**again, "table_mb": 0.0}, None),
+        _row("this project, second read from the cache", {**again, "table_mb": 0.0}, None),
         _row("`json.load` alone", naive, size_mb),
     ]
     if arguments.hta:
         hta = run_alone(arguments.hta, HTA.format(path=str(plain)), core)
         rows.append(_row("HolisticTraceAnalysis, load and temporal breakdown", hta, size_mb))
-        rows.append(f"\nFaster than HolisticTraceAnalysis by {hta['cpu_s'] / ours['cpu_s']:.1f} times (CPU time).")
+        rows.append(f"\n{hta['cpu_s'] / ours['cpu_s']:.1f}x faster than HolisticTraceAnalysis (CPU time).")
     rows.append(f"\n{ours['rows']:.0f} rows, {ours['table_mb']:.0f} MB of columns.")
     return rows
 

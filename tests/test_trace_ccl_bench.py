@@ -1,4 +1,4 @@
-"""The dashboard's names: which definition answers, in which unit, and what is said of the difference."""
+"""CCL-Bench dashboard names: which metric each maps to, its unit, and how its definition differs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from trace_tables import Tape, make_set
 
 from cclsearch.core.errors import UserError
 from cclsearch.plugins import METRICS
-from cclsearch.trace.ccl_bench import ALIASES, StepScoreReference, check_name, list_names, measure_name
+from cclsearch.trace.ccl_bench import (
+    ALIASES,
+    StepScoreReference,
+    check_metric_name,
+    list_metric_names,
+    measure_by_name,
+)
 from cclsearch.trace.events import CollectiveKind
 from cclsearch.trace.metric import MetricResult, Status
 from cclsearch.trace.view import TraceView
@@ -30,17 +36,17 @@ def trace() -> TraceView:
     return TraceView(make_set(tables))
 
 
-def one(trace: TraceView, name: str) -> MetricResult:
-    (result,) = measure_name(trace, name).values()
+def measure_one(trace: TraceView, name: str) -> MetricResult:
+    (result,) = measure_by_name(trace, name).values()
     return result
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_every_name_is_answered_and_says_where_it_differs(trace: TraceView, name: str) -> None:
-    result = one(trace, name)
+def test_every_name_has_a_metric_and_states_the_difference(trace: TraceView, name: str) -> None:
+    result = measure_one(trace, name)
     assert result.name == name
     assert result.inputs["answered_by"] in METRICS.names()
-    assert "theirs" in str(result.inputs["differs"])
+    assert str(result.inputs["differs"]).startswith("CCL-Bench: ")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ def test_every_name_is_answered_and_says_where_it_differs(trace: TraceView, name
     ],
 )
 def test_values_of_names(trace: TraceView, name: str, value: float, unit: str) -> None:
-    result = one(trace, name)
+    result = measure_one(trace, name)
     assert result.value == pytest.approx(value)
     assert (result.unit, result.status) == (unit, Status.OK)
 
@@ -71,31 +77,31 @@ def test_values_of_names(trace: TraceView, name: str, value: float, unit: str) -
 @pytest.mark.parametrize(
     "prefix", ["collective_vol", "collective_vol_*", "bandwidth_utilization", "bandwidth_utilization_"]
 )
-def test_a_bare_prefix_lists_what_there_is(trace: TraceView, prefix: str) -> None:
-    names = measure_name(trace, prefix)
+def test_a_bare_prefix_gives_the_recorded_collectives(trace: TraceView, prefix: str) -> None:
+    names = measure_by_name(trace, prefix)
     assert [name.rsplit("_", 1)[1] for name in names] == ["allreduce", "allgather"]
     assert all(result.value is not None for result in names.values())
 
 
-def test_a_collective_that_is_not_there_is_not_available_and_not_zero(trace: TraceView) -> None:
-    result = one(trace, "collective_vol_alltoall")
+def test_a_missing_collective_is_not_available_rather_than_zero(trace: TraceView) -> None:
+    result = measure_one(trace, "collective_vol_alltoall")
     assert (result.value, result.status) == (None, Status.NOT_AVAILABLE)
 
 
 def test_step_score_weighs_accelerators_and_step_time(trace: TraceView) -> None:
     reference = StepScoreReference(num_accelerators=4, step_time_s=200e-6, weight=0.25)
-    (result,) = measure_name(trace, "gpu_step_score", reference).values()
+    (result,) = measure_by_name(trace, "gpu_step_score", reference).values()
     assert result.value == pytest.approx(0.25 * 4 / 2 + 0.75 * 2)
-    (default,) = measure_name(trace, "gpu_step_score").values()
+    (default,) = measure_by_name(trace, "gpu_step_score").values()
     assert default.value == pytest.approx(0.5 * 16 / 2 + 0.5 * 0.44 / 100e-6)
 
 
 @pytest.mark.parametrize("name", ["nonsense", "collective_vol_nonsense", "bandwidth_utilization_total", ""])
-def test_an_unknown_name_lists_the_names_there_are(name: str) -> None:
+def test_an_unknown_name_lists_the_known_names(name: str) -> None:
     with pytest.raises(UserError, match=r"allgather|trace_step_time"):
-        check_name(name)
+        check_metric_name(name)
 
 
-def test_every_listed_name_is_taken(trace: TraceView) -> None:
-    for name in list_names():
-        assert measure_name(trace, name)
+def test_every_listed_name_is_accepted(trace: TraceView) -> None:
+    for name in list_metric_names():
+        assert measure_by_name(trace, name)

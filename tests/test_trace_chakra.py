@@ -1,4 +1,4 @@
-"""Exported Chakra traces, read back by a reader of the published schema that shares nothing with the writer."""
+"""Exported Chakra traces, read back by an independent reader of the published schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trace_tables import Tape, make_set
 
 from cclsearch.core.errors import UserError
 from cclsearch.trace.events import CollectiveKind, EventTable
-from cclsearch.trace.export.chakra import describe_gaps, export_chakra
+from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
 from cclsearch.trace.view import TraceView
 
 COMP_NODE, MEM_LOAD_NODE, COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE = 4, 2, 5, 6, 7
@@ -30,7 +30,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """(field number, wire type, value) of a message: wire types 0, 1, 2 and 5 of the protobuf encoding."""
+    """Yield (field number, wire type, value) of a message, for protobuf wire types 0, 1, 2 and 5."""
     at = 0
     while at < len(data):
         key, at = read_varint(data, at)
@@ -52,7 +52,7 @@ def read_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
 @dataclass
 class Message:
-    """One message: scalar fields by number, repeated ones as lists."""
+    """One message: the values of each field number."""
 
     fields: dict[int, list[int | bytes]] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class Message:
         return found
 
     def attributes(self, number: int) -> dict[str, int | str]:
-        """AttributeProto: name = 1, and one of int64_val = 9, uint64_val = 13, bool_val = 27, string_val = 29."""
+        """Return attributes (AttributeProto): name 1, int64_val 9, uint64_val 13, bool_val 27 or string_val 29."""
         found: dict[str, int | str] = {}
         for value in self.fields.get(number, []):
             assert isinstance(value, bytes)
@@ -98,7 +98,7 @@ def parse(data: bytes) -> Message:
 
 
 def read_trace(path: Path) -> tuple[Message, list[Message]]:
-    """GlobalMetadata, then nodes, each with its length in front."""
+    """Return the GlobalMetadata and the nodes; each message follows its length."""
     data, at, messages = path.read_bytes(), 0, []
     while at < len(data):
         length, at = read_varint(data, at)
@@ -131,7 +131,7 @@ def exported(tmp_path: Path) -> list[tuple[Message, list[Message]]]:
     return [read_trace(path) for path in paths]
 
 
-def test_metadata_names_rank_and_world(exported: list[tuple[Message, list[Message]]]) -> None:
+def test_metadata_has_rank_and_world_size(exported: list[tuple[Message, list[Message]]]) -> None:
     for rank, (metadata, _) in enumerate(exported):
         assert metadata.text(1)  # version
         assert metadata.attributes(2)["rank"] == rank
@@ -150,7 +150,7 @@ def test_times_are_microseconds_from_the_start_of_the_step(exported: list[tuple[
     assert [node.integer(7) for node in nodes] == [30, 5, 20, 10, 5]
 
 
-def test_dependencies_name_earlier_nodes_and_leave_no_cycle(exported: list[tuple[Message, list[Message]]]) -> None:
+def test_dependencies_are_earlier_nodes_without_cycles(exported: list[tuple[Message, list[Message]]]) -> None:
     for _, nodes in exported:
         ids = [node.integer(1) for node in nodes]
         assert len(set(ids)) == len(ids)
@@ -158,10 +158,10 @@ def test_dependencies_name_earlier_nodes_and_leave_no_cycle(exported: list[tuple
         for node in nodes:
             depends = node.packed(4) + node.packed(5)
             assert all(other in ids and other < node.integer(1) for other in depends)
-        assert nodes[2].packed(5) == [ids[1]]  # the reduction waited for the copy that ended as it began
+        assert nodes[2].packed(5) == [ids[1]]  # the all-reduce waited for the copy that ended as it began
 
 
-def test_collectives_say_kind_size_and_group(exported: list[tuple[Message, list[Message]]]) -> None:
+def test_collectives_have_kind_size_and_group(exported: list[tuple[Message, list[Message]]]) -> None:
     nodes = exported[0][1]
     reduce, gather, send = (node.attributes(10) for node in nodes[2:])
     assert (reduce["comm_type"], reduce["comm_size"], reduce["involved_ranks"]) == (ALL_REDUCE, 1 << 20, "0,1")
@@ -182,14 +182,15 @@ def test_names_are_utf8_and_clipped(tmp_path: Path) -> None:
     assert "\x1b" not in node.text(2)
 
 
-def test_nothing_to_export_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_trace_without_device_events_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no device event"):
         export_chakra(TraceView(make_set([Tape().table()])), tmp_path)
 
 
-@pytest.mark.parametrize(("size", "gaps"), [(None, ["1 of 2 collectives do not say what they moved"]), (8, [])])
-def test_collectives_without_a_size_are_named(size: int | None, gaps: list[str]) -> None:
+@pytest.mark.parametrize(("size", "notes"), [(None, ["1 of 2 collectives have no recorded message size"]), (8, [])])
+def test_collectives_without_a_size_are_noted(size: int | None, notes: list[str]) -> None:
     tape = Tape(world_size=2)
     tape.collective(0, 10, message_bytes=size)
     tape.collective(20, 10, CollectiveKind.BARRIER, message_bytes=None)
-    assert [gap.split(":")[0] for gap in describe_gaps(TraceView(make_set([tape.table()])))] == gaps
+    lines = describe_unsized_collectives(TraceView(make_set([tape.table()])))
+    assert [line.split(":")[0] for line in lines] == notes

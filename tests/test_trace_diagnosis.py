@@ -1,4 +1,4 @@
-"""The diagnosis adds up, names the right cause and rank, and says what its figures say."""
+"""The diagnosis adds up, names the right cause and rank, and its sentences agree with its figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 def random_tables(seed: int, num_ranks: int = 3, num_steps: int = 5) -> list[EventTable]:
-    """Anything at all: overlapping streams, ranks of different speed, collectives of every kind."""
+    """Random tables: overlapping streams, ranks of different speed, collectives of every kind."""
     rng = np.random.default_rng(seed)
     tables = []
     for rank in range(num_ranks):
@@ -47,7 +47,7 @@ def random_tables(seed: int, num_ranks: int = 3, num_steps: int = 5) -> list[Eve
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("pp", [1, 3])
-def test_seconds_by_cause_add_up_to_the_step_time_that_the_metric_gives(seed: int, pp: int) -> None:
+def test_seconds_by_cause_add_up_to_the_step_time_metric(seed: int, pp: int) -> None:
     trace = TraceView(make_set(random_tables(seed)), config=Config(pp=pp))
     diagnosis = diagnose_trace(trace)
     step = measure_step_time(trace)
@@ -59,7 +59,7 @@ def test_seconds_by_cause_add_up_to_the_step_time_that_the_metric_gives(seed: in
 
 
 def simple_tables(*, compute: tuple[float, ...], transfer: float, copy: float, idle: float) -> list[EventTable]:
-    """Ranks that compute for these times, then reduce together, copy, and do nothing for a while."""
+    """Ranks that compute for these times, then reduce together, copy, and are idle for a while."""
     tables = []
     period = max(compute) + transfer + copy + idle
     for rank, own in enumerate(compute):
@@ -87,7 +87,7 @@ def diagnose(tables: list[EventTable], **context: Any) -> Diagnosis:
         ({"compute": (5, 5, 5, 5, 90), "transfer": 2, "copy": 2, "idle": 2}, Cause.IMBALANCE),
     ],
 )
-def test_the_bottleneck_is_the_cause_with_most_seconds(shape: dict[str, Any], cause: Cause) -> None:
+def test_the_bottleneck_is_the_cause_with_the_most_seconds(shape: dict[str, Any], cause: Cause) -> None:
     diagnosis = diagnose(simple_tables(**shape))
     assert diagnosis.bottleneck is cause
     assert diagnosis.seconds_by_cause[cause] == max(diagnosis.seconds_by_cause.values())
@@ -114,17 +114,17 @@ def sleepy_tables() -> list[EventTable]:
     return tables
 
 
-def test_the_sentences_name_the_rank_that_the_others_wait_for_and_what_it_does_meanwhile() -> None:
+def test_the_sentences_name_the_slow_rank_and_what_delays_it() -> None:
     diagnosis = diagnose(sleepy_tables())
     assert diagnosis.worst_rank == 2
     assert diagnosis.seconds_by_rank[0][Cause.EXPOSED_WAIT] == pytest.approx(50e-6)
     assert diagnosis.seconds_by_rank[2][Cause.HOST_IDLE] == pytest.approx(60e-6)
     text = " ".join(diagnosis.sentences)
-    assert "The others wait for rank 2, last in 6 of 6 collectives" in text
-    assert "50 us more than they do on a device that its host leaves idle" in text
+    assert "The other ranks wait for rank 2, the last to arrive in 6 of 6 collectives" in text
+    assert "it spends 50 us more than their mean on device idle time (waiting for the host)." in text
 
 
-def test_top_kernels_and_collectives_have_seconds_of_a_step() -> None:
+def test_top_kernels_and_collectives_have_seconds_per_step() -> None:
     diagnosis = diagnose(simple_tables(compute=(60, 60), transfer=20, copy=5, idle=15))
     assert [(k.name, round(k.seconds * 1e6, 3)) for k in diagnosis.top_kernels] == [("gemm", 60.0)]
     (collective,) = diagnosis.top_collectives
@@ -132,7 +132,7 @@ def test_top_kernels_and_collectives_have_seconds_of_a_step() -> None:
     assert collective.seconds == pytest.approx(20e-6)
 
 
-def test_point_to_point_and_idle_of_a_stage_are_the_bubble() -> None:
+def test_point_to_point_and_idle_time_of_a_stage_are_the_bubble() -> None:
     tables = []
     for rank in range(2):
         tape = Tape(rank=rank, world_size=2)
@@ -147,15 +147,15 @@ def test_point_to_point_and_idle_of_a_stage_are_the_bubble() -> None:
     assert diagnosis.seconds_by_cause[Cause.HOST_IDLE] == 0
 
 
-def test_one_rank_says_that_waiting_cannot_be_told_from_moving() -> None:
+def test_one_rank_says_that_exposed_communication_includes_waiting() -> None:
     diagnosis = diagnose(sleepy_tables()[:1])
     assert diagnosis.worst_rank is None
     assert diagnosis.reason is Reason.RANKS_MISSING
     assert diagnosis.seconds_by_cause[Cause.EXPOSED_WAIT] == 0
-    assert any("cannot be told" in sentence for sentence in diagnosis.sentences)
+    assert any("cannot separate it from data transfer" in sentence for sentence in diagnosis.sentences)
 
 
-def test_without_steps_the_window_is_the_file_and_says_so() -> None:
+def test_without_steps_the_window_is_the_file_and_a_sentence_says_so() -> None:
     tape = Tape()
     tape.kernel(0, 30)
     tape.kernel(90, 10)
@@ -173,7 +173,7 @@ def test_without_device_events_there_is_no_diagnosis() -> None:
     assert score_traces(make_set([tape.table()])).diagnosis is None
 
 
-def test_names_from_a_trace_cannot_smuggle_control_characters_or_markup() -> None:
+def test_control_characters_and_markup_in_trace_names_are_removed() -> None:
     tape = Tape(world_size=2)
     tape.kernel(0, 30, "evil\x1b[2J<script>alert(1)</script>&\u202e")
     tape.collective(30, 10, group="<b>\x07", group_desc="<script>")
@@ -187,7 +187,7 @@ def test_names_from_a_trace_cannot_smuggle_control_characters_or_markup() -> Non
         ElementTree.fromstring(picture)
 
 
-def test_pictures_show_every_rank_and_their_bars_have_the_length_of_its_step() -> None:
+def test_charts_show_every_rank_with_bars_as_long_as_its_step() -> None:
     trace = TraceView(make_set(sleepy_tables()))
     diagnosis = diagnose_trace(trace)
     root = ElementTree.fromstring(draw_breakdown(diagnosis))

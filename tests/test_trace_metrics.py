@@ -1,4 +1,4 @@
-"""Each metric on tables whose answers follow from a few numbers."""
+"""Each metric on tables whose results follow from a few numbers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 @pytest.fixture
-def own_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics that a test registers are gone after it."""
+def temporary_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the metrics that a test registers after the test."""
     METRICS.names()
     monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
 
 
-def test_step_time_is_the_median_period_on_the_device_of_the_slowest_rank() -> None:
+def test_step_time_is_the_median_device_period_of_the_slowest_rank() -> None:
     slow = step_tape(1, 2)
     for row in slow.rows:
         row["ts_ns"] = row["ts_ns"] * 11 // 10
@@ -58,7 +58,7 @@ def test_three_steps_are_not_trimmed_and_the_last_has_no_period() -> None:
     assert (result.n_steps, result.inputs["step_numbers"]) == (2, [0, 1])
 
 
-def test_an_incomplete_step_ends_the_window_before_it_and_has_none_itself() -> None:
+def test_an_incomplete_step_ends_the_previous_window_and_has_no_window() -> None:
     tape = step_tape(steps=2)
     cut = tape.step(200, 260, complete=False)
     tape.kernel(205, 40, step_id=cut)
@@ -73,14 +73,14 @@ def test_one_step_has_the_length_of_its_marker_and_is_partial() -> None:
     assert (result.status, result.reason) == (Status.PARTIAL, Reason.TOO_FEW_STEPS)
 
 
-def test_steps_of_a_cpu_run_from_marker_to_marker() -> None:
+def test_cpu_steps_run_from_marker_to_marker() -> None:
     table = step_tape(steps=3).table(accelerator="cpu")
     result = measure([table], "trace_step_time")
     assert result.n_steps == 3
     assert result.per_step == (pytest.approx(100e-6), pytest.approx(100e-6), pytest.approx(60e-6))
 
 
-def test_without_markers_there_is_no_step_time_but_shares_of_the_whole_file() -> None:
+def test_without_markers_only_shares_of_the_whole_file_are_available() -> None:
     tape = Tape()
     tape.kernel(0, 30)
     tape.kernel(70, 30)
@@ -114,7 +114,7 @@ def test_the_four_shares_add_up_to_one_for_every_rank_and_step(seed: int) -> Non
     assert min(part.min() for part in (parts.compute_ns_W, parts.exposed_comm_ns_W, parts.idle_ns_W)) >= 0
 
 
-def test_overlap_is_the_share_of_communication_that_compute_hides() -> None:
+def test_overlap_is_the_share_of_communication_during_compute() -> None:
     tape = Tape()
     for i in range(5):
         number = tape.step(i * 100, i * 100 + 90)
@@ -123,14 +123,14 @@ def test_overlap_is_the_share_of_communication_that_compute_hides() -> None:
     assert measure([tape.table()], "overlap").value == pytest.approx(0.25)
 
 
-def test_waiting_is_what_is_longer_than_the_shortest_duration_over_ranks() -> None:
+def test_waiting_is_the_duration_beyond_the_shortest_over_ranks() -> None:
     result = measure(two_ranks(), "comm_wait_frac")
     moving = 20 + 30 + 50
     assert result.per_rank[0] == pytest.approx(45 / (45 + moving))
     assert result.per_rank[1] == 0.0
 
 
-def test_bus_bandwidth_takes_the_shortest_duration() -> None:
+def test_bus_bandwidth_uses_the_shortest_duration() -> None:
     result = measure(two_ranks(sizes=(4 << 20,)), "bus_bw")
     assert result.value == pytest.approx((4 << 20) / 50e-6 / 1e9)  # 2 (n-1)/n is 1 for two ranks
     assert result.status is Status.OK
@@ -147,7 +147,7 @@ def test_hockney_fit_needs_three_sizes() -> None:
     assert result.status is Status.NOT_AVAILABLE
 
 
-def test_bandwidth_utilisation_is_of_one_direction_of_the_cards_link() -> None:
+def test_bandwidth_utilization_is_over_one_direction_of_the_cards_link() -> None:
     result = measure(two_ranks(sizes=(4 << 20,)), "bw_util", card=make_card())
     assert result.value == pytest.approx((4 << 20) / 50e-6 / 1e9 / 450)
 
@@ -175,7 +175,7 @@ def test_compute_imbalance_compares_ranks_of_a_stage() -> None:
     assert staged.value == pytest.approx(50 / 40 - 1)
 
 
-def test_pipeline_bubble_is_what_is_left_beside_work_and_collectives() -> None:
+def test_pipeline_bubble_is_the_time_without_work_and_collectives() -> None:
     tables = []
     for rank in range(2):
         tape = Tape(rank=rank, world_size=2)
@@ -213,7 +213,7 @@ def test_critical_path_of_a_queued_stream_is_its_work() -> None:
     assert path.inputs["memcpy_share"] == pytest.approx(0.3)
 
 
-def test_critical_path_crosses_to_the_rank_that_comes_last() -> None:
+def test_critical_path_continues_on_the_rank_that_arrives_last() -> None:
     tables = []
     for rank in range(2):
         tape = Tape(rank=rank, world_size=2)
@@ -260,7 +260,7 @@ def test_scaling_efficiency_splits_the_loss_by_cause() -> None:
     assert result.reason is Reason.CARD_MISSING_FIELD  # strong scaling is assumed without a card
 
 
-def test_weak_scaling_takes_the_batch_of_each_card() -> None:
+def test_weak_scaling_uses_the_batch_of_each_card() -> None:
     base = TraceView(make_set([step_tape(0, 1).table()]), card=make_card(global_batch_size=8, num_accelerators=1))
     larger = [step_tape(rank, 2, period_us=125).table() for rank in range(2)]
     result = measure(larger, "scaling_efficiency", card=make_card(global_batch_size=16), baseline=base)
@@ -305,8 +305,8 @@ def test_top_kernels_share_time_by_family() -> None:
     assert (result.value, result.inputs["kernel"]) == (pytest.approx(0.6), "gemm")
 
 
-def test_every_metric_has_a_reason_where_nothing_was_read() -> None:
-    nothing = TraceSet({}, "not_available", (Reason.UNREADABLE,), "the file is no trace")
+def test_every_metric_has_a_reason_if_nothing_was_read() -> None:
+    nothing = TraceSet({}, "not_available", (Reason.UNREADABLE,), "the file is not a trace")
     score = score_traces(nothing)
     assert set(score.metrics) == set(METRICS.names())
     for result in score.metrics.values():
@@ -335,15 +335,19 @@ def test_degenerate_tables_give_reasons_and_no_warnings(which: int) -> None:
         assert result.value is None or math.isfinite(result.value)
 
 
-def test_a_cut_trace_makes_every_value_partial() -> None:
+def test_a_truncated_trace_makes_every_value_partial() -> None:
     table = step_tape().table(status="partial", reasons=(Reason.TRACE_TRUNCATED,))
-    result = measure([table], "compute_frac", set_fields={"status": "partial", "message": "rank 0 is cut"})
-    assert (result.status, result.reason, result.detail) == (Status.PARTIAL, Reason.TRACE_TRUNCATED, "rank 0 is cut")
+    result = measure([table], "compute_frac", set_fields={"status": "partial", "message": "rank 0 is truncated"})
+    assert (result.status, result.reason, result.detail) == (
+        Status.PARTIAL,
+        Reason.TRACE_TRUNCATED,
+        "rank 0 is truncated",
+    )
 
 
-@pytest.mark.usefixtures("own_metrics")
-def test_a_metric_of_ones_own_in_ten_lines() -> None:
-    @metric("longest_kernel_of_this_test", unit="s", summary="longest compute kernel", combine="max")
+@pytest.mark.usefixtures("temporary_metrics")
+def test_a_user_metric_needs_ten_lines() -> None:
+    @metric("longest_kernel_in_test", unit="s", summary="longest compute kernel", combine="max")
     def measure_longest_kernel(rank: RankView) -> float:
         kernels = rank.compute_kernels
         if not len(kernels):
@@ -353,7 +357,7 @@ def test_a_metric_of_ones_own_in_ten_lines() -> None:
     long, none = Tape(rank=0), Tape(rank=1)
     long.kernel(0, 7)
     none.copy(0, 3)
-    result = measure([long.table(), none.table()], "longest_kernel_of_this_test")
+    result = measure([long.table(), none.table()], "longest_kernel_in_test")
     assert result.value == pytest.approx(7e-6)
     assert result.per_rank == {0: pytest.approx(7e-6), 1: None}
     assert (result.status, result.reason) == (Status.PARTIAL, Reason.NO_GPU_EVENTS)
@@ -367,26 +371,26 @@ def test_a_metric_of_ones_own_in_ten_lines() -> None:
         lambda trace: Draft(float("nan")),
     ],
 )
-@pytest.mark.usefixtures("own_metrics")
-def test_a_broken_metric_is_not_available_and_breaks_nothing(broken: Callable[[Any], Any]) -> None:
-    name = "broken_of_this_test"
+@pytest.mark.usefixtures("temporary_metrics")
+def test_a_metric_that_raises_is_not_available(broken: Callable[[Any], Any]) -> None:
+    name = "broken_in_test"
     metric(name, unit="s", summary="broken", over="trace")(broken)
     result = measure([step_tape().table()], name)
     assert (result.value, result.status) == (None, Status.NOT_AVAILABLE)
 
 
-def test_a_package_brings_a_metric_through_its_entry_point(tmp_path: Path) -> None:
-    (tmp_path / "their_metrics.py").write_text(
+def test_a_package_adds_a_metric_with_its_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "plugin_metrics.py").write_text(
         "from cclsearch.trace.metric import metric\n"
-        "@metric('num_kernels_of_theirs', unit='kernels', summary='kernels', combine='sum')\n"
+        "@metric('num_plugin_kernels', unit='kernels', summary='kernels', combine='sum')\n"
         "def count(rank):\n"
         "    return float(len(rank.compute_kernels))\n"
     )
-    info = tmp_path / "their_metrics-1.0.dist-info"
+    info = tmp_path / "plugin_metrics-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-metrics\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[cclsearch]\nmetrics = their_metrics\n")
-    code = "from cclsearch.plugins import METRICS; m = METRICS.get('num_kernels_of_theirs'); print(m.unit)"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-metrics\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[cclsearch]\nmetrics = plugin_metrics\n")
+    code = "from cclsearch.plugins import METRICS; m = METRICS.get('num_plugin_kernels'); print(m.unit)"
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent.parent)])
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -399,10 +403,10 @@ def test_a_package_brings_a_metric_through_its_entry_point(tmp_path: Path) -> No
     assert done.stdout.strip() == "kernels", done.stderr
 
 
-def test_a_rank_without_device_events_is_left_out_and_named() -> None:
-    silent = Tape(rank=1, world_size=2)
-    silent.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
-    result = measure([step_tape(0, 2).table(), silent.table()], "comm_time")
+def test_a_rank_without_device_events_is_excluded_and_named() -> None:
+    host_only_rank = Tape(rank=1, world_size=2)
+    host_only_rank.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
+    result = measure([step_tape(0, 2).table(), host_only_rank.table()], "comm_time")
     assert result.value == pytest.approx(20e-6)
     assert (result.status, result.reason, result.detail) == (
         Status.PARTIAL,
@@ -419,8 +423,8 @@ def test_communication_time_by_link_follows_the_cards_nodes() -> None:
     assert by_link == {"inter_node": pytest.approx(30e-6), "intra_node": pytest.approx(10e-6)}
 
 
-@pytest.mark.usefixtures("own_metrics")
-def test_the_examples_of_the_documentation_run() -> None:
+@pytest.mark.usefixtures("temporary_metrics")
+def test_the_examples_in_the_documentation_run() -> None:
     text = (Path(__file__).parent.parent / "docs" / "your-metric.md").read_text(encoding="utf-8")
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block, {})

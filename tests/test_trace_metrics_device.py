@@ -1,4 +1,4 @@
-"""Metrics of one device: its kernels, FLOPs, memory and idle time."""
+"""Metrics of one device: kernels, FLOP, memory and idle time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trace_tables import Tape, make_set
 
 from cclsearch.card.model import MoEArch, Phase
 from cclsearch.core.values import Config
-from cclsearch.trace.ccl_bench import measure_name
+from cclsearch.trace.ccl_bench import measure_by_name
 from cclsearch.trace.events import (
     ComputeClass,
     DeviceInfo,
@@ -30,7 +30,7 @@ from cclsearch.trace.view import TraceView
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
-def test_allocation_and_waves_weigh_compute_kernels_by_duration() -> None:
+def test_allocation_and_waves_are_weighted_by_kernel_duration() -> None:
     tape = Tape()
     tape.kernel(0, 30, blocks_per_sm=0.5, grid_id=0)
     tape.kernel(30, 10, blocks_per_sm=3.0, grid_id=0)
@@ -38,7 +38,7 @@ def test_allocation_and_waves_weigh_compute_kernels_by_duration() -> None:
     table = tape.table(grids=(LaunchShape(blocks=1, threads_per_block=1024),))
     assert measure([table], "allocation_ratio").inputs["sm_coverage"] == pytest.approx((0.5 * 30 + 20) / 50)
     assert measure([table], "allocation_ratio").value == pytest.approx((0.5 * 30 + 20) / 50 * 0.5)
-    # 2048 threads hold two blocks: a quarter wave, one and a half, two
+    # 2048 threads fit two blocks: a quarter wave, one and a half waves, two waves
     waves = measure([table], "wave_balance")
     assert waves.value == pytest.approx((0.25 * 30 + 0.75 * 10 + 1.0 * 10) / 50)
 
@@ -58,7 +58,7 @@ def test_mfu_follows_the_usual_convention() -> None:
     assert causal.value < plain.value
 
 
-def test_more_than_the_peak_is_an_error_and_no_value() -> None:
+def test_a_value_above_the_peak_is_not_available() -> None:
     result = measure([step_tape().table()], "mfu", card=make_card(num_accelerators=1))
     assert result.value is None
     assert "of the peak" in result.detail
@@ -69,7 +69,7 @@ def test_an_unknown_device_has_no_peak() -> None:
     assert measure([table], "mfu", card=make_card()).reason is Reason.UNKNOWN_PEAK
 
 
-def test_tokens_per_second_are_the_cards_work_over_the_step() -> None:
+def test_tokens_per_second_are_the_cards_batch_over_the_step_time() -> None:
     tables = [step_tape(rank, 2).table() for rank in range(2)]
     assert measure(tables, "tokens_per_s", card=make_card()).value == pytest.approx(16 * 1024 / 100e-6)
     assert measure(tables, "tokens_per_s_per_device", card=make_card()).value == pytest.approx(8 * 1024 / 100e-6)
@@ -102,7 +102,7 @@ def test_flops_of_an_operator(
     assert count_op_flops(name, OpShape(dims, scalars=scalars)) == flops
 
 
-def test_gemm_rate_counts_an_operator_once_over_all_its_kernels() -> None:
+def test_gemm_rate_counts_an_operator_once_for_all_its_kernels() -> None:
     tape = Tape()
     op = tape.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1, shape_id=0)
     tape.kernel(10, 2, op=op, name_class=ComputeClass.GEMM)
@@ -112,7 +112,7 @@ def test_gemm_rate_counts_an_operator_once_over_all_its_kernels() -> None:
     assert measure([table], "gemm_tflops").value == pytest.approx(2e9 / 4e-6 / 1e12)
 
 
-def test_an_operator_on_a_cpu_does_not_count_again_what_it_calls() -> None:
+def test_cpu_operators_called_by_an_operator_are_not_counted_again() -> None:
     tape = Tape()
     tape.kernel(0, 100, "aten::linear")
     for start, dur, name, shape in ((0, 100, "aten::linear", 0), (10, 80, "aten::mm", 1), (200, 50, "aten::mm", 1)):
@@ -131,10 +131,10 @@ def test_copies_by_direction_in_decimal_gigabytes() -> None:
     tape.kernel(60, 10, "CatArrayBatchedCopy_kernel")
     result = measure([tape.table()], "mem_copy_bw")
     assert result.inputs["by_direction_gbps"] == {"h2d": 10.0, "d2h": 5.0, "d2d": 100.0}
-    assert (result.value, result.inputs["direction"]) == (10.0, "h2d")  # never a mixture
+    assert (result.value, result.inputs["direction"]) == (10.0, "h2d")  # directions are never mixed
 
 
-def test_a_rank_without_copies_in_that_direction_has_no_figure_of_it() -> None:
+def test_a_rank_without_copies_in_a_direction_has_no_value() -> None:
     up, down = Tape(rank=0), Tape(rank=1)
     up.copy(0, 10, "Memcpy HtoD (Pinned -> Device)", bytes=100_000)
     down.copy(0, 10, "Memcpy DtoH (Device -> Pageable)", bytes=50_000)
@@ -145,7 +145,7 @@ def test_a_rank_without_copies_in_that_direction_has_no_figure_of_it() -> None:
     assert (alone.value, alone.inputs["direction"]) == (5.0, "d2h")
 
 
-def test_peak_memory_is_the_largest_report_of_the_allocator() -> None:
+def test_peak_memory_is_the_largest_total_of_the_allocator() -> None:
     points = MemoryPoints(
         np.arange(3), np.array([1, 900, 5]), np.array([-1, 1000, 1000]), np.array([0, 0, 0], dtype=np.int16)
     )
@@ -195,7 +195,7 @@ def test_idle_cause_needs_launches() -> None:
     assert measure([tape.table()], "idle_cause").reason is Reason.NO_LAUNCH_RECORDS
 
 
-def test_small_kernels_rate_and_queue() -> None:
+def test_small_kernel_share_launch_rate_and_queue_depth() -> None:
     tape = Tape()
     for i in range(10):
         tape.kernel(100 + 10 * i, 4 if i % 2 else 6, launched_us=i)
@@ -206,8 +206,8 @@ def test_small_kernels_rate_and_queue() -> None:
     assert rate.inputs["queue_depth_p50"] == pytest.approx(4.5)
 
 
-def roofed(runs_of_dense: int) -> EventTable:
-    """An XLA device with a dense operation (900 FLOP a byte) that runs so often and a thin one (1 FLOP a byte)."""
+def roofline_table(runs_of_dense: int) -> EventTable:
+    """An XLA device with a dense operation (900 FLOP/byte) that runs this often and a thin one (1 FLOP/byte)."""
     tape = Tape()
     for i in range(6):
         tape.step(i * 100, i * 100 + 100)
@@ -219,13 +219,13 @@ def roofed(runs_of_dense: int) -> EventTable:
 
 
 @pytest.mark.parametrize("runs", [1, 4])
-def test_the_roofline_weighs_each_operation_by_its_runs(runs: int) -> None:
-    result = measure([roofed(runs)], "resource_efficiency", card=make_card(num_accelerators=1))
+def test_the_roofline_weights_each_operation_by_its_runs(runs: int) -> None:
+    result = measure([roofline_table(runs)], "resource_efficiency", card=make_card(num_accelerators=1))
     assert result.status is Status.OK
     assert result.inputs["flop_per_byte"] == pytest.approx((1e6 + runs * 9e8) / (1e6 * (1 + runs)))
 
 
-def test_a_count_of_traces_is_no_count_of_devices_where_something_contradicts_it() -> None:
+def test_a_contradicted_device_count_makes_the_result_partial() -> None:
     tables = [step_tape(rank, None, period_us=1e6).table() for rank in range(2)]
     names = ("mfu", "mfu_causal", "tokens_per_s_per_device")
     for name in names:
@@ -234,11 +234,11 @@ def test_a_count_of_traces_is_no_count_of_devices_where_something_contradicts_it
         assert (short.status, short.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
         assert "traces of 2 devices" in short.detail
         fewer = measure(tables, name, card=make_card(num_accelerators=16), config=Config(dp=2, tp=1))
-        assert fewer.status is Status.OK  # the configuration takes two of the sixteen
+        assert fewer.status is Status.OK  # the configuration uses two of the sixteen
         assert measure(tables, name, card=make_card(), config=Config(dp=2, tp=2)).reason is Reason.RANKS_MISSING
 
 
-def test_the_groups_of_collectives_count_devices_without_a_trace() -> None:
+def test_collective_groups_count_devices_without_a_trace() -> None:
     tape = Tape(world_size=None)
     for i in range(6):
         number = tape.step(i * 1e6, i * 1e6 + 100)
@@ -247,7 +247,7 @@ def test_the_groups_of_collectives_count_devices_without_a_trace() -> None:
     result = measure([tape.table()], "mfu", card=make_card(num_accelerators=8))
     assert (result.status, result.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
     assert result.inputs["num_devices"] == 8
-    score = measure_name(TraceView(make_set([tape.table()])), "gpu_step_score")["gpu_step_score"]
+    score = measure_by_name(TraceView(make_set([tape.table()])), "gpu_step_score")["gpu_step_score"]
     assert (score.status, score.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
 
 
@@ -268,7 +268,7 @@ WINDOWED = (
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("name", WINDOWED)
-def test_a_figure_over_windows_that_are_no_steps_says_so(name: str, steps: int) -> None:
+def test_a_value_over_windows_that_are_not_steps_is_partial(name: str, steps: int) -> None:
     tape = Tape(world_size=2)
     for i in range(3):
         number = tape.step(i * 100, i * 100 + 90) if i < steps else 0 if steps else -1
@@ -284,7 +284,7 @@ def test_a_figure_over_windows_that_are_no_steps_says_so(name: str, steps: int) 
     assert result.reason is reason
 
 
-def test_a_figure_of_the_whole_file_needs_no_steps() -> None:
+def test_a_value_over_the_whole_file_needs_no_steps() -> None:
     tape = Tape()
     tape.copy(0, 10, bytes=1000)
     assert measure([tape.table()], "mem_copy_bw").status is Status.OK

@@ -1,4 +1,4 @@
-"""Interval arithmetic against a brute force that marks every nanosecond."""
+"""Interval arithmetic compared with a brute-force version that marks every nanosecond."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_set_operations_agree_with_marked_nanoseconds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_few_spans_go_into_many_as_into_few(seed: int) -> None:
+def test_the_union_of_few_and_many_spans_is_exact(seed: int) -> None:
     rng = np.random.default_rng(seed)
     many = np.arange(0, END - 2, 3)
     few = merge_spans(*random_spans(rng, int(rng.integers(1, 4))))
@@ -82,6 +82,6 @@ def test_times_above_two_to_the_fifty_keep_every_nanosecond() -> None:
     assert total_ns(merged) == 3
 
 
-def test_outermost_marks_what_lies_in_no_other() -> None:
+def test_outermost_marks_spans_that_are_not_inside_another() -> None:
     start, end = np.array([0, 1, 2, 10, 10]), np.array([9, 5, 3, 20, 12])
     assert outermost(start, end).tolist() == [True, False, False, True, False]

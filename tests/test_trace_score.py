@@ -1,4 +1,4 @@
-"""The commands `score` and `what-if` on files, as a user types them."""
+"""The commands `score` and `what-if`, run on trace files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def score(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, captured.out, captured.err
 
 
-def test_json_holds_every_metric_with_its_contract(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_metric_with_all_fields(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = score(capsys, str(run_folder), "--all", "--json")
     data = json.loads(out)
     assert code == 0
@@ -94,11 +94,11 @@ def test_json_holds_every_metric_with_its_contract(run_folder: Path, capsys: pyt
     assert data["bus_bw"]["value"] == pytest.approx((4 << 20) / 200e-6 / 1e9)
 
 
-def test_text_tells_where_the_time_goes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_shows_where_the_time_goes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = score(capsys, str(run_folder))
     assert code == 0
     assert "A step takes 1 ms: compute 450 us (45%)" in out
-    assert "The others wait for rank 1, last in 6 of 6 collectives" in out
+    assert "The other ranks wait for rank 1, the last to arrive in 6 of 6 collectives" in out
     assert "exposed comm" in out
     assert "trace_step_time" in out
 
@@ -113,12 +113,12 @@ def test_the_table_by_step_has_a_line_for_every_rank_and_step(
     ]
 
 
-def test_metrics_by_name_in_the_order_asked_with_notes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_metrics_keep_their_order_and_have_notes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = score(capsys, str(run_folder), "--metric", "avg_step_time", "--metric", "overlap")
     lines = out.strip().splitlines()
     assert code == 0
     assert lines[-2].startswith("avg_step_time")
-    assert "theirs is the mean length of the host's step markers" in lines[-2]
+    assert "CCL-Bench: mean length of the host's step markers" in lines[-2]
     assert lines[-1].startswith("overlap")
 
 
@@ -135,17 +135,17 @@ def test_two_traces_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "x1.500" in text
 
 
-def test_a_second_card_is_of_the_second_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_card_is_for_the_second_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     shipped = (Path(__file__).parent.parent / "workloads" / "tiny.yaml").read_text(encoding="utf-8")
     once, twice = tmp_path / "once.yaml", tmp_path / "twice.yaml"
     once.write_text(re.sub(r"\bbatch_size: \d+", "batch_size: 16", shipped), encoding="utf-8")
     twice.write_text(re.sub(r"\bbatch_size: \d+", "batch_size: 32", shipped), encoding="utf-8")
-    asked = [str(a), str(b), "--metric", "scaling_efficiency", "--json", "--card", str(once)]
-    _, out, _ = score(capsys, *asked, "--card", str(twice))
+    arguments = [str(a), str(b), "--metric", "scaling_efficiency", "--json", "--card", str(once)]
+    _, out, _ = score(capsys, *arguments, "--card", str(twice))
     weak = json.loads(out)["b"]["scaling_efficiency"]
     assert (weak["inputs"]["rule"], weak["value"]) == ("weak", pytest.approx(2.0))
-    _, out, _ = score(capsys, *asked)
+    _, out, _ = score(capsys, *arguments)
     assert json.loads(out)["b"]["scaling_efficiency"]["inputs"]["rule"] == "strong"
     code, _, err = score(capsys, str(a), "--card", str(once), "--card", str(twice))
     assert code == 2
@@ -159,7 +159,7 @@ def test_diagnosis_as_data_adds_up(run_folder: Path, capsys: pytest.CaptureFixtu
     assert data["worst_rank"] == 1
 
 
-def test_a_trial_folder_gives_its_traces_and_its_configuration(
+def test_a_trial_folder_provides_its_traces_and_its_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trial = tmp_path / "trials" / "0007"
@@ -176,7 +176,7 @@ def test_pictures_are_written(run_folder: Path, tmp_path: Path, capsys: pytest.C
     assert sorted(p.name for p in (tmp_path / "pictures").iterdir()) == ["breakdown.svg", "timeline.svg"]
 
 
-def test_nothing_readable_is_exit_one_with_status_and_reason(
+def test_no_readable_trace_is_exit_one_with_status_and_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes.txt").write_text("no trace at all")
@@ -194,7 +194,7 @@ def test_nothing_readable_is_exit_one_with_status_and_reason(
         ([], "one trace"),
         (["a", "b", "c"], "one trace"),
         (["/no/such/place"], "'/no/such/place' does not exist"),
-        ([".", "--metric", "nonsense"], "there is no metric 'nonsense'; there are:"),
+        ([".", "--metric", "nonsense"], "there is no metric 'nonsense'; metrics:"),
         ([".", "--workers", "0"], "--workers"),
         ([".", "--reference-weight", "2"], "--reference-weight"),
         ([".", "--config", "no.json"], "the configuration file 'no.json' does not exist"),
@@ -218,7 +218,7 @@ def test_list_names_units_and_meanings(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_garbage_gives_a_status_and_never_a_traceback(
+def test_a_corrupt_file_gives_a_status_and_never_a_traceback(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = random.Random(seed)
@@ -233,9 +233,7 @@ def test_garbage_gives_a_status_and_never_a_traceback(
     assert all("raised" not in result["detail"] for result in data.values())
 
 
-def test_what_if_starts_from_the_step_time_that_score_gives(
-    run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_if_starts_from_the_step_time_of_score(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["what-if", str(run_folder), "--scale-up-bw", "2x", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     _, out, _ = score(capsys, str(run_folder), "--metric", "trace_step_time", "--json")

@@ -1,4 +1,4 @@
-"""What-if answers against steps that were simulated independently with the other hardware."""
+"""What-if projections compared with independent simulations of the other hardware."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Machine:
     sizes_mib: tuple[int, ...] = (1, 2, 4, 1)
     optimizer_us: float = 30.0
     slow_rank_factor: float = 1.0
-    """Rank 1 computes so many times longer."""
+    """Factor by which rank 1 computes longer."""
     compute_speed: float = 1.0
     steps: int = 6
 
 
 def simulate(machine: Machine) -> list[EventTable]:
-    """Event tables of a run: every kernel is queued early, so that the device never waits for the host."""
+    """Return event tables of a run; every kernel is queued early, so that the device never waits for the host."""
     tapes = [Tape(rank=rank, world_size=machine.num_ranks) for rank in range(machine.num_ranks)]
     now = [0.0] * machine.num_ranks
     for i in range(machine.steps):
@@ -86,7 +86,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_nothing_changed_leaves_the_step_as_the_metric_measured_it(name: str) -> None:
+def test_an_unchanged_scenario_gives_the_measured_step_time(name: str) -> None:
     answer = ask_what_if(view_of(MACHINES[name]), Scenario())
     assert answer.step_time_s == pytest.approx(step_of(MACHINES[name]))
     assert (answer.low_s, answer.high_s) == (pytest.approx(answer.step_time_s), pytest.approx(answer.step_time_s))
@@ -94,7 +94,7 @@ def test_nothing_changed_leaves_the_step_as_the_metric_measured_it(name: str) ->
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize("name", MACHINES)
-def test_other_bandwidth_agrees_with_a_machine_that_has_it(name: str, factor: float) -> None:
+def test_another_bandwidth_agrees_with_its_simulation(name: str, factor: float) -> None:
     machine = MACHINES[name]
     answer = ask_what_if(view_of(machine), Scenario(scale_up_bw=factor))
     truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / factor))
@@ -103,28 +103,28 @@ def test_other_bandwidth_agrees_with_a_machine_that_has_it(name: str, factor: fl
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_faster_compute_agrees_with_a_machine_that_has_it(name: str) -> None:
+def test_faster_compute_agrees_with_its_simulation(name: str) -> None:
     answer = ask_what_if(view_of(MACHINES[name]), Scenario(compute=2.0))
     truth = step_of(replace(MACHINES[name], compute_speed=2.0))
     assert answer.low_s == pytest.approx(truth, rel=0.01)
 
 
-def test_compression_shrinks_messages_and_costs_coding() -> None:
+def test_compression_shrinks_messages_and_adds_coding_time() -> None:
     machine = Machine()
     answer = ask_what_if(view_of(machine), Scenario(compress_ratio=4.0, compress_cost_s_per_byte=5e-6 / (1 << 20)))
     truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / 4 + 5))
     assert answer.low_s == pytest.approx(truth, rel=0.01)
 
 
-def test_a_cost_of_coding_that_is_left_out_is_said() -> None:
+def test_a_missing_coding_cost_is_noted() -> None:
     tables = [
         replace(t, collectives=tuple(replace(c, in_bytes=None) for c in t.collectives)) for t in simulate(Machine())
     ]
     replay = prepare_replay(TraceView(make_set(tables)))
     cost = Scenario(compress_ratio=4.0, compress_cost_s_per_byte=1.0, algorithm="tree")
     notes = replay.time(cost).notes
-    assert any("16 of 16 collectives do not say what they moved" in note for note in notes)
-    assert any("taken as a ring" in note for note in notes)  # the one does not hide the other
+    assert any("16 of 16 collectives have no recorded message size" in note for note in notes)
+    assert any("assumed to be a ring" in note for note in notes)  # both notes are shown
     assert not any("coding" in note for note in replay.time(Scenario(compress_ratio=4.0)).notes)
     assert not any("coding" in note for note in prepare_replay(view_of(Machine())).time(cost).notes)
 
@@ -134,38 +134,38 @@ def test_a_tree_has_fewer_hops_and_more_bytes_than_a_ring() -> None:
     answer = ask_what_if(view_of(machine), Scenario(algorithm="tree"))
     truth = step_of(replace(machine, alpha_us=140.0 * 6 / 14, us_per_mib=35.0 * 2 / (2 * 7 / 8)))
     assert answer.low_s == pytest.approx(truth, rel=0.01)
-    assert any("taken as a ring" in note for note in answer.notes)
+    assert any("assumed to be a ring" in note for note in answer.notes)
 
 
-def test_links_between_domains_matter_only_to_groups_that_leave_a_domain() -> None:
+def test_links_between_domains_matter_only_to_groups_across_domains() -> None:
     replay = prepare_replay(view_of(Machine(num_ranks=4)), ranks_per_domain=2)
     assert replay.time(Scenario(scale_up_bw=2.0)).low_s == pytest.approx(replay.step_time_s)
     assert replay.time(Scenario(scale_out_bw=2.0)).low_s < 0.95 * replay.step_time_s
 
 
-def test_a_wider_domain_says_when_nothing_tells_its_bandwidth() -> None:
+def test_a_wider_domain_with_unknown_bandwidth_is_noted() -> None:
     replay = prepare_replay(view_of(Machine(num_ranks=4)), ranks_per_domain=2)
     answer = replay.time(Scenario(scale_up_domain=4, scale_up_bw=2.0))
     assert answer.low_s == pytest.approx(replay.time(Scenario(scale_out_bw=2.0)).low_s)
-    assert any("taken as equal" in note for note in answer.notes)
+    assert any("assumed to be equal" in note for note in answer.notes)
 
 
-def test_too_few_sizes_give_bounds_that_hold_the_truth() -> None:
+def test_too_few_sizes_give_bounds_around_the_true_value() -> None:
     machine = Machine(sizes_mib=(2, 2, 2, 2), alpha_us=40.0)
     answer = ask_what_if(view_of(machine), Scenario(scale_up_bw=2.0))
     truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / 2))
     assert answer.low_s < truth < answer.high_s
     assert answer.high_s == pytest.approx(answer.step_time_s)
-    assert any("too few sizes" in note for note in answer.notes)
+    assert any("too few message sizes" in note for note in answer.notes)
 
 
-def test_one_rank_gives_bounds_that_hold_the_truth() -> None:
+def test_one_rank_gives_bounds_around_the_true_value() -> None:
     machine = Machine(slow_rank_factor=1.7)
     alone = TraceView(make_set(simulate(machine)[:1]))
     answer = ask_what_if(alone, Scenario(scale_up_bw=2.0))
     truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / 2))
     assert answer.low_s <= truth <= answer.high_s
-    assert any("one rank cannot tell" in note for note in answer.notes)
+    assert any("one rank does not separate" in note for note in answer.notes)
 
 
 def test_a_host_bound_step_gains_nothing_from_faster_compute() -> None:
@@ -178,8 +178,8 @@ def test_a_host_bound_step_gains_nothing_from_faster_compute() -> None:
     assert answer.low_s == pytest.approx(100e-6, rel=0.05)
 
 
-def test_a_host_that_waits_for_the_device_moves_with_it() -> None:
-    """Each kernel is launched when a synchronisation has seen the end of the one before."""
+def test_launches_after_a_synchronization_move_with_the_device() -> None:
+    """Each kernel is launched after a synchronization on the previous one."""
     tape = Tape()
     for i in range(6):
         number = tape.step(i * 100, i * 100 + 99)
@@ -191,7 +191,7 @@ def test_a_host_that_waits_for_the_device_moves_with_it() -> None:
     assert answer.low_s == pytest.approx(60e-6, rel=0.05)
 
 
-def test_utilities_name_the_resource_that_matters() -> None:
+def test_utilities_rank_the_limiting_resource_first() -> None:
     exposed = prepare_replay(view_of(Machine(us_per_mib=200.0))).utilities()
     assert max(exposed, key=lambda name: exposed[name].gain_low) == "scale_up_bw"
     busy = prepare_replay(view_of(Machine(us_per_mib=1.0, alpha_us=1.0))).utilities()
@@ -199,17 +199,17 @@ def test_utilities_name_the_resource_that_matters() -> None:
     assert busy["scale_out_bw"].gain_high == pytest.approx(0)
 
 
-def test_a_replayed_step_that_is_not_the_median_says_so() -> None:
+def test_a_replayed_step_that_is_not_the_median_is_noted() -> None:
     tape = Tape()
     for i, begin in enumerate((0, 100, 220, 320)):
         number = tape.step(begin, begin + 90)
         tape.kernel(begin, 50, launched_us=begin - 1, step_id=number)
         tape.collective(begin + 50, 20 + i, CollectiveKind.ALL_REDUCE, step_id=number)
     answer = ask_what_if(TraceView(make_set([tape.table()])), Scenario())
-    assert any("replayed and scaled" in note for note in answer.notes)
+    assert any("scaled to the median" in note for note in answer.notes)
 
 
-def test_without_steps_there_is_no_answer() -> None:
+def test_without_steps_there_is_no_projection() -> None:
     tape = Tape()
     tape.kernel(0, 10)
     with pytest.raises(NotAvailable):
@@ -217,7 +217,7 @@ def test_without_steps_there_is_no_answer() -> None:
 
 
 def simulate_pipeline(stage_us: float, transfer_us: float, micro_batches: int = 4) -> list[EventTable]:
-    """Two stages: the first computes and sends each micro-batch, the second waits for it; both agree on the end."""
+    """Two stages: the first computes and sends each micro-batch, the second waits for it; then both reduce."""
     tapes = [Tape(rank=rank, world_size=2) for rank in range(2)]
     base = 0.0
     for i in range(6):
@@ -250,7 +250,7 @@ def simulate_pipeline(stage_us: float, transfer_us: float, micro_batches: int = 
 
 
 @pytest.mark.parametrize(("stage_us", "transfer_us"), [(40.0, 10.0), (10.0, 40.0)])
-def test_a_pipeline_is_replayed_through_its_messages(stage_us: float, transfer_us: float) -> None:
+def test_a_pipeline_is_replayed_with_its_messages(stage_us: float, transfer_us: float) -> None:
     trace = TraceView(make_set(simulate_pipeline(stage_us, transfer_us)))
     truth = measure_step_time(TraceView(make_set(simulate_pipeline(stage_us / 2, transfer_us)))).value
     answer = ask_what_if(trace, Scenario(compute=2.0))

@@ -1,4 +1,4 @@
-"""Each wrong way that trace tools take, as a case that the toolkit must get right."""
+"""Known mistakes of trace tools, each as a case that must come out right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure(trace: list[EventTable] | TraceView, name: str) -> MetricResult:
 
 
 def kernel_event(name: str, ts: float, dur: float, *, corr: int, **args: Any) -> list[dict[str, Any]]:
-    """A kernel and its launch as Kineto writes them."""
+    """Return a kernel and its launch as Kineto writes them."""
     kernel_args = {"device": 0, "stream": 7, "correlation": corr, **args}
     return [
         {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": kernel_args},
@@ -72,8 +72,8 @@ def read(path: Path) -> TraceView:
     return TraceView(read_traces(path, use_cache=False))
 
 
-def test_windows_of_the_host_are_not_used_for_work_of_the_device() -> None:
-    """The host issues each step in 35 us, the device needs 96: most kernels start in the window of a later step."""
+def test_host_windows_are_not_used_for_device_work() -> None:
+    """The host issues a step in 35 us, the device needs 96 us: most kernels start in the window of a later step."""
     tape = Tape()
     for i in range(6):
         number = tape.step(i * 35, i * 35 + 34)
@@ -85,7 +85,7 @@ def test_windows_of_the_host_are_not_used_for_work_of_the_device() -> None:
 
 
 def straggling_tables() -> list[EventTable]:
-    """Rank 1 comes last to every collective: the others spend the more time in it."""
+    """Rank 1 arrives last at every collective, so the others spend more time in it."""
     tables = []
     for rank in range(3):
         tape = Tape(rank=rank, world_size=3)
@@ -105,7 +105,7 @@ def test_the_straggler_is_the_last_arriver_not_the_rank_with_most_communication(
     assert min(waits[0] or 0, waits[2] or 0) > 0.5
 
 
-def test_a_missing_rank_is_a_reason_and_not_perfect_balance() -> None:
+def test_a_missing_rank_is_a_reason_not_perfect_balance() -> None:
     alone = straggling_tables()[:1]
     for name in ("last_arriver", "start_skew", "comm_wait_frac", "compute_imbalance"):
         result = measure(alone, name)
@@ -113,7 +113,7 @@ def test_a_missing_rank_is_a_reason_and_not_perfect_balance() -> None:
 
 
 def test_bandwidth_does_not_count_waiting() -> None:
-    """2146 us on the rank that waits, 10 us on the rank that comes last."""
+    """The collective takes 2146 us on the waiting rank and 10 us on the last arriver."""
     tables = []
     for rank, start in enumerate((0, 2136)):
         tape = Tape(rank=rank, world_size=2)
@@ -122,17 +122,17 @@ def test_bandwidth_does_not_count_waiting() -> None:
     assert measure(tables, "bus_bw").value == pytest.approx((2 << 20) / 10e-6 / 1e9)
     alone = measure(tables[:1], "bus_bw")
     assert (alone.status, alone.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
-    assert "includes wait" in alone.detail
+    assert "includes waiting" in alone.detail
 
 
-def test_an_all_gather_moves_the_full_tensor_and_a_gigabyte_is_decimal() -> None:
+def test_an_all_gather_moves_the_full_tensor_and_gigabytes_are_decimal() -> None:
     tape = Tape(world_size=8)
     tape.collective(0, 100, CollectiveKind.ALL_GATHER, None, in_bytes=1_000_000, out_bytes=8_000_000)
     result = measure([tape.table()], "bus_bw")
     assert result.value == pytest.approx(8_000_000 * 7 / 8 / 100e-6 / 1e9)
 
 
-def test_an_unknown_data_type_is_named_and_not_dropped() -> None:
+def test_an_unknown_data_type_is_named_not_dropped() -> None:
     tape = Tape(world_size=2)
     tape.collective(0, 100, message_bytes=None, in_nelems=1000, out_nelems=1000, dtype="Int3")
     result = measure([tape.table()], "comm_volume")
@@ -141,7 +141,7 @@ def test_an_unknown_data_type_is_named_and_not_dropped() -> None:
 
 
 def chips(count: int = 4) -> list[EventTable]:
-    """A collective of 1 MB on each chip, which reads and writes 1.86 times as much memory."""
+    """A collective of 1 MB on each chip, with 1.86 times as much memory traffic."""
     tables = []
     for rank in range(count):
         tape = Tape(rank=rank)
@@ -154,7 +154,7 @@ def chips(count: int = 4) -> list[EventTable]:
     return tables
 
 
-def test_message_size_is_not_memory_traffic_and_volume_is_of_one_chip() -> None:
+def test_message_size_is_not_memory_traffic_and_volume_is_per_chip() -> None:
     volume = measure(chips(), "comm_volume")
     assert volume.inputs["message_bytes"] == pytest.approx(1_000_000)
     assert volume.value == pytest.approx(1_500_000)
@@ -166,7 +166,7 @@ def test_devices_are_not_summed_into_one_span() -> None:
     assert measure(chips(), "exposed_comm_frac").value == pytest.approx(1.0)
 
 
-def test_volume_is_of_a_step_and_not_of_the_file() -> None:
+def test_volume_is_per_step_not_per_file() -> None:
     tape = Tape(world_size=2)
     for i in range(6):
         number = tape.step(i * 100, i * 100 + 90)
@@ -174,7 +174,7 @@ def test_volume_is_of_a_step_and_not_of_the_file() -> None:
     assert measure([tape.table()], "comm_volume").value == pytest.approx(1000)
 
 
-def test_the_share_of_communication_is_what_is_exposed_and_not_a_sum_over_concurrent_kernels() -> None:
+def test_exposed_communication_is_not_a_sum_over_concurrent_kernels() -> None:
     tape = Tape()
     for i in range(6):
         number = tape.step(i * 100, i * 100 + 90)
@@ -182,7 +182,7 @@ def test_the_share_of_communication_is_what_is_exposed_and_not_a_sum_over_concur
         tape.collective(i * 100 + 5, 40, stream=20, step_id=number)
         tape.collective(i * 100 + 45, 50, stream=21, step_id=number)
     result = measure([tape.table()], "exposed_comm_frac")
-    assert result.value == pytest.approx(0.10)  # the sum over kernels would say 90 / 175
+    assert result.value == pytest.approx(0.10)  # the sum over kernels would be 90 / 175
 
 
 def test_symmetric_memory_kernels_count_as_communication(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_kernel_named_copy_is_compute_and_a_copy_event_is_a_copy(tmp_path: Pat
     assert measure(view, "mem_copy_bw").inputs["by_direction_gbps"] == {"d2d": pytest.approx(1.0)}
 
 
-def test_collectives_are_neither_work_nor_coverage() -> None:
+def test_collectives_count_neither_as_compute_nor_as_coverage() -> None:
     tables = []
     for rank, compute in enumerate((100, 120)):
         tape = Tape(rank=rank, world_size=2)
@@ -228,7 +228,7 @@ def test_collectives_are_neither_work_nor_coverage() -> None:
     assert measure(tables, "allocation_ratio").inputs["sm_coverage"] == pytest.approx(1.0)
 
 
-def test_no_communication_and_no_answer_are_told_apart() -> None:
+def test_no_communication_differs_from_not_available() -> None:
     tape = Tape()
     tape.kernel(0, 10)
     quiet = [tape.table()]
@@ -241,7 +241,7 @@ def test_no_communication_and_no_answer_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["rank0_trace.json", "rank0_trace.json.gz", "kineto_trace_0.json", "trace.json.gz"])
-def test_a_file_is_read_whatever_its_name_and_compression(tmp_path: Path, name: str) -> None:
+def test_a_file_is_read_with_any_name_and_compression(tmp_path: Path, name: str) -> None:
     text = kineto(training_events()).encode()
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     result = measure(read(tmp_path), "trace_step_time")
@@ -251,7 +251,7 @@ def test_a_file_is_read_whatever_its_name_and_compression(tmp_path: Path, name: 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.97])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_cut_file_gives_what_is_whole_and_says_so(tmp_path: Path, share: float, packed: bool) -> None:
+def test_a_truncated_file_gives_its_complete_steps_and_is_partial(tmp_path: Path, share: float, packed: bool) -> None:
     text = kineto(training_events(steps=10)).encode()
     data = gzip.compress(text) if packed else text
     (tmp_path / f"rank0.json{'.gz' if packed else ''}").write_bytes(data[: int(len(data) * share)])
@@ -262,7 +262,7 @@ def test_a_cut_file_gives_what_is_whole_and_says_so(tmp_path: Path, share: float
 
 
 def test_nanoseconds_survive_timestamps_above_1e15_microseconds(tmp_path: Path) -> None:
-    """Doubles step by 0.25 us there; the file's own digits are exact."""
+    """A float64 has a resolution of 0.25 us there; the digits in the file are exact."""
     starts_ns = [1_712_195_495_505_582_988 + 100_001 * i for i in range(5)]
     lines = []
     for i, start_ns in enumerate(starts_ns):
@@ -279,7 +279,7 @@ def test_nanoseconds_survive_timestamps_above_1e15_microseconds(tmp_path: Path) 
     assert (view.table.ts_ns[rows] + view.table.base_ns).tolist() == starts_ns
 
 
-def test_a_trace_of_a_cpu_raises_nothing(tmp_path: Path) -> None:
+def test_a_cpu_trace_raises_nothing(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     for i in range(5):
         begin = 1000 + 100 * i
@@ -321,7 +321,7 @@ def test_ranks_whose_collectives_differ_are_not_matched_by_force() -> None:
         assert "collective 2" in result.detail
 
 
-def test_clocks_of_other_hosts_are_brought_together_by_the_ends_of_collectives() -> None:
+def test_clocks_of_hosts_are_aligned_by_the_ends_of_collectives() -> None:
     tables = []
     for rank in range(2):
         tape = Tape(rank=rank, world_size=2)
@@ -344,11 +344,11 @@ def test_clocks_that_do_not_align_are_a_reason() -> None:
         tables.append(tape.table(host=f"node{rank}"))
     result = measure(tables, "last_arriver")
     assert (result.value, result.reason) == (None, Reason.NO_CLOCK_ALIGNMENT)
-    assert measure(tables, "comm_wait_frac").reason is Reason.NO_CLOCK_ALIGNMENT  # 350 us astray, and 300 us long
+    assert measure(tables, "comm_wait_frac").reason is Reason.NO_CLOCK_ALIGNMENT  # 350 us off, and 300 us long
 
 
 def same_host_ranks(shift_us: float, *, dur_us: float = 80, accelerator: str = "gpu") -> list[EventTable]:
-    """Four ranks of one host whose last one's collectives are shifted."""
+    """Four ranks of one host; the collectives of the last rank are shifted."""
     tables = []
     for rank in range(4):
         tape = Tape(rank=rank, world_size=4)
@@ -359,19 +359,19 @@ def same_host_ranks(shift_us: float, *, dur_us: float = 80, accelerator: str = "
 
 
 @pytest.mark.parametrize("shift_us", [10_000, 1000])
-def test_one_clock_does_not_make_collectives_of_two_runs_the_same(shift_us: float) -> None:
-    """One rank of four is another run's: the median over all ranks would not see it."""
+def test_collectives_of_two_runs_on_one_host_are_not_matched(shift_us: float) -> None:
+    """One rank of four is from another run, which the median over all ranks would not show."""
     for name in ("start_skew", "last_arriver", "comm_wait_frac"):
         result = measure(same_host_ranks(shift_us), name)
         assert (result.value, result.reason) == (None, Reason.NO_CLOCK_ALIGNMENT)
         assert "before another begins" in result.detail
     bandwidth = measure(same_host_ranks(shift_us), "bus_bw")
     assert (bandwidth.status, bandwidth.reason) == (Status.PARTIAL, Reason.NO_CLOCK_ALIGNMENT)
-    assert "includes wait" in bandwidth.detail
+    assert "includes waiting" in bandwidth.detail
 
 
-def test_groups_that_no_trace_names_are_not_taken_for_all_ranks_where_times_speak_against_it() -> None:
-    """Four devices that reduce in pairs, each pair in its own time, and once all together."""
+def test_unnamed_groups_are_not_assumed_to_be_all_ranks_if_times_contradict_it() -> None:
+    """Four devices that reduce in pairs, each pair at its own time, and then all together."""
     tables = []
     for rank in range(4):
         tape = Tape(rank=rank, world_size=4)
@@ -382,16 +382,16 @@ def test_groups_that_no_trace_names_are_not_taken_for_all_ranks_where_times_spea
     wait = measure(tables, "comm_wait_frac")
     assert (wait.value, wait.status, wait.reason) == (0.0, Status.PARTIAL, Reason.NO_CLOCK_ALIGNMENT)
     assert wait.inputs["num_collectives"] == 8
-    assert "left out: group world" in wait.detail
-    assert measure(tables, "start_skew").value == 0.0  # the clock is one all the same
+    assert "not included: group world" in wait.detail
+    assert measure(tables, "start_skew").value == 0.0  # the ranks still share one clock
 
 
-def test_the_bound_on_clocks_holds_on_one_host_too() -> None:
+def test_the_clock_error_limit_applies_on_one_host_too() -> None:
     assert measure(same_host_ranks(700, dur_us=800), "start_skew").reason is Reason.NO_CLOCK_ALIGNMENT
     assert measure(same_host_ranks(100, dur_us=800), "start_skew").status is Status.OK
 
 
-def test_ranks_that_share_a_cpus_cores_may_leave_a_collective_at_odds() -> None:
-    """Threads leave when a core is free for them: up to what the collective takes, that tells nothing of clocks."""
+def test_ranks_that_share_cpu_cores_may_leave_a_collective_apart() -> None:
+    """A thread leaves when a core is free, so a spread up to the collective's duration is not a clock error."""
     assert measure(same_host_ranks(700, dur_us=800, accelerator="cpu"), "start_skew").status is Status.OK
     assert measure(same_host_ranks(900, dur_us=800, accelerator="cpu"), "start_skew").value is None

@@ -1,4 +1,4 @@
-"""What tests of metrics share: measuring tables, a card, and tables whose answers follow from a few numbers."""
+"""Helpers for tests of metrics: measuring tables, a card, and tables with known results."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from trace_tables import Tape, make_set
 
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.plugins import METRICS
-from cclsearch.trace.events import (
-    EventTable,
-)
+from cclsearch.trace.events import EventTable
 from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.view import TraceView
 
@@ -42,7 +40,7 @@ def make_card(**fields: Any) -> Card:
     )
     values = {
         "name": "test",
-        "title": "a card of the tests",
+        "title": "a card for tests",
         "phase": Phase.TRAINING,
         "family": "llama-3.1-8b",
         "arch": arch,
@@ -57,7 +55,7 @@ def make_card(**fields: Any) -> Card:
 
 
 def step_tape(rank: int = 0, world_size: int | None = 1, *, steps: int = 6, period_us: float = 100) -> Tape:
-    """Steps of 40 us of compute, 20 us of exposed communication, 10 us of copies and 30 us of nothing."""
+    """Return steps with 40 us of compute, 20 us of exposed communication, 10 us of copies and 30 us idle."""
     tape = Tape(rank=rank, world_size=world_size)
     for i in range(steps):
         number = tape.step(i * period_us, i * period_us + 60)
@@ -69,7 +67,7 @@ def step_tape(rank: int = 0, world_size: int | None = 1, *, steps: int = 6, peri
 
 
 def two_ranks(late_us: float = 15, sizes: tuple[int, ...] = (1 << 20, 2 << 20, 4 << 20)) -> list[EventTable]:
-    """Collectives of 10 us and 10 us a MiB to which rank 1 comes late."""
+    """Return collectives that take 10 us plus 10 us per MiB, at which rank 1 arrives late."""
     tables = []
     for rank in range(2):
         tape = Tape(rank=rank, world_size=2)

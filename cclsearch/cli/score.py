@@ -1,4 +1,4 @@
-"""`ccl-search score`: what the traces of a run say."""
+"""`ccl-search score`: the metrics and the diagnosis of profiler traces."""
 
 from __future__ import annotations
 
@@ -41,46 +41,47 @@ CORE = (
     "mfu",
     "trace_quality",
 )
-"""Metrics shown when none is asked for."""
+"""Metrics shown by default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `score`."""
+    """Add the arguments of `score`."""
     parser.add_argument(
-        "trace", metavar="TRACE", nargs="*", help="trace file, folder of traces or trial folder; two to compare"
+        "trace",
+        metavar="TRACE",
+        nargs="*",
+        help="trace file, folder of traces or trial folder; give two to compare them",
     )
     parser.add_argument("--metric", action="append", default=[], metavar="NAME", help="only this metric (repeatable)")
-    parser.add_argument("--all", action="store_true", help="every metric there is")
-    parser.add_argument("--list", action="store_true", help="names, units and meanings of all metrics")
-    parser.add_argument(
-        "--json", action="store_true", help="an object by metric name; with two traces a, b, difference"
-    )
-    parser.add_argument("--diagnosis", action="store_true", help="only the diagnosis (with --json as data)")
-    parser.add_argument("--steps", action="store_true", help="the table by rank also by step")
+    parser.add_argument("--all", action="store_true", help="all metrics")
+    parser.add_argument("--list", action="store_true", help="list names, units and meanings of all metrics")
+    parser.add_argument("--json", action="store_true", help="JSON by metric name; with two traces: a, b, difference")
+    parser.add_argument("--diagnosis", action="store_true", help="only the diagnosis (also as --json)")
+    parser.add_argument("--steps", action="store_true", help="one line per rank and step")
     parser.add_argument(
         "--card",
         action="append",
         default=[],
         metavar="WORKLOAD",
-        help="workload card, for tokens, MFU, links, experts; with two traces a second one is that of the second",
+        help="workload card for tokens, MFU, links and experts; a second one is for the second trace",
     )
-    parser.add_argument("--config", metavar="FILE", help="configuration (config.json), for pipeline and MoE metrics")
-    parser.add_argument("--picture", metavar="FOLDER", help="write breakdown.svg and timeline.svg into this folder")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that read ranks")
-    parser.add_argument("--reference-accelerators", type=float, default=16, metavar="N0", help="of gpu_step_score")
-    parser.add_argument("--reference-step-time", type=float, default=0.44, metavar="T0", help="seconds, gpu_step_score")
-    parser.add_argument("--reference-weight", type=float, default=0.5, metavar="W", help="of gpu_step_score, 0 to 1")
+    parser.add_argument("--config", metavar="FILE", help="configuration (config.json) for pipeline and MoE metrics")
+    parser.add_argument("--picture", metavar="FOLDER", help="write breakdown.svg and timeline.svg to this folder")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that read traces")
+    parser.add_argument("--reference-accelerators", type=float, default=16, metavar="N0", help="for gpu_step_score")
+    parser.add_argument("--reference-step-time", type=float, default=0.44, metavar="T0", help="s, for gpu_step_score")
+    parser.add_argument("--reference-weight", type=float, default=0.5, metavar="W", help="0 to 1, for gpu_step_score")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0 where something was scored, 1 where no trace could be read."""
+    """Return exit code 0 if every trace was read, 1 if one could not be read."""
     if args.list:
         print(_list_metrics())
         return 0
     if not 1 <= len(args.trace) <= 2:
-        raise UserError(f"score takes one trace, or two to compare; {len(args.trace)} came")
+        raise UserError(f"score takes one trace, or two to compare; {len(args.trace)} were given")
     if len(args.card) > len(args.trace):
-        raise UserError(f"--card takes one card for all traces, or one for each; {len(args.card)} came")
+        raise UserError(f"--card takes one card for all traces, or one for each; {len(args.card)} were given")
     _check_reference(args)
     names = _wanted_names(args)
     views = _open_views(args)
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_reference(args: argparse.Namespace) -> None:
     if not 0 <= args.reference_weight <= 1:
-        raise UserError(f"--reference-weight must lie between 0 and 1, not {args.reference_weight!r}")
+        raise UserError(f"--reference-weight must be between 0 and 1, not {args.reference_weight!r}")
     for name in ("reference_accelerators", "reference_step_time"):
         if not getattr(args, name) > 0:
             raise UserError(f"--{name.replace('_', '-')} must be above 0, not {getattr(args, name)!r}")
@@ -104,22 +105,22 @@ def _check_reference(args: argparse.Namespace) -> None:
 def _list_metrics() -> str:
     from cclsearch.plugins import METRICS
     from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE
-    from cclsearch.trace.show import format_table
+    from cclsearch.trace.text_report import format_table
 
     rows = [(name, METRICS.get(name).unit, METRICS.get(name).summary) for name in METRICS.names()]
-    rows += [(name, "", f"CCL-Bench's name, answered by {a.metric}") for name, a in ALIASES.items() if name != a.metric]
-    rows += [("collective_vol_*", "GB/step", "CCL-Bench's name, answered by comm_volume")]
-    rows += [("bandwidth_utilization_*", "GB/s", "CCL-Bench's name, answered by bus_bw")]
-    rows += [(STEP_SCORE, "score", "CCL-Bench's composite: w N0/N + (1-w) T0/T")]
+    rows += [(name, "", f"CCL-Bench's name for {a.metric}") for name, a in ALIASES.items() if name != a.metric]
+    rows += [("collective_vol_*", "GB/step", "CCL-Bench's name for comm_volume")]
+    rows += [("bandwidth_utilization_*", "GB/s", "CCL-Bench's name for bus_bw")]
+    rows += [(STEP_SCORE, "score", "CCL-Bench's combined score: w N0/N + (1-w) T0/T")]
     return format_table(("metric", "unit", "meaning"), rows)
 
 
 def _wanted_names(args: argparse.Namespace) -> list[str]:
     from cclsearch.plugins import METRICS
-    from cclsearch.trace.ccl_bench import check_name
+    from cclsearch.trace.ccl_bench import check_metric_name
 
     for name in args.metric:
-        check_name(name)
+        check_metric_name(name)
     if args.metric:
         return list(dict.fromkeys(args.metric))
     if args.all or args.json:
@@ -143,19 +144,19 @@ def _open_views(args: argparse.Namespace) -> list[TraceView]:
 
 def _measure(view: TraceView, names: list[str], args: argparse.Namespace) -> dict[str, MetricResult]:
     from cclsearch.plugins import METRICS
-    from cclsearch.trace.ccl_bench import StepScoreReference, measure_name
+    from cclsearch.trace.ccl_bench import StepScoreReference, measure_by_name
 
     reference = StepScoreReference(args.reference_accelerators, args.reference_step_time, args.reference_weight)
     results: dict[str, MetricResult] = {}
     for name in [] if args.diagnosis else names:
-        results.update(measure_name(view, name, reference) if args.metric else {name: METRICS.get(name)(view)})
+        results.update(measure_by_name(view, name, reference) if args.metric else {name: METRICS.get(name)(view)})
     return results
 
 
 def _print_results(views: list[TraceView], results: list[dict[str, MetricResult]], args: argparse.Namespace) -> None:
     import orjson
 
-    from cclsearch.trace.show import compare_metrics
+    from cclsearch.trace.text_report import compare_metrics
 
     if args.json:
         data = [_as_data(view, found, args) for view, found in zip(views, results, strict=True)]
@@ -178,7 +179,7 @@ def _as_data(view: TraceView, found: dict[str, MetricResult], args: argparse.Nam
 
 def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], args: argparse.Namespace) -> list[str]:
     from cclsearch.trace.score import try_diagnose
-    from cclsearch.trace.show import format_comparison, format_diagnosis, format_metrics, format_ranks
+    from cclsearch.trace.text_report import format_comparison, format_diagnosis, format_metrics, format_ranks
 
     parts = []
     for path, view in zip(args.trace, views, strict=True):

@@ -1,4 +1,4 @@
-"""`ccl-search what-if`: the step time under other links, another algorithm or compressed collectives."""
+"""`ccl-search what-if`: the step time with other links, another algorithm or compressed collectives."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ EXAMPLE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `what-if`."""
+    """Add the arguments of `what-if`."""
     parser.add_argument("trace", metavar="TRACE", help="trace file, folder of traces or trial folder")
-    parser.add_argument("--scale-out-bw", metavar="FACTOR", help="bandwidth between scale-up domains: 2x")
-    parser.add_argument("--scale-up-bw", metavar="FACTOR", help="bandwidth inside a scale-up domain: 2x")
-    parser.add_argument("--scale-up-domain", type=int, metavar="N", help="ranks of a scale-up domain")
+    parser.add_argument("--scale-out-bw", metavar="FACTOR", help="bandwidth between scale-up domains, such as 2x")
+    parser.add_argument("--scale-up-bw", metavar="FACTOR", help="bandwidth inside a scale-up domain, such as 2x")
+    parser.add_argument("--scale-up-domain", type=int, metavar="N", help="ranks per scale-up domain")
     parser.add_argument("--algorithm", choices=("ring", "tree"), help="algorithm of all-reduces")
     parser.add_argument(
-        "--compress", metavar="RATIO[:US_PER_MB]", help="messages RATIO times smaller, coding at so many us a MB"
+        "--compress",
+        metavar="RATIO[:US_PER_MB]",
+        help="messages RATIO times smaller, with a coding cost in us per MB",
     )
-    parser.add_argument("--compute", metavar="FACTOR", help="speed of compute: 2x")
-    parser.add_argument("--ranks-per-domain", type=int, metavar="N", help="scale-up domain of the measured system")
-    parser.add_argument("--card", metavar="WORKLOAD", help="workload card, for the measured system's links")
-    parser.add_argument("--chakra", metavar="FOLDER", help="also write one Chakra execution trace a rank for ASTRA-sim")
-    parser.add_argument("--json", action="store_true", help="the answer as data")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that read ranks")
+    parser.add_argument("--compute", metavar="FACTOR", help="speed of compute, such as 2x")
+    parser.add_argument("--ranks-per-domain", type=int, metavar="N", help="ranks per scale-up domain as measured")
+    parser.add_argument("--card", metavar="WORKLOAD", help="workload card with the measured system's links")
+    parser.add_argument("--chakra", metavar="FOLDER", help="also write a Chakra trace per rank for ASTRA-sim")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that read traces")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0 where there is an answer, 1 where the trace holds none."""
+    """Return exit code 0 if there is a result, 1 if the trace does not allow one."""
     from cclsearch.card.load import load_card
-    from cclsearch.trace.export.chakra import describe_gaps, export_chakra
+    from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
     from cclsearch.trace.metric import NotAvailable
     from cclsearch.trace.open import open_trace
     from cclsearch.trace.whatif.projection import prepare_replay
@@ -51,18 +53,18 @@ def run(args: argparse.Namespace) -> int:
     card = load_card(args.card) if args.card else None
     trace = open_trace(Path(args.trace), card=card, workers=args.workers)
     if not trace.ranks:
-        return _fail(str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, args)
+        return _print_failure(str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, args)
     written = export_chakra(trace, Path(args.chakra)) if args.chakra else []
-    gaps = describe_gaps(trace) if args.chakra else []
+    notes = describe_unsized_collectives(trace) if args.chakra else []
     try:
         replay = prepare_replay(trace, args.ranks_per_domain)
-    except NotAvailable as answer:
-        return _fail(str(answer.reason), answer.detail, args)
-    _print_answer(replay, scenario, Exported(tuple(written), tuple(gaps)), args)
+    except NotAvailable as error:
+        return _print_failure(str(error.reason), error.detail, args)
+    _print_answer(replay, scenario, ChakraExport(tuple(written), tuple(notes)), args)
     return 0
 
 
-def _fail(reason: str, message: str, args: argparse.Namespace) -> int:
+def _print_failure(reason: str, message: str, args: argparse.Namespace) -> int:
     import orjson
 
     from cclsearch.core.text import one_line
@@ -105,7 +107,7 @@ def _read_factor(option: str, text: str | None) -> float:
 
 
 def _read_compression(text: str | None) -> tuple[float, float]:
-    """Ratio, and coding cost in seconds per byte (given in microseconds per megabyte of 1e6 bytes)."""
+    """Return the ratio, and the coding cost in s/byte (given in us per MB of 1e6 bytes)."""
     if text is None:
         return 1.0, 0.0
     match = re.fullmatch(r"(\d+(?:\.\d+)?)x?(?::(\d+(?:\.\d+)?))?", text.strip().lower())
@@ -115,33 +117,33 @@ def _read_compression(text: str | None) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Exported:
-    """The Chakra traces that were written, and what they lack."""
+class ChakraExport:
+    """The Chakra traces that were written, and notes on what they do not contain."""
 
     paths: tuple[Path, ...]
-    gaps: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
-def _print_answer(replay: Replay, scenario: Scenario, exported: Exported, args: argparse.Namespace) -> None:
+def _print_answer(replay: Replay, scenario: Scenario, chakra: ChakraExport, args: argparse.Namespace) -> None:
     import orjson
 
     from cclsearch.trace.whatif.cost_model import Scenario as Unchanged
 
-    asked = replay.time(scenario) if scenario != Unchanged() else None
+    answer = replay.time(scenario) if scenario != Unchanged() else None
     utilities = replay.utilities()
     if args.json:
         shown = {
             "step_time_s": replay.step_time_s,
-            "scenario": _as_data(asked),
-            "utility": {name: _as_data(answer) for name, answer in utilities.items()},
-            "chakra": [str(path) for path in exported.paths],
-            "chakra_notes": list(exported.gaps),
+            "scenario": _as_data(answer),
+            "utility": {name: _as_data(doubled) for name, doubled in utilities.items()},
+            "chakra": [str(path) for path in chakra.paths],
+            "chakra_notes": list(chakra.notes),
         }
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
         return
     from cclsearch.core.text import plain
 
-    print(plain("\n".join(_text_lines(replay, asked, utilities, exported))))
+    print(plain("\n".join(_text_lines(replay, answer, utilities, chakra))))
 
 
 def _as_data(answer: WhatIf | None) -> object:
@@ -150,21 +152,25 @@ def _as_data(answer: WhatIf | None) -> object:
     return {**answer.model_dump(mode="json"), "gain_low": answer.gain_low, "gain_high": answer.gain_high}
 
 
-def _text_lines(replay: Replay, asked: WhatIf | None, utilities: dict[str, WhatIf], exported: Exported) -> list[str]:
-    from cclsearch.trace.show import format_table, format_value
+def _text_lines(replay: Replay, answer: WhatIf | None, utilities: dict[str, WhatIf], chakra: ChakraExport) -> list[str]:
+    from cclsearch.trace.text_report import format_table, format_value
 
-    def between(answer: WhatIf) -> tuple[str, str]:
-        low, high = format_value(answer.low_s, "s"), format_value(answer.high_s, "s")
-        gains = (f"{100 * answer.gain_low:.1f} %", f"{100 * answer.gain_high:.1f} %")
+    def between(found: WhatIf) -> tuple[str, str]:
+        low, high = format_value(found.low_s, "s"), format_value(found.high_s, "s")
+        gains = (f"{100 * found.gain_low:.1f} %", f"{100 * found.gain_high:.1f} %")
         return low if low == high else f"{low} to {high}", gains[0] if low == high else f"{gains[0]} to {gains[1]}"
 
-    lines = [f"measured step: {format_value(replay.step_time_s, 's')} (trace_step_time, as `ccl-search score` gives)"]
-    if asked is not None:
-        step, gain = between(asked)
-        lines.append(f"in this scenario: {step}, a gain of {gain} (simulated: replayed from the trace)")
-    rows = [(name, *between(answer)) for name, answer in utilities.items()]
-    lines += ["", "utility of doubling each resource (simulated):", format_table(("resource", "step", "gain"), rows)]
-    first = asked or next(iter(utilities.values()))
-    lines += [f"note: {note}" for note in dict.fromkeys((*first.notes, *exported.gaps))]
-    lines += [f"wrote {path}" for path in exported.paths]
+    lines = [f"measured step: {format_value(replay.step_time_s, 's')} (trace_step_time of `ccl-search score`)"]
+    if answer is not None:
+        step, gain = between(answer)
+        lines.append(f"step in this scenario: {step}, a gain of {gain} (simulated by replaying the trace)")
+    rows = [(name, *between(doubled)) for name, doubled in utilities.items()]
+    lines += [
+        "",
+        "step with one resource twice as fast (simulated):",
+        format_table(("resource", "step", "saved"), rows),
+    ]
+    first = answer or next(iter(utilities.values()))
+    lines += [f"note: {note}" for note in dict.fromkeys((*first.notes, *chakra.notes))]
+    lines += [f"wrote {path}" for path in chakra.paths]
     return lines

@@ -1,7 +1,7 @@
-"""The metric names of CCL-Bench's dashboard, each answered by the right definition, with what differs from theirs.
+"""The metric names of CCL-Bench's dashboard: the metric that each name maps to, and how CCL-Bench's definition differs.
 
-What their tools compute was read from the public `tools/` of cornell-sysphotonics/ccl-bench. Units stay ours: fractions
-where they print percent, GB = 1e9 bytes where they divide by 2^30.
+CCL-Bench's definitions are those of the public `tools/` of cornell-sysphotonics/ccl-bench. Units stay those of this
+project: fractions instead of percent, and GB = 1e9 bytes instead of 2^30.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cclsearch.trace.view import TraceView
 
 @dataclass(frozen=True)
 class StepScoreReference:
-    """Reference of `gpu_step_score`: w N0/N + (1-w) T0/T. The defaults are those of the published tool."""
+    """Reference values of `gpu_step_score`: w N0/N + (1-w) T0/T. The defaults are those of the published tool."""
 
     num_accelerators: float = 16
     step_time_s: float = 0.44
@@ -29,16 +29,16 @@ class StepScoreReference:
 
 @dataclass(frozen=True)
 class Alias:
-    """One name of the dashboard."""
+    """One metric name of the dashboard."""
 
     metric: str
-    """The metric whose definition answers it."""
+    """The metric that the name maps to."""
     differs: str
-    """How theirs differs, and why ours does not do the same."""
+    """How CCL-Bench's definition differs, and why it is not used here."""
     unit: str = ""
-    """Where the alias picks a figure beside the metric's value; else the metric's own unit."""
+    """Unit of the picked figure; unused without `pick`."""
     pick: str = ""
-    """Name of that figure in the metric's `inputs`."""
+    """Name in the metric's `inputs` of the figure to use instead of the value; empty for the value itself."""
 
 
 _COLLECTIVES: Mapping[str, tuple[CollectiveKind, ...]] = {
@@ -57,101 +57,102 @@ _COLLECTIVES: Mapping[str, tuple[CollectiveKind, ...]] = {
 ALIASES: Mapping[str, Alias] = {
     "avg_step_time": Alias(
         "trace_step_time",
-        "theirs is the mean length of the host's step markers of sampled ranks; the host runs ahead of the device, "
-        "so here it is the period on the device, median over steps, slowest rank",
+        "CCL-Bench: mean length of the host's step markers of sampled ranks, but the host runs ahead of the device; "
+        "here: period on the device, median over steps, slowest rank",
     ),
     "mfu": Alias(
         "mfu",
-        "theirs is in percent, takes the batch of the card as the work of a marker's length on the host, counts all "
-        "experts of a mixture and knows two devices at bf16; here a fraction of the period on the device",
+        "CCL-Bench: percent, with the card's batch over the length of a host marker, all experts of a mixture, and the "
+        "bf16 peaks of two devices only; here: a fraction, from the period on the device",
     ),
     "communication_fraction": Alias(
         "exposed_comm_frac",
-        "theirs adds up concurrent kernels (communication over all kernel time, in percent): hidden and waiting time "
-        "count fully; here the share of the step in which communication hides behind nothing",
+        "CCL-Bench: communication over all kernel time in percent, a sum over concurrent kernels, so overlapped and "
+        "waiting time count fully; here: share of the step with communication that does not overlap",
     ),
     "compute_comm_overlap": Alias(
         "overlap",
-        "theirs is in percent, cuts by the host's windows and averages ranks whatever they communicate; here a "
-        "fraction within the device's windows, weighted by communication time",
+        "CCL-Bench: percent within the host's windows, each rank with the same weight; here: a fraction within the "
+        "device's windows, weighted by communication time",
     ),
     "total_communication_time": Alias(
         "comm_time",
-        "theirs finds kernels by a few names (symmetric-memory kernels are missed) within the host's windows, and for "
-        "Nsight sums over devices and the whole file; here seconds of a step that it covers, mean over ranks",
+        "CCL-Bench: kernels with a few names (not symmetric-memory ones) within the host's windows; for Nsight, summed "
+        "over devices and the whole file; here: seconds covered per step, mean over ranks",
     ),
     "mean_sm_coverage": Alias(
         "allocation_ratio",
-        "theirs is in percent and counts collectives, which hold a few multiprocessors for long, as work (12 where "
-        "compute has 24), and for Nsight does not weight by duration; here compute kernels only, weighted by duration",
+        "CCL-Bench: percent, with collectives, which occupy few multiprocessors for long (12 % instead of 24 %), "
+        "and for Nsight not weighted by duration; here: compute kernels only, weighted by duration",
         unit="fraction",
         pick="sm_coverage",
     ),
     "dominant_kernel_concentration": Alias(
         "concentration",
-        "theirs counts collectives among the kernels, takes each template instance for a kernel of its own and prints "
-        "percent; here families of compute kernels",
+        "CCL-Bench: percent, with collectives, and each template instance as a separate kernel; here: a fraction, by "
+        "families of compute kernels",
     ),
     "moe_fraction": Alias(
         "moe_frac",
-        "theirs matches `dispatch`, `combine` and `topk` in any kernel name (cub's DispatchReduceByKey is one) on any "
-        "model; here only names that can mean nothing else, and only where the card says the model has experts",
+        "CCL-Bench: `dispatch`, `combine` or `topk` in any kernel name (also cub's DispatchReduceByKey) of any model; "
+        "here: only unambiguous names, and only if the card says that the model has experts",
     ),
     "average_memory_bandwidth": Alias(
         "mem_copy_bw",
-        "theirs takes every event with memcpy in its name (host calls and kernels too) and mixes directions; here copy "
-        "events of the device in one direction, which inputs name, each of the others apart there",
+        "CCL-Bench: every event with memcpy in its name (also host calls and kernels), directions mixed; here: the "
+        "device's copy events in one direction, with every direction in inputs",
     ),
     "memory_transfer_overhead": Alias(
         "exposed_mem_frac",
-        "theirs is in percent and finds copies by name; here copy events of the device that no compute hides",
+        "CCL-Bench: percent, copies found by name; here: the device's copy events that do not overlap with compute",
     ),
     "load_imbalance_ratio": Alias(
         "compute_imbalance",
-        "theirs counts waiting in collectives as activity, which makes the fastest rank look busiest (4.66 where "
-        "compute has 1.20); here max over min of compute time alone (the metric's own value is max over mean, less 1)",
+        "CCL-Bench: waiting in collectives counts as activity, so the fastest rank looks busiest (4.66, not 1.20); "
+        "here: max over min of compute time alone (compute_imbalance itself is max over mean, minus 1)",
         unit="ratio",
         pick="max_over_min",
     ),
     "straggler": Alias(
         "last_arriver",
-        "theirs is how far the ends of the ranks' last collectives lie apart on unaligned clocks, and 0.0 where "
-        "nothing was read; here the rank that enters collectives last most often, with what that costs in inputs",
+        "CCL-Bench: spread of the ends of the ranks' last collectives on unaligned clocks, 0.0 if nothing was read; "
+        "here: the rank that most often enters collectives last, with its cost in inputs",
     ),
     "ttft": Alias(
         "ttft",
-        "theirs is read from a latency file of the benchmark client; here from the engine's markers, to the end of the "
-        "device's work, without the time in the queue",
+        "CCL-Bench: from a latency file of the benchmark client; here: from the request log, else from the engine's "
+        "markers to the end of the device's work, without queueing",
     ),
     "tpot": Alias(
         "tpot",
-        "theirs is read from a latency file of the benchmark client; here the period of steps that only decode",
+        "CCL-Bench: from a latency file of the benchmark client; here: from the request log, else the period of "
+        "decode-only steps",
     ),
 }
-"""Name on the dashboard -> what answers it; `collective_vol_*`, `bandwidth_utilization_*`, `gpu_step_score` apart."""
+"""Name on the dashboard -> alias, except `collective_vol_*`, `bandwidth_utilization_*` and `gpu_step_score`."""
 
 VOLUME_PREFIX = "collective_vol"
 BANDWIDTH_PREFIX = "bandwidth_utilization"
 STEP_SCORE = "gpu_step_score"
 _VOLUME_DIFFERS = (
-    "theirs counts the input of rank 0 over the whole file (the shard, for all-gather), leaves out unknown data types "
-    "and takes HBM traffic for messages on TPUs; here message bytes of the full tensor, of one rank, in one step"
+    "CCL-Bench: input of rank 0 over the whole file (for all-gather, the shard), without unknown data types, and HBM "
+    "traffic instead of messages on TPUs; here: message bytes of the full tensor, per rank and step"
 )
 _BANDWIDTH_DIFFERS = (
-    "theirs is no utilization but a bandwidth, in GiB called GB, from one rank's duration, waiting included, and from "
-    "the input shard of all-gathers; here bus bandwidth in GB/s (1e9) from the shortest duration over ranks; the share "
-    "of the card's links is bw_util"
+    "CCL-Bench: a bandwidth, not a utilization, in GiB/s (labeled GB/s), from the duration of one rank, which includes "
+    "waiting, and from the input shard of all-gathers; here: bus bandwidth in GB/s (1e9) from the shortest duration "
+    "over ranks; the share of the card's link bandwidth is bw_util"
 )
 
 
-def list_names() -> list[str]:
-    """Every name that `measure_name` takes, ours and theirs."""
+def list_metric_names() -> list[str]:
+    """Return every name that `measure_by_name` accepts: metrics and dashboard names."""
     families = [f"{prefix}_{name}" for prefix in (VOLUME_PREFIX, BANDWIDTH_PREFIX) for name in [*_COLLECTIVES, "total"]]
     return sorted({*METRICS.names(), *ALIASES, *families, STEP_SCORE} - {f"{BANDWIDTH_PREFIX}_total"})
 
 
-def check_name(name: str) -> None:
-    """Raises UserError that lists the names there are, where `name` is none of them."""
+def check_metric_name(name: str) -> None:
+    """Raise UserError with the list of known names if `name` is not one of them."""
     for prefix in (VOLUME_PREFIX, BANDWIDTH_PREFIX):
         if name.rstrip("_*") == prefix:
             return
@@ -159,18 +160,20 @@ def check_name(name: str) -> None:
             _collective_suffix(name, prefix)
             return
     if name not in {*METRICS.names(), *ALIASES, STEP_SCORE}:
-        raise UserError(f"there is no metric {name!r}; there are: {', '.join(list_names())}")
+        raise UserError(f"there is no metric {name!r}; metrics: {', '.join(list_metric_names())}")
 
 
-def measure_name(trace: TraceView, name: str, reference: StepScoreReference | None = None) -> dict[str, MetricResult]:
-    """The result of a metric or of a dashboard's name; a bare prefix gives one result for each collective there is.
+def measure_by_name(
+    trace: TraceView, name: str, reference: StepScoreReference | None = None
+) -> dict[str, MetricResult]:
+    """Return the result of a metric or dashboard name; a bare prefix gives one result per recorded collective.
 
-    Raises UserError that lists the names there are.
+    Raises UserError with the list of known names if `name` is unknown.
     """
-    check_name(name)
+    check_metric_name(name)
     for prefix, make in ((VOLUME_PREFIX, _volume), (BANDWIDTH_PREFIX, _bandwidth)):
         if name.rstrip("_*") == prefix:
-            return {f"{prefix}_{kind}": make(trace, f"{prefix}_{kind}", kind) for kind in _kinds_there(trace)}
+            return {f"{prefix}_{kind}": make(trace, f"{prefix}_{kind}", kind) for kind in _recorded_collectives(trace)}
         if name.startswith(prefix + "_"):
             return {name: make(trace, name, _collective_suffix(name, prefix))}
     if name == STEP_SCORE:
@@ -178,21 +181,21 @@ def measure_name(trace: TraceView, name: str, reference: StepScoreReference | No
     alias = ALIASES.get(name)
     if alias is None:
         return {name: METRICS.get(name)(trace)}
-    return {name: _answer(METRICS.get(alias.metric)(trace), name, alias)}
+    return {name: _rename_result(METRICS.get(alias.metric)(trace), name, alias)}
 
 
-def _answer(result: MetricResult, name: str, alias: Alias) -> MetricResult:
+def _rename_result(result: MetricResult, name: str, alias: Alias) -> MetricResult:
     notes: dict[str, JsonValue] = {"answered_by": alias.metric, "differs": alias.differs}
     if not alias.pick:
         return result.model_copy(update={"name": name, "inputs": {**result.inputs, **notes}})
-    figure = result.inputs.get(alias.pick)
-    return _with_value(result, name, alias.unit, figure if isinstance(figure, int | float) else None, notes)
+    value = result.inputs.get(alias.pick)
+    return _with_value(result, name, alias.unit, value if isinstance(value, int | float) else None, notes)
 
 
 def _with_value(
     result: MetricResult, name: str, unit: str, value: float | None, notes: dict[str, JsonValue]
 ) -> MetricResult:
-    """The same result with another figure as its value; not available where there is no such figure."""
+    """Return the result with another value; not available if the value is None."""
     missing = value is None
     update = {
         "name": name,
@@ -211,11 +214,11 @@ def _collective_suffix(name: str, prefix: str) -> str:
     suffix = name.removeprefix(prefix + "_").removesuffix("_gb").removesuffix("_group_6").replace("_", "")
     known = [*_COLLECTIVES, *(["total"] if prefix == VOLUME_PREFIX else [])]
     if suffix not in known:
-        raise UserError(f"there is no metric {name!r}; {prefix}_* takes {', '.join(known)}")
+        raise UserError(f"there is no metric {name!r}; {prefix}_* accepts {', '.join(known)}")
     return suffix
 
 
-def _kinds_there(trace: TraceView) -> list[str]:
+def _recorded_collectives(trace: TraceView) -> list[str]:
     kinds = {call.kind for view in trace.ranks.values() for call in view.table.collectives}
     found = [name for name, members in _COLLECTIVES.items() if kinds & set(members) and name != "sendrecv"]
     return found or ["allreduce"]
@@ -249,7 +252,7 @@ def _bandwidth(trace: TraceView, name: str, suffix: str) -> MetricResult:
 
 
 def _step_score(trace: TraceView, reference: StepScoreReference) -> MetricResult:
-    """w N0/N + (1-w) T0/T with N accelerators used and T the step time at fixed work; higher is better."""
+    """Return w N0/N + (1-w) T0/T for N accelerators and step time T at fixed work; higher is better."""
     step: MetricResult = METRICS.get("trace_step_time")(trace)
     value = None
     if step.value:
@@ -257,14 +260,14 @@ def _step_score(trace: TraceView, reference: StepScoreReference) -> MetricResult
         value += (1 - reference.weight) * reference.step_time_s / step.value
     notes: dict[str, JsonValue] = {
         "answered_by": "trace_step_time",
-        "differs": "theirs counts files of ranks where gpu_count.txt is missing, and takes the host's markers for the "
-        "step; here the world size and the period on the device. Only meaningful at fixed work",
+        "differs": "CCL-Bench: counts rank files if gpu_count.txt is missing, and uses the step time of host markers; "
+        "here: the world size and the period on the device. Meaningful only at fixed work",
         "num_accelerators": trace.num_devices,
         "reference_num_accelerators": reference.num_accelerators,
         "reference_step_time_s": reference.step_time_s,
         "weight": reference.weight,
     }
-    if step.status is Status.OK and trace.device_doubt:
-        doubt = {"status": Status.PARTIAL, "reason": Reason.RANKS_MISSING, "detail": trace.device_doubt}
-        step = step.model_copy(update=doubt)
+    if step.status is Status.OK and trace.device_count_caveat:
+        partial = {"status": Status.PARTIAL, "reason": Reason.RANKS_MISSING, "detail": trace.device_count_caveat}
+        step = step.model_copy(update=partial)
     return _with_value(step, STEP_SCORE, "score", value, notes)

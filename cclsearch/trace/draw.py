@@ -1,4 +1,4 @@
-"""Pictures of a trace as self-contained SVG: stacked bars by rank, and a timeline of one step."""
+"""Self-contained SVG charts of a trace: stacked bars by rank, and a timeline of one step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LANES = (("compute", COLORS[Cause.COMPUTE]), ("communication", COLORS[Cause.EXP
 _WIDTH, _LEFT, _RIGHT, _ROW = 960, 90, 20, 22
 MAX_RANKS_DRAWN = 64
 MAX_BLOCKS = 1500
-"""Rectangles of one lane of a timeline: gaps too thin to see are closed above this."""
+"""Maximum number of rectangles per timeline lane: above it, gaps too thin to see are closed."""
 
 
 def draw_breakdown(diagnosis: Diagnosis) -> str:
-    """Seconds by cause of every rank as stacked bars, the worst rank marked."""
+    """Return stacked bars of seconds by cause for every rank, with the worst rank marked."""
     ranks = list(diagnosis.seconds_by_rank.items())[:MAX_RANKS_DRAWN]
     longest = max((sum(seconds.values()) for _, seconds in ranks), default=0.0) or 1.0
     scale = (_WIDTH - _LEFT - _RIGHT) / longest
@@ -48,16 +48,16 @@ def draw_breakdown(diagnosis: Diagnosis) -> str:
             left += width
     bottom = 60 + len(ranks) * _ROW
     body.append(_axis(bottom, longest))
-    what = "One step" if diagnosis.is_step else "The whole recording"
-    title = f"{what} by rank: {1e3 * diagnosis.window_s:.3f} ms" + (
-        " (* the others wait for it)" if len(ranks) > 1 else ""
+    subject = "One step" if diagnosis.is_step else "The whole recording"
+    title = f"{subject} by rank: {1e3 * diagnosis.window_s:.3f} ms" + (
+        " (* the other ranks wait for it)" if len(ranks) > 1 else ""
     )
     legend = _legend([(cause.replace("_", " "), COLORS[cause]) for cause in Cause])
     return _page(bottom + 40, [_text(_LEFT, 20, title, size=15), legend, *body])
 
 
 def draw_timeline(trace: TraceView) -> str:
-    """The median step of every rank on one axis: when it computes, communicates and copies; each from its own start."""
+    """Return the median step of every rank, from its own start: spans of compute, communication and copies."""
     views = [view for view in trace.ranks.values() if len(view.windows.spans_W2)][: MAX_RANKS_DRAWN // 4]
     windows = [_median_window(view) for view in views]
     longest_ns = max((end - start for start, end in windows), default=1)

@@ -1,4 +1,4 @@
-"""What a metric is and what it answers: a value with its ranks and steps, or the reason why there is none.
+"""Metrics: how to register one, and how it is run over a trace.
 
 A metric is a function, registered by name. One that looks at a single rank gets a `RankView` and returns a number:
 
@@ -11,100 +11,42 @@ A metric is a function, registered by name. One that looks at a single rank gets
             raise NotAvailable("no_gpu_events")
         return rank.table.dur_ns[kernels].max() / 1e9
 
-One that needs all ranks (`over="trace"`) gets a `TraceView` and returns a `Draft`. A package brings its metrics by
+One that needs all ranks (`over="trace"`) gets a `TraceView` and returns a `Draft`. A package adds its metrics by
 naming the module under the entry-point group `cclsearch`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-from pydantic import JsonValue, model_validator
-
-from cclsearch.core.values import Model
+from cclsearch.core.text import one_line
 from cclsearch.plugins import METRICS
-from cclsearch.trace.events import Reason
+from cclsearch.trace.events import Reason, TraceSet
+from cclsearch.trace.result import Draft, MetricResult, NotAvailable, Status
+from cclsearch.trace.view import TraceView
 
-if TYPE_CHECKING:
-    from cclsearch.trace.view import TraceView
-
-
-class Status(StrEnum):
-    """How far a result may be trusted."""
-
-    OK = "ok"
-    PARTIAL = "partial"
-    NOT_AVAILABLE = "not_available"
-
-
-class NotAvailable(Exception):
-    """Raised by a metric that cannot be told from what is there: an answer, not a fault."""
-
-    def __init__(self, reason: Reason | str, detail: str = "") -> None:
-        super().__init__(detail or str(reason))
-        self.reason = Reason(reason)
-        self.detail = detail
-
-
-class MetricResult(Model):
-    """The result contract. `value` is None exactly where `status` is `not_available`; zero only when measured zero."""
-
-    name: str
-    value: float | None
-    unit: str
-    per_rank: dict[int, float | None] = {}
-    """Rank -> the value of that rank alone, where the metric has one."""
-    per_step: tuple[float, ...] = ()
-    """One value a step, combined over ranks as `value` is; empty where the metric has none."""
-    n_ranks: int = 0
-    """Ranks that went into the value."""
-    world_size: int | None = None
-    """Ranks of the run, as the trace says; None where it does not."""
-    n_steps: int = 0
-    """Steps that went into the value; 0 where it covers the whole file."""
-    status: Status
-    reason: Reason | None = None
-    """Why it is not `ok`."""
-    detail: str = ""
-    """One line for people: what was missing, or what the value leaves out."""
-    inputs: dict[str, JsonValue] = {}
-    """What the value was made from, and figures that belong to it (p95, by collective, ...)."""
-
-    @model_validator(mode="after")
-    def _value_matches_status(self) -> MetricResult:
-        if (self.value is None) != (self.status is Status.NOT_AVAILABLE):
-            raise ValueError(f"{self.name}: a value of {self.value!r} cannot have the status {self.status.value!r}")
-        if self.value is not None and not math.isfinite(self.value):
-            raise ValueError(f"{self.name}: {self.value!r} is not a finite number")
-        if (self.reason is None) != (self.status is Status.OK):
-            raise ValueError(f"{self.name}: status {self.status.value!r} with the reason {self.reason!r}")
-        return self
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a metric over a whole trace returns; names, world size and the trace's own faults are filled in for it."""
-
-    value: float
-    per_rank: Mapping[int, float | None] = field(default_factory=dict)
-    per_step: tuple[float, ...] = ()
-    n_steps: int = 0
-    n_ranks: int | None = None
-    """None: as many as `per_rank` has values, or else all that were read."""
-    reason: Reason | None = None
-    """Set where the value stands with a reservation: the status becomes `partial`."""
-    detail: str = ""
-    inputs: dict[str, JsonValue] = field(default_factory=dict)
-    needs_steps: bool = True
-    """False: the value stands whether or not the windows that the metric looked at are steps."""
-
+__all__ = ["Better", "Combine", "Draft", "Metric", "MetricResult", "NotAvailable", "Status", "metric"]
 
 Combine = Literal["mean", "max", "min", "sum", "median"]
 Better = Literal["lower", "higher"]
+
+_COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "max": max,
+    "min": min,
+    "sum": math.fsum,
+    "median": statistics.median,
+}
+_TRACE_PROBLEMS = (Reason.TRACE_TRUNCATED, Reason.RANKS_MISSING)
+"""Problems of a trace as a whole: each makes every value partial."""
+_WINDOW_DETAILS = {
+    Reason.NO_STEP_MARKERS: "no step markers: over the whole file",
+    Reason.TOO_FEW_STEPS: "one step only",
+}
 
 
 @dataclass(frozen=True)
@@ -119,13 +61,22 @@ class Metric:
     combine: Combine
     function: Callable[[Any], Any]
     better: Better | None = None
-    """Which way is better; None where that depends on what is wanted, or where it tells of the trace alone."""
+    """Which direction is better; None if that depends on the goal, or if the metric describes only the trace."""
 
     def __call__(self, trace: TraceView) -> MetricResult:
-        """The result over a trace; a metric that raises gives `not_available`, never an exception."""
-        from cclsearch.trace.measure import measure_metric
-
-        return measure_metric(self, trace)
+        """Return the result over a trace; an exception of the metric becomes `not_available` with a reason."""
+        if not trace.ranks:
+            return _not_available(self, trace, trace.trace_set.reason or Reason.NO_TRACE_FILES, trace.trace_set.message)
+        uses = {rank: view.window_uses for rank, view in trace.ranks.items()}
+        try:
+            draft = self.function(trace) if self.over == "trace" else _measure_ranks(self, trace)
+            windowed = [view.windows.reason for rank, view in trace.ranks.items() if view.window_uses > uses[rank]]
+            return _complete(self, trace, draft, next(filter(None, windowed), None))
+        except NotAvailable as answer:
+            return _not_available(self, trace, answer.reason, answer.detail)
+        except Exception as error:  # a metric may come from a plugin, and a trace from any profiler
+            message = one_line(f"the metric raised {type(error).__name__}: {error}")
+            return _not_available(self, trace, Reason.FORMAT_UNSUPPORTED, message)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -140,10 +91,86 @@ def metric(
     combine: Combine = "mean",
     better: Better | None = None,
 ) -> Callable[[F], F]:
-    """Decorator: register a function as the metric `name`; it stays callable as it is."""
+    """Return a decorator that registers a function as the metric `name`; the function itself stays callable."""
 
-    def enter(function: F) -> F:
+    def register(function: F) -> F:
         METRICS.register(name)(Metric(name, unit, summary, over, combine, function, better))
         return function
 
-    return enter
+    return register
+
+
+def _measure_ranks(metric: Metric, trace: TraceView) -> Draft:
+    values: dict[int, float | None] = {}
+    refusals: list[NotAvailable] = []
+    for rank, view in trace.ranks.items():
+        try:
+            values[rank] = float(metric.function(view))
+        except NotAvailable as answer:
+            values[rank] = None
+            refusals.append(answer)
+    found = [value for value in values.values() if value is not None]
+    if not found:
+        raise refusals[0]
+    steps = [trace.ranks[rank].windows for rank, value in values.items() if value is not None]
+    return Draft(
+        value=_COMBINE[metric.combine](found),
+        per_rank=values,
+        n_steps=min((w.num_steps for w in steps), default=0),
+        reason=refusals[0].reason if refusals else None,
+        detail=refusals[0].detail if refusals else "",
+    )
+
+
+def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Reason | None) -> MetricResult:
+    """Return the result; `windows` is the problem of the windows that the metric used, if they have one."""
+    if not isinstance(draft, Draft):
+        raise TypeError(f"the metric {metric.name!r} over a trace must return a Draft, not {type(draft).__name__}")
+    value = float(draft.value)
+    if not math.isfinite(value):
+        raise NotAvailable(Reason.FORMAT_UNSUPPORTED, f"the metric returned {value}")
+    reason, detail = draft.reason, draft.detail
+    if reason is None and windows is not None and draft.needs_steps:
+        reason, detail = windows, "; ".join(filter(None, (detail, _WINDOW_DETAILS.get(windows, ""))))
+    if reason is None and (problem := _find_trace_problem(trace.trace_set)):
+        reason, detail = problem, detail or trace.trace_set.message
+    if reason is None and trace.excluded_ranks:
+        excluded = ", ".join(map(str, trace.excluded_ranks))
+        reason, detail = Reason.RANKS_MISSING, detail or f"no device event of rank {excluded}"
+    per_rank = {
+        int(rank): None if v is None or not math.isfinite(float(v)) else float(v) for rank, v in draft.per_rank.items()
+    }
+    counted = sum(v is not None for v in per_rank.values()) or len(trace.ranks)
+    return MetricResult(
+        name=metric.name,
+        value=value,
+        unit=metric.unit,
+        per_rank=per_rank,
+        per_step=tuple(float(v) for v in draft.per_step),
+        n_ranks=counted if draft.n_ranks is None else draft.n_ranks,
+        world_size=trace.world_size,
+        n_steps=draft.n_steps,
+        status=Status.PARTIAL if reason else Status.OK,
+        reason=reason,
+        detail=detail,
+        inputs=draft.inputs,
+    )
+
+
+def _find_trace_problem(trace_set: TraceSet) -> Reason | None:
+    """Return the first problem of the trace that makes every value of it partial."""
+    reasons = [*trace_set.reasons, *(r for table in trace_set.tables.values() for r in table.reasons)]
+    return next((reason for reason in _TRACE_PROBLEMS if reason in reasons), None)
+
+
+def _not_available(metric: Metric, trace: TraceView, reason: Reason, detail: str) -> MetricResult:
+    return MetricResult(
+        name=metric.name,
+        value=None,
+        unit=metric.unit,
+        n_ranks=0,
+        world_size=trace.world_size,
+        status=Status.NOT_AVAILABLE,
+        reason=reason,
+        detail=one_line(detail, 300),
+    )

@@ -1,4 +1,4 @@
-"""Every metric over the traces of one run, and the diagnosis made from them."""
+"""Metrics and the diagnosis of the traces of one run."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from cclsearch.trace.view import TraceView
 
 
 class TraceScore(Model):
-    """What the traces of one run say."""
+    """The metrics, the diagnosis and the status of the traces of one run."""
 
     metrics: dict[str, MetricResult]
-    """Metric name -> result; every metric asked for is there, available or not."""
+    """Metric name -> result; has every requested metric, available or not."""
     diagnosis: Diagnosis | None = None
-    """None where no rank has any device event."""
+    """None if no rank has device events."""
     status: Status
-    """Of the trace as a whole: `partial` where a rank is missing or cut."""
+    """Status of the trace as a whole: `partial` if a rank is missing or truncated."""
     reason: Reason | None = None
     message: str = ""
-    """One line on what is wrong with the trace; empty where nothing is."""
+    """One line on the problem of the trace; empty if it has none."""
     ranks: tuple[int, ...] = ()
     world_size: int | None = None
 
     def value(self, name: str) -> float | None:
-        """The value of a metric that is whole; None where it is partial or not available: a score must not use it."""
+        """Return the value of an `ok` metric; None for others: an objective must not use a partial value."""
         result = self.metrics.get(name)
         return result.value if result is not None and result.status is Status.OK else None
 
@@ -43,18 +43,18 @@ def score_traces(
     baseline: TraceSet | None = None,
     baseline_card: Card | None = None,
 ) -> TraceScore:
-    """Results of the metrics of these names (all of them by default) and the diagnosis of the trace.
+    """Return the results of the named metrics (default: all) and the diagnosis of the trace.
 
-    Never raises for what a trace holds: what cannot be told is `not_available` with its reason. Raises UserError for a
-    name that no metric has. `baseline` is a second run that `scaling_efficiency` starts from; its card is `card` unless
-    `baseline_card` says that it had another batch (weak scaling).
+    No content of a trace raises: a metric that cannot be computed is `not_available` with its reason. Raises UserError
+    for an unknown name. `baseline` is a second run, the base of `scaling_efficiency`; its card is `card` unless
+    `baseline_card` gives it another batch (weak scaling).
     """
     base = TraceView(baseline, card=baseline_card or card) if baseline is not None else None
     return score_view(TraceView(trace_set, card=card, config=config, baseline=base), names)
 
 
 def score_view(trace: TraceView, names: Iterable[str] | None = None) -> TraceScore:
-    """The same of traces that somebody looks at already: what was worked out once is not worked out again."""
+    """Return the same for an open view: intermediate results that the view already computed are not computed again."""
     wanted = list(METRICS.names() if names is None else names)
     found = [METRICS.get(name) for name in wanted]
     trace_set = trace.trace_set
@@ -70,7 +70,7 @@ def score_view(trace: TraceView, names: Iterable[str] | None = None) -> TraceSco
 
 
 def try_diagnose(trace: TraceView) -> Diagnosis | None:
-    """The diagnosis, or None where there is no device event to make one from."""
+    """Return the diagnosis; None if there are no device events."""
     try:
         return diagnose_trace(trace)
     except NotAvailable:

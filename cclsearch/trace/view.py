@@ -1,4 +1,4 @@
-"""A trace as metrics see it: columns, step windows and unions of intervals, each computed once if asked for."""
+"""A trace as metrics use it: columns, step windows and unions of intervals, each computed once, at first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
-from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.result import NotAvailable
 from cclsearch.trace.windows import Windows, find_windows
 
 if TYPE_CHECKING:
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepParts:
-    """Where the time of each window of a rank goes, in ns; the four parts add up to `window_ns_W` exactly."""
+    """Time of each window of a rank by activity, in ns; the four parts add up to `window_ns_W` exactly."""
 
     window_ns_W: Int64s
     compute_ns_W: Int64s
     exposed_comm_ns_W: Int64s
-    """Communication that hides behind neither compute nor copies."""
+    """Communication that overlaps with neither compute nor copies."""
     exposed_mem_ns_W: Int64s
-    """Copies that hide behind no compute."""
+    """Copies that do not overlap with compute."""
     idle_ns_W: Int64s
 
 
 class RankView:
-    """One rank: its table, and what metrics share over it."""
+    """One rank: its event table, and the intermediate results that metrics share."""
 
     def __init__(self, table: EventTable) -> None:
         self.table = table
         self.rank = table.rank
         self.window_uses = 0
-        """How often somebody asked for the windows: a figure made from them carries their reservation."""
+        """How often the windows were read: a metric that reads them is `partial` if they are not steps."""
 
     def rows(self, *kinds: Kind) -> Int64s:
-        """Row numbers of these kinds, in the order of the file."""
+        """Return the row numbers of these kinds, in file order."""
         wanted = np.zeros(256, dtype=bool)
         wanted[list(kinds)] = True
         return np.flatnonzero(wanted[self.table.kind])
 
     @cached_property
     def is_device_row(self) -> npt.NDArray[np.bool_]:
-        """Of each row: whether it is work on the device."""
+        """For each row: whether it is work on the device."""
         first, last = min(DEVICE_WORK), max(DEVICE_WORK)
         return np.asarray((self.table.kind - np.uint8(first)) <= np.uint8(last - first))
 
     @cached_property
     def device_rows(self) -> Int64s:
-        """Row numbers of all work on the device, by start."""
+        """Row numbers of all work on the device, sorted by start."""
         rows = np.flatnonzero(self.is_device_row)
         start_ns = self.table.ts_ns[rows]
         if (start_ns[1:] >= start_ns[:-1]).all():
@@ -71,53 +71,53 @@ class RankView:
 
     @cached_property
     def compute_kernels(self) -> Int64s:
-        """Row numbers of what computes, by start."""
+        """Row numbers of compute, sorted by start."""
         return np.asarray(self.device_rows[self._device_kinds == Kind.COMPUTE])
 
     @cached_property
     def comm_rows(self) -> Int64s:
-        """Row numbers of communication, by start."""
+        """Row numbers of communication, sorted by start."""
         return np.asarray(self.device_rows[self._device_kinds == Kind.COMM])
 
     @cached_property
     def copy_rows(self) -> Int64s:
-        """Row numbers of memory copies and sets, by start."""
+        """Row numbers of memory copies and sets, sorted by start."""
         kinds = self._device_kinds
         return np.asarray(self.device_rows[(kinds == Kind.MEMCPY) | (kinds == Kind.MEMSET)])
 
     def merge_rows(self, rows: Int64s) -> Int64s:
-        """Union of the spans of these rows, merged, shape (M, 2)."""
+        """Return the union of the spans of these rows, shape (M, 2)."""
         start_ns = self.table.ts_ns[rows]
         return merge_spans(start_ns, start_ns + self.table.dur_ns[rows])
 
     @cached_property
     def compute_M2(self) -> Int64s:
-        """When something computes."""
+        """Spans in which compute runs."""
         return self.merge_rows(self.compute_kernels)
 
     @cached_property
     def copies_M2(self) -> Int64s:
-        """When memory is copied or set."""
+        """Spans in which memory is copied or set."""
         return self.merge_rows(self.copy_rows)
 
     @cached_property
     def comm_M2(self) -> Int64s:
-        """When something communicates."""
+        """Spans in which communication runs."""
         return self.merge_rows(self.comm_rows)
 
     @cached_property
     def work_M2(self) -> Int64s:
-        """When something computes or copies."""
+        """Spans in which compute or copies run."""
         return unite_spans(self.compute_M2, self.copies_M2) if len(self.copy_rows) else self.compute_M2
 
     @cached_property
     def busy_M2(self) -> Int64s:
-        """When the device does anything."""
+        """Spans in which the device is busy."""
         return unite_spans(self.work_M2, self.comm_M2) if len(self.comm_rows) else self.work_M2
 
     @property
     def windows(self) -> Windows:
-        """The step windows that every per-step figure uses."""
+        """Step windows: every per-step figure is taken over these."""
         self.window_uses += 1
         return self._windows
 
@@ -127,7 +127,7 @@ class RankView:
 
     @property
     def parts(self) -> StepParts:
-        """Where the time of each window goes."""
+        """Time of each window by activity."""
         self.window_uses += 1
         return self._parts
 
@@ -141,7 +141,7 @@ class RankView:
         return StepParts(window_ns, compute, busy - work, work - compute, window_ns - busy)
 
     def in_windows(self, rows: Int64s) -> Int64s:
-        """Those of the rows that start inside a window of a step."""
+        """Return the rows that start inside a window."""
         windows_W2 = self.windows.spans_W2
         if not len(windows_W2):
             return rows[:0]
@@ -152,7 +152,7 @@ class RankView:
 
 
 class TraceView:
-    """All ranks of one run, with the card and the configuration where they are known."""
+    """All ranks of one run, with its card and its configuration if they are known."""
 
     def __init__(
         self,
@@ -169,68 +169,68 @@ class TraceView:
         views = {rank: RankView(trace_set.tables[rank]) for rank in trace_set.ranks}
         at_work = {rank: view for rank, view in views.items() if len(view.device_rows)}
         self.ranks: Mapping[int, RankView] = at_work or views
-        """The ranks that figures are taken over: those with work on a device, or all where none has any."""
-        self.silent_ranks = tuple(rank for rank in views if rank not in self.ranks)
-        """Ranks that were read and left out, since nothing of a device was recorded."""
+        """The ranks that metrics cover: those with device work, or all ranks if none has any."""
+        self.excluded_ranks = tuple(rank for rank in views if rank not in self.ranks)
+        """Ranks that were read but are not covered: their traces have no device work."""
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the run as the trace says; None where it does not."""
+        """Number of ranks of the run; None if the trace does not record it."""
         return self.trace_set.world_size
 
     @property
     def num_devices(self) -> int:
-        """Accelerators of the run: the world size, else those of the collectives' groups, at least one a table."""
-        return max(self.world_size or self._grouped_devices, len(self.ranks))
+        """Number of accelerators: the world size, else the devices in the groups; at least one per rank."""
+        return max(self.world_size or self._devices_in_groups, len(self.ranks))
 
     @cached_property
-    def _grouped_devices(self) -> int:
-        """Devices that the groups of a collective name; 0 where none names them all."""
+    def _devices_in_groups(self) -> int:
+        """Number of devices in all groups of one collective; 0 if no collective lists all groups."""
         calls = (call for view in self.ranks.values() for call in view.table.collectives)
         return max((call.world_size or 0 for call in calls), default=0)
 
     @cached_property
-    def device_doubt(self) -> str:
-        """One line where the number of devices was counted from the traces and something says that there are others.
+    def device_count_caveat(self) -> str:
+        """One line if the number of devices was counted from the traces and other evidence contradicts the count.
 
-        Empty where the trace states its world size, and where nothing contradicts the count.
+        Empty if the trace records its world size, or if nothing contradicts the count.
         """
-        seen = len(self.ranks)
-        if self.world_size is not None or not seen:
+        found = len(self.ranks)
+        if self.world_size is not None or not found:
             return ""
-        if self._grouped_devices > seen:
-            return f"traces of {seen} devices, and the collectives' groups name {self._grouped_devices}"
-        asked = self._configured_devices
-        if asked is not None and asked != seen:
-            return f"traces of {seen} devices that do not say of how many, and the configuration has {asked}"
-        if asked is None and self.card is not None and self.card.hardware.num_accelerators != seen:
-            stated = self.card.hardware.num_accelerators
-            return f"traces of {seen} devices that do not say of how many, and the card has {stated}"
+        traced = f"traces of {found} devices were found"
+        if self._devices_in_groups > found:
+            return f"{traced}, but the groups of the collectives have {self._devices_in_groups}"
+        configured = self._configured_devices
+        if configured is not None and configured != found:
+            return f"{traced} (no world size recorded), but the configuration uses {configured}"
+        if configured is None and self.card is not None and self.card.hardware.num_accelerators != found:
+            return f"{traced} (no world size recorded), but the card has {self.card.hardware.num_accelerators}"
         return ""
 
     @property
     def _configured_devices(self) -> int | None:
-        """Devices that the configuration's degrees take; None where it does not give the data-parallel one."""
+        """Number of devices that the configuration uses; None if it does not set the data-parallel degree."""
         if self.config is None or "dp" not in self.config:
             return None
         return math.prod(self.degree(knob) for knob in ("dp", "tp", "pp", "cp"))
 
     def degree(self, knob: str) -> int:
-        """A parallel degree (`pp`, `tp`, ...) of the configuration; 1 where it is not known."""
+        """Return a parallel degree (`pp`, `tp`, ...) of the configuration; 1 if it is not known."""
         return self.config.as_int(knob) if self.config is not None else 1
 
     def stage_of(self, rank: int) -> int:
-        """Pipeline stage of a rank: stages are the outermost axis of the mesh in every supported framework."""
+        """Return the pipeline stage of a rank: stages are the outermost mesh axis in every supported framework."""
         return rank * self.degree("pp") // max(self.num_devices, 1)
 
     @cached_property
     def matching(self) -> Matching:
-        """Which collective of one rank is which of the others."""
+        """The same collective on different ranks, matched."""
         return match_collectives({rank: view.table for rank, view in self.ranks.items()}, self.world_size)
 
     @property
-    def lonely_reason(self) -> Reason:
-        """Why waiting cannot be told from moving data: no second rank, or none whose collectives match."""
+    def unmatched_reason(self) -> Reason:
+        """Why waiting cannot be separated from data transfer: there is one rank only, or no collectives match."""
         if len(self.ranks) > 1 and self.matching.mismatched:
             return Reason.SEQUENCE_MISMATCH
         if len(self.ranks) > 1 and self.matching.misaligned:
@@ -241,7 +241,7 @@ class TraceView:
 
 
 def require_windows(view: RankView) -> Int64s:
-    """The rank's windows; raises NotAvailable where the rank has no device events at all."""
+    """Return the rank's windows; raises NotAvailable if the rank has no device events."""
     if not len(view.busy_M2):
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "no event of any device")
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
     return view.windows.spans_W2

@@ -1,4 +1,4 @@
-"""The windows of time that per-step figures are taken over."""
+"""Step windows: the spans of time that per-step figures cover."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.intervals import Int64s
 
 MIN_STEPS_TO_TRIM = 4
-"""From so many complete steps on, the first and the last are left out."""
+"""With at least this many complete steps, the first and the last are not used."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Step windows of one rank, by start."""
+    """Step windows of one rank, sorted by start."""
 
     spans_W2: Int64s
     """Start and end of each window."""
     step_index_W: Int64s
-    """Index into the table's `steps`; -1 where a window is the whole file."""
+    """Index into the table's `steps`; -1 if the window is the whole file."""
     numbers: tuple[int, ...]
-    """Number of each step as its marker says."""
+    """Number of each step, from its marker."""
     reason: Reason | None = None
-    """`no_step_markers` (one window: the whole file), `too_few_steps` (one step, of its marker's length), or None."""
+    """`no_step_markers` (one window: the whole file), `too_few_steps` (one step, as long as its marker), or None."""
 
     @property
     def are_steps(self) -> bool:
-        """Whether the windows are steps at all."""
+        """Whether the windows are steps, not the whole file."""
         return self.reason is not Reason.NO_STEP_MARKERS and len(self.spans_W2) > 0
 
     @property
     def num_steps(self) -> int:
-        """How many steps figures are taken over; 0 where the window is the whole file."""
+        """Number of steps that figures cover; 0 if the window is the whole file."""
         return len(self.spans_W2) if self.are_steps else 0
 
 
 def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Windows:
-    """Windows of a rank's steps.
+    """Return the windows of a rank's steps.
 
-    On GPUs a window runs from the first device event that a step launched to the first that the next one launched: the
-    host's markers run ahead of the device by any amount. On CPU and XLA, where marker and work share a clock and a
-    thread, it runs from marker to marker. With one step it has the length of the marker; with none it is the file.
+    On GPUs a window runs from the first device event that a step launched to the first that the next step launched:
+    the host's markers may be ahead of the device by any amount. On CPU and XLA, marker and work share a clock and a
+    thread, so it runs from marker to marker. A single step is as long as its marker; without steps it is the file.
     """
     by_marker = table.accelerator == "cpu" or table.format == "xla"
     starts = _marker_starts(table) if by_marker else _device_starts(table, device_rows)
@@ -56,11 +56,9 @@ def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Win
     ends = np.append(starts[1:], starts[-1] + lengths[-1])
     at = np.flatnonzero(complete)
     alone = len(order) == 1
-    if alone:
-        pass
-    elif len(at) >= MIN_STEPS_TO_TRIM:
+    if len(at) >= MIN_STEPS_TO_TRIM:
         at = at[1:-1]
-    elif not by_marker:
+    elif not alone and not by_marker:
         at = at[at < len(order) - 1]
     if not len(at):
         return _whole_file(busy_M2)
@@ -73,9 +71,9 @@ def _marker_starts(table: EventTable) -> Int64s:
 
 
 def _device_starts(table: EventTable, device_rows: Int64s) -> Int64s:
-    """First start of a device event of each step; the largest integer where a step launched none.
+    """Return the first start of a device event of each step; the largest integer if a step launched none.
 
-    Events of no step have index -1, which is the place after the last step.
+    Events without a step have index -1, which is the slot after the last step.
     """
     first = np.full(len(table.steps) + 1, np.iinfo(np.int64).max, dtype=np.int64)
     step_of_row = table.step_id[device_rows]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cclsearch.plugins import METRICS
-from cclsearch.trace.ccl_bench import measure_name
+from cclsearch.trace.ccl_bench import measure_by_name
 from cclsearch.trace.diagnosis.diagnose import diagnose_trace
 from cclsearch.trace.events import Kind
 from cclsearch.trace.file_summary import summarize_file
@@ -174,10 +174,10 @@ def test_clocks_of_eight_ranks_agree_to_a_microsecond() -> None:
 
 def test_imbalance_and_coverage_exclude_collectives() -> None:
     trace = view_of("dlrm-8xV100")
-    ratio = measure_name(trace, "load_imbalance_ratio")["load_imbalance_ratio"].value
+    ratio = measure_by_name(trace, "load_imbalance_ratio")["load_imbalance_ratio"].value
     assert ratio is not None
     assert f"{ratio:.2f}" == "1.20" or f"{ratio:.3f}" == "1.205"
-    coverage = measure_name(trace, "mean_sm_coverage")["mean_sm_coverage"].value
+    coverage = measure_by_name(trace, "mean_sm_coverage")["mean_sm_coverage"].value
     assert coverage is not None
     assert f"{100 * coverage:.0f}" == "24"
 
@@ -199,7 +199,7 @@ def test_all_gather_bandwidth_from_the_full_tensor() -> None:
 
 
 def test_message_bytes_of_one_step() -> None:
-    volume = measure_name(view_of("resnet-ddp-a100"), "collective_vol_allreduce_gb")["collective_vol_allreduce_gb"]
+    volume = measure_by_name(view_of("resnet-ddp-a100"), "collective_vol_allreduce_gb")["collective_vol_allreduce_gb"]
     assert volume.value is not None
     assert f"{volume.value:.6f}" == "0.102228"
 

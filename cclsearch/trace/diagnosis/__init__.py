@@ -1,1 +1,1 @@
-"""Where the time of a step goes, and why the device is idle."""
+"""Step time by cause, and the causes of device idle time."""

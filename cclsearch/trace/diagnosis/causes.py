@@ -1,4 +1,4 @@
-"""Seconds of a step by cause, for each rank: integers of nanoseconds that add up to the window, whatever the trace."""
+"""Time of a step by cause, for each rank: whole nanoseconds that always add up to the window."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from cclsearch.trace.diagnosis.gaps import split_idle_ns
-from cclsearch.trace.events import Collective, CollectiveKind
+from cclsearch.trace.events import CollectiveKind
 from cclsearch.trace.intervals import Int64s, clip_spans, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, TraceView
@@ -18,31 +19,31 @@ _POINT_TO_POINT = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, Collectiv
 
 
 class Cause(StrEnum):
-    """What a step's time goes into."""
+    """What the time of a step is spent on."""
 
     COMPUTE = "compute"
     EXPOSED_TRANSFER = "exposed_transfer"
-    """Data moves and nothing hides it."""
+    """Data transfer that does not overlap with compute or copies."""
     EXPOSED_WAIT = "exposed_wait"
-    """In a collective, waiting for another rank that is late for another reason than more compute."""
+    """Waiting in a collective for a rank that is late for a reason other than more compute."""
     MEMORY_COPIES = "memory_copies"
     HOST_IDLE = "host_idle"
-    """The device does nothing: the host did not feed it."""
+    """The device is idle: the host did not launch work for it."""
     BUBBLE = "bubble"
-    """A pipeline stage without work: idle, or in point-to-point with a neighbour stage."""
+    """A pipeline stage without work: idle, or in point-to-point communication with a neighbor stage."""
     IMBALANCE = "imbalance"
-    """Waiting for a rank that computes longer, and the lead of ranks whose step is shorter than the slowest's."""
+    """Waiting for a rank that computes longer, and the time by which a step is shorter than the slowest rank's."""
 
 
 def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, Int64s]:
-    """Nanoseconds of these windows of a rank by cause, without `imbalance`, which needs the other ranks."""
+    """Return the ns of these windows of a rank by cause, without `imbalance`, which needs the other ranks."""
     windows_W2 = view.windows.spans_W2[at]
     first_ns, last_ns = int(windows_W2[:, 0].min()), int(windows_W2[:, 1].max())
     compute_M2, work_M2 = (clip_spans(spans, first_ns, last_ns) for spans in (view.compute_M2, view.work_M2))
     pipelined = trace.degree("pp") > 1
     rows, transfer_ns = _comm_with_transfer(trace, view, first_ns, last_ns)
     end_ns = view.table.ts_ns[rows] + view.table.dur_ns[rows]
-    paired = _is_pair(view)[view.table.coll_id[rows]] if pipelined else np.zeros(len(rows), dtype=bool)
+    paired = is_point_to_point(view, rows) if pipelined else np.zeros(len(rows), dtype=bool)
     moving = merge_spans((end_ns - transfer_ns)[~paired], end_ns[~paired])
     after_transfer = unite_spans(work_M2, moving)
     after_wait = unite_spans(after_transfer, view.merge_rows(rows[~paired]))
@@ -61,7 +62,7 @@ def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, I
 
 
 def _comm_with_transfer(trace: TraceView, view: RankView, first_ns: int, last_ns: int) -> tuple[Int64s, Int64s]:
-    """Communication rows in that time and the part of each duration that moves data: all of it where no peer tells."""
+    """Return the communication rows in that time, and the transfer part of each: all of it if it is not matched."""
     rows = view.comm_rows
     start_ns = view.table.ts_ns[rows]
     rows = rows[(start_ns < last_ns) & (start_ns + view.table.dur_ns[rows] > first_ns)]
@@ -72,44 +73,43 @@ def _comm_with_transfer(trace: TraceView, view: RankView, first_ns: int, last_ns
     return rows, np.where(transfer[rows] >= 0, np.minimum(transfer[rows], own), own)
 
 
-def _is_pair(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    def pair(call: Collective) -> bool:
-        return call.kind in _POINT_TO_POINT
-
-    return np.array([pair(call) for call in view.table.collectives] or [False])
+def is_point_to_point(view: RankView, rows: Int64s) -> npt.NDArray[np.bool_]:
+    """Return, for each communication row, whether it is between two ranks only."""
+    by_call = np.array([call.kind in _POINT_TO_POINT for call in view.table.collectives] or [False])
+    return np.asarray(by_call[view.table.coll_id[rows]])
 
 
 def _host_part(view: RankView, idle_ns_W: Int64s) -> Int64s:
-    """The part of a pipeline stage's idle time for which its own host is to blame; none where launches are unknown."""
+    """Return the part of a stage's idle time that its own host causes; zero if launches are not recorded."""
     try:
         causes = split_idle_ns(view)
     except NotAvailable:
         return np.zeros_like(idle_ns_W)
-    whole = sum(causes.values())
-    share = (causes["host_bound"] + causes["input"]) / whole if whole else 0.0
+    total = sum(causes.values())
+    share = (causes["host_bound"] + causes["input"]) / total if total else 0.0
     return (idle_ns_W * share).astype(np.int64)
 
 
 def median_windows(window_ns_W: Int64s) -> Int64s:
-    """Which window, or which two, the median is made of."""
+    """Return the index of the median window; two indices for an even number of windows."""
     order = np.argsort(window_ns_W, kind="stable")
     middle = len(order) // 2
     return order[middle : middle + 1] if len(order) % 2 else order[middle - 1 : middle + 1]
 
 
 def median_causes(trace: TraceView) -> dict[int, dict[Cause, float]]:
-    """Rank -> seconds by cause in its median step; they add up to the rank's median period."""
+    """Return rank -> seconds by cause in its median step; they add up to the rank's median period."""
     found: dict[int, dict[Cause, float]] = {}
     for rank, view in trace.ranks.items():
         if not len(view.windows.spans_W2):
             continue
         at = median_windows(view.parts.window_ns_W)
         found[rank] = {cause: float(ns.mean()) / 1e9 for cause, ns in split_windows(trace, view, at).items()}
-    return _move_imbalance(trace, found)
+    return _split_imbalance(trace, found)
 
 
-def _move_imbalance(trace: TraceView, causes: Mapping[int, dict[Cause, float]]) -> dict[int, dict[Cause, float]]:
-    """Take out of each rank's waiting what the longer compute of the busiest rank of its stage explains."""
+def _split_imbalance(trace: TraceView, causes: Mapping[int, dict[Cause, float]]) -> dict[int, dict[Cause, float]]:
+    """Move the waiting that the longer compute of the stage's busiest rank explains to `imbalance`."""
     busiest: dict[int, float] = defaultdict(float)
     for rank, seconds in causes.items():
         stage = trace.stage_of(rank)
@@ -124,7 +124,7 @@ def _move_imbalance(trace: TraceView, causes: Mapping[int, dict[Cause, float]]) 
 
 
 def combine_causes(by_rank: Mapping[int, Mapping[Cause, float]]) -> dict[Cause, float]:
-    """Mean over ranks by cause; what the slowest rank takes beyond the mean rank goes to `imbalance`.
+    """Return the mean over ranks by cause, plus the slowest rank's excess over the mean as `imbalance`.
 
     The result adds up to the longest step of a rank.
     """

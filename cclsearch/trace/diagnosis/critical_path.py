@@ -1,4 +1,4 @@
-"""The critical path of one step: from its last device event back along what each event had to wait for."""
+"""The critical path of one step, followed back from its last device event along what each event waited for."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.view import RankView, TraceView
 
-SHARES = ("host", "compute", "transfer", "wait", "memcpy")
-"""What a path consists of."""
+PATH_PARTS = ("host", "compute", "transfer", "wait", "memcpy")
+"""What the time of a path is spent on."""
 LAUNCH_SLACK_NS = 20_000
-"""A launched event that starts so soon after another ends is taken to have waited for it."""
+"""A launched event that starts within this time after another one ends counts as having waited for it."""
 MAX_SEGMENTS = 2_000_000
+_BLOCKING = frozenset({"cudaMemcpy", "hipMemcpy", "cudaMemcpyFromSymbol", "hipMemcpyWithStream"})
+"""Runtime calls that wait for the device, besides those with `Synchronize` in their names."""
 
 
 @dataclass(frozen=True)
 class _Lane:
-    """Device events of one rank by end, on the common clock."""
+    """Device events of one rank sorted by end, on the common clock."""
 
     rows: Int64s
     start_ns: Int64s
     end_ns: Int64s
     launch_ns: Int64s
-    """Start of the launch call; -1 where unknown."""
+    """Start of the launch call; -1 if unknown."""
     kind: Int64s
     transfer_ns: Int64s
     """Transfer part of a matched collective, else -1."""
     sync_ends_ns: Int64s
-    """Ends of the host's synchronisations, sorted."""
+    """Ends of the host's synchronizations, sorted."""
 
 
 def walk_critical_path(trace: TraceView) -> dict[str, int]:
-    """Nanoseconds of the path by what they are spent on, over the median step of the rank with the longest one.
+    """Return the ns of the path by activity, over the median step of the rank with the longest one.
 
-    Going back from an event: where another device event of the rank ended just before it started and its launch was
+    Going back from an event: if another device event of the rank ended just before it started and its launch was
     already issued, it waited for that event (stream order, or an event between streams); else the host was late, and
-    the path runs along the host to the last synchronisation, which waited for the device. In a matched collective the
-    transfer is the shortest duration over ranks; what is longer is waiting, and the path goes on at the last arriver.
+    the path follows the host to the last synchronization, which waited for the device. In a matched collective the
+    transfer is the shortest duration over ranks; the rest is waiting, and the path continues at the last arriver.
     """
     offsets = trace.matching.offset_ns or {}
     rank, low, high = _pick_window(trace, offsets)
     lanes = {r: _make_lane(trace, view, offsets.get(r, 0), (low, high)) for r, view in trace.ranks.items()}
     arrivers = _last_arrivers(trace) if trace.matching.offset_ns is not None else {}
-    spent = dict.fromkeys(SHARES, 0)
+    spent = dict.fromkeys(PATH_PARTS, 0)
     lane, at, now = lanes[rank], _last_before(lanes[rank], high), high
     for _ in range(MAX_SEGMENTS):
         if at < 0 or now <= low:
@@ -75,7 +77,7 @@ def walk_critical_path(trace: TraceView) -> dict[str, int]:
 
 
 def _pick_window(trace: TraceView, offsets: Mapping[int, int]) -> tuple[int, int, int]:
-    """Rank with the longest median step, and start and end of that step on the common clock."""
+    """Return the rank with the longest median step, and the start and end of that step on the common clock."""
 
     def median_ns(rank: int) -> float:
         lengths = trace.ranks[rank].parts.window_ns_W
@@ -89,7 +91,7 @@ def _pick_window(trace: TraceView, offsets: Mapping[int, int]) -> tuple[int, int
 
 
 def _make_lane(trace: TraceView, view: RankView, offset_ns: int, window: tuple[int, int]) -> _Lane:
-    """The rank's device events that touch a window of the common clock."""
+    """Return the rank's device events that overlap a window of the common clock."""
     table, rows = view.table, view.device_rows
     start_ns = table.ts_ns[rows] + (table.base_ns + offset_ns)
     rows = rows[(start_ns < window[1]) & (start_ns + table.dur_ns[rows] > window[0])]
@@ -111,16 +113,13 @@ def _make_lane(trace: TraceView, view: RankView, offset_ns: int, window: tuple[i
     )
 
 
-_BLOCKING = frozenset({"cudaMemcpy", "hipMemcpy", "cudaMemcpyFromSymbol", "hipMemcpyWithStream"})
-
-
 def _last_before(lane: _Lane, time_ns: int) -> int:
-    """Index of the device event with the latest end up to that time; -1 where there is none."""
+    """Return the index of the device event with the latest end up to that time; -1 if there is none."""
     return int(np.searchsorted(lane.end_ns, time_ns, side="right")) - 1
 
 
 def _predecessor(lane: _Lane, start_ns: int, launch_ns: int) -> int:
-    """The device event that one that starts at `start_ns` had to wait for."""
+    """Return the device event that an event starting at `start_ns` had to wait for."""
     before = _last_before(lane, start_ns)
     if before < 0 or launch_ns < 0:
         return before
@@ -152,7 +151,7 @@ def _spend(spent: dict[str, int], lane: _Lane, at: int, ns: int) -> None:
 
 
 def _last_arrivers(trace: TraceView) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """(rank, row of a collective) -> (rank that came last, its start on the common clock, its row)."""
+    """Return (rank, row of a collective) -> (last arriver, its start on the common clock, its row)."""
     offsets = trace.matching.offset_ns or {}
     found: dict[tuple[int, int], tuple[int, int, int]] = {}
     for group in trace.matching.groups:

@@ -1,4 +1,4 @@
-"""Where a step's time goes, as data and in sentences that cannot contradict the data."""
+"""Where the time of a step goes, as data and as sentences made from the same data."""
 
 from __future__ import annotations
 
@@ -26,56 +26,56 @@ EVIDENCE = {
     Cause.BUBBLE: "pipeline_bubble",
     Cause.IMBALANCE: "compute_imbalance",
 }
-"""The metric that shows each cause."""
-_WORDS = {
+"""Cause -> the metric that measures it."""
+_CAUSE_NAMES = {
     Cause.COMPUTE: "compute",
-    Cause.EXPOSED_TRANSFER: "communication that nothing hides",
-    Cause.EXPOSED_WAIT: "waiting in collectives for a late rank",
-    Cause.MEMORY_COPIES: "memory copies that nothing hides",
-    Cause.HOST_IDLE: "a device that its host leaves idle",
-    Cause.BUBBLE: "the pipeline bubble",
+    Cause.EXPOSED_TRANSFER: "exposed communication",
+    Cause.EXPOSED_WAIT: "waiting for late ranks in collectives",
+    Cause.MEMORY_COPIES: "exposed memory copies",
+    Cause.HOST_IDLE: "device idle time (waiting for the host)",
+    Cause.BUBBLE: "pipeline bubble",
     Cause.IMBALANCE: "imbalance between ranks",
 }
 
 
 class NamedSeconds(Model):
-    """A kernel family or a collective, and its seconds of a step (mean over ranks)."""
+    """A kernel family or a collective, and its seconds per step (mean over ranks)."""
 
     name: str
     seconds: float
     count: float = 0.0
-    """Calls of a step; 0 where not counted."""
+    """Calls per step; 0 if not counted."""
 
 
 class Diagnosis(Model):
-    """Why a step takes as long as it does. All seconds of `seconds_by_cause` add up to `window_s`."""
+    """Where the time of a step goes. The values of `seconds_by_cause` add up to `window_s`."""
 
     window_s: float
-    """`trace_step_time` where `is_step`, else the length of the whole file's device work."""
+    """`trace_step_time` if `is_step`, else the span of all device work in the file."""
     is_step: bool
     bottleneck: Cause
     """The cause with the most seconds."""
     evidence_metric: str
     seconds_by_cause: dict[Cause, float]
     seconds_by_rank: dict[int, dict[Cause, float]]
-    """Rank -> its own seconds by cause, which add up to its own step."""
+    """Rank -> its own seconds by cause, which add up to its own step time."""
     worst_rank: int | None = None
     """The rank that the others wait for; else the one with the longest step; None for a single rank."""
     top_kernels: tuple[NamedSeconds, ...] = ()
     top_collectives: tuple[NamedSeconds, ...] = ()
     sentences: tuple[str, ...] = ()
     reason: Reason | None = None
-    """Why the diagnosis is only partial; None where it is whole."""
+    """Why the diagnosis is only partial; None if it is complete."""
 
 
 def diagnose_trace(trace: TraceView) -> Diagnosis:
-    """Seconds by cause over all ranks, the worst rank, the top kernels and collectives, and sentences from them.
+    """Return seconds by cause over all ranks, the worst rank, the top kernels and collectives, and sentences.
 
-    Raises NotAvailable where no rank has any device event.
+    Raises NotAvailable if no rank has device events.
     """
     by_rank = median_causes(trace)
     if not by_rank:
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "no event of any device")
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
     causes = combine_causes(by_rank)
     bottleneck = max(causes, key=lambda cause: causes[cause])
     is_step = all(trace.ranks[rank].windows.are_steps for rank in by_rank)
@@ -109,14 +109,14 @@ def _find_reason(trace: TraceView) -> Reason | None:
     window = next((view.windows.reason for view in trace.ranks.values() if view.windows.reason), None)
     if window:
         return window
-    talks = any(len(view.comm_rows) for view in trace.ranks.values())
-    if talks and trace.matching.is_empty:
-        return trace.lonely_reason
+    communicates = any(len(view.comm_rows) for view in trace.ranks.values())
+    if communicates and trace.matching.is_empty:
+        return trace.unmatched_reason
     return trace.trace_set.reason
 
 
 def find_top_collectives(trace: TraceView, count: int = NUM_TOP) -> tuple[NamedSeconds, ...]:
-    """Collectives by kind and group with the most covered seconds of a step, mean over ranks."""
+    """Return the collectives, by kind and group, that cover the most seconds per step (mean over ranks)."""
     totals: dict[str, float] = {}
     calls: dict[str, float] = {}
     for view in trace.ranks.values():
@@ -145,19 +145,19 @@ def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
 
 def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
     shares = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
-    what = "A step" if diagnosis.is_step else "The recorded window (no step markers)"
+    subject = "A step" if diagnosis.is_step else "The recorded window (no step markers)"
     shown = [(cause, s) for cause, s in shares if s > 0.005 * diagnosis.window_s]
-    parts = [f"{_WORDS[cause]} {_duration(s)} ({s / diagnosis.window_s:.0%})" for cause, s in shown]
-    sentences = [f"{what} takes {_duration(diagnosis.window_s)}: {', '.join(parts) or 'nothing was recorded'}."]
+    parts = [f"{_CAUSE_NAMES[cause]} {_duration(s)} ({s / diagnosis.window_s:.0%})" for cause, s in shown]
+    sentences = [f"{subject} takes {_duration(diagnosis.window_s)}: {', '.join(parts) or 'nothing was recorded'}."]
     if diagnosis.top_kernels:
         top = "; ".join(f"{k.name} {_duration(k.seconds)}" for k in diagnosis.top_kernels)
-        sentences.append(f"Most compute is in {top}.")
+        sentences.append(f"Most compute time is spent in {top}.")
     if diagnosis.top_collectives:
         top = "; ".join(f"{c.name} {_duration(c.seconds)} in {c.count:.3g} calls" for c in diagnosis.top_collectives)
-        sentences.append(f"Most communication is in {top}.")
+        sentences.append(f"Most communication time is spent in {top}.")
     sentences += _describe_straggler(diagnosis, trace)
     if any(len(view.comm_rows) for view in trace.ranks.values()) and trace.matching.is_empty:
-        sentences.append("Waiting cannot be told from moving data here: exposed communication contains both.")
+        sentences.append("Exposed communication includes waiting: this trace cannot separate it from data transfer.")
     return sentences
 
 
@@ -173,15 +173,15 @@ def _describe_straggler(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
         if cause not in (Cause.EXPOSED_WAIT, Cause.IMBALANCE)
     }
     main = max(more, key=lambda cause: more[cause])
-    sentence = f"The others wait for rank {diagnosis.worst_rank}"
+    sentence = f"The other ranks wait for rank {diagnosis.worst_rank}"
     try:
         arrivals = measure_last_arriver(trace)
         times = arrivals.per_rank.get(diagnosis.worst_rank) or 0
-        sentence += f", last in {times:.0f} of {arrivals.inputs['num_collectives']} collectives"
+        sentence += f", the last to arrive in {times:.0f} of {arrivals.inputs['num_collectives']} collectives"
     except NotAvailable:
         pass
     if more[main] > 0:
-        sentence += f"; it spends {_duration(more[main])} more than they do on {_WORDS[main]}"
+        sentence += f"; it spends {_duration(more[main])} more than their mean on {_CAUSE_NAMES[main]}"
     return [sentence + "."]
 
 

@@ -1,4 +1,4 @@
-"""The gaps in which the device does nothing, and what each of them waits for."""
+"""The gaps in which the device is idle, and the cause of each."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, require_windows
 
 LAUNCH_GAP_NS = 30_000
-"""A shorter gap before a kernel that was already launched is the cost of launching, not of waiting."""
+"""A shorter gap before a kernel that was already launched is launch overhead, not waiting."""
 MIN_MATCHED = 0.9
-"""Share of device events that must have a launch record for causes to be told."""
+"""Minimum share of device events with a launch record for finding causes."""
 CAUSES = ("host_bound", "input", "launch_overhead", "sync", "comm_dependency", "unknown")
 
 
 def launch_matched_share(view: RankView) -> float:
-    """Share of the device events in the windows that have a launch record; backlog of an earlier step has none."""
+    """Return the share of device events in the windows with a launch record; backlog of an earlier step has none."""
     rows = view.in_windows(view.device_rows)
     return float((view.table.launch[rows] >= 0).mean()) if len(rows) else 0.0
 
 
 def split_idle_ns(view: RankView) -> dict[str, int]:
-    """Idle nanoseconds inside the windows by cause; raises NotAvailable where launches are not recorded.
+    """Return the idle ns inside the windows by cause; raises NotAvailable if launches are not recorded.
 
-    The cause of a gap is that of the device event that ends it. `host_bound`: launched only after the gap began
-    (`input` where that event copies from the host). `launch_overhead`: launched before, gap under 30 us. `sync`: the
+    The device event that ends a gap decides its cause. `host_bound`: launched only after the gap began
+    (`input` if that event copies from the host). `launch_overhead`: launched before, gap under 30 us. `sync`: the
     host waited for the device as the gap began. `comm_dependency`: launched before, communication ended at that moment.
     """
     require_windows(view)
@@ -66,7 +66,7 @@ def _gaps(view: RankView) -> Int64s:
 
 
 def _sync_spans(view: RankView) -> Int64s:
-    """When the host waits for the device."""
+    """Return the spans in which the host waits for the device."""
     table = view.table
     waits = np.array(["Synchronize" in name or "StreamWaitEvent" in name for name in table.names] or [False])
     runtime = view.rows(Kind.RUNTIME)
@@ -74,7 +74,7 @@ def _sync_spans(view: RankView) -> Int64s:
 
 
 def _covers(spans_M2: Int64s, time_ns: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which of the instants lie in merged spans, ends included."""
+    """Return, for each time, whether it is inside the merged spans, ends included."""
     if not len(spans_M2):
         return np.zeros(len(time_ns), dtype=bool)
     at = np.searchsorted(spans_M2[:, 0], time_ns, side="right") - 1

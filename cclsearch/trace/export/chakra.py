@@ -1,8 +1,8 @@
-"""Chakra execution traces (mlcommons/chakra, `schema/protobuf/et_def.proto`), one file a rank, as ASTRA-sim reads them.
+"""Chakra execution traces for ASTRA-sim (mlcommons/chakra, `schema/protobuf/et_def.proto`), one file per rank.
 
-A file is a `GlobalMetadata` message followed by `Node` messages, each with its length as a varint in front. Nodes are
-the device events of one step: computation, copies and collectives with the dependencies that the trace shows. Their
-attributes are those that Chakra's converter and ASTRA-sim's feeder know (`comm_type`, `comm_size`, `pg_name`, ...).
+A file is a `GlobalMetadata` message followed by `Node` messages, each after its length as a varint. Nodes are the
+device events of one step: computation, copies and collectives with the dependencies that the trace shows. Their
+attributes are those that Chakra's converter and ASTRA-sim's feeder use (`comm_type`, `comm_size`, `pg_name`, ...).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _COMM_TYPES = {
 
 
 def export_chakra(trace: TraceView, folder: Path) -> list[Path]:
-    """Write `chakra.<rank>.et` of one step (the median one; the whole file without steps) for every rank.
+    """Write `chakra.<rank>.et` for every rank with the events of its median step (without steps, of the whole file).
 
-    Returns the paths. Raises UserError where no rank has a device event, or the folder cannot be written to.
+    Returns the paths. Raises UserError if no rank has a device event, or if the folder cannot be written to.
     """
     graphs = [(view, _graph_of(trace, view)) for view in trace.ranks.values() if len(view.windows.spans_W2)]
     if not graphs:
-        raise UserError("there is no device event to export: give a trace that was read")
+        raise UserError("no device event to export: choose a trace that `ccl-search score` can read")
     paths = []
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,13 +61,13 @@ def export_chakra(trace: TraceView, folder: Path) -> list[Path]:
     return paths
 
 
-def describe_gaps(trace: TraceView) -> list[str]:
-    """What the exported traces lack, one line each, for whoever simulates them; empty where nothing is missing."""
+def describe_unsized_collectives(trace: TraceView) -> list[str]:
+    """Return one line if collectives in the exported traces have no size, which a simulator needs; else nothing."""
     steps = [(view.table, _graph_of(trace, view).rows) for view in trace.ranks.values() if len(view.windows.spans_W2)]
     unsized, total = count_unsized(steps)
     if not unsized:
         return []
-    return [f"{unsized} of {total} collectives do not say what they moved: they have no comm_size in the Chakra traces"]
+    return [f"{unsized} of {total} collectives have no recorded message size: no comm_size in the Chakra traces"]
 
 
 def _graph_of(trace: TraceView, view: RankView) -> RankGraph:
@@ -94,7 +94,7 @@ def _global_metadata(table: EventTable) -> bytes:
 
 
 def _node(table: EventTable, graph: RankGraph, i: int, first_ns: int) -> bytes:
-    """One `Node`: id and dependencies count from 1, since a dependency on 0 could not be told from none."""
+    """Return one `Node`: ids start at 1, since a dependency on 0 would be encoded like no dependency."""
     row = int(graph.rows[i])
     kind = int(graph.kind[i])
     call = table.collectives[int(table.coll_id[row])] if kind == Kind.COMM else None

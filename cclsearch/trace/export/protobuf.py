@@ -1,4 +1,4 @@
-"""Protobuf's wire format, as far as Chakra's schema needs it: varints and length-delimited fields.
+"""The part of protobuf's wire format that Chakra's schema needs: varints and length-delimited fields.
 
 The encoding is documented at protobuf.dev (encoding); fields are written in the order of their numbers.
 """
@@ -11,7 +11,7 @@ _VARINT, _BYTES = 0, 2
 
 
 def encode_varint(value: int) -> bytes:
-    """An unsigned varint; negative numbers take the ten bytes of their two's complement, as int64 does."""
+    """Return an unsigned varint; negative numbers use the ten bytes of their two's complement, like int64."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -26,31 +26,31 @@ def _key(number: int, kind: int) -> bytes:
 
 
 def uint_field(number: int, value: int) -> bytes:
-    """An integer, boolean or enum field; proto3 leaves out zero."""
+    """Return an integer, boolean or enum field; proto3 does not write zero."""
     return _key(number, _VARINT) + encode_varint(value) if value else b""
 
 
 def present_uint_field(number: int, value: int) -> bytes:
-    """As `uint_field`, but zero is written too: a member of a oneof is there or not."""
+    """Return an integer field that is written even if it is zero, as a member of a oneof must be."""
     return _key(number, _VARINT) + encode_varint(value)
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    """A string, bytes or message field."""
+    """Return a string, bytes or message field."""
     return _key(number, _BYTES) + encode_varint(len(value)) + value
 
 
 def text_field(number: int, value: str) -> bytes:
-    """A string field; proto3 leaves out the empty string."""
+    """Return a string field; proto3 does not write the empty string."""
     return bytes_field(number, value.encode("utf-8", "replace")) if value else b""
 
 
 def packed_field(number: int, values: Iterable[int]) -> bytes:
-    """A repeated integer field in packed form; empty where there is none."""
+    """Return a repeated integer field in packed form; nothing if there are no values."""
     packed = b"".join(encode_varint(value) for value in values)
     return bytes_field(number, packed) if packed else b""
 
 
 def delimited(message: bytes) -> bytes:
-    """A message with its length in front: how Chakra strings messages together in a file."""
+    """Return a message after its length, as Chakra files store messages."""
     return encode_varint(len(message)) + message

@@ -1,4 +1,4 @@
-"""The built-in metrics, entered through the same door as anyone's. Importing this package registers them."""
+"""The built-in metrics, registered like those of plugins. Importing this package registers them."""
 
 from importlib import import_module
 
@@ -8,12 +8,12 @@ MODULES = (
     "breakdown",
     "chip",
     "communication",
+    "critical_path",
     "efficiency",
     "idle",
     "inference",
     "kernels",
     "memory",
-    "path",
     "quality",
     "scaling",
     "steps",

@@ -1,4 +1,4 @@
-"""How fast and how much the collectives move."""
+"""Bandwidth and volume of collectives."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from cclsearch.card.model import Card
 from cclsearch.trace.collectives import CollectiveSample, collect_samples, sized_share, wire_bytes_of
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.metrics.communication import find_reservation
+from cclsearch.trace.metrics.communication import find_caveat
 from cclsearch.trace.view import RankView, TraceView
 
-HEADLINE_BYTES = 1 << 20
-"""Messages below this say more about latency than about bandwidth."""
+MIN_BANDWIDTH_BYTES = 1 << 20
+"""Smaller messages measure latency rather than bandwidth."""
 MIN_SIZES_TO_FIT = 3
 MIN_GROWTH = 0.02
-"""Between the smallest and the largest message the fitted time must grow by this share of it, or there is no slope."""
-SIZED_ENOUGH = 0.95
-"""Share of communication time that must have known sizes for a volume to count as whole."""
+"""Minimum growth of the fitted time from the smallest to the largest message, as a share of the longest time."""
+MIN_SIZED_SHARE = 0.95
+"""Minimum share of communication time with known sizes for a complete volume."""
 
 
 def require_samples(trace: TraceView) -> tuple[list[CollectiveSample], Reason | None, str]:
-    """Samples with the reservation that figures from them carry; raises NotAvailable where there are none."""
+    """Return the samples, and why figures from them are only partial; raises NotAvailable if there are none."""
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
-        raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates")
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
     samples, free_of_waiting = collect_samples(trace)
     if not samples:
         raise _explain_no_samples(trace)
     if not free_of_waiting:
-        reason = trace.lonely_reason if trace.matching.is_empty else Reason.RANKS_MISSING
-        return samples, reason, "includes wait: durations of one rank cannot tell waiting from moving data"
-    return samples, *find_reservation(trace)
+        reason = trace.unmatched_reason if trace.matching.is_empty else Reason.RANKS_MISSING
+        return samples, reason, "includes waiting: durations of one rank do not separate waiting from data transfer"
+    return samples, *find_caveat(trace)
 
 
 def _explain_no_samples(trace: TraceView) -> NotAvailable:
     calls = [call for view in trace.ranks.values() for call in view.table.collectives]
     if any(call.in_nelems and call.in_bytes is None for call in calls):
         dtypes = sorted({str(call.dtype) for call in calls if call.in_nelems and call.in_bytes is None})
-        return NotAvailable(Reason.UNKNOWN_DTYPE, f"no size is known of the data types {', '.join(dtypes)}")
+        return NotAvailable(Reason.UNKNOWN_DTYPE, f"unknown data types: {', '.join(dtypes)}")
     if any(call.message_bytes for call in calls) and trace.num_devices < 2:
-        return NotAvailable(Reason.SINGLE_RANK, "a group of one rank moves nothing")
-    return NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective says what it moved")
+        return NotAvailable(Reason.SINGLE_RANK, "a group of one rank moves no data")
+    return NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective records its message size")
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The value at which half of the weight is reached."""
+    """Return the weighted median: the value at which half of the weight is reached."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(np.asarray(weights)[order])
     return float(np.asarray(values)[order][np.searchsorted(reached, reached[-1] / 2)])
@@ -57,7 +57,7 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 def _bandwidth(samples: Iterable[CollectiveSample]) -> float:
     chosen = list(samples)
-    large = [s for s in chosen if s.message_bytes >= HEADLINE_BYTES] or chosen
+    large = [s for s in chosen if s.message_bytes >= MIN_BANDWIDTH_BYTES] or chosen
     return weighted_median([s.bus_gbps for s in large], [s.seconds for s in large])
 
 
@@ -82,17 +82,17 @@ def _group_by(samples: Iterable[CollectiveSample], *fields: str) -> dict[tuple[s
     unit="GB/s",
     better="higher",
     over="trace",
-    summary="bus bandwidth of collectives from 1 MiB (nccl-tests' definition): duration-weighted median",
+    summary="bus bandwidth (nccl-tests) of collectives of 1 MiB and more: duration-weighted median",
 )
 def measure_bus_bw(trace: TraceView) -> Draft:
-    """Bus bandwidth over all collectives; by collective, by group and by size in `inputs`. 1 GB is 1e9 bytes."""
+    """Bus bandwidth over all collectives; `inputs` has it by collective, group and size. 1 GB is 1e9 bytes."""
     samples, reason, detail = require_samples(trace)
     by_size = _group_by(samples, "kind", "bucket")
-    small = not any(s.message_bytes >= HEADLINE_BYTES for s in samples)
+    small = not any(s.message_bytes >= MIN_BANDWIDTH_BYTES for s in samples)
     return Draft(
         value=_bandwidth(samples),
         reason=reason,
-        detail="; ".join(filter(None, (detail, "no message reaches 1 MiB" if small else ""))),
+        detail="; ".join(filter(None, (detail, "all messages are smaller than 1 MiB" if small else ""))),
         inputs={
             "by_collective_gbps": {kind: _bandwidth(found) for (kind,), found in _group_by(samples, "kind").items()},
             "by_group_gbps": {
@@ -110,35 +110,35 @@ def measure_bus_bw(trace: TraceView) -> Draft:
     unit="fraction",
     better="higher",
     over="trace",
-    summary="bus_bw over the bandwidth that the card states for the links of the group",
+    summary="bus_bw over the card's bandwidth of the links that the group uses",
 )
 def measure_bw_util(trace: TraceView) -> Draft:
-    """Duration-weighted median over collectives of bus bandwidth over link bandwidth, one direction of each."""
+    """Duration-weighted median of bus bandwidth over link bandwidth (one direction) of the collectives."""
     if trace.card is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card) with link bandwidths")
     samples, reason, detail = require_samples(trace)
     shares: list[float] = []
     weights: list[float] = []
-    for sample in [s for s in samples if s.message_bytes >= HEADLINE_BYTES] or samples:
-        link = link_gbytes(trace.card, sample)
+    for sample in [s for s in samples if s.message_bytes >= MIN_BANDWIDTH_BYTES] or samples:
+        link = link_gbytes_per_s(trace.card, sample)
         if link:
             shares.append(sample.bus_gbps / link)
             weights.append(sample.seconds)
     if not shares:
-        raise NotAvailable(Reason.CARD_MISSING_FIELD, "the card states no bandwidth for the links in use")
+        raise NotAvailable(Reason.CARD_MISSING_FIELD, "the card has no bandwidth for the links in use")
     return Draft(weighted_median(shares, weights), reason=reason, detail=detail, inputs={"num_samples": len(shares)})
 
 
 def is_scale_up(card: Card, ranks: tuple[int, ...] | None, size: int) -> bool:
-    """Whether a group stays within a node: by its ranks where known (ranks fill nodes in order), else by its size."""
+    """Return whether a group is inside one node: by its ranks if known (they fill nodes in order), else by its size."""
     per_node = card.hardware.accelerators_per_node
     if ranks:
         return len({rank // per_node for rank in ranks}) == 1
     return size <= per_node
 
 
-def link_gbytes(card: Card, sample: CollectiveSample) -> float | None:
-    """GB/s in one direction of the links that a collective's group uses; None where the card does not say."""
+def link_gbytes_per_s(card: Card, sample: CollectiveSample) -> float | None:
+    """Return the one-way GB/s of the links that a collective's group uses; None if the card does not state it."""
     hardware = card.hardware
     if is_scale_up(card, sample.call.group_ranks, sample.size):
         return hardware.scale_up_gbps / 8 / 2 if hardware.scale_up_gbps else None
@@ -150,12 +150,12 @@ def link_gbytes(card: Card, sample: CollectiveSample) -> float | None:
     unit="B/step",
     better="lower",
     over="trace",
-    summary="bytes that a rank's links carry in a step: message times the collective's factor, mean over ranks",
+    summary="bytes that a rank's links carry per step: message bytes times the collective's factor, mean over ranks",
 )
 def measure_comm_volume(trace: TraceView) -> Draft:
-    """Wire bytes of a rank in a step (never of the whole file, never summed over ranks); message bytes beside it."""
+    """Wire bytes per rank and step (never of the whole file or summed over ranks); `inputs` has the message bytes."""
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
-        raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates")
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
     volumes: dict[int, float | None] = {}
     wire: dict[str, float] = defaultdict(float)
     message: dict[str, float] = defaultdict(float)
@@ -176,7 +176,7 @@ def measure_comm_volume(trace: TraceView) -> Draft:
     found = [volume for volume in volumes.values() if volume is not None]
     if not found:
         raise _explain_no_samples(trace)
-    reason, detail = _volume_reservation(trace, min(shares))
+    reason, detail = _volume_caveat(trace, min(shares))
     inputs: dict[str, JsonValue] = {
         "wire_bytes_by_collective": dict(wire),
         "message_bytes_by_collective": dict(message),
@@ -189,7 +189,7 @@ def measure_comm_volume(trace: TraceView) -> Draft:
 
 
 def _rows_of_steps(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Communication rows of the inner steps: by the step that launched them, or by start where no launch is known."""
+    """Return the communication rows of the inner steps: by the step that launched them, else by their start."""
     rows = view.comm_rows
     if not view.windows.are_steps:
         return rows
@@ -199,36 +199,40 @@ def _rows_of_steps(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]
     return view.in_windows(rows)
 
 
-def _volume_reservation(trace: TraceView, share: float) -> tuple[Reason | None, str]:
-    if share < SIZED_ENOUGH:
-        return Reason.NO_COLLECTIVE_ARGS, f"only {share:.0%} of communication time says what it moved: a lower bound"
+def _volume_caveat(trace: TraceView, share: float) -> tuple[Reason | None, str]:
+    if share < MIN_SIZED_SHARE:
+        return (
+            Reason.NO_COLLECTIVE_ARGS,
+            f"a lower bound: {share:.0%} of communication time has a known size",
+        )
     reason = next((view.windows.reason for view in trace.ranks.values() if view.windows.reason), None)
-    if reason is None and trace.device_doubt and any(map(_in_group_unnamed, trace.ranks.values())):
-        return Reason.RANKS_MISSING, trace.device_doubt
-    return reason, "of the whole file" if reason is Reason.NO_STEP_MARKERS else ""
+    if reason is None and trace.device_count_caveat and any(map(_has_unsized_groups, trace.ranks.values())):
+        return Reason.RANKS_MISSING, trace.device_count_caveat
+    return reason, "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
 
 
-def _in_group_unnamed(view: RankView) -> bool:
-    """Whether the rank makes collectives of which no trace says how many take part."""
+def _has_unsized_groups(view: RankView) -> bool:
+    """Return whether the rank has collectives whose number of ranks no trace records."""
     return any(call.message_bytes and not call.group_size and not call.group_ranks for call in view.table.collectives)
 
 
 @dataclass(frozen=True)
-class Fit:
-    """t = alpha + message / beta over one collective and group."""
+class HockneyFit:
+    """The fit t = alpha + message / beta of one collective and group."""
 
     alpha_s: float
     beta_bytes_per_s: float
     num_sizes: int
     num_samples: int
     seconds: float
-    """Time of all samples."""
+    """Total time of the samples."""
 
 
-def fit_hockney(samples: Sequence[CollectiveSample]) -> Fit | None:
-    """Least squares of t = alpha + bytes/beta over medians at each size; None below three sizes or without a slope.
+def fit_hockney(samples: Sequence[CollectiveSample]) -> HockneyFit | None:
+    """Return the least-squares fit of t = alpha + bytes/beta to the median time of each message size.
 
-    Medians weigh each size the same: a size that occurs a thousand times must not drown the others.
+    Returns None for fewer than three sizes or without a slope. Medians give each size the same weight: a size that
+    occurs a thousand times must not outweigh the others.
     """
     sizes = sorted({sample.message_bytes for sample in samples})
     if len(sizes) < MIN_SIZES_TO_FIT:
@@ -240,23 +244,23 @@ def fit_hockney(samples: Sequence[CollectiveSample]) -> Fit | None:
         alpha, slope = 0.0, float(np.dot(sizes, times) / np.dot(sizes, sizes))
     if slope * (sizes[-1] - sizes[0]) < MIN_GROWTH * max(times):
         return None
-    return Fit(float(alpha), 1 / float(slope), len(sizes), len(samples), sum(s.seconds for s in samples))
+    return HockneyFit(float(alpha), 1 / float(slope), len(sizes), len(samples), sum(s.seconds for s in samples))
 
 
 @metric(
     "hockney_fit",
     unit="B/s",
     over="trace",
-    summary="beta of t = alpha + bytes/beta, fitted to each collective and group; alphas in inputs",
+    summary="beta of t = alpha + bytes/beta, fitted per collective and group; inputs have the alphas",
 )
 def measure_hockney_fit(trace: TraceView) -> Draft:
-    """Beta (message bytes a second) of the collective that takes most time; every fit with its alpha in `inputs`."""
+    """Beta (message bytes per second) of the collective with the most time; `inputs` has every fit."""
     samples, reason, detail = require_samples(trace)
     fits = {key: fit for key, found in _group_by(samples, "kind", "group").items() if (fit := fit_hockney(found))}
     if not fits:
         raise NotAvailable(
             Reason.NO_COLLECTIVE_ARGS,
-            f"no collective has {MIN_SIZES_TO_FIT} message sizes whose times grow with the size",
+            f"no collective has {MIN_SIZES_TO_FIT} message sizes with times that grow with the size",
         )
     main = max(fits, key=lambda key: fits[key].seconds)
     described: dict[str, JsonValue] = {

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: four shares that add up to 1 for every rank and step."""
+"""Time of a step by activity: four shares that add up to 1 for every rank and step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cclsearch.trace.view import StepParts, TraceView, require_windows
 
 
 def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Draft:
-    """Mean over ranks of a part's share of the rank's windows, with the share of each step."""
+    """Return the mean over ranks of one part's share of the rank's windows, with the share of each step."""
     shares: dict[int, float | None] = {}
     by_number: dict[int, list[float]] = {}
     for rank, view in trace.ranks.items():
@@ -28,7 +28,7 @@ def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Dra
             by_number.setdefault(number, []).append(float(ns / window))
     found = [share for share in shares.values() if share is not None]
     if not found:
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "no event of any device")
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
     windows = [view.windows for rank, view in trace.ranks.items() if shares[rank] is not None]
     reason = next((w.reason for w in windows if w.reason), None)
     whole = reason is Reason.NO_STEP_MARKERS
@@ -48,10 +48,10 @@ def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Dra
     unit="fraction",
     better="higher",
     over="trace",
-    summary="share of a step in which something computes",
+    summary="share of a step with compute running",
 )
 def measure_compute_frac(trace: TraceView) -> Draft:
-    """Share of the step that compute kernels cover."""
+    """Share of the step that compute covers."""
     return _measure_share(trace, lambda parts: parts.compute_ns_W)
 
 
@@ -60,10 +60,10 @@ def measure_compute_frac(trace: TraceView) -> Draft:
     unit="fraction",
     better="lower",
     over="trace",
-    summary="share of a step in which communication hides behind neither compute nor copies",
+    summary="share of a step with communication that overlaps with neither compute nor copies",
 )
 def measure_exposed_comm_frac(trace: TraceView) -> Draft:
-    """Share of exposed communication; `at_least_waiting_rank` is that of the rank the others wait for."""
+    """Share of exposed communication; `at_least_waiting_rank` is the share of the rank that the others wait for."""
     draft = _measure_share(trace, lambda parts: parts.exposed_comm_ns_W)
     rank = find_least_waiting_rank(trace)
     if rank is not None:
@@ -77,7 +77,7 @@ def measure_exposed_comm_frac(trace: TraceView) -> Draft:
     unit="fraction",
     better="lower",
     over="trace",
-    summary="share of a step in which copies hide behind no compute",
+    summary="share of a step with memory copies that do not overlap with compute",
 )
 def measure_exposed_mem_frac(trace: TraceView) -> Draft:
     """Share of exposed memory copies."""
@@ -89,16 +89,16 @@ def measure_exposed_mem_frac(trace: TraceView) -> Draft:
     unit="fraction",
     better="lower",
     over="trace",
-    summary="share of a step in which the device does nothing",
+    summary="share of a step in which the device is idle",
 )
 def measure_idle_frac(trace: TraceView) -> Draft:
     """Share of idle time."""
     return _measure_share(trace, lambda parts: parts.idle_ns_W)
 
 
-@metric("comm_time", unit="s", better="lower", over="trace", summary="time of a step in which something communicates")
+@metric("comm_time", unit="s", better="lower", over="trace", summary="time per step with communication running")
 def measure_comm_time(trace: TraceView) -> Draft:
-    """Seconds of a step that communication covers: mean over ranks; by collective and by group in `inputs`."""
+    """Seconds per step that communication covers, mean over ranks; `inputs` has them by collective and by group."""
     seconds: dict[int, float | None] = {}
     for rank, view in trace.ranks.items():
         windows_W2 = require_windows(view)
@@ -124,7 +124,7 @@ def measure_comm_time(trace: TraceView) -> Draft:
 
 
 def _split_comm_time(trace: TraceView, label: Callable[..., str]) -> dict[str, JsonValue]:
-    """Covered seconds of a step by label of the call, mean over ranks."""
+    """Return the covered seconds per step by label of the call, mean over ranks."""
     totals: dict[str, float] = {}
     for view in trace.ranks.values():
         labels = np.array([label(call) for call in view.table.collectives] or [""])
@@ -141,10 +141,10 @@ def _split_comm_time(trace: TraceView, label: Callable[..., str]) -> dict[str, J
     unit="fraction",
     better="higher",
     over="trace",
-    summary="share of communication time during which something computes",
+    summary="share of communication time that overlaps with compute",
 )
 def measure_overlap(trace: TraceView) -> Draft:
-    """Share of communication that compute hides, weighted over ranks by their communication time."""
+    """Share of communication that overlaps with compute, weighted over ranks by communication time."""
     hidden_ns, comm_ns = {}, {}
     for rank, view in trace.ranks.items():
         windows_W2 = require_windows(view)
@@ -152,7 +152,7 @@ def measure_overlap(trace: TraceView) -> Draft:
         inside = intersect_spans(view.comm_M2, unite_spans(windows_W2))
         hidden_ns[rank] = int(covered_ns(view.compute_M2, inside).sum())
     if not sum(comm_ns.values()):
-        raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates, so there is nothing to hide")
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
     reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
     return Draft(
         value=sum(hidden_ns.values()) / sum(comm_ns.values()),
@@ -165,7 +165,7 @@ def measure_overlap(trace: TraceView) -> Draft:
 
 
 def find_least_waiting_rank(trace: TraceView) -> int | None:
-    """The rank that waits least in collectives, which is the one the others wait for; None where it cannot be told."""
+    """Return the rank that waits least in collectives: the others wait for it. None if collectives do not match."""
     waits: dict[int, int] = {}
     for rank, transfer_ns in trace.matching.transfer_ns.items():
         matched = transfer_ns >= 0

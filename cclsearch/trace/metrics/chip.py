@@ -1,4 +1,4 @@
-"""How well one chip is filled (allocation, waves, resources: the intra-chip view of DABench-LLM)."""
+"""Utilization of one chip: allocation, waves and resources (the intra-chip metrics of DABench-LLM)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ Floats = npt.NDArray[np.float64]
 MAX_BLOCKS_PER_SM = 32
 
 
-def _gridded(
-    view: RankView,
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """Compute rows in the windows that say their blocks a multiprocessor, and those numbers."""
+def _rows_with_grid(view: RankView) -> tuple[Int64s, Floats]:
+    """Return the compute rows in the windows with known blocks per multiprocessor (SM), and these numbers."""
     require_windows(view)
     rows = view.in_windows(view.compute_kernels)
     blocks = view.table.blocks_per_sm[rows].astype(float)
     known = np.isfinite(blocks) & (blocks > 0) & (view.table.dur_ns[rows] > 0)
     if not known.any():
-        raise NotAvailable(Reason.NO_GRID_INFO, "no kernel says its grid")
+        raise NotAvailable(Reason.NO_GRID_INFO, "no kernel records its grid")
     return rows[known], blocks[known]
 
 
@@ -37,14 +35,14 @@ def _gridded(
     unit="fraction",
     better="higher",
     over="trace",
-    summary="share of the multiprocessors that compute kernels occupy, times compute_frac",
+    summary="share of multiprocessors (SMs) that compute kernels occupy, times compute_frac",
 )
 def measure_allocation_ratio(trace: TraceView) -> Draft:
-    """Duration-weighted mean of min(1, blocks/SM) over compute kernels times the share of time that computes."""
+    """Duration-weighted mean of min(1, blocks/SM) of compute kernels, times the share of time with compute."""
     ratios: dict[int, float | None] = {}
     coverages = []
     for rank, view in trace.ranks.items():
-        rows, blocks = _gridded(view)
+        rows, blocks = _rows_with_grid(view)
         coverage = float(np.average(np.minimum(blocks, 1.0), weights=view.table.dur_ns[rows]))
         busy = float(covered_ns(view.compute_M2, view.windows.spans_W2).sum() / view.parts.window_ns_W.sum())
         coverages.append(coverage)
@@ -57,7 +55,7 @@ def measure_allocation_ratio(trace: TraceView) -> Draft:
 
 
 def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
-    """Blocks of a launch that fit on one multiprocessor at a time; None where the trace does not say enough."""
+    """Return how many blocks of a launch fit on one SM at a time; None if the trace does not record enough."""
     limits = [MAX_BLOCKS_PER_SM]
     if device.max_threads_per_sm and grid.threads_per_block:
         limits.append(device.max_threads_per_sm // grid.threads_per_block)
@@ -75,21 +73,21 @@ def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
     unit="fraction",
     better="higher",
     over="trace",
-    summary="how full the last wave of blocks is: waves over waves rounded up, weighted by duration",
+    summary="fill of the last wave of blocks: waves over waves rounded up, weighted by duration",
 )
 def measure_wave_balance(trace: TraceView) -> Draft:
-    """Duration-weighted mean of b / ceil(b), b = blocks a multiprocessor over the blocks that it holds at a time."""
+    """Duration-weighted mean of b / ceil(b), b = blocks per SM over the blocks that fit on an SM at a time."""
     ratios: dict[int, float | None] = {}
     bounded = False
     for rank, view in trace.ranks.items():
-        rows, blocks = _gridded(view)
+        rows, blocks = _rows_with_grid(view)
         resident, unknown = _resident_by_row(view, rows)
         bounded |= unknown
         waves = blocks / resident
         ratios[rank] = float(np.average(waves / np.ceil(waves), weights=view.table.dur_ns[rows]))
     found = [ratio for ratio in ratios.values() if ratio is not None]
     reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
-    detail = "how many blocks a multiprocessor holds is not known for some kernels: taken as one" if bounded else ""
+    detail = "the number of blocks that fit on an SM is unknown for some kernels: assumed to be 1" if bounded else ""
     steps = min(view.windows.num_steps for view in trace.ranks.values())
     return Draft(
         float(np.mean(found)),
@@ -114,13 +112,13 @@ def _resident_by_row(view: RankView, rows: Int64s) -> tuple[Floats, bool]:
     unit="fraction",
     better="higher",
     over="trace",
-    summary="achieved FLOP/s of matrix products over what the chip's roofline allows",
+    summary="achieved FLOP/s of matrix products over the roofline limit of the chip",
 )
 def measure_resource_efficiency(trace: TraceView) -> Draft:
-    """Achieved FLOP/s over min(peak, intensity x memory bandwidth); the peak alone where no bytes are known."""
+    """Achieved FLOP/s over min(peak, intensity x memory bandwidth); over the peak alone if bytes are unknown."""
     card = trace.card
     if card is None:
-        raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card that says the dtype")
+        raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card) with the dtype")
     found = achieved_flops(trace)
     peak = find_peak(trace, card.precision)
     intensity = _intensity(trace)
@@ -129,18 +127,18 @@ def measure_resource_efficiency(trace: TraceView) -> Draft:
     shares: dict[int, float | None] = {rank: flops / seconds / roof for rank, (flops, seconds) in found.items()}
     value = float(np.mean([share for share in shares.values() if share is not None]))
     if value > 1:
-        raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the roof: dtype or device is not what ran")
+        raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the roofline: dtype or device differs from what ran")
     return Draft(
         value,
         shares,
-        detail="" if intensity else "bytes are not recorded: against the peak, not the roofline",
+        detail="" if intensity else "bytes are not recorded: compared with the peak, not with the roofline",
         n_steps=min(view.windows.num_steps for view in trace.ranks.values()),
         inputs={"device": peak.device, "roof_flops": roof, "flop_per_byte": intensity},
     )
 
 
 def _intensity(trace: TraceView) -> float | None:
-    """FLOP per byte of device memory over all runs of the operations that state both (XLA); None elsewhere."""
+    """Return FLOP per byte of device memory over all runs of operations that record both (XLA); None without them."""
     flops = bytes_ = 0.0
     for view in trace.ranks.values():
         rows = view.in_windows(view.compute_kernels)

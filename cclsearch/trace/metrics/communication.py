@@ -1,4 +1,4 @@
-"""Waiting told apart from moving data: what needs the same collective on several ranks."""
+"""Waiting and stragglers: metrics that compare the same collective on several ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cclsearch.trace.view import TraceView
 
 
 def require_matching(trace: TraceView) -> Matching:
-    """The matched collectives; raises NotAvailable where there are none, with the reason why."""
+    """Return the matched collectives; raises NotAvailable with the reason if there are none."""
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
-        raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates")
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
     if len(trace.ranks) < 2:
-        raise NotAvailable(trace.lonely_reason, "a trace of one rank cannot tell waiting from moving data")
+        raise NotAvailable(trace.unmatched_reason, "a trace of one rank cannot separate waiting from data transfer")
     matching = trace.matching
     if matching.groups:
         return matching
@@ -27,20 +27,20 @@ def require_matching(trace: TraceView) -> Matching:
     if matching.misaligned:
         raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, matching.misaligned)
     if matching.pairs:
-        raise NotAvailable(Reason.NO_COMM_EVENTS, "no collectives, only messages from one rank to another")
-    raise NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective says which group of ranks it belongs to")
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "no collectives, only point-to-point messages")
+    raise NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective records its group of ranks")
 
 
-def find_reservation(trace: TraceView) -> tuple[Reason | None, str]:
-    """Why a figure over matched collectives is only partial; (None, "") where it is not."""
+def find_caveat(trace: TraceView) -> tuple[Reason | None, str]:
+    """Return why a figure over matched collectives is only partial; (None, "") if it is complete."""
     if trace.matching.mismatched:
-        return Reason.SEQUENCE_MISMATCH, f"left out: {'; '.join(trace.matching.mismatched)}"
+        return Reason.SEQUENCE_MISMATCH, f"not included: {'; '.join(trace.matching.mismatched)}"
     if trace.matching.misaligned:
-        return Reason.NO_CLOCK_ALIGNMENT, f"left out: {trace.matching.misaligned}"
+        return Reason.NO_CLOCK_ALIGNMENT, f"not included: {trace.matching.misaligned}"
     if trace.matching.ranks_missing:
-        return Reason.RANKS_MISSING, "some groups have ranks without a trace: the waiting for them is not seen"
-    if trace.device_doubt and any(group.key[0] == WORLD for group in trace.matching.groups):
-        return Reason.RANKS_MISSING, trace.device_doubt
+        return Reason.RANKS_MISSING, "some groups have ranks without a trace: waiting for those ranks is not included"
+    if trace.device_count_caveat and any(group.key[0] == WORLD for group in trace.matching.groups):
+        return Reason.RANKS_MISSING, trace.device_count_caveat
     return None, ""
 
 
@@ -49,10 +49,10 @@ def find_reservation(trace: TraceView) -> tuple[Reason | None, str]:
     unit="fraction",
     better="lower",
     over="trace",
-    summary="share of the time in collectives that is spent waiting for the other ranks",
+    summary="share of the time in collectives that is waiting for other ranks",
 )
 def measure_comm_wait_frac(trace: TraceView) -> Draft:
-    """Sum over collectives of duration less the shortest over ranks, over the sum of durations; whole file."""
+    """Sum of (duration - shortest duration over ranks) over the sum of durations, over the whole file."""
     matching = require_matching(trace)
     wait_ns = dict.fromkeys(trace.ranks, 0)
     spent_ns = dict.fromkeys(trace.ranks, 0)
@@ -64,7 +64,7 @@ def measure_comm_wait_frac(trace: TraceView) -> Draft:
         rank: wait_ns[rank] / spent if spent else None for rank, spent in spent_ns.items()
     }
     found = [share for share in shares.values() if share is not None]
-    reason, detail = find_reservation(trace)
+    reason, detail = find_caveat(trace)
     return Draft(
         value=float(np.mean(found)),
         per_rank=shares,
@@ -79,10 +79,10 @@ def measure_comm_wait_frac(trace: TraceView) -> Draft:
 
 
 def _aligned_starts(trace: TraceView) -> list[tuple[tuple[int, ...], Int64s]]:
-    """Starts of the matched collectives of each group on one clock, shape (R, K), with the group's ranks."""
+    """Return the ranks of each group and the starts of its matched collectives on one clock, shape (R, K)."""
     matching = require_matching(trace)
     if matching.offset_ns is None:
-        raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, "the clocks of the ranks cannot be brought together")
+        raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, "the clocks of the ranks cannot be aligned")
     offsets = matching.offset_ns
     return [
         (group.ranks, group.start_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64))
@@ -95,17 +95,17 @@ def _aligned_starts(trace: TraceView) -> list[tuple[tuple[int, ...], Int64s]]:
     unit="s",
     better="lower",
     over="trace",
-    summary="how far apart the ranks enter a collective: median over collectives of latest less earliest start",
+    summary="spread of the ranks' arrivals at a collective: median of latest minus earliest start",
 )
 def measure_start_skew(trace: TraceView) -> Draft:
-    """Median spread of the starts of a collective; how late each rank is on average in `per_rank`."""
+    """Median spread of the starts of a collective; `per_rank` has the mean lateness of each rank."""
     aligned = _aligned_starts(trace)
     skew_ns = np.concatenate([starts.max(axis=0) - starts.min(axis=0) for _, starts in aligned])
     late: dict[int, list[float]] = {rank: [] for rank in trace.ranks}
     for ranks, starts in aligned:
         for i, rank in enumerate(ranks):
             late[rank].extend((starts[i] - starts.min(axis=0)).tolist())
-    reason, detail = find_reservation(trace)
+    reason, detail = find_caveat(trace)
     return Draft(
         value=float(np.median(skew_ns)) / 1e9,
         per_rank={rank: float(np.mean(ns)) / 1e9 if ns else None for rank, ns in late.items()},
@@ -123,10 +123,10 @@ def measure_start_skew(trace: TraceView) -> Draft:
     "last_arriver",
     unit="rank",
     over="trace",
-    summary="the straggler: the rank that enters collectives last most often (not the one that spends most time there)",
+    summary="the straggler: the rank that most often enters collectives last (not the one with the most time in them)",
 )
 def measure_last_arriver(trace: TraceView) -> Draft:
-    """The rank that comes last most often; what it costs is the time by which it comes after the second-last."""
+    """Rank that most often arrives last; its cost is the time between the second-last arrival and its own."""
     counts: Counter[int] = Counter(dict.fromkeys(trace.ranks, 0))
     cost_ns = dict.fromkeys(trace.ranks, 0)
     total = 0
@@ -138,7 +138,7 @@ def measure_last_arriver(trace: TraceView) -> Draft:
             counts[rank] += int((last_K == i).sum())
             cost_ns[rank] += int(behind_K[last_K == i].sum())
     worst = max(counts, key=lambda rank: (counts[rank], cost_ns[rank]))
-    reason, detail = find_reservation(trace)
+    reason, detail = find_caveat(trace)
     return Draft(
         value=float(worst),
         per_rank={rank: float(count) for rank, count in counts.items()},

@@ -1,4 +1,4 @@
-"""How much of what the chip could compute is computed."""
+"""Model and hardware FLOP utilization."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from cclsearch.trace.view import TraceView, require_windows
 
 @dataclass(frozen=True)
 class Peak:
-    """What a device can do at most."""
+    """Peak rates of a device."""
 
     device: str
     flops: float
-    """Dense FLOP/s at the dtype asked for."""
+    """Dense FLOP/s at the requested dtype."""
     memory_bytes_per_s: float | None
 
 
 def _find_device(trace: TraceView) -> Accelerator:
-    """The accelerator that the trace ran on, by the device's name, else by the card; raises NotAvailable."""
+    """Return the accelerator that the trace ran on, by its name in the trace, else by the card; raises NotAvailable."""
     named = next((d for view in trace.ranks.values() for d in view.table.devices if d.name), None)
     found = match_accelerator(named.name, _memory_gib(named.memory_bytes)) if named else None
     if found is None and named and named.name:
@@ -37,7 +37,7 @@ def _find_device(trace: TraceView) -> Accelerator:
     if found is None and trace.card is not None:
         found = match_accelerator(trace.card.hardware.accelerator, trace.card.hardware.memory_gib)
     if found is None or found.nominal:
-        raise NotAvailable(Reason.UNKNOWN_PEAK, "nobody states the peak rate of the device")
+        raise NotAvailable(Reason.UNKNOWN_PEAK, "the peak FLOP/s of the device is not known")
     return found
 
 
@@ -46,7 +46,7 @@ def _memory_gib(memory_bytes: int | None) -> float | None:
 
 
 def find_peak(trace: TraceView, precision: str) -> Peak:
-    """The device's dense peak at the dtype; raises NotAvailable where neither hardware.yaml nor the trace states it."""
+    """Return the device's dense peak at the dtype; raises NotAvailable if hardware.yaml and the trace lack it."""
     try:
         device = _find_device(trace)
     except NotAvailable:
@@ -57,7 +57,7 @@ def find_peak(trace: TraceView, precision: str) -> Peak:
         return Peak(one_line(stated.name, 60), stated.peak_flops, memory)
     peak = device.peak_flops_of(precision)
     if not peak:
-        raise NotAvailable(Reason.UNKNOWN_PEAK, f"no peak of {device.name} at {precision!r} is known")
+        raise NotAvailable(Reason.UNKNOWN_PEAK, f"the peak FLOP/s of {device.name} at {precision!r} is not known")
     return Peak(device.name, peak, device.hbm_bytes_per_s)
 
 
@@ -65,7 +65,7 @@ def _cross_check(card: Card, device: str) -> str:
     stated = match_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
     if stated is None or stated.name == device:
         return ""
-    return f"the trace ran on {device}, the card says {card.hardware.accelerator}"
+    return f"the trace ran on {device}, but the card has {card.hardware.accelerator}"
 
 
 def _measure_mfu(trace: TraceView, attention: float) -> Draft:
@@ -81,14 +81,14 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     if achieved > peak.flops:
         raise NotAvailable(
             Reason.NO_FLOPS_MODEL,
-            f"{achieved / peak.flops:.2f} of the peak: card, dtype, step or device is not what ran",
+            f"{achieved / peak.flops:.2f} of the peak: card, dtype, step or device differs from what ran",
         )
     return Draft(
         value=achieved / peak.flops,
         n_ranks=len(trace.ranks),
         n_steps=step.n_steps,
-        reason=step.reason or (Reason.RANKS_MISSING if trace.device_doubt else None),
-        detail="; ".join(filter(None, (step.detail, trace.device_doubt, _cross_check(card, peak.device)))),
+        reason=step.reason or (Reason.RANKS_MISSING if trace.device_count_caveat else None),
+        detail="; ".join(filter(None, (step.detail, trace.device_count_caveat, _cross_check(card, peak.device)))),
         inputs={
             "device": peak.device,
             "peak_flops": peak.flops,
@@ -106,10 +106,10 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     unit="fraction",
     better="higher",
     over="trace",
-    summary="model FLOP of the tokens over peak: 6 (N_active - N_embedding) + 12 L hidden S a token (PaLM, appendix B)",
+    summary="model FLOP per token, 6 (N_active - N_embedding) + 12 L hidden S, over the peak (PaLM, appendix B)",
 )
 def measure_mfu(trace: TraceView) -> Draft:
-    """Model FLOP utilisation; forward only (a third) for inference cards. Above 1 is an error, never a value."""
+    """Model FLOP utilization; forward pass only (a third) for inference cards. A value above 1 is not available."""
     return _measure_mfu(trace, attention=12.0)
 
 
@@ -118,7 +118,7 @@ def measure_mfu(trace: TraceView) -> Draft:
     unit="fraction",
     better="higher",
     over="trace",
-    summary="mfu with half the attention: what a causal mask needs",
+    summary="mfu with half of the attention FLOP, as a causal mask needs",
 )
 def measure_mfu_causal(trace: TraceView) -> Draft:
     """MFU with 6 L hidden S for attention."""
@@ -126,7 +126,7 @@ def measure_mfu_causal(trace: TraceView) -> Draft:
 
 
 def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
-    """Rank -> (FLOP of its shaped operators in the windows, seconds that their kernels cover)."""
+    """Return rank -> (FLOP of its operators with known shapes in the windows, seconds that their kernels cover)."""
     found: dict[int, tuple[float, float]] = {}
     for rank, view in trace.ranks.items():
         require_windows(view)
@@ -138,7 +138,7 @@ def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
             if flops > 0 and seconds > 0:
                 found[rank] = (flops, seconds)
     if not found:
-        raise NotAvailable(Reason.NO_SHAPES, "no operator says its shapes (record_shapes=True), no operation its FLOPs")
+        raise NotAvailable(Reason.NO_SHAPES, "no operator records its shapes (record_shapes=True) or its FLOP")
     return found
 
 
@@ -147,7 +147,7 @@ def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
     unit="TFLOP/s",
     better="higher",
     over="trace",
-    summary="FLOP of the matrix products whose shapes are recorded over the time that their kernels cover",
+    summary="FLOP of matrix products with recorded shapes over the time that their kernels cover",
 )
 def measure_gemm_tflops(trace: TraceView) -> Draft:
     """Achieved TFLOP/s of mm, addmm, bmm, attention and convolutions, mean over ranks."""
@@ -164,10 +164,10 @@ def measure_gemm_tflops(trace: TraceView) -> Draft:
     "hfu",
     unit="fraction",
     over="trace",
-    summary="FLOP that the recorded shapes say were done (recomputation included) over peak and step time",
+    summary="FLOP from the recorded shapes (recomputation included) over peak and step time",
 )
 def measure_hfu(trace: TraceView) -> Draft:
-    """Hardware FLOP utilisation, mean over ranks; needs the dtype of the card."""
+    """Hardware FLOP utilization, mean over ranks; needs the dtype of the card."""
     card = require_card(trace)
     peak = find_peak(trace, card.precision)
     shares: dict[int, float | None] = {}
@@ -176,6 +176,6 @@ def measure_hfu(trace: TraceView) -> Draft:
         shares[rank] = flops / window_s / peak.flops
     value = float(np.mean([share for share in shares.values() if share is not None]))
     if value > 1:
-        raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the peak: dtype or device is not what ran")
+        raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the peak: dtype or device differs from what ran")
     steps = min(view.windows.num_steps for view in trace.ranks.values())
     return Draft(value, shares, n_steps=steps, inputs={"device": peak.device, "peak_flops": peak.flops})

@@ -1,4 +1,4 @@
-"""Why the device does nothing."""
+"""Causes of device idle time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cclsearch.trace.view import TraceView
     "idle_cause",
     unit="fraction",
     over="trace",
-    summary="share of idle time for which the host is to blame; every cause in inputs",
+    summary="share of idle time that the host causes; inputs have all causes",
 )
 def measure_idle_cause(trace: TraceView) -> Draft:
-    """Share of idle time that is host-bound (late launches, late input); shares of all causes in `inputs`."""
+    """Share of idle time that is host-bound (late launches, late input); `inputs` has the shares of all causes."""
     totals = dict.fromkeys(CAUSES, 0)
     shares: dict[int, float | None] = {}
     for rank, view in trace.ranks.items():

@@ -1,4 +1,4 @@
-"""Latency of inference from the markers that serving engines leave: a proxy, where there is no request log."""
+"""Inference latency: from the request log, else estimated from the step markers of the serving engine."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _VLLM = re.compile(r"execute_context_(\d+)\([^)]*\)_generation_(\d+)\([^)]*\)")
 
 @dataclass(frozen=True)
 class Batch:
-    """One engine step: how many requests were prefilled and how many decoded, and when."""
+    """One engine step: the number of prefilled and of decoded requests, and its time."""
 
     num_prefill: int
     num_decode: int
     start_ns: int
-    """When the host began it."""
+    """Start on the host."""
     end_ns: int
-    """When the device ended it."""
+    """End on the device."""
 
 
 def find_batches(view: RankView) -> list[Batch]:
-    """Engine steps that say what they did, in order; each ends with the last device event that it launched."""
+    """Return the engine steps with counts of requests, in order; each ends with the last device event it launched."""
     table = view.table
     rows = view.rows(*DEVICE_WORK)
     ends = np.full(len(table.steps) + 1, -1, dtype=np.int64)
@@ -44,7 +44,7 @@ def find_batches(view: RankView) -> list[Batch]:
 
 
 def _from_log(seconds: Sequence[float], of: str) -> Draft:
-    """The median over requests, with the percentiles that people ask for."""
+    """Return the median over requests, with percentiles in `inputs`."""
     inputs: dict[str, JsonValue] = {f"p{p}_s": float(np.percentile(seconds, p)) for p in (50, 90, 99)}
     inputs["num_requests"] = len(seconds)
     return Draft(float(np.median(seconds)), {}, detail=f"{of}, from the request log", inputs=inputs)
@@ -52,10 +52,10 @@ def _from_log(seconds: Sequence[float], of: str) -> Draft:
 
 def _require_batches(trace: TraceView) -> dict[int, list[Batch]]:
     if trace.card is not None and trace.card.phase is not Phase.INFERENCE:
-        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is of {trace.card.phase.value}")
+        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {trace.card.phase.value}, not for inference")
     found = {rank: batches for rank, view in trace.ranks.items() if (batches := find_batches(view))}
     if not found:
-        raise NotAvailable(Reason.NO_STEP_MARKERS, "no marker says which step prefills and which decodes")
+        raise NotAvailable(Reason.NO_STEP_MARKERS, "no step marker separates prefill from decode")
     return found
 
 
@@ -63,14 +63,14 @@ def _combine(trace: TraceView, values: dict[int, list[int]], mixed: int, what: s
     medians: dict[int, float | None] = {rank: float(np.median(ns)) / 1e9 if ns else None for rank, ns in values.items()}
     found = [value for value in medians.values() if value is not None]
     if not found:
-        raise NotAvailable(Reason.NO_STEP_MARKERS, f"no step that only {what}")
+        raise NotAvailable(Reason.NO_STEP_MARKERS, f"no step only {what}")
     count = min(len(ns) for ns in values.values() if ns)
     return Draft(
         max(found),
         medians,
         n_steps=count,
         reason=Reason.TOO_FEW_STEPS if count < 2 else None,
-        detail="from markers of the engine, not from a request log",
+        detail="from the engine's step markers, not from a request log",
         inputs={"num_mixed_steps": mixed},
     )
 
@@ -80,14 +80,14 @@ def _combine(trace: TraceView, values: dict[int, list[int]], mixed: int, what: s
     unit="s",
     better="lower",
     over="trace",
-    summary="time of a step that only prefills, to the end of its device work",
+    summary="time to first token: from the request log, else the time of a prefill-only step",
 )
 def measure_ttft(trace: TraceView) -> Draft:
-    """Median over requests of the request log where there is one. Else over prefill-only steps, of host start to device
-    end, slowest rank: queueing before it is not seen then."""
+    """Median over the requests of the request log; without a log, over prefill-only steps from host start to device
+    end, slowest rank, which does not include queueing."""
     log = trace.trace_set.run_log
     if log is not None and log.ttft_s:
-        return _from_log(log.ttft_s, "queueing included")
+        return _from_log(log.ttft_s, "includes queueing")
     batches = _require_batches(trace)
     values = {
         rank: [b.end_ns - b.start_ns for b in found if b.num_prefill and not b.num_decode]
@@ -101,11 +101,11 @@ def measure_ttft(trace: TraceView) -> Draft:
     unit="s",
     better="lower",
     over="trace",
-    summary="time of a step that only decodes: one token of every request in it",
+    summary="time per output token: from the request log, else the time of a decode-only step",
 )
 def measure_tpot(trace: TraceView) -> Draft:
-    """Median over requests of the request log where there is one. Else over decode-only steps, slowest rank: device end
-    to device end where the step before decoded too."""
+    """Median over the requests of the request log; without a log, over decode-only steps, slowest rank: from device end
+    to device end if the step before was decode-only too."""
     log = trace.trace_set.run_log
     if log is not None and log.tpot_s:
         return _from_log(log.tpot_s, "mean gap between a request's tokens")

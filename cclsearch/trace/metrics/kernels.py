@@ -1,4 +1,4 @@
-"""Which kernels take the time, how small they are and how they are fed."""
+"""Kernels: which take the most time, how short they are, and how fast they are launched."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SMALL_KERNEL_NS = 5_000
 NUM_TOP = 5
 _SERIAL = re.compile(r"(?:[_.]\d+)+$")
 _WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel"})
-"""Kernels that say nothing themselves (CUTLASS): their first template argument does."""
+"""Generic kernel names (CUTLASS): the first template argument identifies the kernel."""
 
 
 @lru_cache(maxsize=4096)
 def kernel_family(name: str) -> str:
-    """The name without template arguments, parameters, return type and serial number: what instances share."""
+    """Return the name without template arguments, parameters, return type and serial number."""
     text = name.replace("(anonymous namespace)::", "").replace("operator()", "operator")
     kept: list[str] = []
     inner: list[str] = []
@@ -46,7 +46,7 @@ def kernel_family(name: str) -> str:
 
 
 def family_seconds(view: RankView, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, float]:
-    """Family -> summed seconds of those of the rows that start in a window, per window."""
+    """Return family -> seconds per window of the rows that start in a window."""
     rows = view.in_windows(rows)
     total_ns = np.bincount(
         view.table.name_id[rows], weights=view.table.dur_ns[rows].astype(float), minlength=len(view.table.names)
@@ -60,7 +60,7 @@ def family_seconds(view: RankView, rows: np.ndarray[tuple[int], np.dtype[np.int6
 
 
 def mean_family_seconds(trace: TraceView) -> dict[str, float]:
-    """Compute family -> seconds of a step, mean over ranks, largest first."""
+    """Return compute kernel family -> seconds per step (mean over ranks), largest first."""
     totals: dict[str, float] = {}
     for view in trace.ranks.values():
         for family, seconds in family_seconds(view, view.compute_kernels).items():
@@ -72,7 +72,7 @@ def _top_share(trace: TraceView, count: int) -> tuple[float, dict[str, float]]:
     families = mean_family_seconds(trace)
     total = sum(families.values())
     if not total:
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "nothing computes")
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no compute was recorded")
     return sum(list(families.values())[:count]) / total, families
 
 
@@ -80,10 +80,10 @@ def _top_share(trace: TraceView, count: int) -> tuple[float, dict[str, float]]:
     "top_kernels",
     unit="fraction",
     over="trace",
-    summary=f"share of compute time of the {NUM_TOP} kernel families that take most; which they are in inputs",
+    summary=f"share of compute time of the {NUM_TOP} kernel families with the most time; inputs have their names",
 )
 def measure_top_kernels(trace: TraceView) -> Draft:
-    """Share of the top families; their seconds a step, shares and classes in `inputs`."""
+    """Share of the top families; `inputs` has their seconds per step, shares and classes."""
     share, families = _top_share(trace, NUM_TOP)
     total = sum(families.values())
     top: list[JsonValue] = [
@@ -109,11 +109,9 @@ def _class_shares(trace: TraceView) -> dict[str, JsonValue]:
     )
 
 
-@metric(
-    "concentration", unit="fraction", over="trace", summary="share of compute time of the one largest kernel family"
-)
+@metric("concentration", unit="fraction", over="trace", summary="share of compute time of the largest kernel family")
 def measure_concentration(trace: TraceView) -> Draft:
-    """Share of the largest family; of the five largest in `inputs`."""
+    """Share of the largest family; `inputs` has the share of the five largest."""
     share, families = _top_share(trace, 1)
     five, _ = _top_share(trace, NUM_TOP)
     reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
@@ -123,7 +121,7 @@ def measure_concentration(trace: TraceView) -> Draft:
 
 def _require_kernels(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     if view.table.accelerator == "cpu":
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "operators of a CPU are not kernels")
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "a CPU has operators, not kernels")
     rows = view.in_windows(view.compute_kernels)
     if not len(rows):
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no kernel was recorded")
@@ -140,7 +138,7 @@ def measure_small_kernel_frac(rank: RankView) -> float:
     """Summed duration of small kernels over that of all compute kernels."""
     dur_ns = rank.table.dur_ns[_require_kernels(rank)]
     if not dur_ns.sum():
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "kernels without duration")
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "all kernels have duration 0")
     return float(dur_ns[dur_ns < SMALL_KERNEL_NS].sum() / dur_ns.sum())
 
 
@@ -148,10 +146,10 @@ def measure_small_kernel_frac(rank: RankView) -> float:
     "launch_rate",
     unit="kernels/s",
     over="trace",
-    summary="kernels started in a second; how many are queued on the device in inputs",
+    summary="kernels started per second; inputs have the depth of the device queue",
 )
 def measure_launch_rate(trace: TraceView) -> Draft:
-    """Kernels a second of step time, mean over ranks; depth of the queue (launched, not started) at each start."""
+    """Kernels per second of step time, mean over ranks; `inputs` has the queue depth (launched, not started)."""
     rates: dict[int, float | None] = {}
     depths = []
     for rank, view in trace.ranks.items():
@@ -165,12 +163,12 @@ def measure_launch_rate(trace: TraceView) -> Draft:
         inputs = {"queue_depth_p50": float(np.median(known)), "queue_depth_p5": float(np.percentile(known, 5))}
     reason = None if len(known) else Reason.NO_LAUNCH_RECORDS
     steps = min(view.windows.num_steps for view in trace.ranks.values())
-    detail = "" if len(known) else "no launch records: the queue is not seen"
+    detail = "" if len(known) else "no launch records: the queue depth is not known"
     return Draft(float(np.mean(found)), rates, n_steps=steps, reason=reason, detail=detail, inputs=inputs)
 
 
 def _queue_depths(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Device events launched and not yet started, at the start of each."""
+    """Return the number of events launched but not started, at the start of each device event."""
     rows = view.device_rows
     rows = rows[view.table.launch[rows] >= 0]
     launched = np.sort(view.table.ts_ns[view.table.launch[rows]])

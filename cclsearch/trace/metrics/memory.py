@@ -1,4 +1,4 @@
-"""Memory: how fast it is copied and how much is taken."""
+"""Memory: copy bandwidth and peak use."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _DIRECTIONS = (
     ("p2p", re.compile(r"PtoP|Peer", re.IGNORECASE)),
     ("d2d", re.compile(r"DtoD|Device-to-Device|Device -> Device", re.IGNORECASE)),
 )
-_HEADLINE = ("h2d", "d2h", "d2d", "p2p", "other")
-"""The direction that a trace's figure is of: the first of these that it has."""
+_DIRECTION_PRIORITY = ("h2d", "d2h", "d2d", "p2p", "other")
+"""The value of `mem_copy_bw` is for the first of these directions that the trace has."""
 
 
 def copy_direction(name: str) -> str:
-    """`h2d`, `d2h`, `d2d`, `p2p`, or `other` for a copy event's name."""
+    """Return `h2d`, `d2h`, `d2d`, `p2p` or `other` for the name of a copy event."""
     return next((label for label, pattern in _DIRECTIONS if pattern.search(name)), "other")
 
 
 def _copies_by_direction(view: RankView) -> dict[str, tuple[int, int]]:
-    """Direction -> (bytes, nanoseconds) over the copies of the device whose bytes are known."""
+    """Return direction -> (bytes, ns) of the device's copies with known bytes."""
     table = view.table
     rows = view.rows(Kind.MEMCPY)
     rows = rows[(table.bytes[rows] > 0) & (table.dur_ns[rows] > 0)]
@@ -43,14 +43,13 @@ def _copies_by_direction(view: RankView) -> dict[str, tuple[int, int]]:
     unit="GB/s",
     better="higher",
     over="trace",
-    summary="bytes over duration of the device's copies from the host (1 GB = 1e9); other directions in inputs",
+    summary="bandwidth of copies from host to device (1 GB = 1e9 bytes); inputs have the other directions",
 )
 def measure_mem_copy_bw(trace: TraceView) -> Draft:
-    """Bandwidth of the file's copies in one direction, mean over ranks: from host to device, or where there are none
-    the first of d2h, d2d, p2p that there is (`direction` in `inputs`, beside the figures of all of them).
+    """Bandwidth of the file's copies in one direction, mean over ranks: host to device, else the first of d2h, d2d
+    and p2p that occurs (`direction` in `inputs`, which also has the figures of all directions).
 
-    Links of different directions have nothing to do with each other, so they are never mixed. Kernels named copy are
-    not copies.
+    Directions use different links, so they are never mixed. Kernels with `copy` in their names are not copies.
     """
     found = {rank: _copies_by_direction(view) for rank, view in trace.ranks.items()}
     total: dict[str, list[int]] = {}
@@ -59,9 +58,9 @@ def measure_mem_copy_bw(trace: TraceView) -> Draft:
             sums = total.setdefault(label, [0, 0])
             sums[0] += moved
             sums[1] += ns
-    direction = next((label for label in _HEADLINE if label in total), None)
+    direction = next((label for label in _DIRECTION_PRIORITY if label in total), None)
     if direction is None:
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "no memory copy of the device says its bytes")
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no memory copy records its bytes")
     rates: dict[int, float | None] = {}
     for rank, by_direction in found.items():
         moved, ns = by_direction.get(direction, (0, 0))
@@ -81,16 +80,16 @@ def measure_mem_copy_bw(trace: TraceView) -> Draft:
     unit="B",
     better="lower",
     over="trace",
-    summary="most memory of the run by its own report, largest rank; else the allocator's in the profiled window",
+    summary="peak memory that the run reports, largest rank; else the allocator's peak in the profiled window",
 )
 def measure_peak_memory(trace: TraceView) -> Draft:
-    """What the run itself reported (`result.json`), which is of the whole run; else the largest total allocated over
-    the file, reserved beside it where reported."""
+    """Peak that the run reported for its whole duration (`result.json`); else the largest allocated total in the file,
+    with the reserved bytes in `inputs` if recorded."""
     log = trace.trace_set.run_log
     on_cpu = all(view.table.accelerator == "cpu" for view in trace.ranks.values())
     if log is not None and log.peak_memory_bytes and log.is_device_memory != on_cpu:
         ran = {rank: float(peak) for rank, peak in enumerate(log.peak_memory_bytes)}
-        what = "of the whole run" if log.is_device_memory else "resident set of a process, of the whole run"
+        what = "over the whole run" if log.is_device_memory else "resident set of a process over the whole run"
         return Draft(max(ran.values()), dict(ran), detail=f"{what}, from result.json")
     peaks: dict[int, float | None] = {}
     reserved: dict[str, JsonValue] = {}
@@ -99,17 +98,17 @@ def measure_peak_memory(trace: TraceView) -> Draft:
         on_device = points.device >= 0 if view.table.accelerator != "cpu" else np.ones(len(points.ts_ns), dtype=bool)
         allocated = points.allocated_bytes[on_device]
         peaks[rank] = float(allocated.max()) if len(allocated) and allocated.max() > 0 else None
-        held = points.reserved_bytes[on_device]
-        if len(held) and held.max() > 0:
-            reserved[str(rank)] = int(held.max())
+        reserved_bytes = points.reserved_bytes[on_device]
+        if len(reserved_bytes) and reserved_bytes.max() > 0:
+            reserved[str(rank)] = int(reserved_bytes.max())
     found = [peak for peak in peaks.values() if peak is not None]
     if not found:
-        raise NotAvailable(Reason.FORMAT_UNSUPPORTED, "no report of the allocator (profile_memory=True)")
+        raise NotAvailable(Reason.FORMAT_UNSUPPORTED, "no allocator events (profile_memory=True)")
     partial = len(found) < len(peaks)
     return Draft(
         max(found),
         peaks,
         reason=Reason.RANKS_MISSING if partial else None,
-        detail="memory taken before the profiled window is not in it",
+        detail="without memory allocated before the profiled window",
         inputs={"reserved_bytes_by_rank": reserved} if reserved else {},
     )

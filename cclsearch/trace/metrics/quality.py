@@ -1,4 +1,4 @@
-"""How far the trace itself may be trusted."""
+"""Quality of the trace itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cclsearch.trace.view import RankView, TraceView
 
 
 def unattributed_share(view: RankView) -> float:
-    """Share of device time that belongs to no step: backlog of an earlier one, or work launched outside any."""
+    """Return the share of device time outside steps: backlog of an earlier step, or work launched between steps."""
     rows = view.device_rows
     dur_ns = view.table.dur_ns[rows]
     if not len(view.table.steps) or not dur_ns.sum():
@@ -27,10 +27,10 @@ def unattributed_share(view: RankView) -> float:
     "trace_quality",
     unit="fraction",
     over="trace",
-    summary="the weakest of: complete files, ranks seen, launches matched, device time in steps, sized collectives",
+    summary="the smallest of: complete files, ranks found, launches matched, device time in steps, sized collectives",
 )
 def measure_trace_quality(trace: TraceView) -> Draft:
-    """The smallest of the shares that other metrics rest on; each of them in `inputs`, by name."""
+    """Smallest of the shares that other metrics depend on; `inputs` has each by name."""
     shares: dict[str, float] = {}
     views = list(trace.ranks.values())
     shares["complete_files"] = float(np.mean([view.table.status == "complete" for view in views]))
@@ -42,9 +42,9 @@ def measure_trace_quality(trace: TraceView) -> Draft:
     with_steps = [view for view in views if view.table.steps and len(view.device_rows)]
     if with_steps and any((view.table.step_id[view.device_rows] >= 0).any() for view in with_steps):
         shares["attributed"] = min(1 - unattributed_share(view) for view in with_steps)
-    talking = [view for view in views if len(view.comm_rows)]
-    if talking:
-        shares["args_coverage"] = min(sized_share(view) for view in talking)
+    communicating = [view for view in views if len(view.comm_rows)]
+    if communicating:
+        shares["args_coverage"] = min(sized_share(view) for view in communicating)
     per_rank: dict[int, float | None] = {
         view.rank: min([float(view.table.status == "complete"), 1 - unattributed_share(view)]) for view in views
     }
@@ -61,7 +61,7 @@ def measure_trace_quality(trace: TraceView) -> Draft:
 
 
 def _describe_file(view: RankView) -> dict[str, JsonValue]:
-    """Seconds over the whole file, steps or not: what other tools print."""
+    """Return seconds over the whole file, regardless of steps, to compare with other tools."""
     summary = summarize_file(view)
     return {
         "span": summary.span_ns / 1e9,

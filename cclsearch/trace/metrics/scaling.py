@@ -1,4 +1,4 @@
-"""How well more accelerators help: two traces of the same model."""
+"""Scaling efficiency between two traces of the same model."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Rule = Literal["strong", "weak"]
     unit="fraction",
     better="higher",
     over="trace",
-    summary="throughput at N over N/N0 times the throughput at N0 (a second trace is the base), split by cause",
+    summary="throughput at N over N/N0 times the throughput at N0 (the first of two traces), split by cause",
 )
 def measure_scaling_efficiency(trace: TraceView) -> Draft:
-    """Speed-up over the base trace per added accelerator; the seconds that each cause adds in `inputs`.
+    """Speed-up over the base trace divided by the ratio of accelerators; `inputs` has the seconds lost to each cause.
 
-    With cards the batch of each decides: the same card or the same tokens a step are strong scaling, a card of its own
-    for the base with other tokens is weak. Without cards the batch is taken as the same on both (strong), and said so.
+    The cards decide: the same card or the same tokens per step is strong scaling; a base card with other tokens per
+    step is weak scaling. Without cards the batch is assumed to be the same (strong), and the result is `partial`.
     """
     if trace.baseline is None:
-        raise NotAvailable(Reason.NO_TRACE_FILES, "needs a second trace to scale from (ccl-search score BASE TRACE)")
+        raise NotAvailable(Reason.NO_TRACE_FILES, "needs a base trace: ccl-search score BASE TRACE")
     base, (rule, work_ratio, stated) = trace.baseline, _batch_rule(trace, trace.baseline)
     here, there = measure_step_time(trace), measure_step_time(base)
     ratio = trace.num_devices / base.num_devices
@@ -47,15 +47,15 @@ def measure_scaling_efficiency(trace: TraceView) -> Draft:
     ):
         ideal = measure(base).value * there.value * work_ratio / ratio
         change[f"lost_to_{name}_s"] = measure(trace).value * here.value - ideal
-    doubt = trace.device_doubt or base.device_doubt
-    unsure = Reason.RANKS_MISSING if doubt else None if stated else Reason.CARD_MISSING_FIELD
-    taken = "" if stated else "the batch is taken as the same, no card says otherwise"
+    caveat = trace.device_count_caveat or base.device_count_caveat
+    reason = Reason.RANKS_MISSING if caveat else None if stated else Reason.CARD_MISSING_FIELD
+    assumed = "" if stated else "assumes the same batch: no card states it"
     return Draft(
         value=value,
         n_ranks=len(trace.ranks),
         n_steps=min(here.n_steps, there.n_steps),
-        reason=here.reason or there.reason or unsure,
-        detail="; ".join(filter(None, (f"{rule} scaling", taken, doubt))),
+        reason=here.reason or there.reason or reason,
+        detail="; ".join(filter(None, (f"{rule} scaling", assumed, caveat))),
         inputs={
             "num_devices": trace.num_devices,
             "base_num_devices": base.num_devices,
@@ -68,7 +68,7 @@ def measure_scaling_efficiency(trace: TraceView) -> Draft:
 
 
 def _batch_rule(trace: TraceView, base: TraceView) -> tuple[Rule, float, bool]:
-    """Strong or weak, tokens of a step here over there, and whether cards say so."""
+    """Return strong or weak, the ratio of tokens per step to the base, and whether cards state it."""
     if trace.card is None or base.card is None:
         return "strong", 1.0, False
     card, other = require_card(trace, Phase.TRAINING), require_card(base, Phase.TRAINING)

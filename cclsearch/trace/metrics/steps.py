@@ -1,4 +1,4 @@
-"""How long a step takes, and what that makes of the work."""
+"""Step time and throughput."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cclsearch.trace.view import RankView, TraceView
     unit="s",
     better="lower",
     over="trace",
-    summary="period of a step on the device, profiler on: median over steps, slowest rank",
+    summary="period of a step on the device with the profiler on: median over steps, slowest rank",
 )
 def measure_step_time(trace: TraceView) -> Draft:
-    """Median period of the inner steps, the largest over ranks."""
+    """Median period of the inner steps, largest over ranks."""
     medians: dict[int, float | None] = {}
     by_number: dict[int, list[float]] = {}
     periods: list[float] = []
@@ -36,7 +36,7 @@ def measure_step_time(trace: TraceView) -> Draft:
             by_number.setdefault(number, []).append(float(value))
     found = {rank: value for rank, value in medians.items() if value is not None}
     if not found:
-        raise NotAvailable(Reason.NO_STEP_MARKERS, "no marker of a step was found in any rank")
+        raise NotAvailable(Reason.NO_STEP_MARKERS, "no rank has step markers")
     slowest = max(found, key=lambda rank: found[rank])
     alone = any(trace.ranks[rank].windows.reason is Reason.TOO_FEW_STEPS for rank in found)
     return Draft(
@@ -45,7 +45,7 @@ def measure_step_time(trace: TraceView) -> Draft:
         per_step=tuple(max(values) for _, values in sorted(by_number.items())),
         n_steps=min(trace.ranks[rank].windows.num_steps for rank in found),
         reason=Reason.TOO_FEW_STEPS if alone else Reason.NO_STEP_MARKERS if len(found) < len(medians) else None,
-        detail="one step only: the length of its marker on the host, not a period of the device" if alone else "",
+        detail="one step only: the length of its host marker, not a period on the device" if alone else "",
         inputs=_describe_periods(trace, periods, slowest),
     )
 
@@ -74,29 +74,24 @@ def _describe_periods(trace: TraceView, periods: list[float], slowest: int) -> d
 
 
 def _launch_lag_s(view: RankView) -> float | None:
-    """Median time between the launch of a device event and its start; None without launch records."""
+    """Return the median time from the launch of a device event to its start; None without launch records."""
     table = view.table
     if "launch" not in table.sparse:
         return None
     rows, launches = table.sparse["launch"]
-    at_work = np.flatnonzero((launches >= 0) & view.is_device_row[rows])
-    if not len(at_work):
+    on_device = np.flatnonzero((launches >= 0) & view.is_device_row[rows])
+    if not len(on_device):
         return None
-    return float(np.median(table.ts_ns[rows[at_work]] - table.ts_ns[launches[at_work]])) / 1e9
+    return float(np.median(table.ts_ns[rows[on_device]] - table.ts_ns[launches[on_device]])) / 1e9
 
 
 def require_card(trace: TraceView, phase: Phase | None = None) -> Card:
-    """The card; raises NotAvailable where there is none or its phase is another."""
+    """Return the card; raises NotAvailable if there is none or it is for another phase."""
     if trace.card is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card)")
     if phase is not None and trace.card.phase is not phase:
-        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is of {trace.card.phase.value}, not {phase.value}")
+        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {trace.card.phase.value}, not for {phase.value}")
     return trace.card
-
-
-def require_step_time(trace: TraceView) -> Draft:
-    """The step time, as a Draft; raises NotAvailable where there is none."""
-    return measure_step_time(trace)
 
 
 @metric(
@@ -107,9 +102,9 @@ def require_step_time(trace: TraceView) -> Draft:
     summary="tokens of the card's global batch over trace_step_time",
 )
 def measure_tokens_per_s(trace: TraceView) -> Draft:
-    """Tokens that all accelerators train in a second; per device in `inputs`."""
+    """Tokens per second of all accelerators; `inputs` has the rate per device."""
     card = require_card(trace, Phase.TRAINING)
-    step = require_step_time(trace)
+    step = measure_step_time(trace)
     rate = card.tokens_per_step / step.value
     return Draft(
         value=rate,
@@ -133,13 +128,13 @@ def measure_tokens_per_s(trace: TraceView) -> Draft:
     summary="tokens_per_s over the number of accelerators",
 )
 def measure_tokens_per_s_per_device(trace: TraceView) -> Draft:
-    """Tokens that one accelerator trains in a second."""
+    """Tokens per second of one accelerator."""
     total = measure_tokens_per_s(trace)
     return Draft(
         value=total.value / trace.num_devices,
         n_steps=total.n_steps,
         n_ranks=total.n_ranks,
-        reason=total.reason or (Reason.RANKS_MISSING if trace.device_doubt else None),
-        detail="; ".join(filter(None, (total.detail, trace.device_doubt))),
+        reason=total.reason or (Reason.RANKS_MISSING if trace.device_count_caveat else None),
+        detail="; ".join(filter(None, (total.detail, trace.device_count_caveat))),
         inputs={"num_devices": trace.num_devices, "tokens_per_s": total.value},
     )

@@ -1,1 +1,1 @@
-"""Step time under another network, projected from a trace."""
+"""Step time with another network, projected from a trace."""

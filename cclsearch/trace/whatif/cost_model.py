@@ -1,8 +1,8 @@
-"""How long a collective's transfer would take under other links, another algorithm or compression.
+"""Cost model of a collective's transfer with other links, another algorithm or compression.
 
-The model is alpha-beta (Hockney): t = alpha + bytes / beta, fitted to the trace itself for each collective and group.
-What was measured is scaled by the ratio that the model gives, so that an unchanged scenario changes no duration. Where
-too few sizes were seen to fit alpha, both ends are kept: all of the time is bandwidth, or all of it is latency.
+The model is alpha-beta (Hockney): t = alpha + bytes / beta, fitted to the trace for each collective and group.
+Measured times are scaled by the ratio that the model gives, so that an unchanged scenario changes no duration. With too
+few message sizes to fit alpha, the result is two bounds: all of the time is bandwidth, or all of it is latency.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 from cclsearch.card.model import Card
 from cclsearch.trace.collectives import CollectiveSample, collect_samples, group_label
 from cclsearch.trace.events import Collective, CollectiveKind
-from cclsearch.trace.metrics.bandwidth import Fit, fit_hockney
+from cclsearch.trace.metrics.bandwidth import HockneyFit, fit_hockney
 from cclsearch.trace.view import TraceView
 
 Algorithm = Literal["ring", "tree"]
@@ -24,20 +24,20 @@ Algorithm = Literal["ring", "tree"]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is changed; the default changes nothing."""
+    """Changes to the measured system; the default changes nothing."""
 
     scale_up_bw: float = 1.0
     """Factor on the bandwidth inside a scale-up domain."""
     scale_out_bw: float = 1.0
     """Factor on the bandwidth between domains."""
     scale_up_domain: int | None = None
-    """Ranks of a scale-up domain; None leaves it as it is."""
+    """Ranks per scale-up domain; None: unchanged."""
     algorithm: Algorithm | None = None
-    """Algorithm of all-reduces; None leaves it as it is."""
+    """Algorithm of all-reduces; None: unchanged."""
     compress_ratio: float = 1.0
-    """How many times smaller messages become."""
+    """Factor by which messages become smaller."""
     compress_cost_s_per_byte: float = 0.0
-    """Coding and decoding, per byte of the original message."""
+    """Time to encode and decode, in s per byte of the original message."""
     compute: float = 1.0
     """Factor on the speed of compute."""
     copies: float = 1.0
@@ -45,8 +45,8 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """The least and the most that something can be, in seconds."""
+class TransferBounds:
+    """Lower and upper bound of a transfer time, in seconds."""
 
     low: float
     high: float
@@ -54,37 +54,37 @@ class Bounds:
 
 @dataclass(frozen=True)
 class CommModel:
-    """The alpha-beta fits of a trace, and which groups stay inside a scale-up domain."""
+    """Alpha-beta fits of a trace, and the size of its scale-up domains."""
 
-    fits: Mapping[tuple[str, str], Fit]
+    fits: Mapping[tuple[str, str], HockneyFit]
     domain_size: int
-    """Ranks of a scale-up domain as the trace was recorded."""
+    """Ranks per scale-up domain of the recorded system."""
     num_ranks: int
     up_over_out: float | None
-    """Bandwidth inside a domain over that between domains; None where neither trace nor card says."""
+    """Bandwidth inside a domain over bandwidth between domains; None if neither trace nor card states it."""
     notes: tuple[str, ...] = ()
 
     def is_scale_up(self, call: Collective, size: int, domain_size: int) -> bool:
-        """Whether a group lies inside one domain of that size (ranks fill domains in order)."""
+        """Return whether a group is inside one domain of that size (ranks fill domains in order)."""
         if call.group_ranks:
             return len({rank // domain_size for rank in call.group_ranks}) == 1
         return size <= domain_size
 
-    def transfer_bounds(self, call: Collective, measured_s: float, scenario: Scenario, tree: bool) -> Bounds:
-        """What a transfer of `measured_s` would take; `tree` says that it was measured with a tree."""
+    def transfer_bounds(self, call: Collective, measured_s: float, scenario: Scenario, tree: bool) -> TransferBounds:
+        """Return bounds of a transfer measured as `measured_s`; `tree`: it was measured with the tree algorithm."""
         size = call.group_size or (len(call.group_ranks) if call.group_ranks else self.num_ranks)
         fit = self.fits.get((str(call.kind), group_label(call)))
         message = float(call.message_bytes or 0)
         coding = scenario.compress_cost_s_per_byte * message
-        ends = []
+        totals = []
         for alpha_share in _alpha_shares(fit, message):
             latency = measured_s * alpha_share
             moving = (measured_s - latency) / self._speedup(call, size, scenario)
             moving /= scenario.compress_ratio
             latency *= _hop_ratio(call, size, scenario, tree)
             moving *= _byte_ratio(call, size, scenario, tree)
-            ends.append(latency + moving + coding)
-        return Bounds(min(ends), max(ends))
+            totals.append(latency + moving + coding)
+        return TransferBounds(min(totals), max(totals))
 
     def _speedup(self, call: Collective, size: int, scenario: Scenario) -> float:
         before = self.is_scale_up(call, size, self.domain_size)
@@ -96,16 +96,16 @@ class CommModel:
         return factor * ratio if after else factor / ratio
 
 
-def _alpha_shares(fit: Fit | None, message: float) -> tuple[float, ...]:
-    """Share of latency in a transfer: one where a fit tells, both extremes where none does."""
+def _alpha_shares(fit: HockneyFit | None, message: float) -> tuple[float, ...]:
+    """Return the share of latency in a transfer: one value with a fit, both extremes without."""
     if fit is None or not message:
         return 0.0, 1.0
-    whole = fit.alpha_s + message / fit.beta_bytes_per_s
-    return (fit.alpha_s / whole,)
+    total = fit.alpha_s + message / fit.beta_bytes_per_s
+    return (fit.alpha_s / total,)
 
 
 def _hop_ratio(call: Collective, size: int, scenario: Scenario, tree: bool) -> float:
-    """Latency of the new algorithm over the old: 2(n-1) hops for a ring, 2 log2 n for a tree."""
+    """Return the latency of the new algorithm over the old: 2(n-1) hops for a ring, 2 log2 n for a tree."""
     if scenario.algorithm is None or call.kind is not CollectiveKind.ALL_REDUCE or size < 2:
         return 1.0
     hops = {"ring": 2.0 * (size - 1), "tree": 2.0 * max(math.log2(size), 1.0)}
@@ -113,15 +113,15 @@ def _hop_ratio(call: Collective, size: int, scenario: Scenario, tree: bool) -> f
 
 
 def _byte_ratio(call: Collective, size: int, scenario: Scenario, tree: bool) -> float:
-    """Bytes on the wire of the new algorithm over the old: 2(n-1)/n for a ring, 2 for a double binary tree."""
+    """Return wire bytes of the new algorithm over the old: 2(n-1)/n for a ring, 2 for a double binary tree."""
     if scenario.algorithm is None or call.kind is not CollectiveKind.ALL_REDUCE or size < 2:
         return 1.0
-    carried = {"ring": 2.0 * (size - 1) / size, "tree": 2.0}
-    return carried[scenario.algorithm] / carried["tree" if tree else "ring"]
+    wire_bytes = {"ring": 2.0 * (size - 1) / size, "tree": 2.0}
+    return wire_bytes[scenario.algorithm] / wire_bytes["tree" if tree else "ring"]
 
 
 def fit_comm_model(trace: TraceView, ranks_per_domain: int | None = None) -> CommModel:
-    """The model of a trace's collectives. Domain size: as given, else of the card, else ranks of a host, else all."""
+    """Return the model of a trace. Domain size: as given, else the card's node, else ranks per host, else all ranks."""
     samples, _ = collect_samples(trace)
     by_group: dict[tuple[str, str], list[CollectiveSample]] = defaultdict(list)
     for sample in samples:
@@ -132,7 +132,7 @@ def fit_comm_model(trace: TraceView, ranks_per_domain: int | None = None) -> Com
     ratio = _up_over_out(model, samples, trace.card)
     unfitted = sorted({" ".join(key) for key in by_group} - {" ".join(key) for key in fits})
     if unfitted:
-        notes.append(f"too few sizes to tell latency from bandwidth for {', '.join(unfitted)}: bounds instead")
+        notes.append(f"too few message sizes to separate latency from bandwidth, so bounds: {', '.join(unfitted)}")
     return CommModel(fits, domain, trace.num_devices, ratio, tuple(notes))
 
 
@@ -144,7 +144,7 @@ def _domain_size(trace: TraceView, given: int | None) -> tuple[int, list[str]]:
     hosts = [view.table.host for view in trace.ranks.values()]
     if all(hosts) and len(hosts) == trace.num_devices:
         return max(hosts.count(host) for host in set(hosts)), []
-    return trace.num_devices, ["no card or host names: all ranks are taken as one scale-up domain"]
+    return trace.num_devices, ["no card and no host names: assumes one scale-up domain of all ranks"]
 
 
 def _up_over_out(model: CommModel, samples: Sequence[CollectiveSample], card: Card | None) -> float | None:

@@ -1,8 +1,8 @@
-"""The events of one step with what each of them waited for, as far as the trace shows it.
+"""Dependency graph of the events of one step, as far as the trace shows dependencies.
 
-Dependencies seen: the event before on the same stream or thread; an event of another stream that ended as this one
-began; the host's launch, moved by what the host had waited for; the running event that issued this one; the other ranks
-of a matched collective.
+An event may depend on: the event before on the same stream or thread; an event of another stream that ended as this one
+began; the host's launch, which moves with the event that the host had waited for; the running event that issued it; the
+other ranks of a matched collective.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ Bools = npt.NDArray[np.bool_]
 
 GPU_SLACK_NS = 20_000
 CPU_SLACK_NS = 1_000_000
-"""An event that begins so soon after one of another lane ended is taken to have waited for it (threads wake slowly)."""
+"""An event that begins within this time after one of another lane ended counts as having waited for it.
+
+Threads wake slowly, so the limit is larger on CPUs."""
 
 
 @dataclass(frozen=True)
 class RankGraph:
-    """Events of one rank that start in its window, by start, on the common clock; -1 is "none" in the index columns."""
+    """Events of one rank in its window, sorted by start, on the common clock; index columns have -1 for none."""
 
     rank: int
     rows: Int64s
@@ -35,28 +37,28 @@ class RankGraph:
     before: Int64s
     """The event before on the same lane."""
     keeps_gap: Bools
-    """The gap to it is a cost of its own (launching, interpreting) and stays."""
+    """Whether the gap to that event is a fixed cost (launching, interpreting), which scenarios do not change."""
     waited: Int64s
-    """The event of another lane whose end this one waited for."""
+    """The event of another lane that this one waited for."""
     issuer: Int64s
     """The event of another lane during which this one was issued."""
     producer: Int64s
-    """Of a collective: the event whose result it sends. By launch order where that is recorded, else a guess: the last
+    """For a collective: the event whose result it sends, by launch order; without launch records, a guess: the last
     event of another lane that had ended."""
     launch_ns: Int64s
-    """When the host launched it; -1 where unknown."""
+    """Time of the host's launch; -1 if unknown."""
     host_after: Int64s
-    """The event for which the host had last waited before that launch."""
+    """The event that the host last waited for before that launch."""
     is_host_bound: Bools
-    """Nothing on the device held it up: it started when the host let it."""
+    """Whether only the host delayed its start, not the device."""
     transfer_ns: Int64s
-    """Transfer part of a collective; its whole duration where no peer tells; 0 elsewhere."""
+    """Transfer part of a collective; its whole duration if it is not matched; 0 for other events."""
     is_matched: Bools
     window_ns: int
 
 
 def build_graph(trace: TraceView, view: RankView, window: tuple[int, int], offset_ns: int) -> RankGraph:
-    """The graph of one rank over a window of its own clock."""
+    """Return the graph of one rank over a window of its own clock."""
     table = view.table
     rows = view.device_rows
     start = table.ts_ns[rows]
@@ -98,7 +100,7 @@ def build_graph(trace: TraceView, view: RankView, window: tuple[int, int], offse
 
 
 def _event_before(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """The event before on the same lane that had ended (for overlapping events of one lane: the last that had)."""
+    """Return, for each event, the last event on the same lane that ended before it began."""
     before = np.full(len(lane), -1, dtype=np.int64)
     for one in np.unique(lane):
         at = np.flatnonzero(lane == one)
@@ -110,10 +112,10 @@ def _event_before(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
 
 
 def _find_waits(lane: Int64s, start: Int64s, end: Int64s, before: Int64s, *, on_cpu: bool) -> tuple[Int64s, Int64s]:
-    """For each event: one of another lane that ended just before it began; else one that was running as it began.
+    """Return, for each event, one of another lane that ended just before it began; else one running as it began.
 
-    Threads interpret a program between their operators, so on CPUs what ended in the later half of a thread's gap
-    counts too (the backward pass on its own thread, then the optimizer).
+    Threads interpret a program between their operators, so on CPUs an event that ended in the later half of a thread's
+    gap counts too (the backward pass on its own thread, then the optimizer).
     """
     n, slack_ns = len(lane), CPU_SLACK_NS if on_cpu else GPU_SLACK_NS
     waited, issuer = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
@@ -139,9 +141,9 @@ def _find_waits(lane: Int64s, start: Int64s, end: Int64s, before: Int64s, *, on_
 
 
 def _find_producers(lane: Int64s, start: Int64s, end: Int64s, launch_ns: Int64s, is_comm: Bools) -> Int64s:
-    """What each collective sends comes from the work that the host had launched before it on other streams.
+    """Return, for each collective, the last work that the host launched before it on another stream.
 
-    Communication libraries make their stream wait for what the caller's stream holds at the call.
+    Communication libraries make their stream wait for the work on the caller's stream at the time of the call.
     """
     producer = np.full(len(lane), -1, dtype=np.int64)
     work = np.flatnonzero(~is_comm)
@@ -160,7 +162,7 @@ def _find_producers(lane: Int64s, start: Int64s, end: Int64s, launch_ns: Int64s,
 
 
 def _host_waits(view: RankView, launch_ns: Int64s, end: Int64s, move: int) -> Int64s:
-    """The device event that the host's last synchronisation before a launch had waited for."""
+    """Return the device event that the host's last synchronization before each launch waited for."""
     table = view.table
     blocking = np.array(["Synchronize" in name for name in table.names] or [False])
     runtime = view.rows(Kind.RUNTIME)
@@ -180,5 +182,5 @@ def _transfers(trace: TraceView, view: RankView, rows: Int64s) -> tuple[Int64s, 
     known = trace.matching.transfer_ns.get(view.rank)
     transfer = known[rows] if known is not None else np.full(len(rows), -1, dtype=np.int64)
     matched = is_comm & (transfer >= 0)
-    whole = np.where(is_comm, table.dur_ns[rows], 0)
-    return np.where(matched, np.minimum(transfer, whole), whole), matched
+    duration = np.where(is_comm, table.dur_ns[rows], 0)
+    return np.where(matched, np.minimum(transfer, duration), duration), matched

@@ -1,4 +1,4 @@
-"""The step time under another network: computation as measured, communication by the model, in the seen order."""
+"""Step time with another network: replays a measured step with communication times from the cost model."""
 
 from __future__ import annotations
 
@@ -21,69 +21,69 @@ from cclsearch.trace.whatif.graph import RankGraph, build_graph
 
 Floats = npt.NDArray[np.float64]
 
-DOUBLED: Mapping[str, Scenario] = {
+DOUBLED_RESOURCES: Mapping[str, Scenario] = {
     "compute": Scenario(compute=2.0),
     "scale_up_bw": Scenario(scale_up_bw=2.0),
     "scale_out_bw": Scenario(scale_out_bw=2.0),
     "copies": Scenario(copies=2.0),
 }
-"""The resources whose utility is told: each of them twice as fast."""
+"""Resource -> the scenario in which it is twice as fast."""
 
 
 class WhatIf(Model):
-    """A step time under a scenario, as bounds; both are the same where every dependency and latency was seen."""
+    """Bounds of the step time in a scenario; they are equal if the trace shows every dependency and latency."""
 
     step_time_s: float
-    """`trace_step_time`: what was measured, and where the scenario starts from."""
+    """The measured `trace_step_time`, which the scenario changes."""
     low_s: float
     high_s: float
-    """The scenario's step time lies between these."""
+    """The step time of the scenario is between `low_s` and `high_s`."""
     notes: tuple[str, ...] = ()
 
     @property
     def gain_low(self) -> float:
-        """The least share of the step that is saved."""
+        """Smallest share of the measured step that is saved."""
         return 1 - self.high_s / self.step_time_s
 
     @property
     def gain_high(self) -> float:
-        """The largest share of the step that is saved."""
+        """Largest share of the measured step that is saved."""
         return 1 - self.low_s / self.step_time_s
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The graphs of one step of every rank, ready to be timed under any scenario."""
+    """The dependency graphs of one step of every rank, to be timed in any scenario."""
 
     trace: TraceView
     graphs: tuple[RankGraph, ...]
     model: CommModel
     step_time_s: float
     window_s: float
-    """The replayed step itself."""
+    """Measured time of the replayed step."""
     notes: tuple[str, ...]
 
     @cached_property
     def _unchanged_s(self) -> tuple[float, float]:
-        """What the replay itself makes of the step, unchanged, at its best and at its worst."""
+        """Lower and upper bound that the replay gives for the unchanged step."""
         return _time_step(self, Scenario(), best=True), _time_step(self, Scenario(), best=False)
 
     def time(self, scenario: Scenario) -> WhatIf:
-        """Bounds of the step time under the scenario."""
-        ends = (_time_step(self, scenario, best=True), _time_step(self, scenario, best=False))
-        changes = [end - unchanged for end, unchanged in zip(ends, self._unchanged_s, strict=True)]
+        """Return bounds of the step time in the scenario."""
+        bounds = (_time_step(self, scenario, best=True), _time_step(self, scenario, best=False))
+        changes = [bound - unchanged for bound, unchanged in zip(bounds, self._unchanged_s, strict=True)]
         scale = self.step_time_s / self.window_s
         found = [self.step_time_s + change * scale for change in changes]
         notes = (*self.notes, *self.model.notes, *_scenario_notes(self, scenario))
         return WhatIf(step_time_s=self.step_time_s, low_s=min(found), high_s=max(found), notes=notes)
 
     def utilities(self) -> dict[str, WhatIf]:
-        """Resource -> the step time with that resource doubled: the utility is the share saved."""
-        return {name: self.time(scenario) for name, scenario in DOUBLED.items()}
+        """Return resource -> the step time with that resource twice as fast: its utility is the share saved."""
+        return {name: self.time(scenario) for name, scenario in DOUBLED_RESOURCES.items()}
 
 
 def prepare_replay(trace: TraceView, ranks_per_domain: int | None = None) -> Replay:
-    """Graphs of the median step of the slowest rank, over all ranks; raises NotAvailable where there are no steps."""
+    """Return the graphs of all ranks for the slowest rank's median step; raises NotAvailable without steps."""
     step = measure_step_time(trace)
     slowest = max(trace.ranks, key=lambda rank: step.per_rank.get(rank) or 0.0)
     view = trace.ranks[slowest]
@@ -97,7 +97,7 @@ def prepare_replay(trace: TraceView, ranks_per_domain: int | None = None) -> Rep
             graphs.append(build_graph(trace, other, (start, end), (offsets or {}).get(rank, 0)))
     window_s = int(view.parts.window_ns_W[at]) / 1e9
     if window_s <= 0:
-        raise NotAvailable(Reason.TOO_FEW_STEPS, "the step has no length")
+        raise NotAvailable(Reason.TOO_FEW_STEPS, "the step has length 0")
     return Replay(
         trace=trace,
         graphs=tuple(graphs),
@@ -111,12 +111,14 @@ def prepare_replay(trace: TraceView, ranks_per_domain: int | None = None) -> Rep
 def _replay_notes(trace: TraceView, number: int, window_s: float, step_s: float) -> list[str]:
     notes = []
     if abs(window_s / step_s - 1) > 1e-6:
-        notes.append(f"step {number} ({window_s:.6g} s) is replayed and scaled to the median of {step_s:.6g} s")
-    talks = any(len(view.comm_rows) for view in trace.ranks.values())
-    if talks and trace.matching.is_empty:
-        notes.append("one rank cannot tell waiting from moving data: bounds from none to all of the time moving")
-    elif talks and trace.matching.offset_ns is None:
-        notes.append("clocks are not aligned: waiting in collectives is kept as measured")
+        notes.append(f"replays step {number} ({window_s:.6g} s), scaled to the median of {step_s:.6g} s")
+    communicates = any(len(view.comm_rows) for view in trace.ranks.values())
+    if communicates and trace.matching.is_empty:
+        notes.append(
+            "one rank does not separate waiting from data transfer: the bounds assume no transfer and only transfer"
+        )
+    elif communicates and trace.matching.offset_ns is None:
+        notes.append("clocks of the ranks are not aligned: waiting in collectives is kept as measured")
     return notes
 
 
@@ -124,21 +126,21 @@ def _scenario_notes(replay: Replay, scenario: Scenario) -> list[str]:
     model, notes = replay.model, []
     wider = scenario.scale_up_domain is not None and scenario.scale_up_domain != model.domain_size
     if wider and model.up_over_out is None:
-        notes.append("neither trace nor card says how much faster links inside a domain are: taken as equal")
+        notes.append("neither trace nor card states how much faster links inside a domain are: assumed to be equal")
     tables = [view.table for view in replay.trace.ranks.values()]
-    if scenario.algorithm and all(_measured_tree(table.names) is None for table in tables):
-        notes.append("kernel names do not say which algorithm ran: taken as a ring")
+    if scenario.algorithm and all(_ran_tree(table.names) is None for table in tables):
+        notes.append("kernel names do not show which algorithm ran: assumed to be a ring")
     if scenario.compress_cost_s_per_byte:
         unsized, total = count_unsized((replay.trace.ranks[graph.rank].table, graph.rows) for graph in replay.graphs)
         if unsized:
             notes.append(
-                f"{unsized} of {total} collectives do not say what they moved: what coding costs them is left out, so"
-                " the step may be longer than either bound"
+                f"{unsized} of {total} collectives have no recorded message size: their coding cost is not included, so"
+                " the step may be longer than both bounds"
             )
     return notes
 
 
-def _measured_tree(names: tuple[str, ...]) -> bool | None:
+def _ran_tree(names: tuple[str, ...]) -> bool | None:
     joined = " ".join(name for name in names if "AllReduce" in name).upper()
     if "TREE" in joined:
         return True
@@ -146,12 +148,12 @@ def _measured_tree(names: tuple[str, ...]) -> bool | None:
 
 
 def _time_step(replay: Replay, scenario: Scenario, *, best: bool) -> float:
-    """Seconds of the replayed step: the longest window over ranks, every event at the earliest time it could start."""
+    """Return the seconds of the replayed step, the longest over ranks, if every event starts as early as possible."""
     graphs = replay.graphs
     new_end = [graph.end_ns.astype(float) for graph in graphs]
     new_start = [graph.start_ns.astype(float) for graph in graphs]
     durations = [_new_durations(replay, graph, scenario, best) for graph in graphs]
-    partners = _partners(replay) if replay.trace.matching.offset_ns is not None else {}
+    partners = _collectives_by_last(replay) if replay.trace.matching.offset_ns is not None else {}
     order = _global_order(graphs)
     for g, i in order:
         graph = graphs[g]
@@ -159,7 +161,7 @@ def _time_step(replay: Replay, scenario: Scenario, *, best: bool) -> float:
         new_start[g][i] = start
         new_end[g][i] = start + durations[g][i]
         for m, j in partners.get((g, i), ()):
-            new_end[m][j] = _settle(graphs, partners[g, i], (m, j), new_start, durations)
+            new_end[m][j] = _collective_end(graphs, partners[g, i], (m, j), new_start, durations)
     return max((_window_length(graph, new_end[g]) for g, graph in enumerate(graphs)), default=0.0) / 1e9
 
 
@@ -170,7 +172,7 @@ def _window_length(graph: RankGraph, new_end: Floats) -> float:
 
 
 def _global_order(graphs: tuple[RankGraph, ...]) -> list[tuple[int, int]]:
-    """Events of all ranks by measured start: whatever an event waited for comes before it."""
+    """Return (graph, event) of all ranks by measured start: every event comes after those it waited for."""
     owner = np.concatenate([np.full(len(graph.rows), g) for g, graph in enumerate(graphs)] or [np.zeros(0, int)])
     index = np.concatenate([np.arange(len(graph.rows)) for graph in graphs] or [np.zeros(0, int)])
     start = np.concatenate([graph.start_ns for graph in graphs] or [np.zeros(0, np.int64)])
@@ -179,7 +181,7 @@ def _global_order(graphs: tuple[RankGraph, ...]) -> list[tuple[int, int]]:
 
 
 def _earliest_start(graph: RankGraph, i: int, new_start: Floats, new_end: Floats, best: bool) -> float:
-    """When an event could start, from what it waited for; its measured start where it waited for nothing seen."""
+    """Return the earliest start of an event after its dependencies; its measured start if it has none."""
     measured = int(graph.start_ns[i])
     earliest = -np.inf
     before, waited, issuer = int(graph.before[i]), int(graph.waited[i]), int(graph.issuer[i])
@@ -206,12 +208,12 @@ def _earliest_start(graph: RankGraph, i: int, new_start: Floats, new_end: Floats
 
 
 def _new_durations(replay: Replay, graph: RankGraph, scenario: Scenario, best: bool) -> Floats:
-    """Durations under the scenario, waiting in collectives as measured."""
+    """Return the durations in the scenario, with waiting in collectives as measured."""
     duration = (graph.end_ns - graph.start_ns).astype(float)
     duration[graph.kind == Kind.COMPUTE] /= scenario.compute
     duration[np.isin(graph.kind, (Kind.MEMCPY, Kind.MEMSET))] /= scenario.copies
     table = replay.trace.ranks[graph.rank].table
-    tree = bool(_measured_tree(table.names))
+    tree = bool(_ran_tree(table.names))
     single = replay.trace.matching.is_empty
     for i in np.flatnonzero(graph.kind == Kind.COMM).tolist():
         call = table.collectives[int(table.coll_id[graph.rows[i]])]
@@ -225,27 +227,27 @@ def _new_durations(replay: Replay, graph: RankGraph, scenario: Scenario, best: b
 Member = tuple[int, int]
 
 
-def _settle(
+def _collective_end(
     graphs: tuple[RankGraph, ...],
     members: list[Member],
     member: Member,
     new_start: list[Floats],
     durations: list[Floats],
 ) -> float:
-    """End of one rank's part of a collective: the last arrival, the transfer, and how late this rank left it."""
+    """Return the end of one rank's part of a collective: last arrival, plus transfer, plus the delay of this rank."""
     g, i = member
     arrived = max(new_start[m][j] for m, j in members)
     was_arrived = max(int(graphs[m].start_ns[j]) for m, j in members)
     waited = graphs[g].end_ns[i] - graphs[g].start_ns[i] - graphs[g].transfer_ns[i]
-    if graphs[g].end_ns[i] < was_arrived:  # a send that left before its receiver came waits for nobody
+    if graphs[g].end_ns[i] < was_arrived:  # a send that ended before its receiver arrived does not wait
         return float(new_start[g][i] + durations[g][i])
     late = graphs[g].end_ns[i] - was_arrived - graphs[g].transfer_ns[i]
     return float(max(arrived + durations[g][i] - waited + late, new_start[g][i]))
 
 
-def _partners(replay: Replay) -> dict[Member, list[Member]]:
-    """(graph, event) of the last rank to enter a matched collective -> all members of the collective."""
-    where = {
+def _collectives_by_last(replay: Replay) -> dict[Member, list[Member]]:
+    """Return (graph, event) of the last arriver of each matched collective -> all members of the collective."""
+    index = {
         (graph.rank, int(row)): (g, i)
         for g, graph in enumerate(replay.graphs)
         for i, row in enumerate(graph.rows.tolist())
@@ -255,9 +257,9 @@ def _partners(replay: Replay) -> dict[Member, list[Member]]:
     matching = replay.trace.matching
     for group in (*matching.groups, *matching.pairs):
         for k in range(len(group.calls_K)):
-            places = [where.get((rank, int(group.rows_RK[r, k]))) for r, rank in enumerate(group.ranks)]
-            members = [place for place in places if place is not None]
-            if len(members) == len(places):
-                last = max(members, key=lambda m: (int(replay.graphs[m[0]].start_ns[m[1]]), *m))
-                found[last] = members
+            members = [index.get((rank, int(group.rows_RK[r, k]))) for r, rank in enumerate(group.ranks)]
+            known = [member for member in members if member is not None]
+            if len(known) == len(members):
+                last = max(known, key=lambda m: (int(replay.graphs[m[0]].start_ns[m[1]]), *m))
+                found[last] = known
     return found

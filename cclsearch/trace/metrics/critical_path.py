@@ -1,4 +1,4 @@
-"""What the step's length hangs on, and what faster links could give at most."""
+"""The critical path of a step, and an upper bound on the gain of faster links."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.trace.diagnosis.causes import Cause, median_causes
-from cclsearch.trace.diagnosis.critical_path import SHARES, walk_critical_path
+from cclsearch.trace.diagnosis.critical_path import PATH_PARTS, walk_critical_path
 from cclsearch.trace.diagnosis.gaps import MIN_MATCHED, launch_matched_share
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -17,23 +17,23 @@ from cclsearch.trace.view import TraceView
     "what_if_link",
     unit="fraction",
     over="trace",
-    summary="upper bound on the gain of links twice as fast: half of the exposed transfer, over the step",
+    summary="upper bound on the gain from links twice as fast: half of the exposed transfer over the step time",
 )
 def measure_what_if_link(trace: TraceView) -> Draft:
-    """Half of the transfer that nothing hides over the step time: an upper bound, latency and dependencies left out."""
+    """Half of the exposed transfer over the step time: an upper bound that ignores latency and dependencies."""
     by_rank = median_causes(trace)
     if not by_rank:
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "no event of any device")
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
-        raise NotAvailable(Reason.NO_COMM_EVENTS, "nothing communicates")
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
     gains: dict[int, float | None] = {
         rank: seconds[Cause.EXPOSED_TRANSFER] / 2 / sum(seconds.values()) for rank, seconds in by_rank.items()
     }
     reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
     detail = "upper bound"
     if trace.matching.is_empty:
-        reason = reason or trace.lonely_reason
-        detail = "upper bound; includes waiting, which faster links would not shorten"
+        reason = reason or trace.unmatched_reason
+        detail = "upper bound; includes waiting, which faster links do not shorten"
     value = float(np.mean([gain for gain in gains.values() if gain is not None]))
     steps = min(view.windows.num_steps for view in trace.ranks.values())
     return Draft(value, gains, n_steps=steps, reason=reason, detail=detail, inputs={"is_bound": "upper"})
@@ -43,22 +43,24 @@ def measure_what_if_link(trace: TraceView) -> Draft:
     "critical_path",
     unit="fraction",
     over="trace",
-    summary="share of compute on the longest path through launches, streams and collectives; other shares in inputs",
+    summary="share of compute on the longest path through launches, streams and collectives; inputs have the others",
 )
 def measure_critical_path(trace: TraceView) -> Draft:
-    """Shares of one median step's critical path: host, compute, transfer, wait, memcpy; walked back from its end."""
+    """Share of compute on the critical path of one median step; `inputs` has host, transfer, wait and memcpy."""
     slow = [rank for rank, view in trace.ranks.items() if launch_matched_share(view) < MIN_MATCHED]
     if slow:
         raise NotAvailable(Reason.NO_LAUNCH_RECORDS, f"too few device events of rank {slow[0]} have a launch record")
     path_ns = walk_critical_path(trace)
-    whole = sum(path_ns.values())
-    if not whole:
+    total = sum(path_ns.values())
+    if not total:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no device event in a step")
-    inputs: dict[str, JsonValue] = {f"{name}_share": path_ns[name] / whole for name in SHARES}
-    inputs["path_s"] = whole / 1e9
+    inputs: dict[str, JsonValue] = {f"{name}_share": path_ns[name] / total for name in PATH_PARTS}
+    inputs["path_s"] = total / 1e9
     crosses = bool(trace.matching.groups) and trace.matching.offset_ns is not None
     inputs["crosses_ranks"] = crosses
     view = next(iter(trace.ranks.values()))
-    reason = view.windows.reason or (None if crosses or len(trace.ranks) == trace.num_devices else trace.lonely_reason)
-    detail = "" if crosses or reason is None else "within one rank: time in collectives contains waiting"
-    return Draft(path_ns["compute"] / whole, n_steps=1, reason=reason, detail=detail, inputs=inputs)
+    reason = view.windows.reason or (
+        None if crosses or len(trace.ranks) == trace.num_devices else trace.unmatched_reason
+    )
+    detail = "" if crosses or reason is None else "within one rank: time in collectives includes waiting"
+    return Draft(path_ns["compute"] / total, n_steps=1, reason=reason, detail=detail, inputs=inputs)

@@ -1,4 +1,4 @@
-"""A score as text for people."""
+"""Metrics, diagnosis and comparison of traces as text tables."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MAX_RANKS_SHOWN = 32
 
 
 def format_value(value: float | None, unit: str) -> str:
-    """A figure with a unit that reads well; `-` where there is none."""
+    """Return a value with a readable unit; `-` for None."""
     if value is None:
         return "-"
-    if unit in ("fraction",):
+    if unit == "fraction":
         return f"{100 * value:.2f} %"
     if unit == "s":
         for suffix, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
@@ -33,29 +33,29 @@ def format_value(value: float | None, unit: str) -> str:
 
 
 def format_metrics(metrics: Mapping[str, MetricResult]) -> str:
-    """One line a metric: name, value, ranks and steps, and what to know about it."""
+    """Return one line per metric: name, value, ranks, steps, and notes."""
     rows = [
         (
             result.name,
             format_value(result.value, result.unit),
             f"{result.n_ranks}/{result.world_size or '?'}" if result.n_ranks else "",
             str(result.n_steps or ""),
-            _remark(result),
+            _format_notes(result),
         )
         for result in metrics.values()
     ]
     return format_table(("metric", "value", "ranks", "steps", ""), rows)
 
 
-def _remark(result: MetricResult) -> str:
+def _format_notes(result: MetricResult) -> str:
     status = "" if result.status is Status.OK else f"{result.status.value}: {result.reason}"
     differs = result.inputs.get("differs")
-    note = f"answered by {result.inputs['answered_by']}; {differs}" if differs else ""
+    note = f"from {result.inputs['answered_by']}. {differs}" if differs else ""
     return one_line(". ".join(part for part in (status, result.detail, note) if part), 500)
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned by their widest cell; the last column runs free."""
+    """Return left-aligned columns as wide as their widest cell; the last column is not padded."""
     widths = [max(len(str(row[i])) for row in [heads, *rows]) for i in range(len(heads) - 1)]
     lines = [
         "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), str(row[-1])]).rstrip()
@@ -65,7 +65,7 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_diagnosis(diagnosis: Diagnosis) -> str:
-    """The sentences, then seconds by cause."""
+    """Return the sentences, then a table of seconds by cause."""
     causes = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
     rows = [
         (str(cause), format_value(seconds, "s"), f"{100 * seconds / diagnosis.window_s:.1f} %")
@@ -76,7 +76,7 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
 
 
 def format_ranks(trace: TraceView, *, by_step: bool = False) -> str:
-    """A table by rank (and by step): period, and the shares that add up to it."""
+    """Return a table by rank (and by step): the period, and the shares that add up to it."""
     rows = []
     for rank, view in list(trace.ranks.items())[:MAX_RANKS_SHOWN]:
         parts, windows = view.parts, view.windows
@@ -87,18 +87,18 @@ def format_ranks(trace: TraceView, *, by_step: bool = False) -> str:
                 step = str(number) if windows.are_steps else "file"
                 rows.append((str(rank), step, format_value(int(parts.window_ns_W[w]) / 1e9, "s"), *shares))
         elif len(windows.numbers):
-            whole = int(parts.window_ns_W.sum())
-            shares = [f"{100 * int(ns.sum()) / whole:.2f} %" for ns in columns]
+            total = int(parts.window_ns_W.sum())
+            shares = [f"{100 * int(ns.sum()) / total:.2f} %" for ns in columns]
             steps = str(windows.num_steps) if windows.are_steps else "file"
-            rows.append((str(rank), steps, format_value(whole / len(windows.numbers) / 1e9, "s"), *shares))
+            rows.append((str(rank), steps, format_value(total / len(windows.numbers) / 1e9, "s"), *shares))
     heads = ("rank", "step" if by_step else "steps", "period", "compute", "exposed comm", "exposed copies", "idle")
     text = format_table(heads, rows)
-    left = len(trace.ranks) - MAX_RANKS_SHOWN
-    return f"{text}\n... and {left} more ranks" if left > 0 else text
+    more = len(trace.ranks) - MAX_RANKS_SHOWN
+    return f"{text}\n... and {more} more ranks" if more > 0 else text
 
 
 def compare_metrics(a: Mapping[str, MetricResult], b: Mapping[str, MetricResult]) -> dict[str, dict[str, float | None]]:
-    """Metric -> values of both, difference and ratio of the second to the first; None where one has no value."""
+    """Return metric -> both values, their difference, and second over first; None if a value is missing."""
     compared: dict[str, dict[str, float | None]] = {}
     for name in a:
         if name not in b:
@@ -115,7 +115,7 @@ def compare_metrics(a: Mapping[str, MetricResult], b: Mapping[str, MetricResult]
 
 
 def format_comparison(a: Mapping[str, MetricResult], b: Mapping[str, MetricResult]) -> str:
-    """Both values side by side, difference and ratio."""
+    """Return a table with both values, their difference and their ratio."""
     rows = []
     for name, pair in compare_metrics(a, b).items():
         unit = a[name].unit

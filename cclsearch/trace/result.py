@@ -1,0 +1,83 @@
+"""The result of a metric: its fields, its status, and the exception of a metric that has no value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pydantic import JsonValue, model_validator
+
+from cclsearch.core.values import Model
+from cclsearch.trace.events import Reason
+
+
+class Status(StrEnum):
+    """How far a result may be trusted."""
+
+    OK = "ok"
+    PARTIAL = "partial"
+    NOT_AVAILABLE = "not_available"
+
+
+class NotAvailable(Exception):
+    """Raised by a metric that cannot be computed from the trace: a valid outcome, not an error."""
+
+    def __init__(self, reason: Reason | str, detail: str = "") -> None:
+        super().__init__(detail or str(reason))
+        self.reason = Reason(reason)
+        self.detail = detail
+
+
+class MetricResult(Model):
+    """The result of a metric. `value` is None only if `status` is `not_available`, and 0 only if 0 was measured."""
+
+    name: str
+    value: float | None
+    unit: str
+    per_rank: dict[int, float | None] = {}
+    """Rank -> its own value, if the metric has one per rank."""
+    per_step: tuple[float, ...] = ()
+    """One value per step, combined over ranks as `value` is; empty if the metric has none per step."""
+    n_ranks: int = 0
+    """Number of ranks that `value` covers."""
+    world_size: int | None = None
+    """Number of ranks of the run; None if the trace does not record it."""
+    n_steps: int = 0
+    """Number of steps that `value` covers; 0 if it covers the whole file."""
+    status: Status
+    reason: Reason | None = None
+    """Why the status is not `ok`."""
+    detail: str = ""
+    """One line for people: what is missing, or what the value does not include."""
+    inputs: dict[str, JsonValue] = {}
+    """What the value was computed from, and related figures (p95, by collective, ...)."""
+
+    @model_validator(mode="after")
+    def _value_matches_status(self) -> MetricResult:
+        if (self.value is None) != (self.status is Status.NOT_AVAILABLE):
+            raise ValueError(f"{self.name}: a value of {self.value!r} cannot have the status {self.status.value!r}")
+        if self.value is not None and not math.isfinite(self.value):
+            raise ValueError(f"{self.name}: {self.value!r} is not a finite number")
+        if (self.reason is None) != (self.status is Status.OK):
+            raise ValueError(f"{self.name}: status {self.status.value!r} with the reason {self.reason!r}")
+        return self
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a metric over all ranks returns; the name, the world size and the trace's own problems are added later."""
+
+    value: float
+    per_rank: Mapping[int, float | None] = field(default_factory=dict)
+    per_step: tuple[float, ...] = ()
+    n_steps: int = 0
+    n_ranks: int | None = None
+    """None: the number of values in `per_rank`, or the number of ranks read if it is empty."""
+    reason: Reason | None = None
+    """Why the value is only `partial`; None if it is complete."""
+    detail: str = ""
+    inputs: dict[str, JsonValue] = field(default_factory=dict)
+    needs_steps: bool = True
+    """False: the value is complete even if the windows that the metric used are not steps."""
