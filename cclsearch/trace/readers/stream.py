@@ -42,7 +42,6 @@ class ByteStream:
 
     def __init__(self, path: Path, limits: ReadLimits) -> None:
         self.is_truncated = False
-        self.damage = ""
         self._limits = limits
         self._file: IO[bytes] = path.open("rb", buffering=0)
         self._packed_size = path.stat().st_size
@@ -71,9 +70,8 @@ class ByteStream:
         assert self._gzip is not None
         try:
             return self._gzip.readinto(block)
-        except GzipDamage as damage:
+        except GzipDamage:
             self.is_truncated = True
-            self.damage = str(damage)
             return 0
 
     def _check(self) -> None:

@@ -63,7 +63,7 @@ class XlaRow:
     run: int = -1
     compute: ComputeClass = ComputeClass.OTHER
     stats: Stats | None = None
-    """Of the first event of that operation."""
+    """Statistics of the first event of that operation."""
 
 
 def int_or_none(value: Any) -> int | None:
