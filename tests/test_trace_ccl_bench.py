@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trace_tables import Tape, make_set
+from trace_tables import Timeline, make_set
 
 from cclsearch.core.errors import UserError
 from cclsearch.plugins import METRICS
@@ -23,16 +23,16 @@ from cclsearch.trace.view import TraceView
 def trace() -> TraceView:
     tables = []
     for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
+        timeline = Timeline(rank=rank, world_size=2)
         for i in range(6):
-            number, begin = tape.step(i * 100, i * 100 + 50), i * 100
-            tape.kernel(begin, 40 + 10 * rank, blocks_per_sm=0.5, step_id=number)
-            tape.collective(begin + 50, 20, message_bytes=2 << 20, step_id=number)
-            tape.collective(
+            number, begin = timeline.step(i * 100, i * 100 + 50), i * 100
+            timeline.kernel(begin, 40 + 10 * rank, blocks_per_sm=0.5, step_id=number)
+            timeline.collective(begin + 50, 20, message_bytes=2 << 20, step_id=number)
+            timeline.collective(
                 begin + 70, 10, CollectiveKind.ALL_GATHER, None, in_bytes=500, out_bytes=1000, step_id=number
             )
-            tape.copy(begin + 80, 10, bytes=10_000, step_id=number)
-        tables.append(tape.table())
+            timeline.copy(begin + 80, 10, bytes=10_000, step_id=number)
+        tables.append(timeline.table())
     return TraceView(make_set(tables))
 
 

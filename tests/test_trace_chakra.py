@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from trace_tables import Tape, make_set
+from trace_tables import Timeline, make_set
 
 from cclsearch.core.errors import UserError
 from cclsearch.trace.events import CollectiveKind, EventTable
@@ -111,16 +111,16 @@ def read_trace(path: Path) -> tuple[Message, list[Message]]:
 def training_tables() -> list[EventTable]:
     tables = []
     for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
+        timeline = Timeline(rank=rank, world_size=2)
         for i in range(6):
-            number, begin = tape.step(i * 100, i * 100 + 90), i * 100
-            tape.kernel(begin, 30, "gemm", launched_us=begin - 5, step_id=number)
-            tape.copy(begin + 30, 5, bytes=4096, step_id=number)
-            tape.collective(begin + 35, 20, CollectiveKind.ALL_REDUCE, 1 << 20, group_ranks=(0, 1), step_id=number)
-            tape.collective(begin + 56, 10, CollectiveKind.ALL_GATHER, 2048, group_desc="mesh_tp", step_id=number)
+            number, begin = timeline.step(i * 100, i * 100 + 90), i * 100
+            timeline.kernel(begin, 30, "gemm", launched_us=begin - 5, step_id=number)
+            timeline.copy(begin + 30, 5, bytes=4096, step_id=number)
+            timeline.collective(begin + 35, 20, CollectiveKind.ALL_REDUCE, 1 << 20, group_ranks=(0, 1), step_id=number)
+            timeline.collective(begin + 56, 10, CollectiveKind.ALL_GATHER, 2048, group_desc="mesh_tp", step_id=number)
             kind = CollectiveKind.SEND if rank == 0 else CollectiveKind.RECV
-            tape.collective(begin + 70, 5, kind, 512, peer=1 - rank, step_id=number)
-        tables.append(tape.table())
+            timeline.collective(begin + 70, 5, kind, 512, peer=1 - rank, step_id=number)
+        tables.append(timeline.table())
     return tables
 
 
@@ -174,9 +174,9 @@ def test_collectives_have_kind_size_and_group(exported: list[tuple[Message, list
 
 
 def test_names_are_utf8_and_clipped(tmp_path: Path) -> None:
-    tape = Tape()
-    tape.kernel(0, 5, "kernel \udcff\x1b[31m" + "x" * 500)
-    (path,) = export_chakra(TraceView(make_set([tape.table()])), tmp_path)
+    timeline = Timeline()
+    timeline.kernel(0, 5, "kernel \udcff\x1b[31m" + "x" * 500)
+    (path,) = export_chakra(TraceView(make_set([timeline.table()])), tmp_path)
     _, (node,) = read_trace(path)
     assert len(node.text(2)) <= 120
     assert "\x1b" not in node.text(2)
@@ -184,13 +184,13 @@ def test_names_are_utf8_and_clipped(tmp_path: Path) -> None:
 
 def test_a_trace_without_device_events_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no device event"):
-        export_chakra(TraceView(make_set([Tape().table()])), tmp_path)
+        export_chakra(TraceView(make_set([Timeline().table()])), tmp_path)
 
 
 @pytest.mark.parametrize(("size", "notes"), [(None, ["1 of 2 collectives have no recorded message size"]), (8, [])])
 def test_collectives_without_a_size_are_noted(size: int | None, notes: list[str]) -> None:
-    tape = Tape(world_size=2)
-    tape.collective(0, 10, message_bytes=size)
-    tape.collective(20, 10, CollectiveKind.BARRIER, message_bytes=None)
-    lines = describe_unsized_collectives(TraceView(make_set([tape.table()])))
+    timeline = Timeline(world_size=2)
+    timeline.collective(0, 10, message_bytes=size)
+    timeline.collective(20, 10, CollectiveKind.BARRIER, message_bytes=None)
+    lines = describe_unsized_collectives(TraceView(make_set([timeline.table()])))
     assert [line.split(":")[0] for line in lines] == notes

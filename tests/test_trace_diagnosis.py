@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trace_tables import Tape, make_set
+from trace_tables import Timeline, make_set
 
 from cclsearch.core.values import Config
 from cclsearch.trace.diagnosis.causes import Cause, median_causes
@@ -27,21 +27,21 @@ def random_tables(seed: int, num_ranks: int = 3, num_steps: int = 5) -> list[Eve
     rng = np.random.default_rng(seed)
     tables = []
     for rank in range(num_ranks):
-        tape = Tape(rank=rank, world_size=num_ranks)
+        timeline = Timeline(rank=rank, world_size=num_ranks)
         scale = float(rng.uniform(0.8, 1.3))
         for i in range(num_steps):
-            number = tape.step(i * 1000 * scale, (i * 1000 + 900) * scale)
+            number = timeline.step(i * 1000 * scale, (i * 1000 + 900) * scale)
             for _ in range(int(rng.integers(3, 25))):
                 start, length = (i * 1000 + float(rng.integers(900))) * scale, float(rng.integers(1, 120))
                 which = int(rng.integers(4))
                 if which == 0:
-                    tape.copy(start, length, step_id=number)
+                    timeline.copy(start, length, step_id=number)
                 elif which == 1:
                     kind = list(CollectiveKind)[int(rng.integers(5))]
-                    tape.collective(start, length, kind, stream=int(rng.integers(20, 23)), step_id=number)
+                    timeline.collective(start, length, kind, stream=int(rng.integers(20, 23)), step_id=number)
                 else:
-                    tape.kernel(start, length, launched_us=max(start - 30, 0), step_id=number)
-        tables.append(tape.table())
+                    timeline.kernel(start, length, launched_us=max(start - 30, 0), step_id=number)
+        tables.append(timeline.table())
     return tables
 
 
@@ -63,13 +63,13 @@ def simple_tables(*, compute: tuple[float, ...], transfer: float, copy: float, i
     tables = []
     period = max(compute) + transfer + copy + idle
     for rank, own in enumerate(compute):
-        tape = Tape(rank=rank, world_size=len(compute))
+        timeline = Timeline(rank=rank, world_size=len(compute))
         for i in range(6):
-            number, begin = tape.step(i * period, (i + 1) * period - 1), i * period
-            tape.kernel(begin, own, launched_us=begin - 2, step_id=number)
-            tape.collective(begin + own, max(compute) - own + transfer, step_id=number)
-            tape.copy(begin + max(compute) + transfer, copy, step_id=number)
-        tables.append(tape.table())
+            number, begin = timeline.step(i * period, (i + 1) * period - 1), i * period
+            timeline.kernel(begin, own, launched_us=begin - 2, step_id=number)
+            timeline.collective(begin + own, max(compute) - own + transfer, step_id=number)
+            timeline.copy(begin + max(compute) + transfer, copy, step_id=number)
+        tables.append(timeline.table())
     return tables
 
 
@@ -105,12 +105,12 @@ def sleepy_tables() -> list[EventTable]:
     tables = []
     for rank in range(4):
         sleep = 50 if rank == 2 else 0
-        tape = Tape(rank=rank, world_size=4)
+        timeline = Timeline(rank=rank, world_size=4)
         for i in range(6):
-            number, begin = tape.step(i * 120, i * 120 + 110), i * 120
-            tape.kernel(begin, 40, launched_us=begin - 2, step_id=number)
-            tape.collective(begin + 40 + sleep, 70 - sleep, step_id=number)
-        tables.append(tape.table())
+            number, begin = timeline.step(i * 120, i * 120 + 110), i * 120
+            timeline.kernel(begin, 40, launched_us=begin - 2, step_id=number)
+            timeline.collective(begin + 40 + sleep, 70 - sleep, step_id=number)
+        tables.append(timeline.table())
     return tables
 
 
@@ -135,13 +135,13 @@ def test_top_kernels_and_collectives_have_seconds_per_step() -> None:
 def test_point_to_point_and_idle_time_of_a_stage_are_the_bubble() -> None:
     tables = []
     for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
+        timeline = Timeline(rank=rank, world_size=2)
         for i in range(6):
-            number, begin = tape.step(i * 100, i * 100 + 99), i * 100
-            tape.kernel(begin, 40, step_id=number)
-            tape.collective(begin + 40, 25, CollectiveKind.RECV, 100, peer=1 - rank, step_id=number)
-            tape.collective(begin + 65, 5, CollectiveKind.ALL_REDUCE, 100, step_id=number)
-        tables.append(tape.table())
+            number, begin = timeline.step(i * 100, i * 100 + 99), i * 100
+            timeline.kernel(begin, 40, step_id=number)
+            timeline.collective(begin + 40, 25, CollectiveKind.RECV, 100, peer=1 - rank, step_id=number)
+            timeline.collective(begin + 65, 5, CollectiveKind.ALL_REDUCE, 100, step_id=number)
+        tables.append(timeline.table())
     diagnosis = diagnose(tables, config=Config(pp=2))
     assert diagnosis.seconds_by_cause[Cause.BUBBLE] == pytest.approx(55e-6)
     assert diagnosis.seconds_by_cause[Cause.HOST_IDLE] == 0
@@ -156,28 +156,28 @@ def test_one_rank_says_that_exposed_communication_includes_waiting() -> None:
 
 
 def test_without_steps_the_window_is_the_file_and_a_sentence_says_so() -> None:
-    tape = Tape()
-    tape.kernel(0, 30)
-    tape.kernel(90, 10)
-    diagnosis = diagnose([tape.table()])
+    timeline = Timeline()
+    timeline.kernel(0, 30)
+    timeline.kernel(90, 10)
+    diagnosis = diagnose([timeline.table()])
     assert not diagnosis.is_step
     assert diagnosis.window_s == pytest.approx(100e-6)
     assert diagnosis.sentences[0].startswith("The recorded window (no step markers)")
 
 
 def test_without_device_events_there_is_no_diagnosis() -> None:
-    tape = Tape()
-    tape.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
+    timeline = Timeline()
+    timeline.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
     with pytest.raises(NotAvailable):
-        diagnose([tape.table()])
-    assert score_traces(make_set([tape.table()])).diagnosis is None
+        diagnose([timeline.table()])
+    assert score_traces(make_set([timeline.table()])).diagnosis is None
 
 
 def test_control_characters_and_markup_in_trace_names_are_removed() -> None:
-    tape = Tape(world_size=2)
-    tape.kernel(0, 30, "evil\x1b[2J<script>alert(1)</script>&\u202e")
-    tape.collective(30, 10, group="<b>\x07", group_desc="<script>")
-    trace = TraceView(make_set([tape.table()]))
+    timeline = Timeline(world_size=2)
+    timeline.kernel(0, 30, "evil\x1b[2J<script>alert(1)</script>&\u202e")
+    timeline.collective(30, 10, group="<b>\x07", group_desc="<script>")
+    trace = TraceView(make_set([timeline.table()]))
     diagnosis = diagnose_trace(trace)
     text = " ".join(diagnosis.sentences)
     assert "\x1b" not in text
@@ -194,9 +194,9 @@ def test_charts_show_every_rank_with_bars_as_long_as_its_step() -> None:
     bars = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("height") == "17"]
     width = sum(float(r.get("width", "0")) for r in bars)
     assert width == pytest.approx(4 * (960 - 90 - 20), rel=1e-3)
-    timeline = draw_timeline(trace)
-    assert all(f"rank {rank}" in timeline for rank in range(4))
-    assert "http" not in timeline.replace("http://www.w3.org/2000/svg", "")
+    svg = draw_timeline(trace)
+    assert all(f"rank {rank}" in svg for rank in range(4))
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_median_causes_add_up_to_the_median_of_an_even_number_of_steps() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trace_measures import make_card, measure, step_tape, two_ranks
-from trace_tables import Tape, make_set
+from trace_measures import make_card, measure, step_timeline, two_ranks
+from trace_tables import Timeline, make_set
 
 from cclsearch.card.model import MoEArch, Phase
 from cclsearch.core.values import Config
@@ -42,10 +42,10 @@ def temporary_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_step_time_is_the_median_device_period_of_the_slowest_rank() -> None:
-    slow = step_tape(1, 2)
+    slow = step_timeline(1, 2)
     for row in slow.rows:
         row["ts_ns"] = row["ts_ns"] * 11 // 10
-    result = measure([step_tape(0, 2).table(), slow.table()], "trace_step_time")
+    result = measure([step_timeline(0, 2).table(), slow.table()], "trace_step_time")
     assert result.value == pytest.approx(110e-6)
     assert result.per_rank == {0: pytest.approx(100e-6), 1: pytest.approx(110e-6)}
     assert result.inputs["slowest_rank"] == 1
@@ -54,38 +54,38 @@ def test_step_time_is_the_median_device_period_of_the_slowest_rank() -> None:
 
 
 def test_three_steps_are_not_trimmed_and_the_last_has_no_period() -> None:
-    result = measure([step_tape(steps=3).table()], "trace_step_time")
+    result = measure([step_timeline(steps=3).table()], "trace_step_time")
     assert (result.n_steps, result.inputs["step_numbers"]) == (2, [0, 1])
 
 
 def test_an_incomplete_step_ends_the_previous_window_and_has_no_window() -> None:
-    tape = step_tape(steps=2)
-    cut = tape.step(200, 260, complete=False)
-    tape.kernel(205, 40, step_id=cut)
-    result = measure([tape.table()], "trace_step_time")
+    timeline = step_timeline(steps=2)
+    cut = timeline.step(200, 260, complete=False)
+    timeline.kernel(205, 40, step_id=cut)
+    result = measure([timeline.table()], "trace_step_time")
     assert result.inputs["step_numbers"] == [0, 1]
     assert result.value == pytest.approx(100e-6)
 
 
 def test_one_step_has_the_length_of_its_marker_and_is_partial() -> None:
-    result = measure([step_tape(steps=1).table()], "trace_step_time")
+    result = measure([step_timeline(steps=1).table()], "trace_step_time")
     assert result.value == pytest.approx(60e-6)
     assert (result.status, result.reason) == (Status.PARTIAL, Reason.TOO_FEW_STEPS)
 
 
 def test_cpu_steps_run_from_marker_to_marker() -> None:
-    table = step_tape(steps=3).table(accelerator="cpu")
+    table = step_timeline(steps=3).table(accelerator="cpu")
     result = measure([table], "trace_step_time")
     assert result.n_steps == 3
     assert result.per_step == (pytest.approx(100e-6), pytest.approx(100e-6), pytest.approx(60e-6))
 
 
 def test_without_markers_only_shares_of_the_whole_file_are_available() -> None:
-    tape = Tape()
-    tape.kernel(0, 30)
-    tape.kernel(70, 30)
-    assert measure([tape.table()], "trace_step_time").reason is Reason.NO_STEP_MARKERS
-    share = measure([tape.table()], "compute_frac")
+    timeline = Timeline()
+    timeline.kernel(0, 30)
+    timeline.kernel(70, 30)
+    assert measure([timeline.table()], "trace_step_time").reason is Reason.NO_STEP_MARKERS
+    share = measure([timeline.table()], "compute_frac")
     assert (share.value, share.status, share.reason) == (0.6, Status.PARTIAL, Reason.NO_STEP_MARKERS)
 
 
@@ -94,7 +94,7 @@ def test_without_markers_only_shares_of_the_whole_file_are_available() -> None:
     [("compute_frac", 0.4), ("exposed_comm_frac", 0.2), ("exposed_mem_frac", 0.1), ("idle_frac", 0.3)],
 )
 def test_shares_of_a_step(name: str, share: float) -> None:
-    result = measure([step_tape().table()], name)
+    result = measure([step_timeline().table()], name)
     assert result.value == pytest.approx(share)
     assert result.per_step == pytest.approx([share] * 4)
 
@@ -102,25 +102,25 @@ def test_shares_of_a_step(name: str, share: float) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_the_four_shares_add_up_to_one_for_every_rank_and_step(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    tape = Tape()
+    timeline = Timeline()
     for i in range(6):
-        number = tape.step(i * 1000, i * 1000 + 900)
+        number = timeline.step(i * 1000, i * 1000 + 900)
         for _ in range(30):
-            add = (tape.kernel, tape.copy, tape.collective)[int(rng.integers(3))]
+            add = (timeline.kernel, timeline.copy, timeline.collective)[int(rng.integers(3))]
             add(i * 1000 + float(rng.integers(900)), float(rng.integers(1, 80)), step_id=number)
-    parts = RankView(tape.table()).parts
+    parts = RankView(timeline.table()).parts
     whole = parts.compute_ns_W + parts.exposed_comm_ns_W + parts.exposed_mem_ns_W + parts.idle_ns_W
     assert (whole == parts.window_ns_W).all()
     assert min(part.min() for part in (parts.compute_ns_W, parts.exposed_comm_ns_W, parts.idle_ns_W)) >= 0
 
 
 def test_overlap_is_the_share_of_communication_during_compute() -> None:
-    tape = Tape()
+    timeline = Timeline()
     for i in range(5):
-        number = tape.step(i * 100, i * 100 + 90)
-        tape.kernel(i * 100, 40, step_id=number)
-        tape.collective(i * 100 + 30, 40, step_id=number)
-    assert measure([tape.table()], "overlap").value == pytest.approx(0.25)
+        number = timeline.step(i * 100, i * 100 + 90)
+        timeline.kernel(i * 100, 40, step_id=number)
+        timeline.collective(i * 100 + 30, 40, step_id=number)
+    assert measure([timeline.table()], "overlap").value == pytest.approx(0.25)
 
 
 def test_waiting_is_the_duration_beyond_the_shortest_over_ranks() -> None:
@@ -153,13 +153,15 @@ def test_bandwidth_utilization_is_over_one_direction_of_the_cards_link() -> None
 
 
 def test_wire_bytes_count_the_collectives_factor() -> None:
-    tape = Tape(world_size=4)
+    timeline = Timeline(world_size=4)
     for i in range(6):
-        number = tape.step(i * 100, i * 100 + 90)
-        tape.collective(i * 100, 10, CollectiveKind.ALL_REDUCE, 1000, step_id=number)
-        tape.collective(i * 100 + 20, 10, CollectiveKind.ALL_GATHER, None, in_bytes=250, out_bytes=1000, step_id=number)
-        tape.collective(i * 100 + 40, 10, CollectiveKind.BROADCAST, 1000, step_id=number)
-    result = measure([tape.table()], "comm_volume")
+        number = timeline.step(i * 100, i * 100 + 90)
+        timeline.collective(i * 100, 10, CollectiveKind.ALL_REDUCE, 1000, step_id=number)
+        timeline.collective(
+            i * 100 + 20, 10, CollectiveKind.ALL_GATHER, None, in_bytes=250, out_bytes=1000, step_id=number
+        )
+        timeline.collective(i * 100 + 40, 10, CollectiveKind.BROADCAST, 1000, step_id=number)
+    result = measure([timeline.table()], "comm_volume")
     assert result.inputs["wire_bytes_by_collective"] == {"all_reduce": 1500, "all_gather": 750, "broadcast": 1000}
     assert result.inputs["message_bytes"] == pytest.approx(3000)
 
@@ -167,9 +169,9 @@ def test_wire_bytes_count_the_collectives_factor() -> None:
 def test_compute_imbalance_compares_ranks_of_a_stage() -> None:
     tables = []
     for rank, compute in enumerate((10, 10, 30, 50)):
-        tape = Tape(rank=rank, world_size=4)
-        tape.kernel(0, compute)
-        tables.append(tape.table())
+        timeline = Timeline(rank=rank, world_size=4)
+        timeline.kernel(0, compute)
+        tables.append(timeline.table())
     assert measure(tables, "compute_imbalance").value == pytest.approx(50 / 25 - 1)
     staged = measure(tables, "compute_imbalance", config=Config(pp=2, tp=2))
     assert staged.value == pytest.approx(50 / 40 - 1)
@@ -178,13 +180,15 @@ def test_compute_imbalance_compares_ranks_of_a_stage() -> None:
 def test_pipeline_bubble_is_the_time_without_work_and_collectives() -> None:
     tables = []
     for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
+        timeline = Timeline(rank=rank, world_size=2)
         for i in range(6):
-            number = tape.step(i * 100, i * 100 + 95)
-            tape.kernel(i * 100, 50, step_id=number)
-            tape.collective(i * 100 + 50, 10, CollectiveKind.SEND_RECV, 1000, group="1", peer=1 - rank, step_id=number)
-            tape.collective(i * 100 + 60, 15, CollectiveKind.ALL_REDUCE, 1000, step_id=number)
-        tables.append(tape.table())
+            number = timeline.step(i * 100, i * 100 + 95)
+            timeline.kernel(i * 100, 50, step_id=number)
+            timeline.collective(
+                i * 100 + 50, 10, CollectiveKind.SEND_RECV, 1000, group="1", peer=1 - rank, step_id=number
+            )
+            timeline.collective(i * 100 + 60, 15, CollectiveKind.ALL_REDUCE, 1000, step_id=number)
+        tables.append(timeline.table())
     config = Config(pp=2, dp=1, micro_batch_size=2)
     result = measure(tables, "pipeline_bubble", config=config, card=make_card())
     assert result.value == pytest.approx(0.35)
@@ -194,21 +198,25 @@ def test_pipeline_bubble_is_the_time_without_work_and_collectives() -> None:
 def test_moe_balance_reads_the_load_from_the_splits() -> None:
     tables = []
     for rank, received in enumerate(((30, 30), (10, 10))):
-        tape = Tape(rank=rank, world_size=2)
-        tape.collective(0, 10, CollectiveKind.ALL_TO_ALL, 80, in_splits=((30, 10), (30, 10))[rank], out_splits=received)
-        tables.append(tape.table())
+        timeline = Timeline(rank=rank, world_size=2)
+        timeline.collective(
+            0, 10, CollectiveKind.ALL_TO_ALL, 80, in_splits=((30, 10), (30, 10))[rank], out_splits=received
+        )
+        tables.append(timeline.table())
     card = make_card(moe=MoEArch(num_experts=8, top_k=2, expert_intermediate_size=64))
     assert measure(tables, "moe_balance", card=card).value == pytest.approx(1.5)
     assert measure(tables, "moe_balance", card=make_card()).reason is Reason.CARD_MISSING_FIELD
 
 
 def test_critical_path_of_a_queued_stream_is_its_work() -> None:
-    tape = Tape()
+    timeline = Timeline()
     for i in range(6):
-        number = tape.step(i * 100, i * 100 + 10)
-        tape.kernel(i * 100 + 10, 70, launched_us=i * 100, step_id=number)
-        tape.copy(i * 100 + 80, 30, step_id=number, launch=tape.add(Kind.RUNTIME, i * 100 + 1, 1, "cudaMemcpyAsync"))
-    path = measure([tape.table()], "critical_path")
+        number = timeline.step(i * 100, i * 100 + 10)
+        timeline.kernel(i * 100 + 10, 70, launched_us=i * 100, step_id=number)
+        timeline.copy(
+            i * 100 + 80, 30, step_id=number, launch=timeline.add(Kind.RUNTIME, i * 100 + 1, 1, "cudaMemcpyAsync")
+        )
+    path = measure([timeline.table()], "critical_path")
     assert path.value == pytest.approx(0.7)
     assert path.inputs["memcpy_share"] == pytest.approx(0.3)
 
@@ -216,14 +224,14 @@ def test_critical_path_of_a_queued_stream_is_its_work() -> None:
 def test_critical_path_continues_on_the_rank_that_arrives_last() -> None:
     tables = []
     for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
+        timeline = Timeline(rank=rank, world_size=2)
         for i in range(6):
-            number, begin = tape.step(i * 100, i * 100 + 5), i * 100
+            number, begin = timeline.step(i * 100, i * 100 + 5), i * 100
             compute = 80 if rank else 30
-            tape.kernel(begin, compute, launched_us=begin - 1, step_id=number)
-            launch = tape.add(Kind.RUNTIME, begin, 1, "cudaLaunchKernel", device=-1)
-            tape.collective(begin + compute, 100 - compute, step_id=number, launch=launch)
-        tables.append(tape.table())
+            timeline.kernel(begin, compute, launched_us=begin - 1, step_id=number)
+            launch = timeline.add(Kind.RUNTIME, begin, 1, "cudaLaunchKernel", device=-1)
+            timeline.collective(begin + compute, 100 - compute, step_id=number, launch=launch)
+        tables.append(timeline.table())
     path = measure(tables, "critical_path")
     assert path.value == pytest.approx(0.8)
     assert path.inputs["transfer_share"] == pytest.approx(0.2)
@@ -231,15 +239,15 @@ def test_critical_path_continues_on_the_rank_that_arrives_last() -> None:
 
 
 def test_first_token_and_token_times_end_with_the_device() -> None:
-    tape = Tape()
+    timeline = Timeline()
     for i, name in enumerate(
         ["execute_context_1(512)_generation_0(0)"]
         + ["execute_context_0(0)_generation_4(4)"] * 3
         + ["execute_context_1(8)_generation_4(4)"]
     ):
-        number = tape.step(i * 100, i * 100 + 20, name=name)
-        tape.kernel(i * 100 + 10, 60 if i == 0 else 30, step_id=number)
-    table = tape.table(step_source="inference")
+        number = timeline.step(i * 100, i * 100 + 20, name=name)
+        timeline.kernel(i * 100 + 10, 60 if i == 0 else 30, step_id=number)
+    table = timeline.table(step_source="inference")
     card = make_card(phase=Phase.INFERENCE)
     assert measure([table], "ttft", card=card).value == pytest.approx(70e-6)
     decode = measure([table], "tpot", card=card)
@@ -249,8 +257,8 @@ def test_first_token_and_token_times_end_with_the_device() -> None:
 
 
 def test_scaling_efficiency_splits_the_loss_by_cause() -> None:
-    base = TraceView(make_set([step_tape(0, 1).table()]))
-    halves = [step_tape(rank, 2, period_us=60).table() for rank in range(2)]
+    base = TraceView(make_set([step_timeline(0, 1).table()]))
+    halves = [step_timeline(rank, 2, period_us=60).table() for rank in range(2)]
     result = measure(halves, "scaling_efficiency", baseline=base)
     assert result.value == pytest.approx(100 / 60 / 2)
     lost = sum(
@@ -261,8 +269,8 @@ def test_scaling_efficiency_splits_the_loss_by_cause() -> None:
 
 
 def test_weak_scaling_uses_the_batch_of_each_card() -> None:
-    base = TraceView(make_set([step_tape(0, 1).table()]), card=make_card(global_batch_size=8, num_accelerators=1))
-    larger = [step_tape(rank, 2, period_us=125).table() for rank in range(2)]
+    base = TraceView(make_set([step_timeline(0, 1).table()]), card=make_card(global_batch_size=8, num_accelerators=1))
+    larger = [step_timeline(rank, 2, period_us=125).table() for rank in range(2)]
     result = measure(larger, "scaling_efficiency", card=make_card(global_batch_size=16), baseline=base)
     assert result.value == pytest.approx(100 / 125)
     assert (result.inputs["rule"], result.status) == ("weak", Status.OK)
@@ -271,8 +279,8 @@ def test_weak_scaling_uses_the_batch_of_each_card() -> None:
 
 
 def test_quality_names_the_weakest_share() -> None:
-    tape = step_tape(0, 4)
-    result = measure([tape.table()], "trace_quality", set_fields={"world_size": 4})
+    timeline = step_timeline(0, 4)
+    result = measure([timeline.table()], "trace_quality", set_fields={"world_size": 4})
     assert result.value == pytest.approx(0.25)
     assert result.inputs["weakest"] == "ranks_seen"
 
@@ -297,11 +305,11 @@ def test_kernel_families(name: str, family: str) -> None:
 
 
 def test_top_kernels_share_time_by_family() -> None:
-    tape = Tape()
-    tape.kernel(0, 30, "gemm<1>(int)")
-    tape.kernel(30, 30, "gemm<2>(int)")
-    tape.kernel(60, 40, "norm(int)")
-    result = measure([tape.table()], "concentration")
+    timeline = Timeline()
+    timeline.kernel(0, 30, "gemm<1>(int)")
+    timeline.kernel(30, 30, "gemm<2>(int)")
+    timeline.kernel(60, 40, "norm(int)")
+    result = measure([timeline.table()], "concentration")
     assert (result.value, result.inputs["kernel"]) == (pytest.approx(0.6), "gemm")
 
 
@@ -315,15 +323,15 @@ def test_every_metric_has_a_reason_if_nothing_was_read() -> None:
 
 
 def empty_tables() -> list[EventTable]:
-    host_only = Tape()
+    host_only = Timeline()
     host_only.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
-    zero_length = Tape()
+    zero_length = Timeline()
     zero_length.kernel(0, 0)
     zero_length.collective(0, 0)
-    zero_steps = Tape()
+    zero_steps = Timeline()
     zero_steps.step(0, 0)
     zero_steps.step(0, 0)
-    return [Tape().table(), host_only.table(), zero_length.table(), zero_steps.table()]
+    return [Timeline().table(), host_only.table(), zero_length.table(), zero_steps.table()]
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -336,7 +344,7 @@ def test_degenerate_tables_give_reasons_and_no_warnings(which: int) -> None:
 
 
 def test_a_truncated_trace_makes_every_value_partial() -> None:
-    table = step_tape().table(status="partial", reasons=(Reason.TRACE_TRUNCATED,))
+    table = step_timeline().table(status="partial", reasons=(Reason.TRACE_TRUNCATED,))
     result = measure([table], "compute_frac", set_fields={"status": "partial", "message": "rank 0 is truncated"})
     assert (result.status, result.reason, result.detail) == (
         Status.PARTIAL,
@@ -354,7 +362,7 @@ def test_a_user_metric_needs_ten_lines() -> None:
             raise NotAvailable("no_gpu_events")
         return float(rank.table.dur_ns[kernels].max() / 1e9)
 
-    long, none = Tape(rank=0), Tape(rank=1)
+    long, none = Timeline(rank=0), Timeline(rank=1)
     long.kernel(0, 7)
     none.copy(0, 3)
     result = measure([long.table(), none.table()], "longest_kernel_in_test")
@@ -375,7 +383,7 @@ def test_a_user_metric_needs_ten_lines() -> None:
 def test_a_metric_that_raises_is_not_available(broken: Callable[[Any], Any]) -> None:
     name = "broken_in_test"
     metric(name, unit="s", summary="broken", over="trace")(broken)
-    result = measure([step_tape().table()], name)
+    result = measure([step_timeline().table()], name)
     assert (result.value, result.status) == (None, Status.NOT_AVAILABLE)
 
 
@@ -404,9 +412,9 @@ def test_a_package_adds_a_metric_with_its_entry_point(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_device_events_is_excluded_and_named() -> None:
-    host_only_rank = Tape(rank=1, world_size=2)
+    host_only_rank = Timeline(rank=1, world_size=2)
     host_only_rank.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
-    result = measure([step_tape(0, 2).table(), host_only_rank.table()], "comm_time")
+    result = measure([step_timeline(0, 2).table(), host_only_rank.table()], "comm_time")
     assert result.value == pytest.approx(20e-6)
     assert (result.status, result.reason, result.detail) == (
         Status.PARTIAL,
@@ -416,10 +424,10 @@ def test_a_rank_without_device_events_is_excluded_and_named() -> None:
 
 
 def test_communication_time_by_link_follows_the_cards_nodes() -> None:
-    tape = Tape(world_size=16)
-    tape.collective(0, 10, group_ranks=tuple(range(8)), group="tp", group_size=8)
-    tape.collective(20, 30, group_ranks=(0, 8), group="dp", group_size=2)
-    by_link = measure([tape.table()], "comm_time", card=make_card()).inputs["by_link_s"]
+    timeline = Timeline(world_size=16)
+    timeline.collective(0, 10, group_ranks=tuple(range(8)), group="tp", group_size=8)
+    timeline.collective(20, 30, group_ranks=(0, 8), group="dp", group_size=2)
+    by_link = measure([timeline.table()], "comm_time", card=make_card()).inputs["by_link_s"]
     assert by_link == {"inter_node": pytest.approx(30e-6), "intra_node": pytest.approx(10e-6)}
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from trace_measures import measure, step_tape
+from trace_measures import measure, step_timeline
 
 from cclsearch.trace.metric import Status
 from cclsearch.trace.read import read_traces
@@ -29,7 +29,7 @@ def test_peak_memory_of_the_whole_run_comes_from_result_json(tmp_path: Path) -> 
 
 def test_memory_of_a_process_is_not_shown_as_memory_of_an_accelerator() -> None:
     log = RunLog(peak_memory_bytes=(900,), is_device_memory=False)
-    found = measure([step_tape().table()], "peak_memory", set_fields={"run_log": log})
+    found = measure([step_timeline().table()], "peak_memory", set_fields={"run_log": log})
     assert found.value is None
 
 
@@ -38,8 +38,8 @@ def test_latencies_come_from_the_request_log_if_there_is_one(tmp_path: Path) -> 
     log = read_run_log(tmp_path)
     assert log is not None
     fields = {"run_log": log}
-    first = measure([step_tape().table()], "ttft", set_fields=fields)
-    token = measure([step_tape().table()], "tpot", set_fields=fields)
+    first = measure([step_timeline().table()], "ttft", set_fields=fields)
+    token = measure([step_timeline().table()], "tpot", set_fields=fields)
     assert (first.value, first.inputs["num_requests"]) == (0.2, 3)
     assert token.value == pytest.approx(0.03)
     assert "request log" in first.detail

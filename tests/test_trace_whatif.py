@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from trace_tables import Tape, make_set
+from trace_tables import Timeline, make_set
 
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind
 from cclsearch.trace.metric import NotAvailable
@@ -37,22 +37,22 @@ class Machine:
 
 def simulate(machine: Machine) -> list[EventTable]:
     """Return event tables of a run; every kernel is queued early, so that the device never waits for the host."""
-    tapes = [Tape(rank=rank, world_size=machine.num_ranks) for rank in range(machine.num_ranks)]
+    timelines = [Timeline(rank=rank, world_size=machine.num_ranks) for rank in range(machine.num_ranks)]
     now = [0.0] * machine.num_ranks
     for i in range(machine.steps):
-        numbers = [tape.step(i * 50.0, i * 50.0 + 45) for tape in tapes]
+        numbers = [timeline.step(i * 50.0, i * 50.0 + 45) for timeline in timelines]
         wire_free = 0.0
         issued = i * 50.0
         for compute, size in zip(machine.compute_us, machine.sizes_mib, strict=True):
-            for rank, tape in enumerate(tapes):
+            for rank, timeline in enumerate(timelines):
                 own = compute / machine.compute_speed * (machine.slow_rank_factor if rank == 1 else 1.0)
-                tape.kernel(now[rank], own, launched_us=issued, step_id=numbers[rank])
+                timeline.kernel(now[rank], own, launched_us=issued, step_id=numbers[rank])
                 now[rank] += own
             arrive = [max(t, wire_free) for t in now]
             wire_free = max(arrive) + machine.alpha_us + machine.us_per_mib * size
-            for rank, tape in enumerate(tapes):
-                launch = tape.add(Kind.RUNTIME, issued + 1, 1, "cudaLaunchKernel", device=-1)
-                tape.collective(
+            for rank, timeline in enumerate(timelines):
+                launch = timeline.add(Kind.RUNTIME, issued + 1, 1, "cudaLaunchKernel", device=-1)
+                timeline.collective(
                     arrive[rank],
                     wire_free - arrive[rank],
                     message_bytes=size << 20,
@@ -60,12 +60,12 @@ def simulate(machine: Machine) -> list[EventTable]:
                     launch=launch,
                 )
             issued += 2
-        for rank, tape in enumerate(tapes):
+        for rank, timeline in enumerate(timelines):
             start = max(now[rank], wire_free)
             own = machine.optimizer_us / machine.compute_speed
-            tape.kernel(start, own, "adam", launched_us=issued, step_id=numbers[rank])
+            timeline.kernel(start, own, "adam", launched_us=issued, step_id=numbers[rank])
             now[rank] = start + own
-    return [tape.table() for tape in tapes]
+    return [timeline.table() for timeline in timelines]
 
 
 def view_of(machine: Machine) -> TraceView:
@@ -169,25 +169,25 @@ def test_one_rank_gives_bounds_around_the_true_value() -> None:
 
 
 def test_a_host_bound_step_gains_nothing_from_faster_compute() -> None:
-    tape = Tape()
+    timeline = Timeline()
     for i in range(6):
-        number = tape.step(i * 100, i * 100 + 99)
+        number = timeline.step(i * 100, i * 100 + 99)
         for k in range(5):
-            tape.kernel(i * 100 + 20 * k, 5, launched_us=i * 100 + 20 * k - 3, step_id=number)
-    answer = ask_what_if(TraceView(make_set([tape.table()])), Scenario(compute=4.0))
+            timeline.kernel(i * 100 + 20 * k, 5, launched_us=i * 100 + 20 * k - 3, step_id=number)
+    answer = ask_what_if(TraceView(make_set([timeline.table()])), Scenario(compute=4.0))
     assert answer.low_s == pytest.approx(100e-6, rel=0.05)
 
 
 def test_launches_after_a_synchronization_move_with_the_device() -> None:
     """Each kernel is launched after a synchronization on the previous one."""
-    tape = Tape()
+    timeline = Timeline()
     for i in range(6):
-        number = tape.step(i * 100, i * 100 + 99)
+        number = timeline.step(i * 100, i * 100 + 99)
         for k in range(5):
             begin = i * 100 + 20 * k
-            tape.kernel(begin, 16, launched_us=begin - 2, step_id=number)
-            tape.add(Kind.RUNTIME, begin + 1, 16, "cudaDeviceSynchronize", device=-1)
-    answer = ask_what_if(TraceView(make_set([tape.table()])), Scenario(compute=2.0))
+            timeline.kernel(begin, 16, launched_us=begin - 2, step_id=number)
+            timeline.add(Kind.RUNTIME, begin + 1, 16, "cudaDeviceSynchronize", device=-1)
+    answer = ask_what_if(TraceView(make_set([timeline.table()])), Scenario(compute=2.0))
     assert answer.low_s == pytest.approx(60e-6, rel=0.05)
 
 
@@ -200,36 +200,36 @@ def test_utilities_rank_the_limiting_resource_first() -> None:
 
 
 def test_a_replayed_step_that_is_not_the_median_is_noted() -> None:
-    tape = Tape()
+    timeline = Timeline()
     for i, begin in enumerate((0, 100, 220, 320)):
-        number = tape.step(begin, begin + 90)
-        tape.kernel(begin, 50, launched_us=begin - 1, step_id=number)
-        tape.collective(begin + 50, 20 + i, CollectiveKind.ALL_REDUCE, step_id=number)
-    answer = ask_what_if(TraceView(make_set([tape.table()])), Scenario())
+        number = timeline.step(begin, begin + 90)
+        timeline.kernel(begin, 50, launched_us=begin - 1, step_id=number)
+        timeline.collective(begin + 50, 20 + i, CollectiveKind.ALL_REDUCE, step_id=number)
+    answer = ask_what_if(TraceView(make_set([timeline.table()])), Scenario())
     assert any("scaled to the median" in note for note in answer.notes)
 
 
 def test_without_steps_there_is_no_projection() -> None:
-    tape = Tape()
-    tape.kernel(0, 10)
+    timeline = Timeline()
+    timeline.kernel(0, 10)
     with pytest.raises(NotAvailable):
-        ask_what_if(TraceView(make_set([tape.table()])), Scenario())
+        ask_what_if(TraceView(make_set([timeline.table()])), Scenario())
 
 
 def simulate_pipeline(stage_us: float, transfer_us: float, micro_batches: int = 4) -> list[EventTable]:
     """Two stages: the first computes and sends each micro-batch, the second waits for it; then both reduce."""
-    tapes = [Tape(rank=rank, world_size=2) for rank in range(2)]
+    timelines = [Timeline(rank=rank, world_size=2) for rank in range(2)]
     base = 0.0
     for i in range(6):
-        numbers = [tape.step(i * 5.0, i * 5.0 + 4) for tape in tapes]
+        numbers = [timeline.step(i * 5.0, i * 5.0 + 4) for timeline in timelines]
         sender = receiver = base
         for _ in range(micro_batches):
-            tapes[0].kernel(sender, stage_us, launched_us=i * 5.0, step_id=numbers[0])
+            timelines[0].kernel(sender, stage_us, launched_us=i * 5.0, step_id=numbers[0])
             sender += stage_us
             ends = max(sender, receiver) + transfer_us
             for rank, (kind, start) in enumerate(((CollectiveKind.SEND, sender), (CollectiveKind.RECV, receiver))):
-                launch = tapes[rank].add(Kind.RUNTIME, i * 5.0, 1, "cudaLaunchKernel", device=-1)
-                tapes[rank].collective(
+                launch = timelines[rank].add(Kind.RUNTIME, i * 5.0, 1, "cudaLaunchKernel", device=-1)
+                timelines[rank].collective(
                     start,
                     ends - start,
                     kind,
@@ -240,13 +240,15 @@ def simulate_pipeline(stage_us: float, transfer_us: float, micro_batches: int = 
                     launch=launch,
                 )
             sender = ends
-            tapes[1].kernel(ends, stage_us, launched_us=i * 5.0, step_id=numbers[1])
+            timelines[1].kernel(ends, stage_us, launched_us=i * 5.0, step_id=numbers[1])
             receiver = ends + stage_us
         base = max(sender, receiver) + 1
         for rank, start in enumerate((sender, receiver)):
-            launch = tapes[rank].add(Kind.RUNTIME, i * 5.0 + 1, 1, "cudaLaunchKernel", device=-1)
-            tapes[rank].collective(start, base - start, message_bytes=4, stream=7, step_id=numbers[rank], launch=launch)
-    return [tape.table() for tape in tapes]
+            launch = timelines[rank].add(Kind.RUNTIME, i * 5.0 + 1, 1, "cudaLaunchKernel", device=-1)
+            timelines[rank].collective(
+                start, base - start, message_bytes=4, stream=7, step_id=numbers[rank], launch=launch
+            )
+    return [timeline.table() for timeline in timelines]
 
 
 @pytest.mark.parametrize(("stage_us", "transfer_us"), [(40.0, 10.0), (10.0, 40.0)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_tables import Tape, make_set
+from trace_tables import Timeline, make_set
 
 from cclsearch.plugins import METRICS
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind, OpCost, Reason
@@ -74,26 +74,26 @@ def read(path: Path) -> TraceView:
 
 def test_host_windows_are_not_used_for_device_work() -> None:
     """The host issues a step in 35 us, the device needs 96 us: most kernels start in the window of a later step."""
-    tape = Tape()
+    timeline = Timeline()
     for i in range(6):
-        number = tape.step(i * 35, i * 35 + 34)
-        tape.kernel(50 + i * 96, 90, launched_us=i * 35 + 1, step_id=number)
-    result = measure([tape.table()], "trace_step_time")
+        number = timeline.step(i * 35, i * 35 + 34)
+        timeline.kernel(50 + i * 96, 90, launched_us=i * 35 + 1, step_id=number)
+    result = measure([timeline.table()], "trace_step_time")
     assert result.value == pytest.approx(96e-6)
     assert result.inputs["cpu_step_time_s"] == pytest.approx(34e-6)
-    assert measure([tape.table()], "compute_frac").value == pytest.approx(90 / 96)
+    assert measure([timeline.table()], "compute_frac").value == pytest.approx(90 / 96)
 
 
 def straggling_tables() -> list[EventTable]:
     """Rank 1 arrives last at every collective, so the others spend more time in it."""
     tables = []
     for rank in range(3):
-        tape = Tape(rank=rank, world_size=3)
+        timeline = Timeline(rank=rank, world_size=3)
         for i in range(6):
             late = 60 if rank == 1 else rank
-            tape.kernel(i * 100, 20 + late)
-            tape.collective(i * 100 + 20 + late, 70 - late)
-        tables.append(tape.table())
+            timeline.kernel(i * 100, 20 + late)
+            timeline.collective(i * 100 + 20 + late, 70 - late)
+        tables.append(timeline.table())
     return tables
 
 
@@ -116,9 +116,9 @@ def test_bandwidth_does_not_count_waiting() -> None:
     """The collective takes 2146 us on the waiting rank and 10 us on the last arriver."""
     tables = []
     for rank, start in enumerate((0, 2136)):
-        tape = Tape(rank=rank, world_size=2)
-        tape.collective(start, 2146 - start, message_bytes=2 << 20)
-        tables.append(tape.table())
+        timeline = Timeline(rank=rank, world_size=2)
+        timeline.collective(start, 2146 - start, message_bytes=2 << 20)
+        tables.append(timeline.table())
     assert measure(tables, "bus_bw").value == pytest.approx((2 << 20) / 10e-6 / 1e9)
     alone = measure(tables[:1], "bus_bw")
     assert (alone.status, alone.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
@@ -126,16 +126,16 @@ def test_bandwidth_does_not_count_waiting() -> None:
 
 
 def test_an_all_gather_moves_the_full_tensor_and_gigabytes_are_decimal() -> None:
-    tape = Tape(world_size=8)
-    tape.collective(0, 100, CollectiveKind.ALL_GATHER, None, in_bytes=1_000_000, out_bytes=8_000_000)
-    result = measure([tape.table()], "bus_bw")
+    timeline = Timeline(world_size=8)
+    timeline.collective(0, 100, CollectiveKind.ALL_GATHER, None, in_bytes=1_000_000, out_bytes=8_000_000)
+    result = measure([timeline.table()], "bus_bw")
     assert result.value == pytest.approx(8_000_000 * 7 / 8 / 100e-6 / 1e9)
 
 
 def test_an_unknown_data_type_is_named_not_dropped() -> None:
-    tape = Tape(world_size=2)
-    tape.collective(0, 100, message_bytes=None, in_nelems=1000, out_nelems=1000, dtype="Int3")
-    result = measure([tape.table()], "comm_volume")
+    timeline = Timeline(world_size=2)
+    timeline.collective(0, 100, message_bytes=None, in_nelems=1000, out_nelems=1000, dtype="Int3")
+    result = measure([timeline.table()], "comm_volume")
     assert (result.value, result.reason) == (None, Reason.UNKNOWN_DTYPE)
     assert "Int3" in result.detail
 
@@ -144,10 +144,10 @@ def chips(count: int = 4) -> list[EventTable]:
     """A collective of 1 MB on each chip, with 1.86 times as much memory traffic."""
     tables = []
     for rank in range(count):
-        tape = Tape(rank=rank)
-        row = tape.collective(0, 100, message_bytes=1_000_000, group_size=count)
-        name_id = tape.rows[row]["name_id"]
-        table = tape.table(
+        timeline = Timeline(rank=rank)
+        row = timeline.collective(0, 100, message_bytes=1_000_000, group_size=count)
+        name_id = timeline.rows[row]["name_id"]
+        table = timeline.table(
             format="xla", accelerator="tpu", op_costs={name_id: OpCost(flops=0.0, bytes_accessed=1_860_000.0)}
         )
         tables.append(table)
@@ -167,21 +167,21 @@ def test_devices_are_not_summed_into_one_span() -> None:
 
 
 def test_volume_is_per_step_not_per_file() -> None:
-    tape = Tape(world_size=2)
+    timeline = Timeline(world_size=2)
     for i in range(6):
-        number = tape.step(i * 100, i * 100 + 90)
-        tape.collective(i * 100 + 10, 50, message_bytes=1000, step_id=number)
-    assert measure([tape.table()], "comm_volume").value == pytest.approx(1000)
+        number = timeline.step(i * 100, i * 100 + 90)
+        timeline.collective(i * 100 + 10, 50, message_bytes=1000, step_id=number)
+    assert measure([timeline.table()], "comm_volume").value == pytest.approx(1000)
 
 
 def test_exposed_communication_is_not_a_sum_over_concurrent_kernels() -> None:
-    tape = Tape()
+    timeline = Timeline()
     for i in range(6):
-        number = tape.step(i * 100, i * 100 + 90)
-        tape.kernel(i * 100, 85, step_id=number)
-        tape.collective(i * 100 + 5, 40, stream=20, step_id=number)
-        tape.collective(i * 100 + 45, 50, stream=21, step_id=number)
-    result = measure([tape.table()], "exposed_comm_frac")
+        number = timeline.step(i * 100, i * 100 + 90)
+        timeline.kernel(i * 100, 85, step_id=number)
+        timeline.collective(i * 100 + 5, 40, stream=20, step_id=number)
+        timeline.collective(i * 100 + 45, 50, stream=21, step_id=number)
+    result = measure([timeline.table()], "exposed_comm_frac")
     assert result.value == pytest.approx(0.10)  # the sum over kernels would be 90 / 175
 
 
@@ -219,24 +219,24 @@ def test_a_kernel_named_copy_is_compute_and_a_copy_event_is_a_copy(tmp_path: Pat
 def test_collectives_count_neither_as_compute_nor_as_coverage() -> None:
     tables = []
     for rank, compute in enumerate((100, 120)):
-        tape = Tape(rank=rank, world_size=2)
-        tape.kernel(0, compute, blocks_per_sm=1.0)
-        tape.collective(compute, 600 - 4 * compute, blocks_per_sm=0.1)
-        tables.append(tape.table())
+        timeline = Timeline(rank=rank, world_size=2)
+        timeline.kernel(0, compute, blocks_per_sm=1.0)
+        timeline.collective(compute, 600 - 4 * compute, blocks_per_sm=0.1)
+        tables.append(timeline.table())
     result = measure(tables, "compute_imbalance")
     assert result.inputs["max_over_min"] == pytest.approx(1.2)
     assert measure(tables, "allocation_ratio").inputs["sm_coverage"] == pytest.approx(1.0)
 
 
 def test_no_communication_differs_from_not_available() -> None:
-    tape = Tape()
-    tape.kernel(0, 10)
-    quiet = [tape.table()]
+    timeline = Timeline()
+    timeline.kernel(0, 10)
+    quiet = [timeline.table()]
     assert measure(quiet, "exposed_comm_frac").value == 0.0
     assert measure(quiet, "comm_time").value == 0.0
     overlap = measure(quiet, "overlap")
     assert (overlap.value, overlap.reason) == (None, Reason.NO_COMM_EVENTS)
-    nothing = measure([Tape().table()], "exposed_comm_frac")
+    nothing = measure([Timeline().table()], "exposed_comm_frac")
     assert (nothing.value, nothing.reason) == (None, Reason.NO_GPU_EVENTS)
 
 
@@ -311,10 +311,10 @@ def test_a_cpu_trace_raises_nothing(tmp_path: Path) -> None:
 def test_ranks_whose_collectives_differ_are_not_matched_by_force() -> None:
     tables = []
     for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
+        timeline = Timeline(rank=rank, world_size=2)
         for i in range(4):
-            tape.collective(i * 100, 50, message_bytes=1000 if rank == 0 or i != 2 else 2000)
-        tables.append(tape.table())
+            timeline.collective(i * 100, 50, message_bytes=1000 if rank == 0 or i != 2 else 2000)
+        tables.append(timeline.table())
     for name in ("comm_wait_frac", "last_arriver", "start_skew"):
         result = measure(tables, name)
         assert (result.value, result.reason) == (None, Reason.SEQUENCE_MISMATCH)
@@ -324,11 +324,11 @@ def test_ranks_whose_collectives_differ_are_not_matched_by_force() -> None:
 def test_clocks_of_hosts_are_aligned_by_the_ends_of_collectives() -> None:
     tables = []
     for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
+        timeline = Timeline(rank=rank, world_size=2)
         for i in range(8):
             late = 30 if rank == 1 else 0
-            tape.collective(i * 200 + late, 80 - late)
-        tables.append(tape.table(host=f"node{rank}", base_ns=rank * 7_000_000_123))
+            timeline.collective(i * 200 + late, 80 - late)
+        tables.append(timeline.table(host=f"node{rank}", base_ns=rank * 7_000_000_123))
     assert measure(tables, "last_arriver").value == 1
     skew = measure(tables, "start_skew")
     assert skew.value == pytest.approx(30e-6)
@@ -338,10 +338,10 @@ def test_clocks_of_hosts_are_aligned_by_the_ends_of_collectives() -> None:
 def test_clocks_that_do_not_align_are_a_reason() -> None:
     tables = []
     for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
+        timeline = Timeline(rank=rank, world_size=2)
         for i in range(8):
-            tape.collective(i * 2000 + (700 * (i % 3) if rank else 0), 300)
-        tables.append(tape.table(host=f"node{rank}"))
+            timeline.collective(i * 2000 + (700 * (i % 3) if rank else 0), 300)
+        tables.append(timeline.table(host=f"node{rank}"))
     result = measure(tables, "last_arriver")
     assert (result.value, result.reason) == (None, Reason.NO_CLOCK_ALIGNMENT)
     assert measure(tables, "comm_wait_frac").reason is Reason.NO_CLOCK_ALIGNMENT  # 350 us off, and 300 us long
@@ -351,10 +351,10 @@ def same_host_ranks(shift_us: float, *, dur_us: float = 80, accelerator: str = "
     """Four ranks of one host; the collectives of the last rank are shifted."""
     tables = []
     for rank in range(4):
-        tape = Tape(rank=rank, world_size=4)
+        timeline = Timeline(rank=rank, world_size=4)
         for i in range(8):
-            tape.collective(i * 10_000 + (shift_us if rank == 3 else 0), dur_us)
-        tables.append(tape.table(accelerator=accelerator))
+            timeline.collective(i * 10_000 + (shift_us if rank == 3 else 0), dur_us)
+        tables.append(timeline.table(accelerator=accelerator))
     return tables
 
 
@@ -374,11 +374,11 @@ def test_unnamed_groups_are_not_assumed_to_be_all_ranks_if_times_contradict_it()
     """Four devices that reduce in pairs, each pair at its own time, and then all together."""
     tables = []
     for rank in range(4):
-        tape = Tape(rank=rank, world_size=4)
+        timeline = Timeline(rank=rank, world_size=4)
         for i in range(8):
-            tape.collective(i * 10_000 + 2000 * (rank // 2), 500, group=None)
-            tape.collective(i * 10_000 + 5000, 100, group="all", group_ranks=(0, 1, 2, 3))
-        tables.append(tape.table())
+            timeline.collective(i * 10_000 + 2000 * (rank // 2), 500, group=None)
+            timeline.collective(i * 10_000 + 5000, 100, group="all", group_ranks=(0, 1, 2, 3))
+        tables.append(timeline.table())
     wait = measure(tables, "comm_wait_frac")
     assert (wait.value, wait.status, wait.reason) == (0.0, Status.PARTIAL, Reason.NO_CLOCK_ALIGNMENT)
     assert wait.inputs["num_collectives"] == 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trace_tables import Tape, make_set
+from trace_tables import Timeline, make_set
 
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.plugins import METRICS
@@ -54,31 +54,31 @@ def make_card(**fields: Any) -> Card:
     return Card(**values)
 
 
-def step_tape(rank: int = 0, world_size: int | None = 1, *, steps: int = 6, period_us: float = 100) -> Tape:
+def step_timeline(rank: int = 0, world_size: int | None = 1, *, steps: int = 6, period_us: float = 100) -> Timeline:
     """Return steps with 40 us of compute, 20 us of exposed communication, 10 us of copies and 30 us idle."""
-    tape = Tape(rank=rank, world_size=world_size)
+    timeline = Timeline(rank=rank, world_size=world_size)
     for i in range(steps):
-        number = tape.step(i * period_us, i * period_us + 60)
+        number = timeline.step(i * period_us, i * period_us + 60)
         begin = i * period_us + 5
-        tape.kernel(begin, 40, launched_us=begin - 4, step_id=number)
-        tape.copy(begin + 40, 10, step_id=number, bytes=10_000)
-        tape.collective(begin + 50, 20, step_id=number)
-    return tape
+        timeline.kernel(begin, 40, launched_us=begin - 4, step_id=number)
+        timeline.copy(begin + 40, 10, step_id=number, bytes=10_000)
+        timeline.collective(begin + 50, 20, step_id=number)
+    return timeline
 
 
 def two_ranks(late_us: float = 15, sizes: tuple[int, ...] = (1 << 20, 2 << 20, 4 << 20)) -> list[EventTable]:
     """Return collectives that take 10 us plus 10 us per MiB, at which rank 1 arrives late."""
     tables = []
     for rank in range(2):
-        tape = Tape(rank=rank, world_size=2)
+        timeline = Timeline(rank=rank, world_size=2)
         for i in range(6):
-            number = tape.step(i * 400, i * 400 + 390)
+            number = timeline.step(i * 400, i * 400 + 390)
             now = i * 400.0
             for size in sizes:
                 moving = 10 + 10 * size / (1 << 20)
-                tape.kernel(now, 20 + late_us * rank, step_id=number)
+                timeline.kernel(now, 20 + late_us * rank, step_id=number)
                 wait = late_us * (1 - rank)
-                tape.collective(now + 20 + late_us * rank, wait + moving, message_bytes=size, step_id=number)
+                timeline.collective(now + 20 + late_us * rank, wait + moving, message_bytes=size, step_id=number)
                 now += 20 + late_us + moving
-        tables.append(tape.table())
+        tables.append(timeline.table())
     return tables

@@ -26,7 +26,7 @@ ROW_COLUMNS = ("step_id", "launch", "stream", "device", "blocks_per_sm")
 
 
 @dataclass
-class Tape:
+class Timeline:
     """Collects events of one rank and makes a table of them."""
 
     rank: int = 0
