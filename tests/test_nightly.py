@@ -1,4 +1,4 @@
-"""Whole nights with a launcher whose trials end as the test says: budgets, comparison, cuts, pruning, messages."""
+"""Whole nights with a scripted launcher: budgets, comparison, interruptions, pruning, messages."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from cclsearch.run.folder import load_run
 from cclsearch.search.jobs import StopSignal
 
 DECIDE: list[Callable[[Job], Ending]] = []
-"""How trials end now: the last entry decides."""
+"""Decides how trials end: the last entry counts."""
 
 
 @LAUNCHERS.register("scripted-night")
 class NightLauncher(ScriptedLauncher):
-    """Made from a profile, as a night's launcher is."""
+    """A scripted launcher made from a profile, as a night makes its launchers."""
 
     @classmethod
     def from_profile(cls, profile: object) -> NightLauncher:
@@ -69,7 +69,7 @@ def write(**changes: Any) -> Path:
 
 
 def night(code: int | None = None, **changes: Any) -> NightSummary:
-    """One night, a second after the one before: nights are named by the second."""
+    """Run one night and check its exit code."""
     from cclsearch.nightly.config import load_nightly
 
     summary = run_night(load_nightly(write(**changes)), Path("runs").absolute(), stop=StopSignal())
@@ -80,7 +80,7 @@ def night(code: int | None = None, **changes: Any) -> NightSummary:
 
 @pytest.fixture(autouse=True)
 def _nights_are_days_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each night is named a day after the one before, without waiting for it."""
+    """Give each night a stamp of its own, without waiting for the next second."""
     from cclsearch.nightly import window as module
 
     find = module.find_window
@@ -94,7 +94,7 @@ def _nights_are_days_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         stamp = f"2030{next(CLOCK):04d}-000000"
         return replace(found, stamp=stamp, folder=found.folder.with_name(stamp))
 
-    monkeypatch.setattr("cclsearch.nightly.run.find_place", later)
+    monkeypatch.setattr("cclsearch.nightly.run.find_window", later)
 
 
 def test_the_best_of_earlier_nights_is_measured_again_first(nightly_project: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_best_of_earlier_nights_is_measured_again_first(nightly_project: Pat
     assert job.nights_before == 1
 
 
-def test_the_same_configuration_slower_is_a_regression_and_says_what_changed(nightly_project: Path) -> None:
+def test_a_slower_configuration_is_a_regression_with_the_changes_around_it(nightly_project: Path) -> None:
     night(code=0)
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.4 * time_of(job), versions={"torch": "2.2"}, hosts=("n1",)))
@@ -125,7 +125,7 @@ def test_the_same_configuration_slower_is_a_regression_and_says_what_changed(nig
     assert json.loads((home / "summary.json").read_text())["exit_code"] == 3
 
 
-def test_a_regression_tells_of_a_changed_profile_and_no_secret_of_it(nightly_project: Path) -> None:
+def test_a_regression_names_changes_of_the_profile_but_no_secret(nightly_project: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.4 * time_of(job)))
     profile = {"launcher": "scripted-night", "scratch": "/away", "environment": {"OMP_NUM_THREADS": 1, "MY_TOKEN": 7}}
@@ -133,10 +133,10 @@ def test_a_regression_tells_of_a_changed_profile_and_no_secret_of_it(nightly_pro
     why = night(code=3).jobs[0].worse[0].why
     assert "the launcher's OMP_NUM_THREADS unset → 1" in why
     assert "the launcher's scratch unset → /away" in why
-    assert "the launcher's MY_TOKEN is another" in why
+    assert "the launcher's MY_TOKEN changed" in why
 
 
-def test_a_configuration_that_ran_and_fails_now_is_a_regression(nightly_project: Path) -> None:
+def test_a_configuration_that_ran_and_now_fails_is_a_regression(nightly_project: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: failed(FailureKind.OUT_OF_MEMORY))
     summary = night(code=3)
@@ -144,7 +144,7 @@ def test_a_configuration_that_ran_and_fails_now_is_a_regression(nightly_project:
     assert "out_of_memory" in summary.jobs[0].worse[0].why[0]
 
 
-def test_faster_beyond_noise_is_an_improvement_and_a_per_cent_is_none(nightly_project: Path) -> None:
+def test_faster_beyond_noise_is_an_improvement_but_one_percent_is_not(nightly_project: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.01 * time_of(job)))
     assert night(code=0).jobs[0].verdict == "unchanged"
@@ -160,11 +160,11 @@ def test_failing_infrastructure_is_trouble_and_a_crash_is_no_result(nightly_proj
 
 
 def strange(job: Job) -> Ending:
-    """A run that is not admitted: it names another device than the card."""
+    """A run that is not admitted, because it names another device than the card."""
     return ran(job, time_of(job), devices=("NVIDIA H100 80GB HBM3",) * job.payload.num_ranks)
 
 
-def test_trials_that_are_not_admitted_are_counted_and_the_reason_is_told(nightly_project: Path) -> None:
+def test_trials_that_are_not_admitted_are_counted_with_a_reason(nightly_project: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: strange(job) if job.trial == 1 else ran(job, time_of(job)))
     job = night(code=0).jobs[0]
@@ -179,7 +179,7 @@ def test_trials_that_are_not_admitted_are_counted_and_the_reason_is_told(nightly
     assert (job.trials, job.failed) == (6, 6)
 
 
-def test_one_job_that_cannot_go_on_does_not_end_the_others_night(nightly_project: Path) -> None:
+def test_a_failing_job_does_not_end_the_night_of_the_others(nightly_project: Path) -> None:
     def broken(job: Job) -> Ending:
         if "-bad-" in job.name or "bad" in str(job.trial_dir):
             raise RuntimeError("a bug of somebody's")
@@ -193,7 +193,7 @@ def test_one_job_that_cannot_go_on_does_not_end_the_others_night(nightly_project
     assert "a bug of somebody's" in kept.read_text()
 
 
-def test_a_launcher_that_is_away_is_trouble_and_the_others_have_their_night(
+def test_an_unavailable_launcher_is_trouble_and_the_other_jobs_run(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poll = NightLauncher.poll
@@ -209,7 +209,7 @@ def test_a_launcher_that_is_away_is_trouble_and_the_others_have_their_night(
     assert "does not answer" in summary.jobs[0].text
 
 
-def test_a_night_that_is_stopped_while_the_launcher_is_away_has_not_come_to_its_end(
+def test_a_night_stopped_while_the_launcher_is_unavailable_is_not_complete(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: NightLauncher, handles: Sequence[Handle]) -> None:
@@ -221,7 +221,7 @@ def test_a_night_that_is_stopped_while_the_launcher_is_away_has_not_come_to_its_
     assert "does not answer" in cut.jobs[0].text
 
 
-def test_a_trial_that_lost_its_node_and_got_no_other_is_trouble_and_one_that_only_waits_is_none(
+def test_a_trial_that_lost_its_node_is_trouble_and_one_that_only_waits_is_not(
     nightly_project: Path,
 ) -> None:
     from cclsearch.nightly.config import load_nightly
@@ -241,11 +241,11 @@ def test_a_trial_that_lost_its_node_and_got_no_other_is_trouble_and_one_that_onl
 
     lost, waiting = stop_at(2, "lost"), stop_at(1, "waiting")
     assert (lost.exit_code, waiting.exit_code) == (4, 1)
-    assert "1 did not end (node_failed: the test said node_failed; no other run" in lost.jobs[0].text
-    assert "1 did not end; " in waiting.jobs[0].text
+    assert "1 did not finish (node_failed: the test said node_failed; no other attempt" in lost.jobs[0].text
+    assert "1 did not finish; " in waiting.jobs[0].text
 
 
-def test_the_time_until_the_deadline_is_shared_so_that_no_job_waits_it_away(
+def test_the_time_until_the_deadline_is_shared_among_the_jobs(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cclsearch.nightly import night as module
@@ -253,7 +253,7 @@ def test_the_time_until_the_deadline_is_shared_so_that_no_job_waits_it_away(
     hours: list[float] = []
 
     class Watched(module.Meter):
-        """Also keeps what each search was allowed."""
+        """Also records the hours that each search was allowed."""
 
         def __init__(self, spec: Any, allowance: Any, stop: Any, alive: Any) -> None:
             hours.append(allowance.hours)
@@ -266,7 +266,7 @@ def test_the_time_until_the_deadline_is_shared_so_that_no_job_waits_it_away(
     assert 7 < hours[1] <= 8
 
 
-def test_trials_are_shared_by_priority_and_what_is_left_flows_on(nightly_project: Path) -> None:
+def test_trials_are_shared_by_priority_and_the_rest_goes_to_later_jobs(nightly_project: Path) -> None:
     jobs = [
         {**BASE["jobs"][0], "name": "large", "priority": 2, "budget": {"trials": 50}},
         {**BASE["jobs"][0], "name": "small", "priority": 1, "budget": {"trials": 2}},
@@ -276,7 +276,7 @@ def test_trials_are_shared_by_priority_and_what_is_left_flows_on(nightly_project
     assert summary.spent.trials == 12
 
 
-def test_a_night_that_was_stopped_goes_on_with_the_same_search(nightly_project: Path) -> None:
+def test_a_stopped_night_continues_the_same_search(nightly_project: Path) -> None:
     from cclsearch.nightly.config import load_nightly
 
     stop, count = StopSignal(), iter(range(100))
@@ -299,7 +299,7 @@ def test_a_night_that_was_stopped_goes_on_with_the_same_search(nightly_project: 
     assert len({trial.config for trial in run.state.trials.values()}) == 6
 
 
-def test_a_night_that_was_killed_is_the_same_night_with_its_spending(nightly_project: Path) -> None:
+def test_a_killed_night_is_continued_with_what_it_spent(nightly_project: Path) -> None:
     from cclsearch.nightly import window as module
     from cclsearch.nightly.config import load_nightly
 
@@ -320,7 +320,7 @@ def test_a_night_that_was_killed_is_the_same_night_with_its_spending(nightly_pro
 
 
 def stop_after(stop: StopSignal, count: int) -> Callable[[Job], Ending]:
-    """Trials end well until that many were begun; the next one runs on, and the night is asked to stop."""
+    """The first `count` trials succeed; the next one keeps running, and the night is asked to stop."""
     begun = iter(range(100))
 
     def decide(job: Job) -> Ending:
@@ -333,7 +333,7 @@ def stop_after(stop: StopSignal, count: int) -> Callable[[Job], Ending]:
 
 
 def run_stopped(after: int, **changes: Any) -> NightSummary:
-    """A night that SIGTERM stops once that many trials have ended; later trials end well again."""
+    """A night that SIGTERM stops after that many trials; later trials succeed again."""
     from cclsearch.nightly.config import load_nightly
 
     stop = StopSignal()
@@ -343,7 +343,7 @@ def run_stopped(after: int, **changes: Any) -> NightSummary:
     return summary
 
 
-def test_a_night_that_a_signal_stopped_is_gone_on_with_and_its_budget_counts(nightly_project: Path) -> None:
+def test_a_night_stopped_by_a_signal_is_continued_and_its_spending_counts(nightly_project: Path) -> None:
     jobs = [{**BASE["jobs"][0], "name": "a"}, {**BASE["jobs"][0], "name": "b"}]
     more: dict[str, Any] = {"jobs": jobs, "budget": {"trials": 7}}
     cut = run_stopped(2, **more)
@@ -358,7 +358,7 @@ def test_a_night_that_a_signal_stopped_is_gone_on_with_and_its_budget_counts(nig
     assert night(**more).night != cut.night
 
 
-def test_a_trial_that_one_night_cut_off_counts_on_the_night_that_ends_it(nightly_project: Path) -> None:
+def test_an_interrupted_trial_counts_for_the_night_that_finishes_it(nightly_project: Path) -> None:
     cut = run_stopped(2)
     assert cut.spent.trials == 2
     again = night(budget={"trials": 3})
@@ -367,14 +367,14 @@ def test_a_trial_that_one_night_cut_off_counts_on_the_night_that_ends_it(nightly
     assert len(load_run(Path("runs") / str(cut.jobs[0].run)).state.trials) == 5
 
 
-def test_a_stop_after_the_last_trial_is_the_end_of_the_night(nightly_project: Path) -> None:
+def test_a_stop_after_the_last_trial_completes_the_night(nightly_project: Path) -> None:
     cut = run_stopped(4, budget={"trials": 4})
     assert cut.spent.trials == 4
     assert not cut.stopped
     assert night(budget={"trials": 4}).night != cut.night
 
 
-def test_pruning_leaves_alone_a_run_that_tonight_went_on_with(nightly_project: Path) -> None:
+def test_pruning_does_not_touch_a_run_that_tonight_continued(nightly_project: Path) -> None:
     cut = run_stopped(1, start="22:00 UTC")
     summary = night(keep={"nights": 1})
     assert summary.jobs[0].resumed
@@ -388,13 +388,13 @@ def test_pruning_leaves_alone_a_run_that_tonight_went_on_with(nightly_project: P
     assert {int(path.parent.name) for path in trials.glob("*/result.json")} == winners
 
 
-def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_beside_them(nightly_project: Path) -> None:
+def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_else(nightly_project: Path) -> None:
     scratch = nightly_project / "scratch"
     Path("launchers/sim.yaml").write_text(f"launcher: scripted-night\nscratch: {scratch}\n")
     first = night().jobs[0]
     assert first.best is not None
     trials = Path("runs") / str(first.run) / "trials"
-    winner, loser, liar = first.best.trial, *[n for n in range(1, 7) if n != first.best.trial][:2]
+    winner, loser, foreign = first.best.trial, *[n for n in range(1, 7) if n != first.best.trial][:2]
     for number in (winner, loser):
         held = scratch / f"{first.run}-t{number:04d}-a1" / "trace"
         held.mkdir(parents=True)
@@ -403,7 +403,7 @@ def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_beside_them(ni
     others = scratch / "others-t0001-a1" / "trace"
     others.mkdir(parents=True)
     (scratch / f"{first.run}-t{loser:04d}-a1" / "out").symlink_to(others)
-    (trials / f"{liar:04d}" / "trace").symlink_to(others)
+    (trials / f"{foreign:04d}" / "trace").symlink_to(others)
     summary = night(keep={"nights": None, "gib": 4000 / 2**30})
     assert summary.pruned.trials == 5
     assert summary.pruned.gib > 5000 / 2**30
@@ -425,7 +425,7 @@ def test_two_nights_never_overlap(nightly_project: Path, capsys: pytest.CaptureF
     assert sorted(p.name for p in Path("runs").iterdir()) == ["nights"]
 
 
-def test_pruning_keeps_winners_ledgers_and_whatever_a_link_points_to(nightly_project: Path) -> None:
+def test_pruning_keeps_winners_ledgers_and_the_targets_of_links(nightly_project: Path) -> None:
     first = night()
     run = Path("runs") / str(first.jobs[0].run)
     outside = nightly_project / "outside"
@@ -450,7 +450,7 @@ def test_pruning_keeps_winners_ledgers_and_whatever_a_link_points_to(nightly_pro
     assert len(list(tonight.glob("*/result.json"))) == 6
 
 
-def test_pruning_knows_a_renamed_runs_winner_and_outlives_a_damaged_summary(nightly_project: Path) -> None:
+def test_pruning_keeps_the_winner_of_a_renamed_run_and_accepts_a_damaged_summary(nightly_project: Path) -> None:
     first = night()
     run = Path("runs") / str(first.jobs[0].run)
     assert first.jobs[0].best is not None
@@ -468,11 +468,11 @@ def test_pruning_knows_a_renamed_runs_winner_and_outlives_a_damaged_summary(nigh
 
 
 class _Chat(BaseHTTPRequestHandler):
-    heard: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.heard.append(json.loads(body))
+        self.received.append(json.loads(body))
         self.send_response(200)
         self.end_headers()
 
@@ -480,20 +480,22 @@ class _Chat(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_chat_is_told_and_its_address_is_in_no_file(nightly_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chat_gets_the_message_and_its_url_is_in_no_file(
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with HTTPServer(("127.0.0.1", 0), _Chat) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/hook/very-secret-part"
         monkeypatch.setenv("NIGHT_HOOK", url)
         summary = night(code=0, webhook_env="NIGHT_HOOK", name="n1")
         server.shutdown()
-    assert "1 first" in _Chat.heard[-1]["text"]
+    assert "1 job: 1 on the first night" in _Chat.received[-1]["text"]
     assert summary.notes == ()
-    held = b"".join(p.read_bytes() for p in nightly_project.rglob("*") if p.is_file())
-    assert b"very-secret-part" not in held
+    content = b"".join(p.read_bytes() for p in nightly_project.rglob("*") if p.is_file())
+    assert b"very-secret-part" not in content
 
 
-def test_a_night_that_cannot_be_written_down_is_trouble_and_the_chat_is_told(
+def test_a_night_that_cannot_be_written_is_trouble_and_the_chat_gets_a_message(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = {"workload": "wl2", "launcher": "replay", "name": "a", "budget": {"trials": 2}}
@@ -507,17 +509,19 @@ def test_a_night_that_cannot_be_written_down_is_trouble_and_the_chat_is_told(
         )
         server.shutdown()
     assert done.returncode == 4, done.stderr
-    assert "cannot go on writing" in done.stderr
+    assert "cannot write" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "cannot go on writing" in _Chat.heard[-1]["text"]
+    assert "cannot write" in _Chat.received[-1]["text"]
 
 
 def forbid_large_files() -> None:
-    """Inputs, ledgers and pages are larger; a lock and what is kept of a night that runs are not."""
+    """Limit files to 2 kB: inputs, ledgers and pages are larger, a lock and the state of a running night are not."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
 
 
-def test_a_chat_that_is_away_is_a_note_and_no_failure(nightly_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_chat_is_a_note_and_not_a_failure(
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NIGHT_HOOK", "http://127.0.0.1:1/very-secret-part")
     summary = night(code=0, webhook_env="NIGHT_HOOK")
     assert "may not have arrived" in summary.notes[-1]
@@ -526,7 +530,7 @@ def test_a_chat_that_is_away_is_a_note_and_no_failure(nightly_project: Path, mon
         assert "may not have arrived" in (kept / name).read_text()
     assert "very-secret-part" not in summary.notes[-1]
     monkeypatch.setenv("NIGHT_HOOK", "file:///etc/passwd")
-    assert "no http" in night(code=0, webhook_env="NIGHT_HOOK").notes[-1]
+    assert "is not an http" in night(code=0, webhook_env="NIGHT_HOOK").notes[-1]
 
 
 def test_a_webhooks_url_is_a_secret_in_messages_and_jobs(
@@ -535,44 +539,44 @@ def test_a_webhooks_url_is_a_secret_in_messages_and_jobs(
     from cclsearch.launch.environment import inherited_environment
 
     url = "https://chat.example/hook/very-hidden-part"
-    monkeypatch.setenv("WHERE_TO_SAY_IT", url + "\n")
+    monkeypatch.setenv("CHAT_ADDRESS", url + "\n")
     DECIDE.append(lambda job: failed(FailureKind.CRASHED).model_copy(update={"message": f"no answer from {url}"}))
-    write(webhook_env="WHERE_TO_SAY_IT", jobs=[{**BASE["jobs"][0], "objective": f"no {url}"}])
+    write(webhook_env="CHAT_ADDRESS", jobs=[{**BASE["jobs"][0], "objective": f"no {url}"}])
     assert main(["nightly", "nightly.yaml"]) == 2
-    said = capsys.readouterr()
-    assert "very-hidden-part" not in said.out + said.err
-    assert "WHERE_TO_SAY_IT" not in inherited_environment()
+    output = capsys.readouterr()
+    assert "very-hidden-part" not in output.out + output.err
+    assert "CHAT_ADDRESS" not in inherited_environment()
     monkeypatch.setattr("cclsearch.nightly.run.send_webhook", lambda variable, text: None)
-    summary = night(code=1, webhook_env="WHERE_TO_SAY_IT", jobs=BASE["jobs"])
+    summary = night(code=1, webhook_env="CHAT_ADDRESS", jobs=BASE["jobs"])
     assert "very-hidden-part" not in summary.model_dump_json()
-    held = b"".join(p.read_bytes() for p in Path("runs").rglob("*") if p.is_file())
-    assert b"very-hidden-part" not in held
+    content = b"".join(p.read_bytes() for p in Path("runs").rglob("*") if p.is_file())
+    assert b"very-hidden-part" not in content
 
 
-def test_a_process_that_stays_outlives_a_night_that_cannot_be(
+def test_a_process_that_runs_every_night_survives_a_failing_night(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from cclsearch.cli import nightly
 
     starts = iter([True, True, False])
     profile = Path("launchers/sim.yaml")
-    sound = profile.read_text()
+    valid = profile.read_text()
 
     def next_start(config: object, stop: object, *, quiet: bool) -> bool:
-        """The profile is broken at the first start, and mended at the second."""
+        """The profile is broken at the first start and repaired at the second."""
         broken = not profile.read_text().endswith("nonsense: [\n")
-        profile.write_text(sound + "nonsense: [\n" if broken else sound)
+        profile.write_text(valid + "nonsense: [\n" if broken else valid)
         return next(starts)
 
     monkeypatch.setattr(nightly, "wait_for_start", next_start)
     write(start="22:00 UTC")
     assert main(["nightly", "nightly.yaml", "--quiet"]) == 0
-    said = capsys.readouterr()
-    assert said.err.count("this night failed: ") == 1
-    assert "1 first" in said.out
+    output = capsys.readouterr()
+    assert output.err.count("this night failed: ") == 1
+    assert "1 job: 1 on the first night" in output.out
 
 
-def test_dry_run_shows_jobs_and_what_is_measured_again_and_writes_nothing(
+def test_dry_run_shows_jobs_and_repeated_configurations_and_writes_nothing(
     nightly_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(deadline="06:00 Europe/Paris")
@@ -586,7 +590,7 @@ def test_dry_run_shows_jobs_and_what_is_measured_again_and_writes_nothing(
 
 
 def put_tables_tool(nightly_project: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `crontab` or `scrontab` that keeps its table in a file; returns that file."""
+    """Put a `crontab` or `scrontab` on PATH that stores its table in a file; returns that file."""
     table = nightly_project / "table"
     tools = nightly_project / "tools"
     tools.mkdir()
@@ -613,7 +617,7 @@ def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(
     assert text.count("CRON_TZ=Europe/Paris") == 1
 
 
-def test_reinstalling_into_a_scrontab_leaves_the_lines_around_it_where_they_are(
+def test_reinstalling_into_a_scrontab_keeps_the_lines_around_it(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = put_tables_tool(nightly_project, "scrontab", monkeypatch)
@@ -634,7 +638,7 @@ def test_reinstalling_into_a_scrontab_leaves_the_lines_around_it_where_they_are(
     assert main(["nightly", "install", "nightly.yaml", "--scrontab"]) == 2
 
 
-def test_cron_warns_of_another_zone_and_systemd_of_a_time_that_the_clock_skips(
+def test_cron_warns_about_another_zone_and_systemd_about_a_skipped_time(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
@@ -651,7 +655,7 @@ def test_cron_warns_of_another_zone_and_systemd_of_a_time_that_the_clock_skips(
     time.tzset()
 
 
-def test_scrontab_warns_of_another_zone_and_of_no_limit(
+def test_scrontab_warns_about_another_zone_and_a_missing_limit(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(start="22:00 Europe/Paris", budget={"hours": 7})
@@ -671,7 +675,7 @@ def test_scrontab_warns_of_another_zone_and_of_no_limit(
     assert "no time limit" in second.err
 
 
-def test_installed_commands_survive_a_shell_with_hostile_paths(tmp_path: Path) -> None:
+def test_installed_commands_quote_hostile_paths(tmp_path: Path) -> None:
     from cclsearch.nightly.clock import parse_moment
     from cclsearch.nightly.install import InstallPlan, quote_systemd, render_cron, render_systemd
 
@@ -699,8 +703,8 @@ def test_systemd_itself_accepts_the_units(tmp_path: Path) -> None:
     project.mkdir()
     probe = tmp_path / "probe.service"
     probe.write_text("[Service]\nExecStart=/bin/true\n")
-    if (said := verify_units(tmp_path, probe)) is None or said:
-        pytest.skip(f"no systemd-analyze that verifies units of a user: {said}")
+    if (problems := verify_units(tmp_path, probe)) is None or problems:
+        pytest.skip(f"systemd-analyze cannot verify units of a user: {problems}")
     units = render_systemd(InstallPlan("n", project / "n.yaml", project, parse_moment("6:05 Europe/Paris")))
     for name, text in units.items():
         (tmp_path / name).write_text(text)
@@ -708,7 +712,7 @@ def test_systemd_itself_accepts_the_units(tmp_path: Path) -> None:
 
 
 def verify_units(runtime: Path, *units: Path) -> str | None:
-    """What `systemd-analyze` complains of, empty where of nothing; None where it is not there."""
+    """Complaints of `systemd-analyze`, empty if there are none; None if it is not installed."""
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
     command = ["systemd-analyze", "verify", "--user", *map(str, units)]
     try:
@@ -718,7 +722,7 @@ def verify_units(runtime: Path, *units: Path) -> str | None:
     return done.stderr if done.returncode == 0 or done.stderr else f"exit code {done.returncode}"
 
 
-def test_systemd_units_are_written_where_the_user_keeps_them(
+def test_systemd_units_are_written_to_the_users_folder(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(nightly_project / "etc"))
@@ -726,9 +730,9 @@ def test_systemd_units_are_written_where_the_user_keeps_them(
     assert main(["nightly", "install", "nightly.yaml", "--systemd", "--dry-run"]) == 0
     assert not (nightly_project / "etc").exists()
     assert main(["nightly", "install", "nightly.yaml", "--systemd"]) == 0
-    said = capsys.readouterr().out
-    assert "loginctl enable-linger" in said
-    assert "Persistent" not in said
-    assert "TimeoutStopSec=1200" in said
+    output = capsys.readouterr().out
+    assert "loginctl enable-linger" in output
+    assert "Persistent" not in output
+    assert "TimeoutStopSec=1200" in output
     names = sorted(p.name for p in (nightly_project / "etc" / "systemd" / "user").iterdir())
     assert names == ["ccl-search-nightly-nightly.service", "ccl-search-nightly-nightly.timer"]

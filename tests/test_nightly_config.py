@@ -1,4 +1,4 @@
-"""`nightly.yaml` and its clock: errors by field, days with 23 and 25 hours, fair parts, what noise hides."""
+"""`nightly.yaml` and its clock: errors by field, days with 23 and 25 hours, fair shares of the budget."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def utc(text: str) -> float:
         ("2026-03-28T21:00", "06:00 Europe/Paris", "2026-03-29T04:00"),  # the night of 23 hours
         ("2026-10-24T20:00", "06:00 Europe/Paris", "2026-10-25T05:00"),  # the night of 25 hours
         ("2026-03-29T00:30", "02:30 Europe/Paris", "2026-03-29T01:30"),  # a time that is skipped
-        ("2026-10-24T23:00", "02:30 Europe/Paris", "2026-10-25T00:30"),  # a time that is there twice
+        ("2026-10-24T23:00", "02:30 Europe/Paris", "2026-10-25T00:30"),  # a time that occurs twice
         ("2026-01-10T20:00", "06:00 Pacific/Auckland", "2026-01-11T17:00"),
         ("2026-12-31T23:59", "0:00 UTC", "2027-01-01T00:00"),
     ],
@@ -105,12 +105,14 @@ def test_a_wrong_field_is_named_in_one_line(data: dict[str, object], says: str) 
     assert "\n" not in str(raised.value)
 
 
-def test_slurm_may_be_asked_to_write_into_any_file() -> None:
+def test_slurm_may_write_its_log_into_any_file() -> None:
     config = parse_nightly({"jobs": [JOB], "scrontab": {"options": {"output": "/logs/n-%j.out"}}}, "nightly.yaml")
     assert config.scrontab.options == {"output": "/logs/n-%j.out"}
 
 
-def test_a_job_that_cannot_work_is_named_and_nothing_is_made(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_cannot_run_is_named_and_nothing_is_created(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("nightly.yaml").write_text(yaml.safe_dump({"jobs": [JOB, {"workload": "nope", "name": "x"}]}))
     assert main(["nightly", "nightly.yaml"]) == 2
     message = capsys.readouterr().err
@@ -131,7 +133,7 @@ def test_a_matrix_is_every_combination_and_priorities_order_jobs(tmp_path: Path)
     assert "wl2-b-cost" in keys
 
 
-def test_parts_are_by_priority_whole_trials_and_never_more_than_is_left() -> None:
+def test_shares_follow_priorities_in_whole_trials_and_never_exceed_the_rest() -> None:
     budget = Budget(trials=10, hours=6)
     left = find_remaining(budget, Spent(trials=4, hours=3))
     assert left["trials"] == 6

@@ -1,4 +1,4 @@
-"""A night on a real Slurm: killed and started again it is the same night, and a signal leaves nothing in the queue."""
+"""A night on a real Slurm: a killed night is continued, and a signal leaves no job in the queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NIGHT = {
 
 
 def start_night(project: Path) -> subprocess.Popen[bytes]:
-    """The command line as a process of its own, its output in `night.log`."""
+    """Start the command line as a process; its output goes to `night.log`."""
     environment = {**os.environ, "CCL_SEARCH_PATH": str(QUICK)}
     with (project / "night.log").open("ab") as log:
         return subprocess.Popen(
@@ -41,7 +41,7 @@ def start_night(project: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for(is_so: Callable[[], bool], night: subprocess.Popen[bytes], log: Path, limit_s: float = 120) -> None:
-    """Until it is so, while the night runs."""
+    """Wait until the condition is true, while the night runs."""
     deadline = time.monotonic() + limit_s
     while not is_so():
         assert night.poll() is None, log.read_text()
@@ -50,7 +50,7 @@ def wait_for(is_so: Callable[[], bool], night: subprocess.Popen[bytes], log: Pat
 
 
 @pytest.mark.serial
-def test_a_killed_night_is_gone_on_with_and_a_stopped_one_leaves_no_job() -> None:
+def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job() -> None:
     with start_cluster("--no-db") as cluster, tempfile.TemporaryDirectory(prefix="ccl-ni-") as folder:
         project = Path(folder)
         (project / "ccl-search.yaml").write_text("{}\n")
@@ -63,7 +63,7 @@ def test_a_killed_night_is_gone_on_with_and_a_stopped_one_leaves_no_job() -> Non
         jobs = cluster.ask("squeue", "--noheader", "--format=%i").split()
         assert len(jobs) == 1
         again = start_night(project)
-        wait_for(lambda: "goes on with" in log.read_text(), again, log)
+        wait_for(lambda: "continues" in log.read_text(), again, log)
         again.send_signal(signal.SIGTERM)
         assert again.wait(timeout=120) == 1
         wait_until_idle(cluster.ask)

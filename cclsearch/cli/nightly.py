@@ -1,4 +1,4 @@
-"""`ccl-search nightly`: several searches a night, by a deadline, compared with earlier nights."""
+"""`ccl-search nightly`: several searches per night, until a deadline, compared with earlier nights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cclsearch.core.errors import UserError
 
 if TYPE_CHECKING:
     from cclsearch.nightly.config import NightlyConfig, Scrontab
+    from cclsearch.search.jobs import StopSignal
 
 EXAMPLE = "ccl-search nightly nightly.yaml --once\n  ccl-search nightly install nightly.yaml --systemd --dry-run"
 EXIT_BUSY = 5
@@ -19,15 +20,17 @@ SCRONTAB_FLAGS = ("partition", "account", "qos")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="+", metavar="[install] FILE", help="nightly.yaml; `install` starts it daily")
-    parser.add_argument("--once", action="store_true", help="one night now, also where the file has a `start`")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and do nothing")
+    parser.add_argument(
+        "words", nargs="+", metavar="[install] FILE", help="nightly.yaml; with `install`: start it every day"
+    )
+    parser.add_argument("--once", action="store_true", help="run one night now, even if the file has a `start`")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done and do nothing")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument("--quiet", action="store_true", help="print the result only")
+    parser.add_argument("--quiet", action="store_true", help="print only the result")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--systemd", action="store_true", help="install: a service and a timer of the user")
-    how.add_argument("--cron", action="store_true", help="install: an entry of the user's crontab")
-    how.add_argument("--scrontab", action="store_true", help="install: an entry of Slurm's scrontab")
+    how.add_argument("--systemd", action="store_true", help="install: a systemd service and timer of the user")
+    how.add_argument("--cron", action="store_true", help="install: an entry in the user's crontab")
+    how.add_argument("--scrontab", action="store_true", help="install: an entry in Slurm's scrontab")
     for name in SCRONTAB_FLAGS:
         parser.add_argument(f"--{name}", metavar="NAME", help=f"install --scrontab: Slurm's {name} for the night's job")
     add_runs_folder(parser)
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if len(files) != 1:
         raise UserError("give one nightly.yaml: `ccl-search nightly nightly.yaml` or `ccl-search nightly install FILE`")
     if not is_install and (args.systemd or args.cron or args.scrontab or any(getattr(args, n) for n in SCRONTAB_FLAGS)):
-        raise UserError("--systemd, --cron, --scrontab and what they take go with `ccl-search nightly install FILE`")
+        raise UserError("--systemd, --cron, --scrontab and their options need `ccl-search nightly install FILE`")
     path = Path(files[0])
     config = load_nightly(path)
     if config.webhook_env is not None:
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
-    """One night now, or one at each `start` until it is stopped; returns the (last) night's exit code."""
+    """Run one night now, or one at each `start` until stopped; returns the exit code of the last night."""
     from cclsearch.cli.drive import listen_for_stop
     from cclsearch.search.jobs import StopSignal
 
@@ -76,8 +79,8 @@ def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
     return code
 
 
-def run_night_safely(args: argparse.Namespace, config: NightlyConfig, stop: object) -> int:
-    """One night of a process that stays: where it cannot be, that is told, and the next night has its turn."""
+def run_night_safely(args: argparse.Namespace, config: NightlyConfig, stop: StopSignal) -> int:
+    """Run one night of a process that runs every night: report a failure, and leave the next night its chance."""
     try:
         return run_one_night(args, config, stop)
     except BrokenPipeError:
@@ -88,7 +91,7 @@ def run_night_safely(args: argparse.Namespace, config: NightlyConfig, stop: obje
 
 
 def report_failure(config: NightlyConfig, why: str) -> None:
-    """Say on standard error and in the chat that a night could not be."""
+    """Report on standard error and in the chat that a night failed."""
     import sys
 
     from cclsearch.core.redact import redact
@@ -101,25 +104,23 @@ def report_failure(config: NightlyConfig, why: str) -> None:
         print(f"note: {problem}", file=sys.stderr, flush=True)
 
 
-def wait_for_start(config: NightlyConfig, stop: object, *, quiet: bool) -> bool:
-    """Sleep until the next start; False where it was stopped. The clock is looked at anew, so that it may be set."""
+def wait_for_start(config: NightlyConfig, stop: StopSignal, *, quiet: bool) -> bool:
+    """Sleep until the next start; False if stopped. The clock is read every 30 s, because it may be adjusted."""
     import time
 
     from cclsearch.nightly.night import show_time
-    from cclsearch.search.jobs import StopSignal
 
-    assert isinstance(stop, StopSignal)
     assert config.start_moment is not None
     start_s = config.start_moment.next_after(time.time())
     if not quiet:
-        print(f"the next night starts at {show_time(start_s)}", flush=True)
+        print(f"the next night starts at {show_time(start_s)} (UTC)", flush=True)
     while time.time() < start_s and not stop.is_set():
         stop.wait(min(30.0, max(start_s - time.time(), 0.1)))
     return not stop.is_set()
 
 
-def run_one_night(args: argparse.Namespace, config: NightlyConfig, stop: object) -> int:
-    """Run one night and print what it brought; returns its exit code."""
+def run_one_night(args: argparse.Namespace, config: NightlyConfig, stop: StopSignal) -> int:
+    """Run one night and print its result; returns its exit code."""
     import sys
 
     from cclsearch.core.text import plain
@@ -127,9 +128,7 @@ def run_one_night(args: argparse.Namespace, config: NightlyConfig, stop: object)
     from cclsearch.nightly.summary import EXIT_TROUBLE, render_message
     from cclsearch.nightly.window import nights_folder
     from cclsearch.run.catalog import runs_folder
-    from cclsearch.search.jobs import StopSignal
 
-    assert isinstance(stop, StopSignal)
     runs = runs_folder(args.runs).absolute()
     quiet = args.quiet or args.json
     try:
@@ -153,7 +152,7 @@ def run_one_night(args: argparse.Namespace, config: NightlyConfig, stop: object)
 
 
 def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
-    """What a night would do: its jobs, their parts, the deadline, what would be pruned."""
+    """Print what a night would do: its jobs, their shares, the deadline, and the evidence it would remove."""
     import time
 
     from cclsearch.core.text import plain
@@ -165,8 +164,8 @@ def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
     runs = runs_folder(args.runs).absolute()
     plans = plan_jobs(config)
     window = find_window(config, runs, time.time())
-    until = f"until {show_time(window.deadline_s)}" if window.deadline_s is not None else "with no deadline"
-    which = f"goes on with night {window.stamp}, which was cut off," if window.folder.exists() else "a night from now"
+    until = f"until {show_time(window.deadline_s)}" if window.deadline_s is not None else "without a deadline"
+    which = f"continues the interrupted night {window.stamp}" if window.folder.exists() else "a new night from now"
     print(f"{config.name}: {which} {until}; {len(plans)} jobs")
     for line in preview_night(config, runs, plans, window):
         print(plain(line))
@@ -174,7 +173,7 @@ def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
 
 
 def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
-    """Write what starts the nights, or show it."""
+    """Install what starts the nights, or with `--dry-run` only print it."""
     import sys
 
     from cclsearch.core.content import project_root
@@ -184,7 +183,7 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
     plan_jobs(config)
     plan = installing.plan_install(config, path, project_root(), args.runs, choose_scrontab(args, config))
     if not (args.systemd or args.cron or args.scrontab):
-        raise UserError("say how nights are to be started: --systemd, --cron or --scrontab")
+        raise UserError("give one of --systemd, --cron and --scrontab: it starts the nights")
     how = "systemd" if args.systemd else "cron" if args.cron else "scrontab"
     for line in installing.find_warnings(plan, how):
         print(f"warning: {line}", file=sys.stderr)
@@ -201,16 +200,16 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
     print(installing.render_cron(plan, slurm=args.scrontab), end="")
     if not args.dry_run:
         installing.install_table(plan, program)
-        print(f"entered with `{program}`; `{program} -l` shows it")
+        print(f"installed with `{program}`; `{program} -l` shows the entry")
     return EXIT_OK
 
 
 def choose_scrontab(args: argparse.Namespace, config: NightlyConfig) -> Scrontab:
-    """What Slurm is asked for: what the file says, and what the command line says over it."""
+    """Slurm options of the night's job: those of the file, overridden by the command line."""
     from cclsearch.core.yaml_file import validate_mapping
     from cclsearch.nightly.config import Scrontab
 
     given = {name: value for name in SCRONTAB_FLAGS if (value := getattr(args, name)) is not None}
     if given and not args.scrontab:
-        raise UserError(f"--{next(iter(given))} goes with `ccl-search nightly install FILE --scrontab`")
+        raise UserError(f"--{next(iter(given))} needs `ccl-search nightly install FILE --scrontab`")
     return validate_mapping(Scrontab, {**config.scrontab.model_dump(), **given}, "--scrontab")

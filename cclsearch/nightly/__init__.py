@@ -1,1 +1,1 @@
-"""Nights that nobody watches: several searches, a deadline, and what changed since the last."""
+"""Unattended nights: several searches, a deadline, and a comparison with earlier nights."""

@@ -1,4 +1,4 @@
-"""From a night that ran to its summary and the series behind its charts."""
+"""Builds the summary of a finished night, and the series of nights behind its charts."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from cclsearch.nightly.summary import (
 from cclsearch.run.folder import load_run
 from cclsearch.stats.noise import estimate_noise, find_interval
 
-STOPPED = "the night was stopped before its end: the next start before that end goes on with it, its budget counted"
+STOPPED = "the night was stopped before its end: a start before that end continues it, with what it already spent"
 
 
 @dataclass(frozen=True)
 class JobNights:
-    """A job's nights in a row, tonight's the last, and what they are drawn from."""
+    """Summary of a job's night, and the nights that its chart shows, tonight's last."""
 
     summary: JobSummary
     nights: tuple[Night, ...] = ()
 
 
 def assemble_jobs(night: NightRun) -> list[JobNights]:
-    """Each job compared with its earlier nights."""
+    """Compare each job with its earlier nights."""
     return [_assemble(night, state) for state in night.states.values()]
 
 
@@ -96,7 +96,7 @@ def _compare(
         tonight, earlier, tolerance=config.tolerance, confidence=config.confidence, ending=ending if ending else ""
     )
     if state.is_trouble and compared.verdict is not NightVerdict.REGRESSED:
-        text = ending if compared.verdict is NightVerdict.NO_RESULT else f"{compared.text}; but {ending}"
+        text = ending if compared.verdict is NightVerdict.NO_RESULT else f"{compared.text}; however: {ending}"
         return Comparison(NightVerdict.TROUBLE, text, compared.worse, compared.better, compared.same, compared.noise)
     return compared
 
@@ -125,7 +125,7 @@ def _summarize_best(tonight: Night, compared: Comparison) -> BestSummary | None:
 def assemble_summary(
     night: NightRun, jobs: Sequence[JobNights], pruned: Pruned, *, is_stopped: bool = False
 ) -> NightSummary:
-    """The night as a whole."""
+    """Summary of the whole night."""
     notes = (STOPPED,) if is_stopped else ()
     verdicts = [job.summary.verdict for job in jobs]
     spent, window = night.find_spent(), night.window

@@ -1,4 +1,4 @@
-"""Moments of a day in a time zone: when a night starts, and by when it must have stopped."""
+"""Times of day in a time zone: when a night starts, and its deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORM = re.compile(r"^([01]?\d|2[0-3]):([0-5]\d)\s+(\S+)$")
 
 @dataclass(frozen=True)
 class Moment:
-    """A time of every day, `06:00 Europe/Paris`."""
+    """A daily time, such as `06:00 Europe/Paris`."""
 
     hour: int
     minute: int
@@ -22,10 +22,10 @@ class Moment:
         return f"{self.hour:02d}:{self.minute:02d} {self.zone}"
 
     def next_after(self, now_s: float) -> float:
-        """Seconds since the epoch of its next occurrence, strictly after `now_s`.
+        """Next occurrence strictly after `now_s`, in seconds since the epoch.
 
-        The zone's own clock rules: on the day on which it skips this time the moment stands as much later as the clock
-        jumps; on the day that has it twice, the first counts.
+        Follows the zone's clock changes: on a day that skips this time, the moment is later by the size of the jump; on
+        a day that has it twice, the first one counts.
         """
         zone = ZoneInfo(self.zone)
         today = datetime.fromtimestamp(now_s, zone).date()
@@ -39,13 +39,13 @@ class Moment:
 
 
 def parse_moment(text: str) -> Moment:
-    """The moment that `HH:MM ZONE` names; raises ValueError that says what would do."""
+    """Parse `HH:MM ZONE`; raises ValueError with the expected form."""
     match = _FORM.match(text.strip())
     if match is None:
-        raise ValueError("must be a time of day and a time zone, like `06:00 Europe/Paris`")
+        raise ValueError("must be a time of day and a time zone, such as `06:00 Europe/Paris`")
     hour, minute, zone = match.groups()
     try:
         ZoneInfo(zone)
     except (OSError, ValueError, KeyError):
-        raise ValueError(f"there is no time zone {zone!r}: give one like `Europe/Paris` or `UTC`") from None
+        raise ValueError(f"no time zone {zone!r}: give one such as `Europe/Paris` or `UTC`") from None
     return Moment(int(hour), int(minute), zone)

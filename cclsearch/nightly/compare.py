@@ -1,4 +1,4 @@
-"""Tonight against earlier nights: improved, unchanged, regressed, or trouble with the infrastructure."""
+"""Comparison of tonight with earlier nights: improved, unchanged, regressed, or infrastructure trouble."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ from cclsearch.core.redact import is_secret_name
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.profile import Profile
-from cclsearch.nightly.history import Night, RankedRun, mean_of, read_surroundings
+from cclsearch.nightly.history import Night, RankedRun, describe_figure, mean_of, read_surroundings
 from cclsearch.record.trial import Trial
+from cclsearch.score.outcome import Outcome
 from cclsearch.stats.noise import Noise, confidence_better, estimate_noise
 
 REFERENCE_NIGHTS = 5
-"""Latest nights that ran a configuration: what it is held against."""
+"""A configuration is compared with its runs on this many of the latest nights that ran it."""
 MAX_CHANGES = 8
 
 
 class NightVerdict(StrEnum):
-    """How a job's night went."""
+    """Verdict on one job's night."""
 
     FIRST = "first"
-    """There is no earlier night on the same work."""
+    """No earlier night ran the same work."""
     IMPROVED = "improved"
     UNCHANGED = "unchanged"
     REGRESSED = "regressed"
-    """A configuration is slower than on earlier nights, or fails where it ran."""
+    """A configuration is slower than on earlier nights, or fails although it ran before."""
     TROUBLE = "infrastructure trouble"
     NO_RESULT = "no result"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One configuration, tonight against earlier nights."""
+    """One configuration: tonight compared with earlier nights."""
 
     config: Config
     before: float
-    """Mean over its runs on the latest earlier nights."""
+    """Mean of its runs on the latest earlier nights."""
     now: float | None
-    """None where it fails now."""
+    """None if it fails now."""
     confidence: float
-    """How sure it is that it is worse (or better) now."""
+    """Confidence, 0 to 1, that it is worse now."""
     num_before: int
     num_now: int
     why: tuple[str, ...] = ()
-    """What else changed: versions, nodes, where the step's time goes."""
+    """Other changes: versions, nodes, causes of the step time."""
 
     @property
     def ratio(self) -> float | None:
@@ -55,24 +56,24 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A job's night."""
+    """Result of comparing a job's night with earlier ones."""
 
     verdict: NightVerdict
     text: str
-    """In one sentence."""
+    """One sentence."""
     worse: tuple[Change, ...] = ()
     better: tuple[Change, ...] = ()
     same: tuple[Change, ...] = ()
-    """Configurations that ran on earlier nights too, and did not change."""
+    """Configurations that also ran on earlier nights and did not change."""
     noise: Noise | None = None
 
 
 def compare_night(
     tonight: Night, earlier: Sequence[Night], *, tolerance: float, confidence: float, ending: str = ""
 ) -> Comparison:
-    """What tonight says beside the earlier nights of the same work, the oldest first."""
+    """Compare tonight with earlier nights of the same work; `earlier` starts with the oldest."""
     if not tonight.samples and tonight.num_lost:
-        text = f"the infrastructure failed {tonight.num_lost} trials and none was ranked"
+        text = f"{tonight.num_lost} trials failed because of the infrastructure, and no trial was ranked"
         return Comparison(NightVerdict.TROUBLE, _join(text, ending))
     noise = estimate_night_noise(tonight, earlier)
     changes = compare_configs(tonight, earlier, noise)
@@ -90,39 +91,39 @@ def compare_night(
 
 
 def describe_unranked(tonight: Night) -> str:
-    """Why a night has no result: how many trials were not admitted, or failed, and the latest reason of each."""
-    told = []
+    """Why a night has no result: counts of trials not admitted, failed and unfinished, each with its latest reason."""
+    parts = []
     if tonight.refused:
-        told.append(f"{len(tonight.refused)} not admitted ({describe_refusal(tonight.refused[-1])})")
+        parts.append(f"{len(tonight.refused)} not admitted ({describe_refusal(tonight.refused[-1])})")
     if tonight.failed and (outcome := tonight.failed[-1].outcome) is not None and outcome.failure is not None:
         failure = outcome.failure
-        told.append(f"{len(tonight.failed)} failed ({failure.kind.value}: {one_line(failure.message, 120)})")
+        parts.append(f"{len(tonight.failed)} failed ({failure.kind.value}: {one_line(failure.message, 120)})")
     if tonight.unfinished:
         lost = find_lost(tonight.unfinished)
-        why = f" ({one_line(lost, 160)}; no other run of it ended)" if lost else ""
-        told.append(f"{len(tonight.unfinished)} did not end{why}")
-    return f"no trial was ranked: {', '.join(told)}" if told else "no trial was ranked"
+        why = f" ({one_line(lost, 160)}; no other attempt finished)" if lost else ""
+        parts.append(f"{len(tonight.unfinished)} did not finish{why}")
+    return f"no trial was ranked: {', '.join(parts)}" if parts else "no trial was ranked"
 
 
 def find_lost(unfinished: Sequence[Trial]) -> str | None:
-    """How the infrastructure failed the latest of these trials that it failed; None where it failed none."""
+    """Reason of the latest infrastructure failure among these trials; None if there is none."""
     kinds = {kind.value for kind in FailureKind if kind.is_infrastructure}
     reasons = [reason for trial in unfinished for reason in trial.repeats if reason.partition(":")[0] in kinds]
     return reasons[-1] if reasons else None
 
 
 def describe_refusal(trial: Trial) -> str:
-    """Why a trial that ran does not count, in a line."""
+    """Why a trial that ran was not admitted, in one line."""
     admission = trial.outcome.admission if trial.outcome else None
     reasons = admission.reasons if admission else ()
-    return one_line(reasons[0] if reasons else "it has no figure", 160)
+    return one_line(reasons[0] if reasons else "no figure", 160)
 
 
 def estimate_night_noise(tonight: Night, earlier: Sequence[Night]) -> Noise:
-    """Noise of one run: repeats inside nights, and the same configuration on one earlier night and the next.
+    """Noise of one run, from repeats inside nights and from a configuration's changes between earlier nights.
 
-    A difference between neighbouring nights counts once, so that one lasting change does not hide the next; tonight's
-    difference from earlier nights is what is judged, and does not count.
+    Each difference between neighboring nights counts once, so that one lasting change does not hide the next. Tonight's
+    difference from earlier nights does not count, because it is what is evaluated.
     """
     groups = [[s.value for s in samples] for night in (*earlier, tonight) for samples in night.samples.values()]
     for config in {config for night in earlier for config in night.samples}:
@@ -132,7 +133,7 @@ def estimate_night_noise(tonight: Night, earlier: Sequence[Night]) -> Noise:
 
 
 def compare_configs(tonight: Night, earlier: Sequence[Night], noise: Noise) -> list[Change]:
-    """Each configuration that ran tonight and before; the confidence is that of being worse now."""
+    """The change of each configuration that ran tonight and before; its confidence is that of being worse now."""
     changes = []
     for config, samples in tonight.samples.items():
         before = find_reference(config, earlier)
@@ -153,26 +154,26 @@ def compare_configs(tonight: Night, earlier: Sequence[Night], noise: Noise) -> l
 
 
 def find_reference(config: Config, earlier: Sequence[Night]) -> list[RankedRun]:
-    """The configuration's runs on the latest nights that ran it."""
+    """Runs of the configuration on the latest nights that ran it."""
     nights = [night for night in earlier if config in night.samples][-REFERENCE_NIGHTS:]
     return [sample for night in nights for sample in night.samples[config]]
 
 
 def find_newly_failing(tonight: Night, earlier: Sequence[Night]) -> list[Change]:
-    """Configurations that ran on the latest night that tried them and fail now by their own fault."""
+    """Configurations that now fail for their own reasons, and ran on the latest night that tried them."""
     found = []
     for config, trial in tonight.failures.items():
         tried = [night for night in earlier if config in night.samples or config in night.failures]
         if not tried or config not in tried[-1].samples:
             continue
         before, failure = find_reference(config, earlier), trial.outcome.failure if trial.outcome else None
-        told = f"fails now: {failure.kind.value}: {one_line(failure.message, 200)}" if failure else "fails now"
-        found.append(Change(config, mean_of(before), None, 1.0, len(before), 0, (told,)))
+        why = f"fails now: {failure.kind.value}: {one_line(failure.message, 200)}" if failure else "fails now"
+        found.append(Change(config, mean_of(before), None, 1.0, len(before), 0, (why,)))
     return found
 
 
 def find_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tuple[str, ...]:
-    """What is different around a configuration since the latest night that ran it."""
+    """Changes in a configuration's surroundings since the latest night that ran it."""
     before = next((night for night in reversed(earlier) if config in night.samples), None)
     if before is None:
         return ()
@@ -194,29 +195,28 @@ def find_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tu
 
 
 def compare_profiles(before: Profile, now: Profile) -> list[str]:
-    """What is different in the launcher's profile: its jobs' variables, and its own fields; of a secret only that."""
+    """Differences of the launcher's profile: fields and variables of its jobs; for a secret only that it changed."""
     old, new = ({**profile.settings, **profile.environment} for profile in (before, now))
     lines = []
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) == new.get(name):
             continue
         values = [one_line(str(fields.get(name, "unset")), 80) for fields in (old, new)]
-        told = "is another" if is_secret_name(name) else f"{values[0]} → {values[1]}"
-        lines.append(f"the launcher's {one_line(name, 40)} {told}")
+        change = "changed" if is_secret_name(name) else f"{values[0]} → {values[1]}"
+        lines.append(f"the launcher's {one_line(name, 40)} {change}")
     return lines
 
 
-def _compare_causes(old: object, new: object) -> list[str]:
-    """The causes of a step's time that grew or shrank most, from the traces."""
-    before = getattr(old, "seconds_by_cause", {})
-    now = getattr(new, "seconds_by_cause", {})
+def _compare_causes(old: Outcome | None, new: Outcome | None) -> list[str]:
+    """The causes of step time that grew or shrank most, from the traces."""
+    before, now = ({} if outcome is None else outcome.seconds_by_cause for outcome in (old, new))
     if not before or not now:
         return []
     moved = {cause: now.get(cause, 0.0) - before.get(cause, 0.0) for cause in before.keys() | now.keys()}
     total = sum(before.values())
-    told = sorted((c for c in moved if abs(moved[c]) >= 0.02 * total), key=lambda c: -abs(moved[c]))[:3]
+    largest = sorted((c for c in moved if abs(moved[c]) >= 0.02 * total), key=lambda c: -abs(moved[c]))[:3]
     return [
-        f"{c.replace('_', ' ')} {before.get(c, 0.0):.4g} s → {now.get(c, 0.0):.4g} s of a traced step" for c in told
+        f"{c.replace('_', ' ')} {before.get(c, 0.0):.4g} s → {now.get(c, 0.0):.4g} s of a traced step" for c in largest
     ]
 
 
@@ -230,45 +230,52 @@ def _decide_verdict(
     tolerance: float,
     confidence: float,
 ) -> tuple[NightVerdict, str]:
+    figure = describe_figure(tonight.run.spec)
+    faster, slower = ("faster", "slower") if figure == "step_time_s" else ("better", "worse")
     if worse:
         most = max(worse, key=lambda change: change.ratio or float("inf"))
-        return NightVerdict.REGRESSED, _describe_regression(most, len(worse))
+        return NightVerdict.REGRESSED, _describe_regression(most, len(worse), f"{slower} than on", figure)
     best = tonight.best
     assert best is not None
     held = [night for night in earlier if night.samples]
     if not held:
-        return NightVerdict.FIRST, "the first night on this work: nothing to compare with"
-    # in the order in which they ran: of several that are as fast, the first counts, and not whichever a set begins with
+        return NightVerdict.FIRST, "first night of this work: nothing to compare with"
+    # dict.fromkeys keeps the order in which they ran: among equals the first one counts, as a set would not ensure
     pooled = dict.fromkeys(config for night in held for config in night.samples)
     champion = min(pooled, key=lambda config: mean_of(find_reference(config, held)))
     if best != champion and best not in pooled:
         old = [s.value for s in tonight.samples.get(champion) or find_reference(champion, held)]
         new = [s.value for s in tonight.samples[best]]
-        sure, ratio = confidence_better(new, old, noise), mean_of(tonight.samples[best]) / _mean(old)
+        before, now = _mean(old), mean_of(tonight.samples[best])
+        sure, ratio = confidence_better(new, old, noise), now / before
         if sure >= confidence and ratio < 1 - tolerance:
-            return NightVerdict.IMPROVED, f"{best} takes {ratio:.3f} x of the best so far ({champion}); {sure:.1%} sure"
+            values = _show_change(figure, before, now, ratio, sure)
+            return NightVerdict.IMPROVED, f"{best} is {faster} than the best so far ({champion}): {values}"
     if better:
         most = min(better, key=lambda change: change.ratio or 1.0)
-        return (
-            NightVerdict.IMPROVED,
-            f"{most.config} takes {most.ratio:.3f} x of earlier nights; {1 - most.confidence:.1%} sure",
-        )
-    told = f"the best is {best}"
+        values = _show_change(figure, most.before, most.now, most.ratio, 1 - most.confidence)
+        return NightVerdict.IMPROVED, f"{most.config} is {faster} than on earlier nights: {values}"
+    text = f"the best is {best}"
     if noise.is_measured:
-        told += f"; run-to-run noise {noise.relative:.1%}"
+        text += f"; run-to-run noise {noise.relative:.1%}"
     if champion not in tonight.samples:
         refused = [trial for trial in tonight.refused if trial.config == champion]
         ran = f"ran again but is not admitted ({describe_refusal(refused[-1])})" if refused else "was not run again"
-        told += f"; the best of earlier nights {ran}, so a regression of it could not be seen"
-    return NightVerdict.UNCHANGED, told
+        text += f"; the best of earlier nights {ran}, so this night cannot show a regression of it"
+    return NightVerdict.UNCHANGED, text
 
 
-def _describe_regression(change: Change, count: int) -> str:
+def _describe_regression(change: Change, count: int, slower_than_on: str, figure: str) -> str:
     also = f", and {count - 1} more" if count > 1 else ""
     why = f" ({'; '.join(change.why)})" if change.why else ""
     if change.now is None:
-        return f"{change.config} ran on earlier nights and fails now{also}{why}"
-    return f"{change.config} takes {change.ratio:.3f} x of earlier nights, {change.confidence:.1%} sure{also}{why}"
+        return f"{change.config} ran on earlier nights but fails now{also}{why}"
+    values = _show_change(figure, change.before, change.now, change.ratio, change.confidence)
+    return f"{change.config} is {slower_than_on} earlier nights: {values}{also}{why}"
+
+
+def _show_change(figure: str, before: float, now: float | None, ratio: float | None, confidence: float) -> str:
+    return f"{figure} {before:.4g} -> {now:.4g} ({ratio:.3f}x), {confidence:.1%} confidence"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""`nightly.yaml`: what a night searches, for how much, until when, and what is kept of it."""
+"""Schema of `nightly.yaml`: the jobs of a night, its budget and deadline, and which evidence is kept."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SCRON_OWN = frozenset({"job-name", "time", "partition", "account", "qos"})
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEFAULT_TRIALS = 15
 MIN_REST_S = 600.0
-"""At least this long between a night's deadline and the next start."""
+"""Minimum time between a night's deadline and the next start."""
 SEASONS_S = (1767225600.0, 1782864000.0)
-"""A moment in winter and one in summer: two zones' clocks need not change on the same days."""
+"""A moment in winter and one in summer, since the clocks of two zones may change on different days."""
 
 
 def _check_moment(text: str) -> str:
@@ -33,10 +33,12 @@ def _check_moment(text: str) -> str:
 
 
 def check_slurm_word(value: object) -> object:
-    """One word that may stand in a `#SCRON` line; a bare number of a YAML file as text."""
+    """Check one word of a `#SCRON` line; a bare number from a YAML file becomes text."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(text, str) and not SLURM_WORD.fullmatch(text):
-        raise ValueError("must be one word of letters, digits and _ . , : @ / + = % -, and begin with none but `/`")
+        raise ValueError(
+            "must be one word of letters, digits and _ . , : @ / + = % -, starting with a letter, a digit or `/`"
+        )
     return text
 
 
@@ -45,7 +47,7 @@ MomentText = Annotated[str, AfterValidator(_check_moment)]
 
 
 class Fields(Model):
-    """Fields of a `nightly.yaml`: a number is neither `yes` nor infinite."""
+    """Base of the models of `nightly.yaml`: a number must be finite and not `yes` or `no`."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -54,56 +56,56 @@ class Fields(Model):
         if isinstance(value, bool) and not is_flag:
             raise ValueError("must not be `yes` or `no`, `true` or `false`")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError("must be finite; what is left out has no limit")
+            raise ValueError("must be finite; leave it out for no limit")
         return value
 
 
 class Budget(Fields):
-    """Limits, each None for none. Of a night they hold over all of its searches, of a job over its one."""
+    """Limits; None means no limit. A night's budget covers all of its searches, a job's budget its own search."""
 
     trials: int | None = Field(default=None, ge=1)
-    """Trials that count; confirmations and what the infrastructure failed come on top."""
+    """Trials that count; confirmations and trials lost to the infrastructure come on top."""
     hours: float | None = Field(default=None, gt=0)
-    """Wall time."""
+    """Wall time, hours."""
     node_hours: float | None = Field(default=None, gt=0)
-    """Nodes times hours of every measured trial from submission to end, waiting in a queue included."""
+    """Nodes times hours of every measured trial from submission to end, queue time included."""
     tokens: int | None = Field(default=None, ge=1)
-    """Of the LLM."""
+    """Tokens of the LLM."""
     usd: float | None = Field(default=None, gt=0)
-    """What the LLM costs, US dollars."""
+    """Cost of the LLM, US dollars."""
 
 
 class JobSettings(Fields):
-    """How one search is made; jobs and the matrix share it."""
+    """Settings of one search, shared by jobs and the matrix."""
 
     framework: str | None = None
     strategy: str | None = None
     llm: str | None = None
     use_fewer: bool = False
     sets: tuple[str, ...] = ()
-    """`FIELD=VALUE` over the card."""
+    """`FIELD=VALUE`, each replacing a field of the card."""
     overlays: tuple[str, ...] = ()
     knobs: tuple[str, ...] = ()
-    """`NAME=A,B`: knobs added, or limited."""
+    """`NAME=A,B`: a knob that is added, or limited to these values."""
     seed: int = Field(default=0, ge=0)
     parallel: int = Field(default=1, ge=1)
     confirm: int | None = Field(default=None, ge=0)
-    """Finalists to run again; None: 2 where trials are measured."""
+    """Finalists to run again; None means 2 if trials are measured."""
     timeout_min: float = Field(default=30.0, gt=0)
     priority: float = Field(default=1.0, gt=0)
-    """Its share of what is left, beside the other jobs' priorities; the greatest goes first."""
+    """Its share of the remaining budget, relative to the priorities of the other jobs; the highest runs first."""
     start_from: int = Field(default=3, ge=0)
-    """Bests of earlier nights that are run again first."""
+    """How many of the best configurations of earlier nights run again first."""
     learn: bool = True
-    """Whether trials of earlier nights are a prior."""
+    """Whether trials of earlier nights serve as a warm start."""
     budget: Budget = Budget()
 
 
 class NightlyJob(JobSettings):
-    """One search of every night."""
+    """One search that runs every night."""
 
     name: str = ""
-    """Stays the same from night to night: it names the series that is compared. Made up where it is not given."""
+    """Names the series that is compared, so it stays the same from night to night; generated if it is empty."""
     workload: str
     launcher: str | None = None
     recording: str | None = None
@@ -118,7 +120,7 @@ class NightlyJob(JobSettings):
 
     @property
     def key(self) -> str:
-        """Its name, or one made of workload, launcher and objective; fit for a folder."""
+        """Its name, or one made of workload, launcher and objective; valid as a folder name."""
         if self.name:
             return self.name
         words = [Path(self.workload).stem, self.launcher or self.recording or "here", Path(self.objective).stem]
@@ -127,36 +129,36 @@ class NightlyJob(JobSettings):
 
 
 class Matrix(JobSettings):
-    """Every workload on every launcher for every objective: one job each."""
+    """One job for every combination of workload, launcher and objective."""
 
     workloads: tuple[str, ...] = Field(min_length=1)
     launchers: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     objectives: tuple[str, ...] = Field(default=("step_time",), min_length=1)
 
     def expand(self) -> list[NightlyJob]:
-        """The jobs, workload by workload."""
+        """The jobs, ordered by workload."""
         shared = {name: getattr(self, name) for name in JobSettings.model_fields}
         combined = itertools.product(self.workloads, self.launchers, self.objectives)
         return [NightlyJob(workload=w, launcher=where, objective=o, **shared) for w, where, o in combined]
 
 
 class Keep(Fields):
-    """How much evidence of earlier nights stays on disk. Ledgers and winners' evidence always do."""
+    """How much evidence of earlier nights stays on disk. Ledgers and winners' evidence always stay."""
 
     nights: int | None = Field(default=30, ge=1)
-    """Nights whose evidence is kept whole; None: all."""
+    """Nights whose evidence is kept in full; None means all."""
     gib: float | None = Field(default=None, gt=0)
-    """Evidence of all nights, at most: the oldest goes first; None: no limit."""
+    """Maximum size of the evidence of all nights: the oldest is removed first; None means no limit."""
 
 
 class Scrontab(Fields):
-    """What Slurm is asked for where it starts the nights; of the job that runs the search, not of its trials."""
+    """Slurm options of the job that runs a night's searches (not of their trials), if scrontab starts the nights."""
 
     partition: SlurmWord | None = None
     account: SlurmWord | None = None
     qos: SlurmWord | None = None
     hours: float | None = Field(default=None, gt=0, le=24 * 365)
-    """Time limit; None: from `start` to `deadline`, and some more to stop in."""
+    """Time limit; None means from `start` to `deadline`, plus the time for stopping."""
     options: dict[str, SlurmWord] = {}
     """Further options of sbatch: name without dashes -> value."""
 
@@ -165,9 +167,11 @@ class Scrontab(Fields):
     def _check_options(cls, options: dict[str, str]) -> dict[str, str]:
         for name in options:
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-                raise ValueError(f"{name!r} is no long option of sbatch: write it without dashes, like `constraint`")
+                raise ValueError(
+                    f"{name!r} is not a long option of sbatch: write it without dashes, such as `constraint`"
+                )
             if name in SCRON_OWN:
-                raise ValueError(f"{name!r} is set elsewhere: by the fields beside `options`, or by the install")
+                raise ValueError(f"{name!r} is set elsewhere: by another field of `scrontab`, or by `nightly install`")
         return options
 
 
@@ -176,11 +180,11 @@ class NightlyConfig(Fields):
 
     version: int = Field(default=1, ge=1, le=1)
     name: str = "nightly"
-    """Names the series of nights, and the first part of their runs' names."""
+    """Name of the series of nights, and first part of the names of their runs."""
     start: MomentText | None = None
-    """When a night starts: for `install`, and for a process that stays."""
+    """When a night starts; used by `install` and by a process that runs every night."""
     deadline: MomentText | None = None
-    """By when a night has stopped."""
+    """When a night must have stopped."""
     budget: Budget = Budget()
     jobs: tuple[NightlyJob, ...] = ()
     matrix: Matrix | None = None
@@ -188,9 +192,9 @@ class NightlyConfig(Fields):
     scrontab: Scrontab = Scrontab()
     """For `install --scrontab`."""
     tolerance: float = Field(default=0.02, ge=0, lt=1)
-    """A change below this share is none, however sure it is."""
+    """A relative change below this is ignored, whatever its confidence."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """How sure a change must be."""
+    """Confidence that a change requires."""
     webhook_env: str | None = None
     """Name of the environment variable that holds the webhook's URL; never the URL."""
 
@@ -212,11 +216,11 @@ class NightlyConfig(Fields):
     def _check_jobs(self) -> NightlyConfig:
         keys = [job.key for job in self.all_jobs]
         if not keys:
-            raise ValueError("give at least one job, in `jobs` or by `matrix`")
-        alike = [key.casefold() for key in keys]  # their folders may lie where names that differ in case are one
+            raise ValueError("give at least one job, in `jobs` or `matrix`")
+        alike = [key.casefold() for key in keys]  # some file systems do not distinguish case in folder names
         twice = sorted(key for key in keys if alike.count(key.casefold()) > 1)
         if twice:
-            raise ValueError(f"two jobs are called {twice[0]!r}: give them a `name` each")
+            raise ValueError(f"two jobs are called {twice[0]!r}: give each a `name` of its own")
         return self
 
     @model_validator(mode="after")
@@ -234,7 +238,7 @@ class NightlyConfig(Fields):
 
     @property
     def all_jobs(self) -> tuple[NightlyJob, ...]:
-        """Jobs in the order in which they are asked for, the greatest priority first."""
+        """Jobs in file order within each priority, the highest priority first."""
         jobs = [*self.jobs, *(self.matrix.expand() if self.matrix else ())]
         return tuple(sorted(jobs, key=lambda job: -job.priority))
 
@@ -248,19 +252,19 @@ class NightlyConfig(Fields):
 
     @property
     def digest(self) -> str:
-        """Tells whether two nights were asked for the same."""
+        """Hash of the configuration: equal if two nights have the same one."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
 
 def load_nightly(path: Path) -> NightlyConfig:
-    """The nights that a file describes; raises UserError that names file and field."""
+    """Read a nightly.yaml; raises UserError naming file and field."""
     if not path.is_file():
-        raise UserError(f"there is no file {str(path)!r}: give a nightly.yaml (see docs/nightly.md)")
+        raise UserError(f"no file {str(path)!r}: give a nightly.yaml (see docs/nightly.md)")
     return parse_nightly(read_yaml(path), str(path))
 
 
 def parse_nightly(data: dict[str, Any], where: str) -> NightlyConfig:
-    """The nights that a mapping describes; raises UserError that starts with `where` and names every wrong field."""
+    """Validate a nightly configuration; raises UserError that starts with `where` and names every wrong field."""
     config = validate_mapping(NightlyConfig, data, where)
     from cclsearch.space.parse import parse_knob
 

@@ -1,4 +1,4 @@
-"""The earlier nights of a job, read from its runs' ledgers: what each configuration took, night by night."""
+"""The earlier nights of a job, read from the ledgers of its runs: results of each configuration, night by night."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from cclsearch.run.spec import SPEC_FILE, RunSpec
 
 STAMP = r"\d{8}-\d{6}"
 MAX_NIGHTS = 30
-"""Nights back that comparisons and charts look."""
+"""How many nights back comparisons and charts reach."""
 
 
 def name_run(name: str, stamp: str, key: str) -> str:
-    """The run's name: series, night and job."""
+    """The name of a run: series, night and job."""
     return f"{name}-{stamp}-{key}"
 
 
 def find_runs(runs: Path, name: str, key: str) -> list[Path]:
-    """Run folders of a job, the oldest night first; links and what is no run are left out."""
+    """Run folders of a job, the oldest night first; links and folders that are not runs are left out."""
     form = re.compile(rf"{re.escape(name)}-({STAMP})-{re.escape(key)}")
     return sorted(folder for folder in list_folders(runs) if form.fullmatch(folder.name))
 
 
 def find_series(runs: Path, name: str) -> dict[str, list[Path]]:
-    """Night's stamp -> run folders of the series, the oldest night first."""
+    """Run folders of the series by the night's stamp, the oldest night first."""
     form = re.compile(rf"{re.escape(name)}-({STAMP})-.+")
     found: dict[str, list[Path]] = {}
     for folder in sorted(list_folders(runs)):
@@ -43,20 +43,20 @@ def find_series(runs: Path, name: str) -> dict[str, list[Path]]:
 
 
 def list_folders(runs: Path) -> list[Path]:
-    """Run folders that really lie in the runs folder: no links."""
+    """Run folders inside the runs folder; links are left out."""
     if not runs.is_dir():
         return []
     return [p for p in runs.iterdir() if not p.is_symlink() and p.is_dir() and (p / SPEC_FILE).is_file()]
 
 
 def stamp_of(folder: Path) -> str:
-    """The night of a run, by its name."""
+    """Stamp of a run's night, from its name."""
     match = re.search(rf"-({STAMP})-", folder.name)
     return match[1] if match else ""
 
 
 def is_same_work(one: RunSpec, other: RunSpec) -> bool:
-    """Whether figures of two searches compare: the same model, work, hardware, framework, objective and provenance."""
+    """Whether two searches are comparable: the same model, work, hardware, framework, objective and provenance."""
     return all(ours == theirs for ours, theirs in zip(_work_of(one), _work_of(other), strict=True))
 
 
@@ -75,43 +75,43 @@ class RankedRun:
 
     trial: int
     value: float
-    """What is compared: the loss; seconds per step where losses of two searches do not compare."""
+    """The compared figure: the loss, or seconds per step if losses of two searches are not comparable."""
     time_s: float
     folder: Path
-    """Its evidence."""
+    """Folder of its evidence."""
 
 
 @dataclass(frozen=True)
 class Night:
-    """What one run of a job found, or what it found since a moment."""
+    """Results of one run of a job, or its results since a moment."""
 
     stamp: str
     run: Run
     samples: Mapping[Config, tuple[RankedRun, ...]]
     failures: Mapping[Config, Trial] = field(default_factory=dict)
-    """Configurations that failed by their own fault, and never ranked."""
+    """Configurations that failed for their own reasons and never ranked."""
     num_lost: int = 0
-    """Trials that the infrastructure failed."""
+    """Trials lost to infrastructure failures."""
     failed: tuple[Trial, ...] = ()
-    """Trials that failed by their own fault."""
+    """Trials that failed for their own reasons."""
     refused: tuple[Trial, ...] = ()
-    """Trials that ran and were not admitted, so that they rank nowhere."""
+    """Trials that ran and were not admitted, so they are not ranked."""
     unfinished: tuple[Trial, ...] = ()
-    """Trials that were begun and have no end."""
+    """Trials that started and have not finished."""
 
     @property
     def num_trials(self) -> int:
-        """That have ended, confirmations included."""
+        """Number of finished trials, confirmations included."""
         return sum(map(len, self.samples.values())) + len(self.failed) + len(self.refused) + self.num_lost
 
     @property
     def best(self) -> Config | None:
-        """The configuration with the least mean."""
+        """The configuration with the lowest mean."""
         return min(self.samples, key=lambda config: mean_of(self.samples[config]), default=None)
 
 
 def mean_of(samples: Iterable[RankedRun]) -> float:
-    """Geometric mean where all are above 0, as noise is relative; else the arithmetic."""
+    """Geometric mean if all values are above 0, because noise is relative; else the arithmetic mean."""
     values = [sample.value for sample in samples]
     if all(value > 0 for value in values):
         return math.exp(sum(map(math.log, values)) / len(values))
@@ -119,7 +119,7 @@ def mean_of(samples: Iterable[RankedRun]) -> float:
 
 
 def describe_figure(spec: RunSpec) -> str:
-    """What is compared from night to night."""
+    """Name of the figure that is compared from night to night."""
     if _by_step_time(spec):
         return "step_time_s"
     metrics = spec.objective.metrics
@@ -131,7 +131,7 @@ def _by_step_time(spec: RunSpec) -> bool:
 
 
 def read_night(run: Run, since_s: float = 0.0) -> Night:
-    """What a run found since a moment."""
+    """Results of a run since a moment."""
     samples: dict[Config, list[RankedRun]] = {}
     failed: list[Trial] = []
     refused: list[Trial] = []
@@ -168,7 +168,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
 
 
 def read_earlier(folders: Iterable[Path], spec: RunSpec) -> list[Night]:
-    """The last nights on the same work, the oldest first; a run that cannot be read is left out."""
+    """The latest nights of the same work, the oldest first; unreadable runs are left out."""
     nights = []
     for folder in list(folders)[-MAX_NIGHTS:]:
         try:
@@ -181,7 +181,7 @@ def read_earlier(folders: Iterable[Path], spec: RunSpec) -> list[Night]:
 
 
 def pick_bests(nights: Iterable[Night], count: int) -> tuple[Config, ...]:
-    """Up to `count` configurations worth another measurement: nights' bests, by the mean over all their runs."""
+    """Up to `count` configurations to measure again: the best of each night, ordered by the mean of all their runs."""
     nights = list(nights)
     winners = dict.fromkeys(night.best for night in nights if night.best is not None)
     pooled = {config: mean_of(s for n in nights for s in n.samples.get(config, ())) for config in winners}
@@ -189,7 +189,7 @@ def pick_bests(nights: Iterable[Night], count: int) -> tuple[Config, ...]:
 
 
 def read_surroundings(sample: RankedRun) -> dict[str, str]:
-    """What a trial ran on, from its result file: versions, hosts, devices; empty where its evidence is gone."""
+    """Versions, hosts and devices of a trial, from its result file; empty if its evidence is gone."""
     try:
         data = json.loads((sample.folder / RESULT_FILE).read_text(encoding="utf-8"))
         versions = data.get("versions") or {}

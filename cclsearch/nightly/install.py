@@ -1,4 +1,4 @@
-"""What starts a night by itself: systemd units, a cron line, a scrontab entry; nothing of it holds a secret."""
+"""Installs nights: systemd units, a cron line, or a scrontab entry. None of them contains a secret."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from cclsearch.nightly.clock import Moment
 from cclsearch.nightly.config import NightlyConfig, Scrontab
 
 STOP_LIMIT_S = 1200
-"""How long a night may take after its deadline, or a signal: giving cloud resources back alone may take 900 s."""
+"""Seconds that a night may take to stop after its deadline or a signal: releasing cloud resources may take 900 s."""
 DAYS = 366
+LINGER = "needs `loginctl enable-linger`: without it a user's timers end with the user's last login"
 
 
 @dataclass(frozen=True)
 class InstallPlan:
-    """Where and what is started."""
+    """What is to be started, where and when."""
 
     name: str
     config: Path
@@ -37,7 +38,7 @@ class InstallPlan:
     runs: Path | None = None
     deadline: Moment | None = None
     hours: float | None = None
-    """The night's budget of them."""
+    """The night's budget of hours."""
     scrontab: Scrontab = field(default_factory=Scrontab)
 
     @property
@@ -46,7 +47,7 @@ class InstallPlan:
 
     @property
     def command(self) -> list[str]:
-        """What runs one night, as an argument list."""
+        """The command that runs one night, as an argument list."""
         runs = [] if self.runs is None else ["--runs", str(self.runs)]
         return [sys.executable, "-m", "cclsearch", "nightly", str(self.config), "--once", *runs]
 
@@ -54,9 +55,9 @@ class InstallPlan:
 def plan_install(
     config: NightlyConfig, path: Path, project: Path, runs: Path | None, scrontab: Scrontab | None = None
 ) -> InstallPlan:
-    """What is to be installed; raises UserError where no start time is given, or a path cannot be written in a unit."""
+    """Collect what is to be installed; raises UserError if `start` is missing or a path cannot be written in a unit."""
     if config.start_moment is None:
-        raise UserError(f"{str(path)!r} needs `start`, like `start: 22:00 Europe/Paris`, to be installed")
+        raise UserError(f"{str(path)!r} has no `start`: to install it, add one such as `start: 22:00 Europe/Paris`")
     plan = InstallPlan(
         config.name,
         path.absolute(),
@@ -68,24 +69,21 @@ def plan_install(
         scrontab=scrontab or config.scrontab,
     )
     if re.search(r"[\n\r\0]", " ".join([*plan.command, str(plan.project)])):
-        raise UserError("a path with a line break cannot be installed")
+        raise UserError("cannot install a path that contains a line break")
     return plan
 
 
-LINGER = "needs `loginctl enable-linger`: without it a user's timers end with the user's last login"
-
-
 def render_systemd(plan: InstallPlan) -> dict[str, str]:
-    """File name -> text of the service and its timer.
+    """Text of the service and its timer, by file name.
 
-    A start that was missed is not made up for (no `Persistent=`): a night does not belong into the next day.
+    A missed start is not made up for later (no `Persistent=`), because a night must not run during the day.
     """
     command = " ".join(quote_systemd(word) for word in plan.command)
     service = (
         f"[Unit]\nDescription=ccl-search nightly {plan.name}\n\n"
         f"[Service]\nType=oneshot\nWorkingDirectory={_escape_path(str(plan.project))}\n"
         f"EnvironmentFile=-%h/.config/ccl-search/nightly.env\nExecStart={command}\n"
-        # The search alone is told to stop: its tools must live on, to cancel jobs and give resources back.
+        # Only the search gets SIGTERM: the tools it starts must keep running to cancel jobs and release resources.
         f"KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={STOP_LIMIT_S}\n"
     )
     timer = (
@@ -103,15 +101,15 @@ def quote_systemd(word: str) -> str:
 
 
 def _escape_path(path: str) -> str:
-    """A path that stands in a line without quotes: a backslash or a blank at its end would not be read as such."""
+    """A path for a line without quotes: a backslash or a blank at its end would be misread, so a `/` follows."""
     text = path.replace("%", "%%")
     return f"{text}/" if text.endswith(("\\", " ", "\t")) else text
 
 
 def render_cron(plan: InstallPlan, *, slurm: bool = False) -> str:
-    """The block of a crontab, or of a scrontab, between two marks.
+    """The block of a crontab or a scrontab, between two marker lines.
 
-    `CRON_TZ` is what cronie and scrontab's host read; where cron knows no such line, the machine's own zone holds.
+    cronie reads the time zone from `CRON_TZ`; any other cron uses the machine's own zone.
     """
     project = shlex.quote(str(plan.project))
     line = f"cd {project} && exec {shlex.join(plan.command)}"
@@ -136,9 +134,9 @@ def _scron_lines(plan: InstallPlan) -> list[str]:
 
 
 def find_time_limit_s(plan: InstallPlan) -> float | None:
-    """Seconds that Slurm is to give a night: up to its deadline, and then to stop in; None where nothing says.
+    """Time limit for Slurm, in seconds: until the deadline plus the time for stopping; None if nothing sets one.
 
-    From `start` to the deadline the longest of a year's nights counts: one of them has an hour more.
+    The longest night of a year counts, because one night is an hour longer.
     """
     if plan.scrontab.hours is not None:
         return plan.scrontab.hours * 3600
@@ -150,7 +148,7 @@ def find_time_limit_s(plan: InstallPlan) -> float | None:
 
 
 def _next_starts(start: Moment) -> list[float]:
-    """The starts of the year that comes, seconds since the epoch."""
+    """The starts of the next year, in seconds since the epoch."""
     starts_s = [start.next_after(time.time())]
     while len(starts_s) < DAYS:
         starts_s.append(start.next_after(starts_s[-1]))
@@ -163,31 +161,31 @@ def _show_duration(seconds: float) -> str:
 
 
 def find_warnings(plan: InstallPlan, how: str) -> list[str]:
-    """What may not be as meant where `systemd`, `cron` or `scrontab` starts the nights."""
+    """Warnings about starting the nights with `systemd`, `cron` or `scrontab`, one line each."""
     lines = []
     at = f"{plan.start.hour:02d}:{plan.start.minute:02d}"
     if how == "scrontab" and not _is_zone_of_here(plan.start):
         lines.append(
-            f"scrontab starts jobs in the cluster's time zone, and `start` is {plan.start}, while this machine has"
-            f" another zone: the night starts at {at} by the cluster's clock"
+            f"scrontab uses the cluster's time zone: the night starts at {at} by the cluster's clock; `start` is"
+            f" {plan.start}, and this machine is in another zone"
         )
     if how == "cron" and not _is_zone_of_here(plan.start):
         lines.append(
-            f"only cronie reads CRON_TZ; any other cron (Debian's, Ubuntu's) starts the night at {at} by this machine's"
-            f" clock, and `start` is {plan.start}: there give `start` in this machine's zone"
+            f"only cronie reads CRON_TZ: any other cron (Debian's, Ubuntu's) starts the night at {at} by this machine's"
+            f" clock, but `start` is {plan.start}; for such a cron give `start` in this machine's zone"
         )
     if how == "scrontab" and find_time_limit_s(plan) is None:
         lines.append(
-            "no time limit is asked for, so the cluster's default holds: give `deadline`, `budget.hours`, or"
+            "no time limit is set, so the cluster's default applies: give `deadline`, `budget.hours`, or"
             " `scrontab: {hours: 9}`"
         )
     if how != "cron" and (day := _find_skipped(plan.start)) is not None:
-        lines.append(f"the clock of {plan.start.zone} skips {at} on {day}: no night may start on such a day")
+        lines.append(f"the clock of {plan.start.zone} skips {at} on {day}: no night starts on such a day")
     return lines
 
 
 def _find_skipped(start: Moment) -> str | None:
-    """The first day of the year that comes on which the zone's clock skips the start; None where there is none."""
+    """The first day of the next year on which the zone's clock skips the start; None if there is none."""
     zone = ZoneInfo(start.zone)
     for at_s in _next_starts(start):
         there = datetime.fromtimestamp(at_s, zone)
@@ -197,7 +195,7 @@ def _find_skipped(start: Moment) -> str | None:
 
 
 def _is_zone_of_here(start: Moment) -> bool:
-    """Whether this machine's clock reads the same as the moment's zone, the whole year."""
+    """Whether this machine's clock agrees with the moment's zone during the whole next year."""
     zone = ZoneInfo(start.zone)
     starts_s = _next_starts(start)
     return all(
@@ -207,16 +205,18 @@ def _is_zone_of_here(start: Moment) -> bool:
 
 
 def replace_block(table: str, plan: InstallPlan, block: str, *, in_place: bool = False) -> str:
-    """The table with the setting's earlier block taken out and the new one at its end, or in the old one's place.
+    """The table with the earlier block removed and the new one at its end, or at the old position if `in_place`.
 
-    What is outside the marks stays as it is; raises UserError where a begin has no end.
+    Lines outside the markers do not change; raises UserError if one of the two markers is missing.
     """
     begin, end = re.escape(_mark(plan, "begin")), re.escape(_mark(plan, "end"))
     whole = re.compile(rf"^{begin}\n(?:(?!{begin}$).*\n)*?{end}(?:\n|\Z)", re.MULTILINE)
     found = whole.search(table)
     rest = whole.sub("", table)
     if re.search(rf"^(?:{begin}|{end})$", rest, re.MULTILINE):
-        raise UserError(f"the table has `{_mark(plan, 'begin')}` without its end, or the other way round: mend that")
+        raise UserError(
+            f"the table has only one of the lines `{_mark(plan, 'begin')}` and `{_mark(plan, 'end')}`: remove it"
+        )
     if in_place and found is not None:
         return rest[: found.start()] + block + rest[found.start() :]
     return (rest if not rest or rest.endswith("\n") else rest + "\n") + block
@@ -227,7 +227,7 @@ def _mark(plan: InstallPlan, word: str) -> str:
 
 
 def install_systemd(plan: InstallPlan) -> list[Path]:
-    """Write the units into the user's folder; returns their paths."""
+    """Write the units into the user's systemd folder; returns their paths."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     folder = Path(base) / "systemd" / "user"
     written = []
@@ -242,17 +242,20 @@ def install_systemd(plan: InstallPlan) -> list[Path]:
 
 
 def install_table(plan: InstallPlan, program: str) -> None:
-    """Put the block into the user's table with `crontab` or `scrontab`; the rest of the table stays."""
+    """Put the block into the user's table with `crontab` or `scrontab`; the other lines do not change."""
     if shutil.which(program) is None:
-        raise UserError(f"there is no `{program}` here: --dry-run shows the entry, to be entered elsewhere")
+        raise UserError(
+            f"no command `{program}` on this machine: `--dry-run` prints the entry, to be entered elsewhere"
+        )
     listed = subprocess.run([program, "-l"], capture_output=True, text=True, timeout=60, check=False)
     table = listed.stdout if listed.returncode == 0 else ""
     if listed.returncode != 0 and "no crontab" not in listed.stderr.lower():
-        raise UserError(f"`{program} -l` failed, so nothing was changed: {' '.join(listed.stderr.split())[:200]}")
-    # In scrontab the lines above an entry are its options, so ours stays where it is; CRON_TZ holds for all below it.
+        raise UserError(f"`{program} -l` failed, and nothing was changed: {' '.join(listed.stderr.split())[:200]}")
+    # In scrontab the lines above an entry are its options, so our block keeps its position; in a crontab it goes to the
+    # end, because CRON_TZ applies to all lines below it.
     slurm = program == "scrontab"
     text = replace_block(table, plan, render_cron(plan, slurm=slurm), in_place=slurm)
     done = subprocess.run([program, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
-        said = " ".join(f"{done.stderr} {done.stdout}".split())[:200]
-        raise UserError(f"`{program}` refused the entry: {said}")
+        answer = " ".join(f"{done.stderr} {done.stdout}".split())[:200]
+        raise UserError(f"`{program}` refused the entry: {answer}")

@@ -1,4 +1,4 @@
-"""Counts what a search spends while it runs, and asks it to stop when a limit or the deadline is reached."""
+"""Counts what a running search spends, and asks it to stop at a limit or the deadline."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CHECK_INTERVAL_S = 1.0
 
 
 def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) -> Spent:
-    """What a search spent since a moment; wall time is not told from a ledger and stays 0.
+    """What a search spent since a moment; wall time is not in a ledger and stays 0.
 
-    A trial that was begun before, and cut off, counts where it ended.
+    A trial that started earlier and was interrupted counts for the night in which it finished.
     """
     trials = [trial for trial in state.trials.values() if (trial.finished_s or now_s) >= since_s]
     tokens, usd = 0, 0.0
@@ -42,7 +42,7 @@ def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) ->
 
 
 def count_node_hours(spec: RunSpec, trial: Trial, since_s: float, now_s: float) -> float:
-    """Nodes times hours from the proposal to the end (or now), after `since_s`; 0 where nothing really runs."""
+    """Nodes times hours from the proposal to the end (or now), after `since_s`; 0 if nothing was measured."""
     if spec.provenance is not Provenance.MEASURED:
         return 0.0
     ranks = trial.config.as_int("tp") * trial.config.as_int("dp") * trial.config.as_int("pp")
@@ -57,7 +57,7 @@ def _number(value: object) -> float:
 
 @dataclass(frozen=True)
 class Allowance:
-    """How far one search may go now; None for no limit."""
+    """Limits of one search in its present turn; None means no limit."""
 
     deadline_s: float | None = None
     """Seconds since the epoch."""
@@ -68,9 +68,9 @@ class Allowance:
 
 
 class Meter:
-    """Context manager around one search: a book's watcher, and a thread that looks at the clocks.
+    """Context manager around one search: a watcher of its ledger, and a thread that checks the clocks.
 
-    The thread also calls `heartbeat` now and then, so that the night's lock is seen to be held.
+    The thread also calls `heartbeat` every second, which keeps the night's lock fresh.
     """
 
     def __init__(self, spec: RunSpec, allowance: Allowance, stop: StopSignal, heartbeat: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class Meter:
         self._begun_monotonic_s = time.monotonic()
         self._done_node_hours = 0.0
         self._node_rates: dict[int, float] = {}
-        """Trial -> nodes / 3600, of those that run."""
+        """Running trial -> node-hours per hour."""
         self._since: dict[int, float] = {}
         self._tokens = 0.0
         self._usd = 0.0
@@ -100,11 +100,11 @@ class Meter:
 
     @property
     def hours(self) -> float:
-        """Wall time so far."""
+        """Wall time so far, hours."""
         return (time.monotonic() - self._begun_monotonic_s) / 3600
 
     def watch(self, event: Event, state: RunState) -> None:
-        """A book's watcher."""
+        """Count one event of the ledger."""
         with self._guard:
             if isinstance(event, Note):
                 self._tokens += sum(_number(event.data.get(name)) for name in TOKEN_FIELDS)

@@ -1,4 +1,4 @@
-"""One night: every job gets its fair part, goes on where it was cut off, and is compared with earlier nights."""
+"""One night: every job gets its fair share of the budget and continues where it was interrupted."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ from cclsearch.space.parse import parse_knob
 CONFIRM = 2
 LEARN_NIGHTS = 3
 SAVE_INTERVAL_S = 30.0
-"""Seconds between two times that a night's hours are kept, for whoever goes on with it."""
+"""Seconds between two saves of a night's state, from which a later process continues it."""
 BUDGET_USED = "the budget is used up"
 
 
 @dataclass
 class NightlyJobState:
-    """A job in the course of a night."""
+    """State of a job during a night."""
 
     job: NightlyJob
     folder: Path | None = None
     resumed: bool = False
     hours: float = 0.0
     error: str = ""
-    """Why it could not run, or go on."""
+    """Why it could not run, or could not continue."""
     is_trouble: bool = False
-    """Whether that error is the infrastructure's."""
+    """Whether that error comes from the infrastructure."""
     can_continue: bool = False
-    """Whether only its part of the night's budget, or a launcher that is away, kept it from going on."""
+    """Whether it would run further with a larger share of the budget, or once its launcher answers again."""
 
 
 def plan_jobs(config: NightlyConfig) -> dict[str, Plan]:
-    """Each job resolved as it would start; raises UserError that names the job which cannot work."""
+    """Plan each job's search; raises UserError naming the job that cannot run."""
     plans = {}
     for job in config.all_jobs:
         try:
@@ -72,12 +72,12 @@ def plan_jobs(config: NightlyConfig) -> dict[str, Plan]:
 
 
 def count_wanted(job: NightlyJob) -> int:
-    """Trials that a job would have of a night."""
+    """Trials that a job wants per night."""
     return job.budget.trials or DEFAULT_TRIALS
 
 
 def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **more: object) -> SearchRequest:
-    """The job as a search is asked for."""
+    """The search request of a job."""
     options = {"max_tokens": job.budget.tokens, "max_usd": job.budget.usd}
     request = SearchRequest(
         workload=job.workload,
@@ -127,7 +127,7 @@ class NightRun:
                 self.states[key].folder, self.states[key].resumed = folder, True
 
     def run(self) -> None:
-        """Give every job its part, then what is left to those that could still use it, until none can go on."""
+        """Give every job its share, then share the rest among the jobs that can use it, until none can continue."""
         self._save()
         waiting = [state for state in self.states.values() if not self._is_done(state)]
         while waiting and not self.stop.is_set():
@@ -146,14 +146,14 @@ class NightRun:
                 return
 
     def find_end(self) -> str | None:
-        """Why no more may be started tonight; None while it may."""
+        """Why nothing more may start tonight; None while it may."""
         if self.window.deadline_s is not None and time.time() >= self.window.deadline_s:
             return "the deadline was reached"
         name = find_exhausted(find_remaining(self.config.budget, self.find_spent()))
         return f"the night's budget of {name.replace('_', '-')} was used up" if name else None
 
     def _find_remaining(self) -> dict[str, float | None]:
-        """What may still be spent; the time until the deadline is shared as well, so that no job waits it all away."""
+        """The remaining budget; the time until the deadline is shared too, so that no job uses it all up in a queue."""
         left = find_remaining(self.config.budget, self.find_spent())
         if self.window.deadline_s is not None:
             until = max(self.window.deadline_s - time.time(), 0.0) / 3600
@@ -161,7 +161,7 @@ class NightRun:
         return left
 
     def find_spent(self) -> Spent:
-        """What the night used so far, told from the ledgers and the clock."""
+        """What the night spent so far, from the ledgers and the clock."""
         total = Spent(hours=self._hours)
         for state in self.states.values():
             if state.folder is not None:
@@ -170,26 +170,26 @@ class NightRun:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal stopped it before its end: something could still be done for what is left."""
+        """Whether a signal stopped the night while budget and work were left."""
         if not self.stop.is_set() or self.find_end():
             return False
-        may_go_on = [state for state in self.states.values() if state.can_continue or not state.error]
-        return any(not self._is_done(state) for state in may_go_on)
+        open_jobs = [state for state in self.states.values() if state.can_continue or not state.error]
+        return any(not self._is_done(state) for state in open_jobs)
 
     @property
     def _hours(self) -> float:
-        """That this night ran, before it was cut off too; while nothing ran it used none."""
+        """Hours that this night ran, before an interruption too; hours while no process ran do not count."""
         return self.window.hours + (time.monotonic() - self._begun_monotonic_s) / 3600
 
     def _spent_by(self, state: NightlyJobState) -> Spent:
-        """What a job's search used tonight; a trial that was cut off counts once it goes again."""
+        """What a job's search spent tonight; an interrupted trial counts only once it is retried."""
         assert state.folder is not None
         run = load_run(state.folder)
         spent = count_spent(run.spec, run.state, self.window.started_s, time.time())
         return replace(spent, trials=spent.trials - count_interrupted(run, since_s=self.window.started_s))
 
     def _is_done(self, state: NightlyJobState) -> bool:
-        """Whether its search ended, and not merely because its part of the trials was used up."""
+        """Whether its search ended for another reason than that its share of the trials was used up."""
         if state.folder is None:
             return False
         run = load_run(state.folder)
@@ -198,7 +198,7 @@ class NightRun:
         return run.standing == "ended" and not had_more
 
     def _run_guarded(self, state: NightlyJobState, part: dict[str, float | None]) -> None:
-        """One job; whatever goes wrong with it is kept, and the night goes on."""
+        """Run one job; an error is recorded in its state, and the night continues with the next job."""
         state.can_continue = False
         try:
             self._run_job(state, part)
@@ -208,9 +208,9 @@ class NightRun:
         except UserError as error:
             state.error = redact(str(error))
         except OSError as error:
-            state.error = redact(f"cannot go on writing: {error.strerror or error}")
+            state.error = redact(f"cannot write: {error.strerror or error}")
             state.is_trouble = True
-        except Exception as error:  # one job's bug must not cost the others their night; the traceback is kept
+        except Exception as error:  # a bug in one job must not end the other jobs; the traceback is kept
             state.error = redact(f"internal error: {type(error).__name__}: {error}")
             with suppress(OSError):
                 write_atomically(self.window.folder / f"{state.job.key}.traceback.txt", redact(traceback.format_exc()))
@@ -235,7 +235,7 @@ class NightRun:
         state.resumed = state.resumed or (resumed and run.folder.name != self._own_name(job))
         self._save()
         most = min(wish, run.state.num_spent - count_interrupted(run) + trials)
-        self._say(f"{job.key}: {'goes on with' if resumed else 'starts'} {run.folder.name}, up to {most} trials")
+        self._say(f"{job.key}: {'continues' if resumed else 'starts'} {run.folder.name}, up to {most} trials")
         ending = self._search(state, run, most, limits) if most > run.state.num_spent or run.state.unfinished else ""
         state.can_continue = (most < wish and ending == BUDGET_USED) or ending.startswith("its part of the night's")
 
@@ -243,7 +243,7 @@ class NightRun:
         return name_run(self.config.name, self.window.stamp, job.key)
 
     def _find_unfinished(self, job: NightlyJob) -> Run | None:
-        """The job's latest search where it was cut off and still is what the job asks for."""
+        """The job's latest search, if it was interrupted and still matches the job; else None."""
         folders = find_runs(self.runs, self.config.name, job.key)
         if not folders:
             return None
@@ -252,9 +252,9 @@ class NightRun:
         except UserError:
             return None
         plan = self.plans[job.key]
-        goes_on = run.standing in ("stopped", "killed") and is_same_work(run.spec, plan.spec)
+        is_resumable = run.standing in ("stopped", "killed") and is_same_work(run.spec, plan.spec)
         same_space = run.spec.space_sha256 == plan.spec.space_sha256 and run.spec.strategy == plan.spec.strategy
-        return run if goes_on and same_space else None
+        return run if is_resumable and same_space else None
 
     def _create(self, job: NightlyJob, budget: int, limits: dict[str, float | None]) -> Run:
         plan = self.plans[job.key]
@@ -278,12 +278,12 @@ class NightRun:
         return load_run(create_run(plan_search(request).spec, self.runs))
 
     def _pick_first(self, job: NightlyJob, budget: int, *, earlier_bests: tuple[Config, ...]) -> tuple[Config, ...]:
-        """Earlier bests to measure again: at most half of a small budget, so that something new is tried too."""
+        """Earlier bests to measure again: at most half of the budget, so that new configurations are tried too."""
         space = self.plans[job.key].space
         return tuple(config for config in earlier_bests if space.row(config) is not None)[: max(1, budget // 2)]
 
     def _search(self, state: NightlyJobState, run: Run, most: int, limits: dict[str, float | None]) -> str:
-        """Run, or go on with, the job's search; returns why it ended."""
+        """Run or continue the job's search; returns why it ended."""
         stop, before_hours, begun_s = StopSignal(), state.hours, time.monotonic()
 
         def heartbeat() -> None:
@@ -311,7 +311,7 @@ class NightRun:
         return end.reason if end else ""
 
     def _heartbeat(self, stop: StopSignal) -> None:
-        """Called now and then while a search runs: passes a stop on, holds the lock, keeps the hours."""
+        """Called every second while a search runs: forwards a stop, refreshes the lock, saves the hours."""
         self._lock.refresh()
         if self.stop.is_set():
             stop.request("the night was stopped")
@@ -320,7 +320,7 @@ class NightRun:
                 self._save()
 
     def _save(self) -> None:
-        """Keep what a later process needs to go on with this night."""
+        """Save what a later process needs to continue this night."""
         jobs = {key: state.folder.name for key, state in self.states.items() if state.folder}
         window = self.window
         data = {
@@ -337,10 +337,10 @@ class NightRun:
 
 
 def count_interrupted(run: Run, since_s: float = 0.0) -> int:
-    """Trials begun since then that have no end, and go again when the search does; asked while no search runs."""
+    """Number of trials started since then without an end, which are retried on resume; valid while no search runs."""
     return sum(trial.costs_budget for trial in run.state.unfinished if trial.proposed_s >= since_s)
 
 
 def show_time(moment_s: float) -> str:
-    """UTC, ISO 8601, whole seconds."""
+    """The moment in UTC as ISO 8601, in whole seconds."""
     return datetime.fromtimestamp(moment_s, UTC).isoformat(timespec="seconds")

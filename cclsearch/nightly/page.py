@@ -1,4 +1,4 @@
-"""A night as one HTML page that opens offline, with a chart of every job's nights."""
+"""The HTML page of a night, which opens offline, with a chart of every job's nights."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ HERE = Path(__file__).parent
 STYLE = HERE.parent / "report" / "page.css"
 WIDTH, LEFT, RIGHT = 880.0, 84.0, 24.0
 MAX_FOLLOWED = 3
-"""Configurations whose own line is drawn: the ones that ran on most nights."""
+"""How many configurations get a line of their own: those that ran on the most nights."""
 
 
 def render_night(night: NightSummary, jobs: Sequence[JobNights], history: Sequence[NightSummary]) -> str:
-    """The page; `history` holds the summaries of earlier nights, the oldest first."""
+    """Render the page; `history` holds the summaries of earlier nights, the oldest first."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -49,7 +49,7 @@ def render_night(night: NightSummary, jobs: Sequence[JobNights], history: Sequen
 
 
 def draw_nights(job: JobNights, index: int) -> Scene | None:
-    """The best of each night with its interval, and the configurations that ran on several nights."""
+    """Chart of the best of each night with its interval, and of configurations that ran on several nights."""
     nights = [night for night in job.nights if night.samples]
     if not nights:
         return None
@@ -74,10 +74,10 @@ def draw_nights(job: JobNights, index: int) -> Scene | None:
         tip = f"night {night.stamp}: {show_number(value)}\n{config}"
         items.append(Mark(x(n + 1), frame.y(value), "star", 13, "green", tip=tip))
     items += _legend(followed)
-    told = "; ".join(
+    summary = "; ".join(
         f"{night.stamp[:8]}: {show_number(value)}" for night, (_, value) in zip(nights, bests, strict=True)
     )
-    return Scene(f"job-{index}", f"{job.summary.job}, night by night", told, WIDTH, 350, tuple(items))
+    return Scene(f"job-{index}", f"{job.summary.job}, night by night", summary, WIDTH, 350, tuple(items))
 
 
 def _span(night: Night) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""What a night would do, told before it does it."""
+"""Preview of a night for `--dry-run`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cclsearch.run.folder import load_run
 
 
 def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], window: NightWindow) -> list[str]:
-    """One line a job, in their order, and what would be pruned."""
+    """One line per job, in the order they would run, and the evidence that would be removed."""
     lines = []
     ours = set(window.jobs.values())
     jobs = config.all_jobs
@@ -27,20 +27,22 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
         folders = find_runs(runs, config.name, job.key)
         tonights = runs / window.jobs[job.key] if job.key in window.jobs else None
         earlier = read_earlier(folders, plan.spec)
-        what = f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
-        lines.append(f"{what}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
+        search = (
+            f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
+        )
+        lines.append(f"{search}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
         if tonights in folders and load_run(tonights).standing == "ended":
             lines.append(f"  {tonights.name} has ended")
             continue
         if folders:
             latest = load_run(folders[-1])
             if latest.standing in ("stopped", "killed") and is_same_work(latest.spec, plan.spec):
-                lines.append(f"  goes on with {latest.folder.name}, which was cut off")
+                lines.append(f"  continues {latest.folder.name}, which was interrupted")
                 ours.add(latest.folder.name)
                 continue
         bests = pick_bests(earlier, job.start_from)[: max(1, trials // 2)]
         lines += [f"  measures again: {config_}" for config_ in bests]
     pruned = prune_evidence(runs, config.name, config.keep, tonight=window.stamp, ours=ours, dry_run=True)
     if pruned.num_trials:
-        lines.append(f"prunes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")
+        lines.append(f"removes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")
     return lines

@@ -1,7 +1,7 @@
-"""Removes old evidence by the stated policy. Ledgers, frozen inputs and winners' evidence always stay.
+"""Removes old evidence as `keep` says. Ledgers, frozen inputs and winners' evidence always stay.
 
-Only folders `trials/NNNN` that really lie in a run of the series are ever removed, and with them what their traces
-hold on the profile's scratch, in the folders of exactly those trials: no link is followed.
+Only real folders `trials/NNNN` inside a run of the series are ever removed, and with them the traces of exactly those
+trials on the profile's scratch: no link is followed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TRIAL = re.compile(r"[0-9]{4,}")
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was removed, or would be."""
+    """Evidence that was removed, or would be."""
 
     num_trials: int = 0
     num_bytes: int = 0
     nights: tuple[str, ...] = ()
     """Nights that lost evidence."""
     notes: tuple[str, ...] = ()
-    """What could not be removed, and why."""
+    """Folders that could not be removed, and why."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class _Evidence:
 def prune_evidence(
     runs: Path, name: str, keep: Keep, *, tonight: str, ours: Collection[str] = (), dry_run: bool = False
 ) -> Pruned:
-    """Remove what the policy does not keep, the oldest first.
+    """Remove the evidence that the policy does not keep, the oldest first.
 
-    Never touched: what is being written, winners, and the run folders of the night at hand, which are those of its
-    stamp and those named in `ours`: a night may go on with a run that an earlier one began.
+    Never touched: runs in use, winners, and the run folders of the present night. These are the ones with its stamp and
+    the ones named in `ours`, since a night may continue a run that an earlier one started.
     """
     home = nights_folder(runs, name)
     series = _find_nights(find_series(runs, name), home, tonight=tonight, ours=ours)
@@ -94,13 +94,12 @@ def measure_folder(folder: Path) -> int:
 
 
 def find_scratch(run: Run, trial: Path) -> tuple[Path, ...]:
-    """Folders of the profile's scratch that hold the traces of a trial's attempts, as the links in its evidence say.
+    """Folders on the profile's scratch with the traces of a trial's attempts, found through the links in its evidence.
 
-    Only `SCRATCH/RUN-tNNNN-aN` of that very trial, and only where it is a real folder: a link that leads anywhere else
-    is none of ours, whoever laid it.
+    Only real folders `SCRATCH/RUN-tNNNN-aN` of this trial: a link to any other place is not ours and is ignored.
     """
-    said = run.spec.profile.settings.get("scratch")
-    scratch = Path(said).expanduser() if isinstance(said, str) else Path()
+    setting = run.spec.profile.settings.get("scratch")
+    scratch = Path(setting).expanduser() if isinstance(setting, str) else Path()
     if not scratch.is_absolute():
         return ()
     own = re.compile(rf"{re.escape(run.spec.run_id)}-t{re.escape(trial.name)}-a\d+")
@@ -119,7 +118,7 @@ def find_scratch(run: Run, trial: Path) -> tuple[Path, ...]:
 def _find_nights(
     series: Mapping[str, list[Path]], home: Path, *, tonight: str, ours: Collection[str]
 ) -> dict[str, list[Path]]:
-    """Night -> run folders, each under the last night that worked on it, the oldest night first."""
+    """Run folders by the last night that worked on them, the oldest night first."""
     last: dict[str, str] = {}
     for folder, data in _read_nights(home, NIGHT_FILE):
         jobs = data.get("jobs")
@@ -134,7 +133,7 @@ def _find_nights(
 
 
 def _find_winners(home: Path) -> set[tuple[str, int]]:
-    """Run and trial of every best that a night's summary names: a later night may find another one in the same run."""
+    """Run and trial of every best in a night's summary: a later night may find another best in the same run."""
     found = set()
     for _, data in _read_nights(home, SUMMARY_FILE):
         jobs = data.get("jobs")
@@ -146,7 +145,7 @@ def _find_winners(home: Path) -> set[tuple[str, int]]:
 
 
 def _read_nights(home: Path, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Folder of each night and what its file of that name holds, the oldest first; the unreadable is left out."""
+    """Folder of each night and the content of its file `name`, the oldest first; unreadable files are left out."""
     for path in sorted(home.glob(f"*/{name}")):
         try:
             data = json.loads(path.read_bytes())
@@ -157,7 +156,7 @@ def _read_nights(home: Path, name: str) -> Iterator[tuple[Path, dict[str, Any]]]
 
 
 def _measure_run(folder: Path) -> int:
-    """Bytes of a run and of its traces on scratch."""
+    """Bytes of a run, including its traces on scratch."""
     total = measure_folder(folder)
     try:
         run = load_run(folder)
@@ -167,7 +166,7 @@ def _measure_run(folder: Path) -> int:
 
 
 def _list_trials(folder: Path) -> list[Path]:
-    """Trial folders that really lie in the run."""
+    """Real trial folders inside the run; links are left out."""
     trials = folder / "trials"
     if trials.is_symlink() or not trials.is_dir():
         return []
@@ -175,7 +174,7 @@ def _list_trials(folder: Path) -> list[Path]:
 
 
 def _removable(stamp: str, folder: Path, winners: Collection[tuple[str, int]]) -> list[_Evidence]:
-    """A run's trial folders that no winner owns; none where the run is in use or cannot be read."""
+    """Trial folders of a run that belong to no winner; none if the run is in use or unreadable."""
     if is_locked(folder):
         return []
     try:
@@ -190,8 +189,8 @@ def _removable(stamp: str, folder: Path, winners: Collection[tuple[str, int]]) -
 
 
 def _winning_trials(run: Run, winners: Collection[tuple[str, int]]) -> set[int]:
-    """Every run of the configurations that won: by the search, by what nights compare, by any night's summary."""
-    names = {run.folder.name, run.spec.run_id}  # it may have been renamed since
+    """All trials of the winning configurations: of the search, of the nightly comparison, or of any night's summary."""
+    names = {run.folder.name, run.spec.run_id}  # the folder may have been renamed
     named = {number for name, number in winners if name in names and number in run.state.trials}
     configs = {run.state.trials[number].config for number in named}
     configs |= {best.config for best in [run.state.best] if best is not None}
@@ -200,7 +199,7 @@ def _winning_trials(run: Run, winners: Collection[tuple[str, int]]) -> set[int]:
 
 
 def _remove(chosen: list[_Evidence], dry_run: bool) -> Pruned:
-    """Scratch first: where that fails the trial's folder stays, and with it the way to find it again."""
+    """Remove scratch first: if that fails, the trial's folder stays, whose links are needed to find it again."""
     removed: list[tuple[_Evidence, int]] = []
     notes = []
     for evidence in chosen:

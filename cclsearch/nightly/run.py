@@ -1,9 +1,10 @@
-"""A whole night: the lock, the searches, the comparison, what is written, pruned and told."""
+"""A whole night: lock, searches, comparison, pruning, summary, and the message to the chat."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from cclsearch.core.atomic_file import write_atomically
@@ -21,23 +22,24 @@ from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.search.jobs import StopSignal
 
 MAX_HISTORY_NIGHTS = 60
-"""Earlier nights that the page lists."""
+"""How many earlier nights the page lists."""
 
 
 class NightBusyError(Exception):
-    """Another night runs in this runs folder; the text says whose."""
+    """Another night is running in this runs folder; the message names its process."""
 
 
 class NightBrokenError(Exception):
-    """The night began, and what it found cannot be written down; the text says why."""
+    """The night started but its results cannot be written; the message says why."""
 
 
 def run_night(
     config: NightlyConfig, runs: Path, *, stop: StopSignal, say: Callable[[str], None] = lambda line: None
 ) -> NightSummary:
-    """Run one night and leave its summary; raises NightBusyError while another runs, UserError for bad input.
+    """Run one night and write its summary.
 
-    Raises NightBrokenError where the disk fails it: there is no summary then.
+    Raises NightBusyError while another night runs, UserError for bad input, and NightBrokenError, without a summary, if
+    the disk fails.
     """
     if config.webhook_env is not None:
         declare_secret(config.webhook_env)
@@ -48,44 +50,31 @@ def run_night(
     except OSError as error:
         raise UserError(f"cannot make {str(lock_folder)!r}: {error.strerror}") from None
     lock = FolderLock(lock_folder, purpose="nightly")
-    try:
-        lock.__enter__()
-    except UserError as error:
-        if is_locked(lock_folder):
-            raise NightBusyError(str(error)) from None
-        raise
-    with lock_held(lock):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock)
+        except UserError as error:
+            if is_locked(lock_folder):
+                raise NightBusyError(str(error)) from None
+            raise
         window = find_window(config, runs, time.time())
         night = NightRun(config, runs, window, stop=stop, lock=lock, say=say, plans=plans)
         try:
             night.run()
             return finish_night(night)
         except BrokenPipeError:
-            raise  # whoever read the output is gone: no fault of the disk
+            raise  # the reader of the output is gone, the disk is fine
         except OSError as error:
             raise NightBrokenError(
-                f"cannot go on writing {str(window.folder)!r}: {error.strerror or error}; every finished trial is kept:"
-                " make room, then start the night again"
+                f"cannot write {str(window.folder)!r}: {error.strerror or error}. Every finished trial is kept."
+                " Free some space, then start the night again"
             ) from None
 
 
-class lock_held:
-    """Context manager that gives an entered lock back."""
-
-    def __init__(self, lock: FolderLock) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.__exit__(None, None, None)
-
-
 def finish_night(night: NightRun) -> NightSummary:
-    """Compare, prune, write summary and page, tell the chat; returns the summary.
+    """Compare, prune, write summary and page, send the message to the chat; returns the summary.
 
-    A night that a signal stopped before its end is summed up as it stands, and prunes nothing: a stop must be quick.
+    A night that a signal stopped before its end is summarized but removes no evidence, because a stop must be quick.
     """
     config, window = night.config, night.window
     jobs, is_stopped = assemble_jobs(night), night.is_stopped
@@ -106,7 +95,7 @@ def finish_night(night: NightRun) -> NightSummary:
 
 
 def write_summary(night: NightRun, summary: NightSummary, jobs: Sequence[JobNights]) -> None:
-    """Leave `summary.json`, `summary.md` and the page in the night's folder, and as the latest of the series."""
+    """Write `summary.json`, `summary.md` and the page to the night's folder and, as latest, the series folder."""
     home = nights_folder(night.runs, night.config.name)
     page = redact(render_night(summary, jobs, read_summaries(home, before=night.window.stamp)))
     texts = {"report.html": page, "summary.md": render_markdown(summary)}
@@ -117,7 +106,7 @@ def write_summary(night: NightRun, summary: NightSummary, jobs: Sequence[JobNigh
 
 
 def read_summaries(home: Path, *, before: str) -> list[NightSummary]:
-    """Summaries of earlier nights, the oldest first; what cannot be read is left out."""
+    """Summaries of earlier nights, the oldest first; unreadable ones are left out."""
     found = []
     for path in sorted(home.glob(f"*/{SUMMARY_FILE}"))[-MAX_HISTORY_NIGHTS:]:
         if path.parent.name >= before:

@@ -1,4 +1,4 @@
-"""What a night may still spend, and each search's fair part of it."""
+"""The remaining budget of a night, and each job's fair share of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cclsearch.nightly.config import Budget
 
 @dataclass(frozen=True)
 class Spent:
-    """What was used, in the units of a budget."""
+    """What was spent, in the units of a budget."""
 
     trials: int = 0
     hours: float = 0.0
@@ -23,7 +23,7 @@ class Spent:
 
 
 def find_remaining(budget: Budget, spent: Spent) -> dict[str, float | None]:
-    """By limit, what is left (at least 0); None where there is no limit."""
+    """The remainder of each limit (at least 0); None if there is no limit."""
     left: dict[str, float | None] = {}
     for f in fields(Spent):
         limit = getattr(budget, f.name)
@@ -32,9 +32,9 @@ def find_remaining(budget: Budget, spent: Spent) -> dict[str, float | None]:
 
 
 def split_remaining(left: dict[str, float | None], priority: float, waiting: float) -> dict[str, float | None]:
-    """The part of what is left that belongs to a job, `waiting` being its own and all waiting jobs' priorities.
+    """A job's share of the remaining budget; `waiting` is the sum of its own and all waiting jobs' priorities.
 
-    Whole trials, at least one while one is left.
+    Trials are whole, and at least one while one is left.
     """
     share = priority / waiting
     part = {name: None if value is None else value * share for name, value in left.items()}
@@ -45,13 +45,13 @@ def split_remaining(left: dict[str, float | None], priority: float, waiting: flo
 
 
 def find_lower_limits(part: dict[str, float | None], own: Budget, spent: Spent) -> dict[str, float | None]:
-    """By limit, the lower of the night's part and what is left of the job's own budget."""
+    """For each limit, the lower of the night's share and the remainder of the job's own budget."""
     rest = find_remaining(own, spent)
     return {name: _least(value, rest[name]) for name, value in part.items()}
 
 
 def find_exhausted(left: dict[str, float | None]) -> str | None:
-    """The first limit of which nothing is left; None while there is some of each."""
+    """The first limit that is used up; None if none is."""
     return next((name for name, value in left.items() if value is not None and value <= 0), None)
 
 

@@ -1,4 +1,4 @@
-"""A night in figures and words: `summary.json`, `summary.md`, the message for the chat, and the exit code."""
+"""Summary of a night: `summary.json`, `summary.md`, the message for the chat, and the exit code."""
 
 from __future__ import annotations
 
@@ -10,18 +10,33 @@ from cclsearch.nightly.compare import Change, NightVerdict
 
 SUMMARY_VERSION = 1
 EXIT_OK, EXIT_NO_RESULT, EXIT_USAGE, EXIT_REGRESSED, EXIT_TROUBLE, EXIT_BUSY = range(6)
+ORDER = (
+    NightVerdict.REGRESSED,
+    NightVerdict.TROUBLE,
+    NightVerdict.NO_RESULT,
+    NightVerdict.IMPROVED,
+    NightVerdict.FIRST,
+    NightVerdict.UNCHANGED,
+)
+"""Verdicts in the order in which summaries list them."""
+COUNTED = {
+    NightVerdict.TROUBLE: "with infrastructure trouble",
+    NightVerdict.NO_RESULT: "without a result",
+    NightVerdict.FIRST: "on the first night",
+}
+"""Words after a count of jobs, if not those of the verdict itself."""
 
 
 class ChangeSummary(Model):
-    """One configuration beside earlier nights."""
+    """Change of one configuration since earlier nights."""
 
     config: dict[str, bool | int | float | str]
     before: float
     now: float | None
-    """None where it fails now."""
+    """None if it fails now."""
     ratio: float | None
     confidence: float
-    """That it is worse now."""
+    """Confidence, 0 to 1, that it is worse now."""
     runs_before: int
     runs_now: int
     why: tuple[str, ...] = ()
@@ -33,12 +48,12 @@ class BestSummary(Model):
     trial: int
     config: dict[str, bool | int | float | str]
     value: float
-    """Of the figure that is compared."""
+    """Value of the compared figure."""
     step_time_s: float | None
     num_runs: int
     low: float | None = None
     high: float | None = None
-    """95 % interval of the value; None where nothing was measured here."""
+    """`low` to `high` is the 95 % interval of the value; None if nothing was measured here."""
     evidence: str
 
 
@@ -50,33 +65,33 @@ class JobSummary(Model):
     launcher: str
     objective: str
     provenance: str | None = None
-    """None where it did not run."""
+    """None if it did not run."""
     run: str | None = None
     resumed: bool = False
-    """Whether it went on with a search that was cut off."""
+    """Whether it continued an interrupted search."""
     verdict: NightVerdict
     text: str
     figure: str = "step_time_s"
-    """What is compared from night to night."""
+    """Name of the figure that is compared from night to night."""
     best: BestSummary | None = None
     trials: int = 0
     failed: int = 0
     refused: int = 0
     """Trials that ran and were not admitted."""
     lost: int = 0
-    """Trials that the infrastructure failed."""
+    """Trials lost to infrastructure failures."""
     worse: tuple[ChangeSummary, ...] = ()
     better: tuple[ChangeSummary, ...] = ()
     same: tuple[ChangeSummary, ...] = ()
     noise: float | None = None
-    """Relative, of one run."""
+    """Run-to-run noise: standard deviation of one run, relative to its value."""
     nights_before: int = 0
     ending: str = ""
     diagnosis: tuple[str, ...] = ()
 
 
 class SpentSummary(Model):
-    """What the night used."""
+    """What the night spent."""
 
     trials: int = 0
     hours: float = 0.0
@@ -94,18 +109,18 @@ class PrunedSummary(Model):
 
 
 class NightSummary(Model):
-    """`summary.json`."""
+    """Content of `summary.json`."""
 
     schema_version: int = SUMMARY_VERSION
     name: str
     night: str
-    """When it began, UTC: `20261121-220000`."""
+    """Stamp of the start, UTC: `20261121-220000`."""
     started: str
     ended: str
     deadline: str | None = None
     exit_code: int
     stopped: bool = False
-    """Whether a signal stopped it before its end; the next start before that end goes on with it."""
+    """Whether a signal stopped it before its end; a start before that end continues it."""
     text: str
     jobs: tuple[JobSummary, ...]
     spent: SpentSummary
@@ -114,7 +129,7 @@ class NightSummary(Model):
 
 
 def choose_exit_code(verdicts: Sequence[NightVerdict]) -> int:
-    """3 with a regression, else 4 with trouble, else 1 where something has no result, else 0."""
+    """3 if a job regressed, else 4 if one had infrastructure trouble, else 1 if one has no result, else 0."""
     if NightVerdict.REGRESSED in verdicts:
         return EXIT_REGRESSED
     if NightVerdict.TROUBLE in verdicts:
@@ -123,23 +138,14 @@ def choose_exit_code(verdicts: Sequence[NightVerdict]) -> int:
 
 
 def count_verdicts(verdicts: Sequence[NightVerdict]) -> str:
-    """`1 regressed, 2 unchanged`: the night in a line."""
+    """The verdicts in one line: `3 jobs: 1 regressed, 2 unchanged`."""
     counted = [(verdict, list(verdicts).count(verdict)) for verdict in ORDER]
-    return ", ".join(f"{count} {verdict.value}" for verdict, count in counted if count) or "nothing ran"
-
-
-ORDER = (
-    NightVerdict.REGRESSED,
-    NightVerdict.TROUBLE,
-    NightVerdict.NO_RESULT,
-    NightVerdict.IMPROVED,
-    NightVerdict.FIRST,
-    NightVerdict.UNCHANGED,
-)
+    parts = [f"{count} {COUNTED.get(verdict, verdict.value)}" for verdict, count in counted if count]
+    return f"{len(verdicts)} job{'s' * (len(verdicts) > 1)}: {', '.join(parts)}" if parts else "nothing ran"
 
 
 def summarize_change(change: Change) -> ChangeSummary:
-    """A change as plain data."""
+    """The change as plain data."""
     return ChangeSummary(
         config=dict(change.config),
         before=change.before,
@@ -153,44 +159,44 @@ def summarize_change(change: Change) -> ChangeSummary:
 
 
 def summarize_changes(changes: Sequence[Change]) -> tuple[ChangeSummary, ...]:
-    """Changes as plain data."""
+    """The changes as plain data."""
     return tuple(summarize_change(change) for change in changes)
 
 
 def render_markdown(night: NightSummary) -> str:
-    """`summary.md`: the night for people."""
+    """Content of `summary.md`."""
     lines = [
         f"# {night.name}: {night.text}",
         "",
         f"From {night.started} to {night.ended}; exit code {night.exit_code}.",
     ]
-    lines += ["", "| job | verdict | best | trials | |", "| --- | --- | --- | --- | --- |"]
+    lines += ["", "| job | verdict | best | trials | details |", "| --- | --- | --- | --- | --- |"]
     lines += [_row(job) for job in night.jobs]
     for job in night.jobs:
         lines += _details(job)
     spent = night.spent
-    lines += ["", "## Spent", "", f"{spent.trials} trials, {spent.hours:.2f} h, {spent.node_hours:.2f} node-hours,"]
-    lines += [f"{spent.tokens:,} tokens, {spent.usd:.2f} USD."]
+    lines += ["", "## Spent", "", f"{spent.trials} trials, {spent.hours:.2f} hours, {spent.node_hours:.2f} node-hours,"]
+    lines += [f"{spent.tokens:,} LLM tokens, {spent.usd:.2f} USD."]
     if night.pruned.trials:
         lines += [
             "",
-            f"Removed the evidence of {night.pruned.trials} trials ({night.pruned.gib:.2f} GiB), no winner's.",
+            f"Removed the evidence of {night.pruned.trials} trials ({night.pruned.gib:.2f} GiB); winners keep theirs.",
         ]
     lines += [f"\nNote: {_cell(note)}" for note in night.notes]
     return "\n".join(lines) + "\n"
 
 
 def render_message(night: NightSummary) -> str:
-    """A few lines for a chat."""
+    """The message for the chat, a few lines."""
     shown = [job for verdict in ORDER for job in night.jobs if job.verdict is verdict][:10]
     lines = [f"ccl-search {night.name}, night {night.night}: {night.text}"]
     lines += [f"- {job.job}: {job.verdict.value}: {one_line(job.text, 220)}" for job in shown]
     more = len(night.jobs) - len(shown)
-    return "\n".join([*lines, f"and {more} more"] if more else lines)
+    return "\n".join([*lines, f"and {more} more jobs"] if more else lines)
 
 
 def show_best(job: JobSummary) -> str:
-    """The best figure with its interval and mark."""
+    """The best figure with its unit, interval and provenance."""
     if job.best is None:
         return "none"
     mark = "" if job.provenance == "measured" else f" ({job.provenance})"
@@ -218,6 +224,6 @@ def _details(job: JobSummary) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text from outside inside Markdown: one line, and nothing of it markup."""
+    """Text from outside as one line of Markdown, with all markup escaped."""
     line = one_line(text, 600)
     return "".join(f"\\{c}" if c in "|<>[]`*\\" else c for c in line)

@@ -1,4 +1,4 @@
-"""Tells a chat that the night is over. It is given ten seconds, and whatever goes wrong is a note, never a failure."""
+"""Posts the result of a night to a chat, within ten seconds; a problem becomes a note and never fails the night."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ MAX_CHARACTERS = 3000
 
 
 def send_webhook(variable: str, text: str) -> str | None:
-    """Post `{"text": ...}` to the URL in that environment variable; returns what went wrong, None where nothing did.
+    """Post `{"text": ...}` to the URL in that environment variable; returns the problem, or None.
 
-    The URL is a secret: it is in no message.
+    The URL is a secret and appears in no message.
     """
     url = os.environ.get(variable, "").strip()
     if not url:
         return f"no message was sent: {variable} is not set"
     if urlsplit(url).scheme not in ("http", "https"):
-        return f"no message was sent: {variable} holds no http or https URL"
-    told = ["no answer in time"]
-    worker = threading.Thread(target=_post, args=(url, text, told), daemon=True)
+        return f"no message was sent: the value of {variable} is not an http or https URL"
+    problems = [f"no answer within {WAIT_S:g} s"]
+    worker = threading.Thread(target=_post, args=(url, text, problems), daemon=True)
     worker.start()
     worker.join(WAIT_S)
-    return f"the message may not have arrived: {told[-1]}" if told[-1] else None
+    return f"the message may not have arrived: {problems[-1]}" if problems[-1] else None
 
 
-def _post(url: str, text: str, told: list[str]) -> None:
+def _post(url: str, text: str, problems: list[str]) -> None:
     body = json.dumps({"text": escape_slack(text)[:MAX_CHARACTERS]}).encode()
     try:
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-            told.append("" if 200 <= answer.status < 300 else f"status {answer.status}")
+            problems.append("" if 200 <= answer.status < 300 else f"status {answer.status}")
     except urllib.error.HTTPError as error:
-        told.append(f"status {error.code}")
-    except Exception as error:  # the other side is foreign code: it must not fail the night
-        told.append(type(error).__name__)
+        problems.append(f"status {error.code}")
+    except Exception as error:  # whatever the server does must not fail the night
+        problems.append(type(error).__name__)
 
 
 def escape_slack(text: str) -> str:
-    """The text with the three characters escaped that Slack reads as markup (`<!channel>`, links)."""
+    """The text with `&`, `<` and `>` escaped, which Slack reads as markup (`<!channel>`, links)."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

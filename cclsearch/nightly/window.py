@@ -1,4 +1,4 @@
-"""Which night it is: the one that was cut off, where it may still go on, else a new one."""
+"""The present night: the interrupted one if its time window is still open, else a new one."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ NIGHTS_FOLDER = "nights"
 NIGHT_FILE = "night.json"
 SUMMARY_FILE = "summary.json"
 MIN_NIGHT_S = 3600.0
-"""A night without a deadline ends before the next `start` that is at least this far away."""
+"""A night without a deadline ends before the next `start` that is at least this long after it began."""
 START_MARGIN_S = 600.0
-"""How long before that `start`: it must have stopped by then, and a timer that is early must not go on with it."""
+"""How long before that `start` it ends: it must have stopped by then, and an early timer must not continue it."""
 MAX_NIGHT_S = 20 * 3600.0
-"""How long a night with neither a deadline nor a `start` may be gone on with: no day between two starts is as short."""
+"""How long a night with neither a deadline nor a `start` may be continued: less than a day between two starts."""
 
 
 @dataclass(frozen=True)
 class NightWindow:
-    """Which night it is."""
+    """One night: when it started, when it must stop, and what it did before an interruption."""
 
     stamp: str
     started_s: float
     deadline_s: float | None
     folder: Path
     jobs: dict[str, str] = field(default_factory=dict)
-    """Job -> name of its run folder, from before this night was cut off."""
+    """Job -> name of its run folder, from before the interruption."""
     hours: float = 0.0
-    """That the night ran before it was cut off."""
+    """Hours that the night ran before the interruption."""
     job_hours: dict[str, float] = field(default_factory=dict)
-    """Job -> hours that it was searched before."""
+    """Job -> hours of its search before the interruption."""
 
 
 def nights_folder(runs: Path, name: str) -> Path:
-    """Where the summaries of a series of nights are."""
+    """Folder with the summaries of a series of nights."""
     return runs / NIGHTS_FOLDER / name
 
 
 def find_window(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow:
-    """The night that was cut off, where it was asked for the same and may still go on; else a new one."""
-    cut = find_interrupted(config, runs, now_s)
-    if cut is not None:
-        return cut
+    """The interrupted night if its configuration is the same and its end has not come; else a new night."""
+    interrupted = find_interrupted(config, runs, now_s)
+    if interrupted is not None:
+        return interrupted
     home = nights_folder(runs, config.name)
     second = now_s
     while (home / (stamp := time.strftime("%Y%m%d-%H%M%S", time.gmtime(second)))).exists():
@@ -55,10 +55,10 @@ def find_window(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow:
 
 
 def find_interrupted(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow | None:
-    """The latest night, where it was killed or stopped before its end, and is to be gone on with; else None."""
+    """The latest night if it was killed or stopped before its end and can be continued; else None."""
     home = nights_folder(runs, config.name)
     latest = max((p for p in home.glob("*/") if (p / NIGHT_FILE).is_file()), default=None, key=lambda p: p.name)
-    if latest is None or _came_to_an_end(latest):
+    if latest is None or _is_complete(latest):
         return None
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         data = json.loads((latest / NIGHT_FILE).read_text(encoding="utf-8"))
@@ -79,7 +79,7 @@ def find_interrupted(config: NightlyConfig, runs: Path, now_s: float) -> NightWi
 
 
 def choose_end(config: NightlyConfig, started_s: float) -> float | None:
-    """When a night that starts then must have stopped, by the zones' own clocks; None where nothing says."""
+    """When a night that starts at `started_s` must have stopped; None if neither deadline nor `start` says."""
     if config.deadline_moment is not None:
         return config.deadline_moment.next_after(started_s)
     if config.start_moment is not None:
@@ -87,8 +87,8 @@ def choose_end(config: NightlyConfig, started_s: float) -> float | None:
     return None
 
 
-def _came_to_an_end(folder: Path) -> bool:
-    """Whether the night has its summary, and not that of a stop before its end."""
+def _is_complete(folder: Path) -> bool:
+    """Whether the night has a summary that does not say it was stopped before its end."""
     try:
         return not json.loads((folder / SUMMARY_FILE).read_bytes())["stopped"]
     except FileNotFoundError:
