@@ -47,7 +47,7 @@ def test_init_asks_three_questions_and_names_where_trials_run(
     [
         (["my-cluster", "", ""], "there is no launcher profile 'my-cluster'; there are: "),
         (["elsewhere", "", ""], "there is no launcher profile 'elsewhere'"),
-        (["cpu.framework", "", ""], "describes a framework"),
+        (["cpu.framework", "", ""], "is a framework file"),
         (["launchers/elsewhere.yaml", "", ""], "bare name"),
         (["", "some-model", ""], "--llm must be"),
         (["", "", "fastest"], "there is no objective 'fastest'"),

@@ -89,10 +89,10 @@ def test_the_first_rank_that_failed_by_itself_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[1, 2]", "breaks the trial contract"),
+        ("[1, 2]", "violates the trial contract"),
         ('{"status": "ok", "speed": 3}', "speed"),
         ('{"status": "perhaps"}', "status"),
-        ('{"status": "failed"}', "gives no failure"),
+        ('{"status": "failed"}', "but no `failure`"),
         ('{"status": "ok", "schema_version": 9}', "schema_version 9"),
         ("", "not JSON"),
         ("[" * 100000, "not JSON"),

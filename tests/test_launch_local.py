@@ -120,7 +120,7 @@ def test_cancel_ends_the_whole_job(start) -> None:
 def test_exit_with_nothing_and_no_result_is_a_failure(start) -> None:
     failure = fail(start, "pass")
     assert failure.kind is FailureKind.CRASHED
-    assert "exited with 0 but left no result.json" in failure.message
+    assert "exited with 0 but wrote no result.json" in failure.message
 
 
 def test_a_result_that_is_not_json_is_told(start) -> None:

@@ -42,7 +42,7 @@ def test_a_profile_overrides_hardware_environment_and_framework(project: Path) -
 
 def test_framework_files_are_no_profiles(project: Path) -> None:
     assert not [name for name in list_profiles() if "framework" in name]
-    with pytest.raises(UserError, match=r"describes a framework, not a place to run"):
+    with pytest.raises(UserError, match=r"is a framework file, not a launcher profile"):
         load_profile("cpu.framework")
 
 
@@ -60,7 +60,7 @@ def test_framework_files_are_no_profiles(project: Path) -> None:
             "launcher: local\nhardware: {num_accelerators: 0}\n",
             r"hardware.num_accelerators: .*greater than or equal to 1",
         ),
-        ("launcher: local\nhardware: {gpus: 4}\n", "no field 'hardware.gpus'"),
+        ("launcher: local\nhardware: {gpus: 4}\n", "unknown field 'hardware.gpus'"),
         ("launcher: local\nknobs: [{name: Bad Name, choices: [1]}]\n", "knobs.0.name"),
     ],
 )
@@ -100,7 +100,7 @@ def test_times_and_leading_zeros_that_are_not_in_quotes_arrive_as_they_were_writ
 
 def test_a_field_that_the_launcher_does_not_know_is_named(project: Path) -> None:
     write(project, "launcher: local\npartition: gpu\n")
-    with pytest.raises(UserError, match=r"site\.yaml: there is no field 'partition'"):
+    with pytest.raises(UserError, match=r"site\.yaml: unknown field 'partition'"):
         make_launcher(load_profile("site"), framework="cpu")
 
 

@@ -362,9 +362,9 @@ def test_each_way_in_which_a_run_script_fails_is_recorded_as_what_it_is(
     trials = load_run(project / "runs" / "r").state.trials.values()
     failures = {str(t.config["way"]): t.outcome.failure for t in trials if t.outcome and t.outcome.failure}
     wanted = {
-        "nothing": (FailureKind.CRASHED, "exited with 0 but left no result.json"),
+        "nothing": (FailureKind.CRASHED, "exited with 0 but wrote no result.json"),
         "words": (FailureKind.CRASHED, "result.json is not JSON"),
-        "signal": (FailureKind.CRASHED, "died of SIGSEGV"),
+        "signal": (FailureKind.CRASHED, "killed by SIGSEGV"),
         "raise": (FailureKind.CRASHED, "ValueError: the root of it"),
         "hang": (FailureKind.TIMEOUT, "no result after 12 s"),
     }

@@ -1,1 +1,1 @@
-"""Where trials run: launchers behind one protocol, and the trial contract with the run script."""
+"""Launchers, which run trials behind one protocol, and the trial contract between launcher and run script."""

@@ -1,4 +1,4 @@
-"""The launcher protocol: submit, poll many at once, cancel, find again after a kill."""
+"""The launcher protocol: submit jobs, poll many at once, cancel them, and find them again after a kill."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from cclsearch.launch.contract import TrialInput
 
 
 class Job(Model):
-    """One attempt at one trial, ready to run. `trial_dir` exists and holds `config.json`."""
+    """One attempt at one trial, ready to run. `trial_dir` exists and contains `config.json`."""
 
     run_id: str
     trial: int
     attempt: int
-    """1 for the first; more after an infrastructure failure."""
+    """1 for the first attempt; higher for retries after an infrastructure failure."""
     trial_dir: Path
     payload: TrialInput
     timeout_s: float
 
     @property
     def name(self) -> str:
-        """Name under which a scheduler knows the job; unique in a project: how a killed search finds it again."""
+        """The job's name in the scheduler; unique in a project, so that a resumed search finds the job again."""
         return f"{self.run_id}-t{self.trial:04d}-a{self.attempt}"
 
 
 class Handle(Model):
-    """What is needed to find a submitted job again: goes into the ledger as it is."""
+    """What is needed to find a submitted job again; stored in the ledger as it is."""
 
     launcher: str
     job_name: str
     job_id: str
-    """The scheduler's number, a process id, a resource name."""
+    """A scheduler's job id, a process id or a resource name."""
     trial_dir: Path
     details: dict[str, str] = {}
 
 
 class JobState(StrEnum):
-    """Where a job is. `done` means `result.json` is there to be read, or `failure` says why it never will be."""
+    """State of a job. `done` means that `result.json` can be read, or that `failure` says why there is none."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -52,7 +52,7 @@ class JobStatus(Model):
 
     state: JobState
     failure: Failure | None = None
-    """Only with `done`: the launcher's own reason where there is no usable result (timeout, node failed, ...)."""
+    """Only with `done`: the launcher's reason if there is no usable result (timeout, node failed, ...)."""
     note: str = ""
     """One line for people (`pending: Resources`)."""
 
@@ -64,11 +64,11 @@ class Check(Model):
     ok: bool
     detail: str
     remedy: str = ""
-    """What to do about it; empty where it is ok."""
+    """What to do about it; empty if `ok`."""
 
 
 class Leftover(Model):
-    """Something of a run that still exists: a job, or a resource that costs money."""
+    """A job of a run that has not ended, or a resource of it that still exists and may cost money."""
 
     kind: str
     """`job`, `queued resource`, ..."""
@@ -78,19 +78,19 @@ class Leftover(Model):
 
 @runtime_checkable
 class Cleaner(Protocol):
-    """A launcher that creates more than jobs: what `clean` shows and removes."""
+    """A launcher that creates resources besides jobs; `clean` shows and removes both."""
 
     def leftovers(self, run_id: str) -> list[Leftover]:
-        """What of the run still exists; nothing is started or changed."""
+        """Return the run's jobs and resources that still exist; starts and changes nothing."""
         ...
 
     def remove_leftovers(self, run_id: str) -> None:
-        """End and delete all of it, and wait until it is gone; UserError where it stays."""
+        """Cancel and delete all of them and wait until they are gone; UserError if one cannot be removed."""
         ...
 
 
 class Launcher(Protocol):
-    """Runs trials somewhere. Every call may be repeated after a kill; none raises for a single job's failure.
+    """Runs trials. Every call is safe to repeat after a kill; none raises for the failure of a single job.
 
     `UserError` from `__init__` or `submit` means that no job can ever run (bad account, no such partition).
     """
@@ -98,16 +98,16 @@ class Launcher(Protocol):
     name: str
     provenance: Provenance
     max_parallel: int
-    """Most jobs in flight that make sense here; 1 where trials would disturb each other."""
+    """Maximum number of jobs at a time; 1 if trials would disturb each other."""
     poll_interval_s: float
-    """Pause between two polls; 0 where a job is done as soon as it is submitted."""
+    """Pause between two polls; 0 if a job is done as soon as it is submitted."""
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
-        """Start these jobs; one handle a job, in order."""
+        """Start these jobs; return one handle per job, in order."""
         ...
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
-        """Where these jobs are now, in order: one query however many there are."""
+        """Return the status of these jobs, in order: one query however many there are."""
         ...
 
     def cancel(self, handles: Sequence[Handle]) -> None:
@@ -115,17 +115,17 @@ class Launcher(Protocol):
         ...
 
     def find(self, run_id: str) -> list[Handle]:
-        """Jobs of that run that exist, whether or not the ledger knows of them (killed between submit and record)."""
+        """Return the existing jobs of that run, also those not in the ledger (killed between submit and record)."""
         ...
 
     def render(self, job: Job) -> str:
-        """The job script as it would be submitted: for `job.sh`, `--dry-run` and `best`."""
+        """Return the job script as it would be submitted: for `job.sh`, `--dry-run` and `best`."""
         ...
 
     def check(self) -> list[Check]:
-        """Whether this launcher can run here, with what to do where it cannot."""
+        """Check whether this launcher works here; each failed check says what to do."""
         ...
 
     def close(self) -> None:
-        """Let go of what was held (connections); jobs go on."""
+        """Close connections; jobs keep running."""
         ...

@@ -1,4 +1,4 @@
-"""Imports the launchers that come with the engine, so that they register themselves."""
+"""Imports the built-in launchers, so that they register themselves."""
 
 from cclsearch.launch import local, replay  # noqa: F401
 from cclsearch.launch.slurm import factory  # noqa: F401

@@ -1,4 +1,4 @@
-"""What came of a job: its `result.json`, or why there is none, from what its ranks and logs left."""
+"""The result of a job: its `result.json`, or the failure that its ranks' files and logs show."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, RunStatus, TrialResult
 
 EXIT_FILE = "exit_code"
-"""Exit code of the run script as a shell saw it (128 + n after signal n), where a launcher leaves one."""
+"""Exit code of the run script as a shell saw it (128 + n after signal n), if the launcher writes one."""
 FAILURES_FOLDER = "failures"
-"""One JSON file a failed rank: `rank`, `time_ns`, `kind`, `message`."""
+"""One JSON file per failed rank: `rank`, `time_ns`, `kind`, `message`."""
 
 _TAIL_BYTES = 512 * 1024
 _MESSAGE_LENGTH = 1000
@@ -66,9 +66,9 @@ _WRAPPER = re.compile(
 def collect_result(
     trial_dir: Path, *, exit_code: int | None = None, signal: int | None = None
 ) -> TrialResult | Failure:
-    """The run script's own result; where there is no sound one, why: never an exception for what a job left.
+    """Return the run script's result, or the failure if there is no valid one; raises nothing for bad files.
 
-    `exit_code` and `signal` are what the launcher knows of the end; the `exit_code` file stands in for them.
+    `exit_code` and `signal` are what the launcher knows about the end; without them, the `exit_code` file is used.
     """
     path = trial_dir / RESULT_FILE
     if path.is_file():
@@ -83,10 +83,10 @@ def collect_result(
 
 
 def classify_log(text: str) -> Failure | None:
-    """The root failure that a log tells, with its rank where lines name it; None where it tells none.
+    """Return the root failure in a log, with its rank if lines name it; None if there is none.
 
-    The first exception counts, whatever the wrappers around it say; one that only says that a peer went away
-    (NCCL, gloo) gives way to any other rank's own reason.
+    The first exception that is not a wrapper counts. One that only reports a lost peer (NCCL, gloo) counts only if no
+    rank reports a cause of its own.
     """
     found = [_classify_line(line, rank) for line, rank in _find_exceptions(text)]
     if not found:
@@ -97,12 +97,12 @@ def classify_log(text: str) -> Failure | None:
 
 
 def classify_text(text: str) -> FailureKind:
-    """Failure kind that an exception's text tells; crashed where it tells none."""
+    """Return the failure kind that an exception's text shows; crashed if it shows none."""
     return next((kind for kind, mark in _MARKS if mark.search(text)), FailureKind.CRASHED)
 
 
 def tail_text(path: Path, limit_bytes: int = _TAIL_BYTES) -> str:
-    """The end of a text file, however long it is; empty where there is none."""
+    """Return the last part of a text file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
@@ -115,7 +115,7 @@ def tail_text(path: Path, limit_bytes: int = _TAIL_BYTES) -> str:
 def _read_result(path: Path) -> TrialResult | Failure:
     try:
         if path.stat().st_size > _RESULT_BYTES:
-            return _crashed(f"{RESULT_FILE} has {path.stat().st_size:,} bytes: no run script's report is so long")
+            return _crashed(f"{RESULT_FILE} has {path.stat().st_size:,} bytes, more than the {_RESULT_BYTES:,} allowed")
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         return Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=f"{RESULT_FILE} cannot be read: {error}")
@@ -126,15 +126,15 @@ def _read_result(path: Path) -> TrialResult | Failure:
 
 def _validate_result(data: Any) -> TrialResult | Failure:
     if isinstance(data, dict) and isinstance(data.get("schema_version", 1), int) and data.get("schema_version", 1) > 1:
-        return _crashed(f"{RESULT_FILE} has schema_version {data['schema_version']}; this engine knows 1")
+        return _crashed(f"{RESULT_FILE} has schema_version {data['schema_version']}, but this version reads 1")
     try:
         result = TrialResult.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the whole"
-        return _crashed(f"{RESULT_FILE} breaks the trial contract: {field}: {first['msg']} ({first['input']!r:.100})")
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        return _crashed(f"{RESULT_FILE} violates the trial contract: {field}: {first['msg']} ({first['input']!r:.100})")
     if result.status is RunStatus.FAILED:
-        return result.failure or _crashed(f"{RESULT_FILE} says `failed` and gives no failure")
+        return result.failure or _crashed(f"{RESULT_FILE} has status `failed` but no `failure`")
     return result
 
 
@@ -145,7 +145,7 @@ def _read_exit_code(trial_dir: Path) -> int | None:
 
 
 def _read_rank_failure(trial_dir: Path) -> Failure | None:
-    """The first rank's own account; one that only lost its peer gives way to the others'."""
+    """Return the first failure that a rank reported; one that only lost a peer counts if there is no other."""
     records = []
     for path in sorted((trial_dir / FAILURES_FOLDER).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -160,15 +160,15 @@ def _read_rank_failure(trial_dir: Path) -> Failure | None:
 
 def _classify_files(trial_dir: Path) -> Failure | None:
     found = [classify_log(tail_text(trial_dir / name)) for name in (STDERR_FILE, STDOUT_FILE)]
-    told = [failure for failure in found if failure is not None]
-    return min(told, key=lambda f: _WEIGHT.get(f.kind, 0)) if told else None
+    failures = [failure for failure in found if failure is not None]
+    return min(failures, key=lambda f: _WEIGHT.get(f.kind, 0)) if failures else None
 
 
 _WEIGHT = {FailureKind.CRASHED: 1, FailureKind.COMMUNICATION: 2}
 
 
 def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
-    """Last line of every traceback and every line of a native death, with its rank."""
+    """Yield the last line of every traceback and every line of a native crash, with its rank."""
     for raw in text.splitlines():
         prefix = _RANK_PREFIX.match(raw)
         line = raw[prefix.end() :] if prefix else raw
@@ -183,19 +183,19 @@ def _classify_line(line: str, rank: int | None) -> Failure:
 
 def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failure:
     last = next((line for line in reversed(tail_text(trial_dir / STDERR_FILE).splitlines()) if line.strip()), "")
-    said = f"; its last words: {one_line(last, 300)}" if last else ""
+    last_line = f"; its last line on stderr: {one_line(last, 300)}" if last else ""
     if signal is not None:
         try:
             name = signals.Signals(signal).name
         except ValueError:
             name = f"signal {signal}"
         hint = " (the kernel does so when memory runs out)" if name == "SIGKILL" else ""
-        return _crashed(f"the run script died of {name}{hint}{said}")
+        return _crashed(f"the run script was killed by {name}{hint}{last_line}")
     if code == 0:
-        return _crashed(f"the run script exited with 0 but left no {RESULT_FILE}{said}")
+        return _crashed(f"the run script exited with 0 but wrote no {RESULT_FILE}{last_line}")
     if code is None:
-        return _crashed(f"the run script ended without {RESULT_FILE}, and how it ended is not known{said}")
-    return _crashed(f"the run script exited with {code} and left no {RESULT_FILE}{said}")
+        return _crashed(f"the run script ended without {RESULT_FILE}, and its exit code is unknown{last_line}")
+    return _crashed(f"the run script exited with {code} and wrote no {RESULT_FILE}{last_line}")
 
 
 def _crashed(message: str) -> Failure:

@@ -1,7 +1,7 @@
-"""The trial contract between launcher and run script (`docs/trial-contract.md` tells it to authors of run scripts).
+"""The trial contract between launcher and run script (`docs/trial-contract.md` describes it for script authors).
 
-The script gets `CCL_TRIAL_DIR`, `CCL_CONFIG` (path of `config.json`) and one typed `CCL_<KNOB>` variable a knob. It
-leaves `result.json` by atomic rename, whose presence is the completion signal, and traces of every rank in `trace/`.
+The script gets `CCL_TRIAL_DIR`, `CCL_CONFIG` (path of `config.json`) and one `CCL_<KNOB>` variable per knob. It writes
+traces of every rank to `trace/`, and last `result.json` by atomic rename: its presence is the completion signal.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ STDERR_FILE = "stderr.log"
 
 
 class RunStatus(StrEnum):
-    """What the run script says of itself."""
+    """Status that the run script reports."""
 
     OK = "ok"
     FAILED = "failed"
 
 
 class TrialInput(Model):
-    """`config.json`: all that a run script needs, written by the engine."""
+    """`config.json`: the input of a run script, written by the engine."""
 
     schema_version: int = 1
     run_id: str
@@ -51,25 +51,25 @@ class TrialInput(Model):
     profiled_steps: int = 2
     """Optimizer steps in the separate profiled window; 0 for none."""
     seed: int = 0
-    """Seed of weights and data: the same in every trial."""
+    """Seed of weights and data; the same in every trial."""
 
 
 class TrialResult(Model):
-    """`result.json`: what really happened, as the run script saw it."""
+    """`result.json`: what ran, as measured by the run script."""
 
     schema_version: int = 1
     status: RunStatus
     failure: Failure | None = None
-    """Why, where status is `failed`."""
+    """The reason if status is `failed`."""
     world_size: int | None = None
     global_batch_size: int | None = None
-    """Sequences per optimizer step that were really trained, over all ranks."""
+    """Sequences per optimizer step that were trained, over all ranks."""
     seq_len: int | None = None
     num_layers: int | None = None
     num_params: int | None = None
     """Parameters of the whole model as built (counted once over all ranks)."""
     step_times_s: tuple[float, ...] = ()
-    """Seconds of each optimizer step of the unprofiled timed window, slowest rank."""
+    """Seconds of each optimizer step of the unprofiled timed window, by the slowest rank."""
     warmup_steps: int = 0
     """Optimizer steps run before that window."""
     peak_memory_bytes: tuple[int, ...] = ()
@@ -85,22 +85,22 @@ class TrialResult(Model):
     hosts: tuple[str, ...] = ()
     """Host name by rank."""
     foreign_cpu_cores: float | None = None
-    """Cores that other processes kept busy during the timed window; None where it cannot be told."""
+    """CPU cores that other processes used during the timed window; None if unknown."""
     logical_cores: int | None = None
     """Logical cores of the host that measured `foreign_cpu_cores`."""
     energy_j: float | None = None
-    """Energy of all accelerators per optimizer step, where power is recorded."""
+    """Energy in joules of all accelerators per optimizer step, if power is recorded."""
     metrics: dict[str, float] = {}
-    """Anything else the script measured, by name."""
+    """Other measurements of the script, by name."""
     recorded: bool = False
-    """Taken from a table of earlier measurements: nothing ran."""
+    """Whether it comes from a table of earlier measurements: nothing ran."""
     simulated: bool = False
-    """Computed by a model of the hardware: nothing ran."""
+    """Whether a model of the hardware computed it: nothing ran."""
     extra: dict[str, str] = {}
 
 
 def trial_environment(trial_dir: Path, payload: TrialInput) -> dict[str, str]:
-    """The `CCL_*` variables of one trial; booleans are `1` and `0`. Nothing else is ever put there by the engine."""
+    """Return the `CCL_*` variables of one trial; booleans are `1` and `0`. The engine adds no others."""
     variables = {"CCL_TRIAL_DIR": str(trial_dir), "CCL_CONFIG": str(trial_dir / CONFIG_FILE)}
     for knob, value in payload.config.items():
         variables[f"CCL_{knob.upper()}"] = str(int(value)) if isinstance(value, bool) else str(value)

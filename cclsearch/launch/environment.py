@@ -1,4 +1,4 @@
-"""What a job's environment holds: this process's without its secrets, the profile's, the knobs', the trial's."""
+"""The environment of a local job: this process's without secrets, then the profile's, the knobs', the trial's."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from cclsearch.space.framework import Framework
 
 _OURS = "CCL_"
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-"""A search that itself runs under torchrun must not hand its own rank to the jobs."""
+"""A search that itself runs under torchrun must not pass its own rank to the jobs."""
 
 
 def added_environment(
     profile_environment: Mapping[str, str], framework: Framework, trial_dir: Path, payload: TrialInput
 ) -> dict[str, str]:
-    """The variables that a job gets beyond what it inherits; the trial's own win over the profile's."""
+    """Return the variables that a job gets in addition to inherited ones; the trial's override the profile's."""
     knobs = framework.knob_environment(payload.config)
     return {**profile_environment, **knobs, **trial_environment(trial_dir, payload)}
 
 
 def inherited_environment() -> dict[str, str]:
-    """What a job on this machine inherits: no secrets, no rank, and none of an outer trial's variables."""
+    """Return what a job on this machine inherits: no secrets, no rank, and no variables of an outer trial."""
     public = public_environment()
     return {k: v for k, v in public.items() if not k.startswith(_OURS) and k not in _NOT_INHERITED}
 
 
 def run_command(framework: Framework, *, python: str, num_processes: int, fork: bool = False) -> list[str]:
-    """The command that runs the framework's script on one node; raises UserError where it has none.
+    """Return the command that runs the framework's script on one node; UserError if the framework has no script.
 
-    With `fork`, a script that can be its own torchrun (it is started without a rank) is left to be it.
+    With `fork`, the script is started without a rank and forks its ranks itself instead of torchrun.
     """
     script = str(framework.script_path)
     if framework.runner == "process" or fork:
@@ -42,7 +42,7 @@ def run_command(framework: Framework, *, python: str, num_processes: int, fork: 
 
 
 def render_script(environment: Mapping[str, str], command: Sequence[str], *, comment: str) -> str:
-    """A shell script that sets these variables and runs that command."""
+    """Return a shell script that sets these variables and runs that command."""
     lines = ["#!/bin/sh", f"# {comment}", "set -e"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     return "\n".join([*lines, f"exec {shlex.join(command)}", ""])

@@ -1,8 +1,8 @@
-"""The `local` launcher: each trial is a process group of this machine that outlives the search.
+"""The `local` launcher: each trial is a process group on this machine that outlives the search.
 
-A small shell around the run script leaves its exit code in a file; `job.json` holds the process id with its start time,
-and every process of a job carries the job's name in its environment. So a search that was killed finds its jobs again,
-and cancelling one ends all of its processes, those in sessions of their own included.
+A shell around the run script writes its exit code to a file; `job.json` has the process id with its start time, and
+every process of a job has the job's name in its environment. So a resumed search finds its jobs again, and cancelling
+a job ends all of its processes, including those in sessions of their own.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from cclsearch.space.framework import Framework, load_framework
 
 JOB_FILE = "job.json"
 NAME_VARIABLE = "CCL_JOB_NAME"
-"""Every process of a job carries it: how all of them are found."""
+"""Set in every process of a job, so that all of them can be found."""
 
 _FINISH_S = 30.0
-"""How long a run script may take to end once its result is there."""
+"""Seconds that a run script may take to end after it wrote its result."""
 _SHELL = '"$@"; code=$?; echo "$code" >"$0.part" && mv -f "$0.part" "$0"; exit "$code"'
 
 
 class LocalSettings(Model):
-    """The fields of a profile that are the `local` launcher's own."""
+    """The `local` launcher's own fields of a profile."""
 
     python: str | None = None
-    """Interpreter of the run scripts; the one that runs the search where none is given."""
+    """Interpreter of the run scripts; None: the one that runs the search."""
     fork_ranks: bool = True
-    """Let a script that can be its own torchrun fork its ranks: they share one import of torch."""
+    """Let a script that supports it fork its own ranks instead of torchrun: they share one import of torch."""
     max_parallel: int = Field(default=1, ge=1)
-    """Trials at once: more than one disturb each other's times unless they share nothing."""
+    """Trials at a time: several disturb each other's timing unless they share no resources."""
     poll_interval_s: float = Field(default=0.1, gt=0)
 
 
@@ -64,7 +64,7 @@ class LocalJobRecord(Model):
     """Unix time of its start."""
     timeout_s: float
     oom_kills: int
-    """Processes that the kernel had killed for memory on this machine before the job began."""
+    """Processes that the kernel had killed for memory on this machine before the job started."""
 
 
 @LAUNCHERS.register("local")
@@ -84,7 +84,7 @@ class LocalLauncher:
 
     @classmethod
     def from_profile(cls, profile: Profile) -> LocalLauncher:
-        """The launcher of a profile; raises UserError where its own fields are wrong."""
+        """Return the launcher of a profile; UserError if one of its own fields is wrong."""
         return cls(profile, profile.read_settings(LocalSettings))
 
     @cached_property
@@ -93,11 +93,11 @@ class LocalLauncher:
         return load_framework(self.profile.require_framework())
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
-        """Start each job as a process group of its own."""
+        """Start each job in its own process group."""
         return [self._start(job) for job in jobs]
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
-        """Where these jobs are; one that is over its time limit is ended here."""
+        """Return the status of these jobs; ends a job that exceeded its time limit."""
         self._reap()
         return [self._status(handle) for handle in handles]
 
@@ -108,7 +108,7 @@ class LocalLauncher:
         self._reap()
 
     def find(self, run_id: str) -> list[Handle]:
-        """Jobs of that run: those that run, and those that ended and left their record in the run's folder."""
+        """Return the running jobs of that run, and the ended ones with a record in the run's folder."""
         found = {}
         for record, folder in self._records(run_id):
             found[record.job_name] = _make_handle(record, folder)
@@ -122,18 +122,18 @@ class LocalLauncher:
         return list(found.values())
 
     def render(self, job: Job) -> str:
-        """The shell script that does what `submit` does."""
+        """Return a shell script that does what `submit` does."""
         comment = f"trial {job.trial} of {job.run_id}: {job.payload.config}"
         return render_script(self._added(job), self._command(job), comment=comment)
 
     def check(self) -> list[Check]:
-        """Whether interpreter, script and what the framework needs are there; without a framework, the interpreter."""
+        """Check the interpreter and, with a framework, its script, package and required variables."""
         found = shutil.which(self.python)
         checks = [
             Check(
                 name="python",
                 ok=found is not None,
-                detail=found or f"{self.python!r} is not to be found",
+                detail=found or f"{self.python!r} was not found",
                 remedy="" if found else "set `python` in the profile to an interpreter",
             )
         ]
@@ -144,7 +144,7 @@ class LocalLauncher:
         return [*checks, *self._check_package(found), *self._check_needs()]
 
     def close(self) -> None:
-        """Jobs go on; nothing is held."""
+        """Reap ended children; jobs keep running."""
         self._reap()
 
     def _start(self, job: Job) -> Handle:
@@ -170,7 +170,7 @@ class LocalLauncher:
             write_atomically(folder / JOB_FILE, record.model_dump_json(indent=1))
         except OSError as error:
             processes.terminate_processes({child.pid, *processes.find_processes_by_variable(NAME_VARIABLE, job.name)})
-            message = f"the trial's folder cannot be written: {error}"
+            message = f"could not write to the trial's folder: {error}"
             raise TrialError(Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)) from None
         return _make_handle(record, folder)
 
@@ -208,7 +208,7 @@ class LocalLauncher:
         return self._explain_end(handle, record)
 
     def _finish(self, handle: Handle, result: Path) -> JobStatus:
-        """The result is there: done once the script has ended, or has had its time to."""
+        """Return done for a job with a result, once the script has ended or has had `_FINISH_S` to end."""
         with contextlib.suppress(OSError):
             if _is_running(handle) and time.time() - result.stat().st_mtime < _FINISH_S:
                 return JobStatus(state=JobState.RUNNING, note="finishing")
@@ -221,14 +221,14 @@ class LocalLauncher:
         if (handle.trial_dir / RESULT_FILE).is_file():
             return JobStatus(state=JobState.DONE)
         last = [line for line in tail_text(handle.trial_dir / STDERR_FILE, 8192).splitlines() if line.strip()][-1:]
-        said = f"; its last words: {one_line(last[0], 300)}" if last else ""
-        message = f"no result after {record.timeout_s:g} s: every process of the trial was ended{said}"
+        last_line = f"; its last line on stderr: {one_line(last[0], 300)}" if last else ""
+        message = f"no result after {record.timeout_s:g} s, so every process of the trial was ended{last_line}"
         return JobStatus(
             state=JobState.DONE, failure=Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
         )
 
     def _explain_end(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
-        """The job is over without a result: what its ranks, its logs and the kernel say."""
+        """Return why a job ended without a result, from its ranks' files, its logs and the kernel's counter."""
         processes.terminate_processes(_find_processes(handle))
         collected = collect_result(handle.trial_dir)
         if not isinstance(collected, Failure):
@@ -292,7 +292,7 @@ def _make_handle(record: LocalJobRecord, folder: Path) -> Handle:
 
 
 def _read_record(handle: Handle) -> LocalJobRecord | None:
-    """The job's record; None where it is gone or another attempt's."""
+    """Return the job's record; None if it is missing or belongs to another attempt."""
     with contextlib.suppress(OSError, ValueError):
         record = LocalJobRecord.model_validate_json((handle.trial_dir / JOB_FILE).read_bytes())
         return record if record.job_name == handle.job_name else None
@@ -300,7 +300,7 @@ def _read_record(handle: Handle) -> LocalJobRecord | None:
 
 
 def _is_running(handle: Handle) -> bool:
-    """Whether the shell around the script lives: the same process in the same boot, not one that got its number."""
+    """Whether the shell around the script runs: same boot and start time, so not another process with its id."""
     if handle.details.get("boot_id", "") != processes.boot_id():
         return False
     ticks = processes.start_ticks(int(handle.job_id))
@@ -308,14 +308,14 @@ def _is_running(handle: Handle) -> bool:
 
 
 def _find_processes(handle: Handle) -> set[int]:
-    """Every living process of the job, the shell first found by number, the rest by the mark they carry."""
+    """Return the ids of all running processes of the job: the shell by its id, the others by `NAME_VARIABLE`."""
     own = {int(handle.job_id)} if _is_running(handle) else set()
     marked = processes.find_processes_by_variable(NAME_VARIABLE, handle.job_name)
     return own | {pid for pid, variables in marked.items() if variables.get(NAME_VARIABLE) == handle.job_name}
 
 
 def _clear(folder: Path) -> None:
-    """Take away what an earlier attempt left that would be read as this one's."""
+    """Remove files of an earlier attempt that would be read as this one's."""
     for name in (RESULT_FILE, EXIT_FILE, JOB_FILE):
         (folder / name).unlink(missing_ok=True)
     for name in (TRACE_FOLDER, FAILURES_FOLDER):
@@ -323,7 +323,7 @@ def _clear(folder: Path) -> None:
 
 
 def _count_oom_kills() -> int:
-    """How many processes the kernel has killed for memory since boot; 0 where it does not say."""
+    """Return how many processes the kernel has killed for memory since boot; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError), open("/proc/vmstat", encoding="ascii") as file:
         for line in file:
             if line.startswith("oom_kill "):

@@ -1,4 +1,4 @@
-"""Profiles: YAML files in `launchers/` that say where and how jobs run, and the launcher made of one."""
+"""Profiles: YAML files in `launchers/` that say where and how jobs run; makes the launcher of a profile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ M = TypeVar("M", bound=Model)
 
 
 class HardwareOverride(Model):
-    """What a profile says of the hardware, where that is more than the card says; None leaves the card's word."""
+    """The hardware fields that a profile overrides; None keeps the card's value."""
 
     accelerator: str | None = None
     num_accelerators: int | None = Field(default=None, ge=1)
@@ -36,40 +36,40 @@ class HardwareOverride(Model):
     host_cores: int | None = Field(default=None, ge=1)
 
     def overrides(self) -> dict[str, Any]:
-        """The fields that the profile sets, for `Hardware.model_copy(update=...)`."""
+        """Return the fields that the profile sets, for `Hardware.model_copy(update=...)`."""
         return self.model_dump(exclude_none=True)
 
 
 class Profile(Model):
-    """One profile. `settings` holds the launcher's own fields, which the launcher's own model checks."""
+    """One profile. `settings` has the launcher's own fields, which the launcher's own model checks."""
 
     name: str
     launcher: str
     """Name of a launcher: `local`, `slurm`, `tpu-vm`, `replay`, or a plugin's."""
     description: str = ""
     framework: str | None = None
-    """Run script to use in place of the card's framework."""
+    """Framework to use instead of the card's."""
     hardware: HardwareOverride = HardwareOverride()
     environment: dict[str, str] = {}
-    """Variables that every job gets."""
+    """Environment variables of every job."""
     knobs: tuple[KnobDeclaration, ...] = ()
-    """Knobs that this place adds, or limits."""
+    """Knobs that this profile adds or limits."""
     settings: dict[str, Any] = {}
     """All other top-level fields of the file."""
     source: Path | None = None
     """The file it was read from."""
     run_dir: Path | None = None
-    """Folder of the search that uses it; set by the engine, not by the file."""
+    """Folder of the run that uses it; set by the engine, not by the file."""
 
     def read_settings(self, model: type[M]) -> M:
-        """The launcher's own fields, checked by its model; UserError names file and field."""
+        """Return the launcher's own fields, checked by its model; UserError names file and field."""
         try:
             return model.model_validate(self.settings)
         except ValidationError as error:
             raise UserError(_explain(error, self.source or Path(self.name))) from None
 
     def require_framework(self) -> str:
-        """Name of the framework whose run script the jobs run; ValueError where the engine set none."""
+        """Return the name of the framework whose run script the jobs run; ValueError if the engine set none."""
         if self.framework is None:
             raise ValueError(f"profile {self.name!r} reached its launcher without a framework")
         return self.framework
@@ -79,20 +79,20 @@ _OWN_FIELDS = frozenset(Profile.model_fields) - {"name", "settings", "source", "
 
 
 def load_profile(name: str) -> Profile:
-    """The profile of that name (or path); UserError names file and field where it is malformed."""
+    """Return the profile of that name (or path); UserError names file and field if it is malformed."""
     path = find_content("launchers", name, *PROFILE_SUFFIXES)
     if path.stem.endswith(FRAMEWORK_SUFFIX):
         raise UserError(
-            f"{path.name} describes a framework, not a place to run; profiles: {', '.join(list_profiles())}"
+            f"{path.name} is a framework file, not a launcher profile; profiles: {', '.join(list_profiles())}"
         )
     return profile_from_mapping(read_yaml(path, as_written=True), name=path.stem, source=path)
 
 
 def profile_from_mapping(data: object, *, name: str, source: Path | None = None) -> Profile:
-    """A profile of what a YAML file held; UserError names the field that is wrong."""
+    """Return the profile that a parsed YAML file describes; UserError names the field that is wrong."""
     where = source or Path(name)
     if not isinstance(data, Mapping):
-        raise UserError(f"{where}: a profile must be a mapping with at least `launcher: NAME`, but it is {data!r}")
+        raise UserError(f"{where}: a profile must be a mapping with at least `launcher: NAME`, but this is {data!r}")
     own = {key: value for key, value in data.items() if key in _OWN_FIELDS and value is not None}
     own["settings"] = {str(key): value for key, value in data.items() if key not in _OWN_FIELDS}
     if isinstance(own.get("environment"), Mapping):
@@ -107,14 +107,14 @@ def profile_from_mapping(data: object, *, name: str, source: Path | None = None)
 
 
 def list_profiles() -> list[str]:
-    """Names of the profiles there are, sorted."""
+    """Return the names of all profiles, sorted."""
     return [name for name in list_content("launchers", *PROFILE_SUFFIXES) if not name.endswith(FRAMEWORK_SUFFIX)]
 
 
 def make_launcher(profile: Profile, *, framework: str | None = None, run_dir: Path | None = None) -> Launcher:
-    """The launcher that a profile asks for; `framework` is the card's, for profiles that name none of their own.
+    """Return the launcher of a profile; `framework` is the card's, used if the profile names none.
 
-    Raises UserError where the launcher's own fields are wrong, or where no job could ever run.
+    Raises UserError if the launcher's own fields are wrong, or if no job could ever run.
     """
     resolved = profile.model_copy(update={"framework": profile.framework or framework, "run_dir": run_dir})
     launcher: Launcher = LAUNCHERS.get(profile.launcher).from_profile(resolved)
@@ -122,16 +122,16 @@ def make_launcher(profile: Profile, *, framework: str | None = None, run_dir: Pa
 
 
 def _variable(value: Value | None) -> str:
-    """A YAML scalar as an environment variable: booleans as 1 and 0."""
+    """Return a YAML scalar as the value of an environment variable: booleans as 1 and 0."""
     if isinstance(value, bool):
         return str(int(value))
     return "" if value is None else str(value)
 
 
 def _explain(error: ValidationError, where: Path) -> str:
-    """One line with file and field for what pydantic found."""
+    """Return one line with file, field and problem for a pydantic error."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "the file"
     if first["type"] == "extra_forbidden":
-        return f"{where}: there is no field {field!r} here (it holds {first['input']!r})"
+        return f"{where}: unknown field {field!r} (value {first['input']!r})"
     return f"{where}: {field}: {first['msg']}, but it is {first['input']!r}"

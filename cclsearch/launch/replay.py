@@ -1,4 +1,4 @@
-"""The `replay` launcher: a trial is a look-up in a recorded landscape. Nothing runs; every result says `recorded`."""
+"""The `replay` launcher: looks trials up in a recorded landscape. Nothing runs; every result is marked `recorded`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _FAILURES = {
     "oom": (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
-    "failed": (FailureKind.CRASHED, "recorded as failed: crashed or out of memory, the source does not say which"),
+    "failed": (FailureKind.CRASHED, "recorded as failed: crashed or out of memory; the source does not say which"),
 }
 
 
 @LAUNCHERS.register("replay")
 class ReplayLauncher:
-    """Answers trials from a recording, each of its rows once per run: a recording cannot confirm itself."""
+    """Answers trials from a recording; a run reads each row once, as reading it again would confirm nothing."""
 
     name = "replay"
     provenance = Provenance.RECORDED
@@ -38,57 +38,55 @@ class ReplayLauncher:
         self.max_parallel = max_parallel
         self._refused: dict[str, Failure] = {}
         self._readers: dict[Path, array[int]] = {}
-        """Folder of a run's trials -> for each recorded row the trial that read it; 0 for none."""
+        """Folder of a run's trials -> for each recorded row, the trial that read it; 0 for none."""
 
     @classmethod
     def from_profile(cls, profile: Profile) -> ReplayLauncher:
-        """The launcher over the profile's `recording`, a folder; raises UserError where it holds no recording."""
+        """Return the launcher of the profile's `recording` folder; UserError if the folder has no recording."""
         from cclsearch.recording.load import load_recording
 
         folder = profile.settings.get("recording")
         if not isinstance(folder, str) or not folder:
             raise UserError(
-                f"the replay launcher needs `recording`: a folder with card.yaml and trials.csv, not {folder!r}"
+                f"the replay launcher needs `recording`, a folder with card.yaml and trials.csv, but it is {folder!r}"
             )
         return cls(load_recording(Path(folder)))
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
-        """Write each job's `result.json` at once. A row that another trial of the run has read is refused."""
+        """Write each job's `result.json` at once. Refuses a row that another trial of the run has read."""
         return [self._serve(job) for job in jobs]
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
-        """All done: a look-up takes no time."""
+        """Return done for all: a look-up takes no time."""
         return [JobStatus(state=JobState.DONE, failure=self._failure(handle)) for handle in handles]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
-        """Nothing runs, so there is nothing to stop."""
+        """Does nothing: no job runs."""
 
     def find(self, run_id: str) -> list[Handle]:
-        """Nothing outlives the search: what was answered stands in the trial folders."""
+        """Return nothing: no job outlives the search, and answers are in the trial folders."""
         return []
 
     def render(self, job: Job) -> str:
-        """What stands in for a job script."""
+        """Return a comment that takes the place of a job script."""
         source = one_line(redact(self.recording.card.source)) or "an unnamed source"
         return f"# nothing runs: the recorded row of {job.payload.config} is read ({source})\n"
 
     def check(self) -> list[Check]:
-        """What the recording holds."""
+        """Return the size of the recording."""
         measured = sum(row.status == "ok" for row in self.recording.rows)
         detail = f"{self.recording.name}: {len(self.recording.rows)} recorded configurations, {measured} with a time"
         return [Check(name="recording", ok=True, detail=detail)]
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: no connection is open."""
 
     def _serve(self, job: Job) -> Handle:
         handle = Handle(launcher=self.name, job_name=job.name, job_id=job.name, trial_dir=job.trial_dir)
         row = self.recording.look_up(job.payload.config)
         taken = self._read_by(job)
         if row is None or taken is not None:
-            what = (
-                "is not in the recording" if row is None else f"was read by trial {taken:04d}, and a row is read once"
-            )
+            what = "is not in the recording" if row is None else f"was read by trial {taken:04d}; each row is read once"
             message = f"{job.payload.config} {what}"
             self._refused[handle.job_id] = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
         elif not (job.trial_dir / RESULT_FILE).exists():
@@ -96,7 +94,7 @@ class ReplayLauncher:
         return handle
 
     def _read_by(self, job: Job) -> int | None:
-        """Another trial of this run that has read the row; told from disk, so it outlives a kill."""
+        """Return another trial of this run that has read the row, or None; read from disk, so it survives a kill."""
         runs = job.trial_dir.parent
         if runs not in self._readers:
             self._readers[runs] = self._find_readers(runs)
@@ -118,7 +116,7 @@ class ReplayLauncher:
     def _failure(self, handle: Handle) -> Failure | None:
         refused = self._refused.get(handle.job_id)
         if refused is None and not (handle.trial_dir / RESULT_FILE).exists():
-            message = "the recording was not asked: submit again"
+            message = "the recording was not read for this trial; submit it again"
             return Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
         return refused
 
