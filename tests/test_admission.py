@@ -154,14 +154,14 @@ def test_a_trick_is_refused_by_the_rule_made_for_it(trick: str) -> None:
 def test_a_payload_that_was_changed_on_its_way_is_refused() -> None:
     smaller = PAYLOAD.model_copy(update={"global_batch_size": 4, "gradient_accumulation": 1})
     detail = broken_rules(judge(payload=smaller))["work"]
-    assert "global batch (asked) 4 where the card has 32" in detail
-    assert "dp 4 x micro-batch 1 x accumulation 1 makes a global batch of 4" in detail
+    assert "global batch (requested) is 4, but 32 in the card" in detail
+    assert "dp 4 x micro-batch 1 x accumulation 1 is a global batch of 4, but 32 in the card" in detail
 
 
 def test_an_edited_result_is_told_by_its_hash() -> None:
     assert broken_rules(judge(recorded_sha256="a", found_sha256="a")) == {}
     assert "changed after" in broken_rules(judge(recorded_sha256="a", found_sha256="b"))["unedited"]
-    assert "gone" in broken_rules(judge(recorded_sha256="a", found_sha256=None))["unedited"]
+    assert "is missing" in broken_rules(judge(recorded_sha256="a", found_sha256=None))["unedited"]
 
 
 def test_kernels_that_hide_their_shapes_prove_nothing() -> None:
@@ -184,7 +184,7 @@ def test_foreign_load_that_takes_cores_from_the_ranks_names_itself_and_the_way_o
     told = one_host | {"extra": {"foreign_processes": "make 2.9 cores"}}
     detail = broken_rules(judge(told))["load"]
     assert "3.00 cores taken from the ranks" in detail
-    assert detail.endswith("stop what else runs on me (make 2.9 cores)")
+    assert detail.endswith("stop other processes on me (make 2.9 cores)")
     assert broken_rules(judge(one_host | {"foreign_cpu_cores": 1.0})) == {}
 
 
@@ -200,7 +200,7 @@ def test_a_recording_is_admitted_as_one_and_asked_for_no_traces() -> None:
     outcome = evaluate_trial(PAYLOAD, recorded, CARD, load_objective("step_time"), provenance=Provenance.RECORDED)
     assert outcome.is_ranked
     assert outcome.loss == 1.0
-    assert any("recorded: looked up, nothing ran" in v.detail for v in outcome.admission.verdicts)  # type: ignore[union-attr]
+    assert any("recorded: looked up, no job ran" in v.detail for v in outcome.admission.verdicts)  # type: ignore[union-attr]
 
 
 def test_work_that_differs_is_a_failure_of_its_own_kind_and_keeps_its_figures() -> None:
@@ -262,12 +262,12 @@ def on_accelerator(name: str) -> Card:
     ("card", "devices", "ok", "words"),
     [
         (CARD, ("NVIDIA A100-SXM4-40GB",), True, "NVIDIA A100-SXM4-40GB"),
-        (CARD, ("NVIDIA A100X",), None, "not known: 'NVIDIA A100X'"),
+        (CARD, ("NVIDIA A100X",), None, "unknown devices: 'NVIDIA A100X'"),
         (CARD, ("NVIDIA A100X", "Wonder 9000"), False, "the inputs name a100-40, but it ran on"),
         (CARD, (), None, "neither the run script nor the traces name the devices"),
         (on_accelerator("cpu"), ("AMD EPYC 7763 64-Core Processor",), True, "AMD EPYC"),
         (on_accelerator("cpu"), ("NVIDIA H100 80GB HBM3",), False, "'NVIDIA H100 80GB HBM3' is h100"),
-        (on_accelerator("wonder-9000"), ("Wonder 9000",), None, "accelerator 'wonder-9000' is not known"),
+        (on_accelerator("wonder-9000"), ("Wonder 9000",), None, "accelerator 'wonder-9000' is unknown"),
     ],
 )
 def test_device_names_are_held_against_the_accelerator_of_the_inputs(
@@ -288,15 +288,15 @@ def test_without_host_names_every_rank_is_taken_to_run_here() -> None:
     crowd = {"hosts": (), "logical_cores": 64}
     assert broken_rules(judge({**crowd, "foreign_cpu_cores": 49.6})) == {}
     detail = broken_rules(judge({**crowd, "foreign_cpu_cores": 50.5}))["load"]
-    assert detail.startswith("foreign load 50.50 of 64 cores, 48 left idle by the ranks: 2.50 cores taken")
-    assert detail.endswith("; stop what else runs")
+    assert detail.startswith("other processes use 50.50 of 64 cores; the ranks leave 48 idle: 2.50 cores taken")
+    assert detail.endswith("; stop other processes")
 
 
 def test_the_host_with_the_most_ranks_counts() -> None:
     # 6 of 16 ranks on one of 8 cores: 2 idle, so 3.5 busy cores take 1.5 of 6, a quarter
     uneven = {"hosts": ("a",) + ("b",) * 6 + ("c",) * 5 + ("d",) * 4, "logical_cores": 8}
     detail = broken_rules(judge({**uneven, "foreign_cpu_cores": 3.5}))["load"]
-    assert detail.endswith("1.50 cores taken from the ranks; stop what else runs on a")
+    assert detail.endswith("1.50 cores taken from the ranks; stop other processes on a")
     assert broken_rules(judge({**uneven, "foreign_cpu_cores": 2.5})) == {}
 
 
@@ -309,7 +309,7 @@ def test_traces_without_a_step_time_or_flops_cannot_be_told() -> None:
     silent = {"step_time_s": None, "flops_per_step": None}
     assert {verdict_of(judge(trace=silent), rule).ok for rule in ("trace_time", "traced_work")} == {None}
     uncovered = {"flops_per_step": 0.5 * STEP_FLOPS, "flops_coverage": None}
-    assert "too few of the kernels" in verdict_of(judge(trace=uncovered), "traced_work").detail
+    assert "too few kernels have shapes" in verdict_of(judge(trace=uncovered), "traced_work").detail
 
 
 def test_what_is_not_declared_is_refused_of_a_run_and_told_of_a_recording() -> None:
@@ -327,7 +327,7 @@ def test_what_is_not_declared_is_refused_of_a_run_and_told_of_a_recording() -> N
 def test_the_micro_batch_makes_the_global_batch_with_data_parallelism_and_accumulation() -> None:
     # dp 4 x micro-batch 2 x accumulation 8 = 64
     doubled = PAYLOAD.model_copy(update={"config": Config(tp=2, dp=4, pp=2, micro_batch_size=2)})
-    assert "makes a global batch of 64 where the card has 32" in broken_rules(judge(payload=doubled))["work"]
+    assert "is a global batch of 64, but 32 in the card" in broken_rules(judge(payload=doubled))["work"]
     unknown = PAYLOAD.model_copy(update={"config": Config(tp=2, dp=4, pp=2)})
     assert broken_rules(judge(payload=unknown)) == {}
 

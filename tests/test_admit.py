@@ -44,7 +44,7 @@ def test_an_edited_result_is_refused_and_the_ledger_keeps_its_figure(
     told = json.loads(capsys.readouterr().out)
     entry = next(trial for trial in told["trials"] if trial["trial"] == number)
     assert (entry["admitted"], entry["admitted_in_ledger"]) == (False, True)
-    assert "changed after the ledger took its hash" in entry["reason"]
+    assert "changed after its hash was recorded in the ledger" in entry["reason"]
     assert load_run(run.folder).state.trials[number].loss == before
 
 
@@ -63,7 +63,7 @@ def test_a_shortened_sequence_is_refused_by_its_own_rule(run: Run, capsys: pytes
     edit_result(run, number, seq_len=1024)
     assert main(["admit", "r", "--trial", str(number)]) == 1
     shown = capsys.readouterr().out
-    assert "sequence length 1024 where the card has 2048" in shown
+    assert "sequence length is 1024, but 2048 in the card" in shown
     assert "NO  unedited" in shown
 
 

@@ -70,7 +70,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("space -w wl2 --config tp=1", "`space list` does not accept it"),
     ("predict -w wl2 --png folder", "--png: 'folder' is a folder; name a file"),
     ("predict -w wl2 --png LONG", "cannot write 'LONG'"),
-    ("bench folder", "'folder' holds no landscape"),
+    ("bench folder", "'folder' has no landscape"),
     ("bench folder --strategies ,", "--strategies names none; there are: default, "),
     ("bench folder --json nowhere/x.json", "/nowhere' does not exist; create it"),
     ("score", "score takes one trace, or two to compare; 0 came"),

@@ -78,7 +78,7 @@ def test_a_failure_without_a_result_or_without_a_peak_measured_nothing() -> None
 def test_a_failure_that_gives_no_reason_says_so() -> None:
     outcome = judge(TrialResult(status=RunStatus.FAILED))
     assert outcome.failure is not None
-    assert outcome.failure.message == "the run script says that it failed, and not why"
+    assert outcome.failure.message == "the run script reported a failure without a reason"
 
 
 def test_only_other_work_is_a_failure_and_every_other_broken_rule_just_no_rank() -> None:
@@ -87,7 +87,7 @@ def test_only_other_work_is_a_failure_and_every_other_broken_rule_just_no_rank()
     other = judge(RESULT.model_copy(update={"world_size": 8, "seq_len": 512}))
     assert other.failure is not None
     assert other.failure.kind is FailureKind.WORK_MISMATCH
-    assert other.failure.message == ("sequence length 512 where the card has 1024; 8 ranks ran where 16 were asked for")
+    assert other.failure.message == ("sequence length is 512, but 1024 in the card; 8 ranks ran, but 16 were requested")
     assert judge().is_ranked
 
 

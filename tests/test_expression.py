@@ -29,7 +29,7 @@ def test_it_comes_to_what_a_calculator_says(text: str, value: float) -> None:
     ("text", "words"),
     [
         ("1" * 201, "at most 200 characters; this one has 201"),
-        ("1 +", "is no arithmetic over parameters"),
+        ("1 +", "is not arithmetic over parameters"),
         ("2 ** 3", "only numbers, parameters"),
         ("2 % 3", "only numbers, parameters"),
         ("not 1", "only numbers, parameters"),

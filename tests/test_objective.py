@@ -101,7 +101,7 @@ def test_a_constraint_says_what_breaks_it(tmp_path: Path) -> None:
     objective = load_objective(write(tmp_path, data))
     assert objective.broken_constraints(METRICS) == ("memory_headroom_frac must be at least 0.05 fraction; it is 0.04",)
     assert objective.broken_constraints({**METRICS, "memory_headroom_frac": 0.05}) == ()
-    with pytest.raises(TrialError, match="memory_headroom_frac is needed by a constraint"):
+    with pytest.raises(TrialError, match="memory_headroom_frac is needed for a constraint"):
         objective.broken_constraints({"step_time_s": 1.0})
 
 
@@ -158,9 +158,12 @@ TIME = {"name": "step_time_s", "direction": "minimize"}
         ({"version": 1, "metrics": [{"name": "step_time_s"}]}, r"metrics\[0\]\.direction: is missing"),
         ({"version": 1, "metrics": [TIME | {"direction": "down"}]}, r"metrics\[0\]\.direction: .*'minimize'"),
         ({"version": 1, "metrics": [TIME | {"unit": "ms"}]}, r"metrics\[0\]\.unit: step_time_s is measured in 's'"),
-        ({"version": 1, "metrics": [TIME | {"wait": 1}]}, r"metrics\[0\]\.wait: is no field"),
+        ({"version": 1, "metrics": [TIME | {"wait": 1}]}, r"metrics\[0\]\.wait: is not a field of an objective"),
         ({"version": 1, "metrics": [TIME | {"weight": 1}]}, r"metrics\[0\]\.reference: is missing"),
-        ({"version": 1, "metrics": [TIME | {"reference": 1}]}, r"metrics\[0\]\.reference: has a meaning only beside"),
+        (
+            {"version": 1, "metrics": [TIME | {"reference": 1}]},
+            r"metrics\[0\]\.reference: is allowed only together with",
+        ),
         (
             {"version": 1, "metrics": [TIME | {"weight": 1, "reference": 0}]},
             r"metrics\[0\]\.reference: must be above 0",
@@ -178,7 +181,7 @@ TIME = {"name": "step_time_s", "direction": "minimize"}
         ({"version": 1, "metrics": [TIME | {"weight": "1 / 0", "reference": 1}]}, "no finite value"),
         ({"version": 1, "metrics": [TIME | {"weight": "w", "reference": 1}]}, "there is no parameter 'w'"),
         ({"version": 1, "metrics": [TIME | {"scale": -1}]}, r"metrics\[0\]\.scale: must be above 0"),
-        ({"version": 1, "metrics": [TIME, TIME]}, "each may stand there once"),
+        ({"version": 1, "metrics": [TIME, TIME]}, "metric names must be unique"),
         ({"version": 1, "metrics": []}, "metrics: "),
         ({"version": 1}, "metrics: is missing"),
         ({"version": 2, "metrics": [TIME]}, "version: "),
@@ -338,7 +341,7 @@ def test_a_spec_is_a_name_with_parameters_behind_a_colon(spec: str, name: str, g
 
 @pytest.mark.parametrize("rest", ["weight=", "=0.3", "weight=0.3,scale"])
 def test_half_a_parameter_is_refused(rest: str) -> None:
-    with pytest.raises(UserError, match=r"parameters read `name:parameter=value,\.\.\.`"):
+    with pytest.raises(UserError, match=r"objective parameters are written `name:parameter=value,\.\.\.`"):
         split_spec(f"composite:{rest}")
 
 

@@ -59,8 +59,8 @@ def test_unknown_knobs_become_words_switches_and_numbers(tmp_path):
         "chunk": (0.5, 1.0),
     }
     assert len(recording.rows) == 2
-    assert recording.rows[0].step_time_s == 1.5, "of a repeated row the faster stands"
-    assert "repeated" in recording.notes[0]
+    assert recording.rows[0].step_time_s == 1.5, "the fastest of duplicate rows is kept"
+    assert "duplicate rows dropped" in recording.notes[0]
     assert recording.rows[1].config == Config(
         tp=2, dp=4, ep=2, kernel="naive", activation_checkpointing=False, chunk=1.0
     )

@@ -134,7 +134,7 @@ def test_an_unknown_profile_is_answered_with_profiles_alone(project: Path, capsy
     assert "framework" not in told
 
 
-def test_a_misspelt_degree_of_a_recording_is_noted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_degree_of_a_recording_is_noted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = project / "mine"
     shutil.copytree(RECORDING, folder)
     table = (folder / "trials.csv").read_text()

@@ -1,1 +1,1 @@
-"""Recorded landscapes: measured configurations that a search can replay instead of running anything."""
+"""Recorded landscapes: measured configurations that a search can replay instead of running jobs."""

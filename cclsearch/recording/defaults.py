@@ -1,7 +1,7 @@
-"""What stands in for the fields that a recording's card leaves out, so that its table can still be replayed.
+"""Default values for the missing fields of a recording's card, so that its table can still be replayed.
 
-A real run never guesses a field. A recording is only looked up, so a missing width costs no more than a worse starting
-point of the prediction, which the trials correct; every stand-in is reported.
+A real run never guesses a field. A recording is only looked up, so a wrong width only gives the prediction a worse
+starting point, which the trials correct; every default is reported.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
 
 _PARAMS_PER_LAYER = 12
-"""Parameters of a transformer layer over hidden size squared (4 for attention, 8 for the feed-forward part)."""
+"""Parameters of a transformer layer divided by hidden size squared (4 for attention, 8 for the feed-forward part)."""
 
 
 def complete_card(
     data: Mapping[str, Any], configs: Sequence[Mapping[str, Value]], path: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The card with every field that a replay needs, and one line for each that had to be stood in for.
+    """The card with every field that a replay needs, and one line for each field set to a default.
 
-    Raises UserError where the fixed work is not stated: without global batch and sequence length no row means anything.
+    Raises UserError if global batch or sequence length is missing: without the fixed work the rows have no meaning.
     """
     card = copy.deepcopy(dict(data))
     workload = _mapping(card, "workload")
@@ -33,50 +33,50 @@ def complete_card(
     for field in ("batch_size", "seq_len"):
         value = _positive(_mapping(workload, "data").get(field))
         if value is None:
-            came = _mapping(workload, "data").get(field)
+            given = _mapping(workload, "data").get(field)
             raise UserError(
-                f"{path}: workload.data.{field} must be a whole number above 0; it is {one_line(repr(came))}"
+                f"{path}: workload.data.{field} must be a whole number above 0; it is {one_line(repr(given))}"
             )
     model = _mapping(workload, "model")
-    _stand_in(model, {"phase": lambda _: "training", "precision": lambda _: "bf16"}, "model", notes, _word)
-    _stand_in(_mapping(model, "model_arch"), _ARCH, "model.model_arch", notes, _positive)
+    _fill_in(model, {"phase": lambda _: "training", "precision": lambda _: "bf16"}, "model", notes, _text)
+    _fill_in(_mapping(model, "model_arch"), _ARCH, "model.model_arch", notes, _positive)
     hardware = _mapping(workload, "hardware")
     _complete_hardware(_mapping(hardware, "xpu_spec"), configs, notes)
     _mapping(hardware, "network_topo")
     framework = _mapping(_mapping(card, "Model-executor"), "framework")
-    _stand_in(framework, {"name": lambda _: "unknown"}, "framework", notes, _word)
+    _fill_in(framework, {"name": lambda _: "unknown"}, "framework", notes, _text)
     return card, tuple(notes)
 
 
 def _complete_hardware(xpu: dict[str, Any], configs: Sequence[Mapping[str, Value]], notes: list[str]) -> None:
     largest = max(math.prod(int(config.get(degree, 1)) for degree in ("tp", "dp", "pp")) for config in configs)
-    _stand_in(xpu, {"type": lambda _: "GPU", "model": lambda _: "unknown"}, "hardware.xpu_spec", notes, _word)
+    _fill_in(xpu, {"type": lambda _: "GPU", "model": lambda _: "unknown"}, "hardware.xpu_spec", notes, _text)
     numbers: dict[str, Callable[[Mapping[str, Any]], Any]] = {
         "total_count": lambda _: largest,
         "count_per_node": lambda spec: min(8, int(spec["total_count"])),
         "memory_gb": lambda _: 80,
     }
-    _stand_in(xpu, numbers, "hardware.xpu_spec", notes, _positive)
+    _fill_in(xpu, numbers, "hardware.xpu_spec", notes, _positive)
 
 
-def _stand_in(
+def _fill_in(
     part: dict[str, Any],
     makers: Mapping[str, Callable[[Mapping[str, Any]], Any]],
     where: str,
     notes: list[str],
-    is_there: Callable[[Any], Any],
+    read: Callable[[Any], Any],
 ) -> None:
     for field, make in makers.items():
-        if is_there(part.get(field)) is None:
+        if read(part.get(field)) is None:
             part[field] = make(part)
-            notes.append(f"card: {where}.{field} is missing; {part[field]!r} stands in for it")
+            notes.append(f"card: {where}.{field} is missing; {part[field]!r} is used instead")
 
 
 def _mapping(part: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(part.get(key), dict):
         part[key] = {}
-    held: dict[str, Any] = part[key]
-    return held
+    mapping: dict[str, Any] = part[key]
+    return mapping
 
 
 def _positive(value: Any) -> float | None:
@@ -85,7 +85,7 @@ def _positive(value: Any) -> float | None:
     return float(value)
 
 
-def _word(value: Any) -> str | None:
+def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value.strip() and value.strip().upper() != "N/A" else None
 
 

@@ -1,5 +1,6 @@
-"""Recordings of the same work on different numbers of accelerators, joined into one problem with that number as a
-dimension: a table that the replay launcher reads like any other."""
+"""Join recordings of the same work on different numbers of accelerators into one, with that number as a dimension.
+
+The result is a table that the replay launcher reads like any other."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from cclsearch.recording.load import Recording, load_recording
 
 
 def find_family(folder: Path) -> list[Recording]:
-    """The recording in `folder` and those beside it that recorded the same work on the same kind of accelerator, with
-    the fewest accelerators first."""
+    """The recording in `folder` and its sibling folders' recordings of the same work on the same kind of accelerator,
+    sorted by number of accelerators."""
     first = load_recording(folder)
     others = [path.parent for path in sorted(folder.resolve().parent.glob("*/trials.csv"))]
     found = [first]
@@ -35,12 +36,12 @@ def find_family(folder: Path) -> list[Recording]:
 
 
 def join_recordings(recordings: Sequence[Recording], into: Path) -> Path:
-    """Write the recordings as one under `into`; returns its folder. The same recordings give the same folder.
+    """Write the recordings as one under `into` and return its folder. The same recordings give the same folder.
 
-    Raises UserError where they did not do the same work or have no knob in common.
+    Raises UserError if their work or their knobs differ.
     """
     if len(recordings) < 2:
-        raise UserError("to be joined there must be at least two recordings")
+        raise UserError(f"joining needs at least two recordings, not {len(recordings)}")
     work = _work_of(recordings[0].card)
     for recording in recordings[1:]:
         if _work_of(recording.card) != work:

@@ -1,7 +1,7 @@
-"""A recorded landscape: a tuning problem that somebody measured to the end, as a card, a space and rows.
+"""A recorded landscape: a tuning problem with measured configurations, as a card, a space and rows.
 
 Layout: a folder with `card.yaml` (a CCL-Bench v1 card) and `trials.csv`. Every column of `trials.csv` left of `status`,
-`grad_accum` aside, is a knob; the legal set is the rows, and a configuration that is not in the table was not measured.
+except `grad_accum`, is a knob; the search space is the rows, and a configuration not in the table was not measured.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class RecordedRow:
     status: str
     """`ok`, `oom`, or `failed` (crashed or out of memory; the source does not say which)."""
     step_time_s: float | None
-    """Seconds per optimizer step at the card's global batch; None unless `ok`."""
+    """Seconds per optimizer step at the card's global batch; None if the status is not `ok`."""
     peak_memory_gib: float | None = None
-    """Of one device; None where the source never measured it."""
+    """Of one device; None if it was not measured."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A measured landscape. `rows[n]` is what was measured for row n of `space`."""
+    """A measured landscape. `rows[n]` is the measurement of row n of `space`."""
 
     name: str
     card: Card
     space: Space
     rows: tuple[RecordedRow, ...]
     notes: tuple[str, ...] = ()
-    """What the card left out and what stands in for it, one line each."""
+    """Missing fields of the card and the defaults used instead, one line each."""
     folder: Path | None = None
 
     @cached_property
@@ -59,11 +59,11 @@ class Recording:
     def best_step_time_s(self) -> float:
         """Seconds per step of the fastest configuration in the table."""
         best = self.rows[self.best_row].step_time_s
-        assert best is not None  # load_recording refuses a table without an `ok` row
+        assert best is not None  # load_recording rejects a table without an `ok` row
         return best
 
     def look_up(self, config: Mapping[str, Value]) -> RecordedRow | None:
-        """The row measured for this configuration; None where it is not in the table."""
+        """The row of this configuration; None if it is not in the table."""
         row = self.space.row(config)
         return None if row is None else self.rows[row]
 
@@ -71,15 +71,13 @@ class Recording:
 def load_recording(folder: Path | str) -> Recording:
     """The landscape in that folder.
 
-    A configuration that stands there twice keeps its faster row. Raises UserError that names the file, and the line
-    where a cell cannot be read, when a part is missing or holds no measured step time.
+    Of a configuration with several rows the fastest is kept. Raises UserError that names the file (and the row of an
+    invalid cell) if a file is missing or there is no measured step time.
     """
     folder = Path(folder)
     for name in ("card.yaml", "trials.csv"):
         if not os.path.isfile(folder / name):
-            raise UserError(
-                f"a recording is a folder with card.yaml and trials.csv; {str(folder)!r} has no {name} to read"
-            )
+            raise UserError(f"a recording is a folder with card.yaml and trials.csv; {str(folder)!r} has no {name}")
     knobs, rows, notes = _read_table(folder / "trials.csv")
     card, card_notes = _read_card(folder, rows)
     if not any(row.step_time_s is not None for row in rows):
@@ -90,27 +88,27 @@ def load_recording(folder: Path | str) -> Recording:
 
 
 def _note_missing_degrees(card: Card, knobs: Sequence[Knob], rows: Sequence[RecordedRow]) -> tuple[str, ...]:
-    """A word on degrees without a column where the ranks do not add up: the column may be misspelt."""
+    """A note if a degree has no column and the ranks do not match the card: the column's name may be misspelled."""
     names = [knob.name for knob in knobs]
     missing = [degree for degree in ("tp", "dp", "pp") if degree not in names]
-    asked = card.hardware.num_accelerators
-    short = sum(math.prod(row.config.as_int(degree) for degree in ("tp", "dp", "pp")) != asked for row in rows)
+    wanted = card.hardware.num_accelerators
+    short = sum(math.prod(row.config.as_int(degree) for degree in ("tp", "dp", "pp")) != wanted for row in rows)
     if not missing or not short:
         return ()
     return (
-        f"trials.csv has no column {' or '.join(missing)} (its knobs are {', '.join(names)}), so that {short} of"
-        f" {len(rows)} rows do not use the {asked} accelerators of its card: is a column's name misspelt?",
+        f"trials.csv has no column {' or '.join(missing)} (its knobs are {', '.join(names)}), so {short} of"
+        f" {len(rows)} rows do not use the {wanted} accelerators of its card: is a column name misspelled?",
     )
 
 
 def find_recordings(folder: Path | str) -> list[Path]:
-    """Every folder at or below `folder` that holds both files, sorted; raises UserError where there is none."""
+    """Every folder at or below `folder` that has both files, sorted; raises UserError if there is none."""
     root = Path(folder)
     if not os.path.isdir(root):
         raise UserError(f"there is no folder {str(root)!r} with recorded landscapes")
     found = sorted(path.parent for path in root.rglob("trials.csv") if (path.parent / "card.yaml").is_file())
     if not found:
-        raise UserError(f"{str(root)!r} holds no landscape: no folder at or below it has both card.yaml and trials.csv")
+        raise UserError(f"{str(root)!r} has no landscape: no folder at or below it has both card.yaml and trials.csv")
     return found
 
 
@@ -143,13 +141,13 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
         if needed not in header:
             raise UserError(f"{path}: needs a column {needed!r}; it has {', '.join(map(repr, header))}")
     if len(set(header)) != len(header):
-        raise UserError(f"{path}: every column may stand there once; it has {', '.join(map(repr, header))}")
+        raise UserError(f"{path}: column names must be unique; it has {', '.join(map(repr, header))}")
     if not [name for name in header[: header.index("status")] if name != DERIVED]:
         raise UserError(f"{path}: needs at least one knob column left of 'status'; there is none")
 
 
 def _parse_column(path: Path, name: str, cells: Sequence[str]) -> list[Value]:
-    """Cells of one knob as one type: whole numbers, numbers, true/false, or words."""
+    """Cells of one knob as one type: whole numbers, numbers, true/false, or text."""
     if {cell.lower() for cell in cells} <= {"true", "false"}:
         return [cell.lower() == "true" for cell in cells]
     numbers = [_number(cell) for cell in cells]
@@ -186,7 +184,7 @@ def _read_row(
     time_s = _number(cell["step_time_s"]) if status == "ok" else None
     if status == "ok" and (time_s is None or time_s <= 0):
         raise UserError(
-            f"{path} row {n + 2}: step_time_s must be seconds above 0 where status is ok; it is {cell['step_time_s']!r}"
+            f"{path} row {n + 2}: step_time_s must be seconds above 0 if status is ok; it is {cell['step_time_s']!r}"
         )
     peak = _number(cell.get("peak_memory_gib", ""))
     config = Config({name: values[n] for name, values in columns.items()})
@@ -196,11 +194,13 @@ def _read_row(
 def _keep_faster(rows: Sequence[RecordedRow]) -> tuple[list[RecordedRow], tuple[str, ...]]:
     kept: dict[Config, RecordedRow] = {}
     for row in rows:
-        held = kept.get(row.config)
-        if held is None or (row.step_time_s or math.inf) < (held.step_time_s or math.inf):
+        known = kept.get(row.config)
+        if known is None or (row.step_time_s or math.inf) < (known.step_time_s or math.inf):
             kept[row.config] = row
     dropped = len(rows) - len(kept)
-    return list(kept.values()), (f"{dropped} repeated rows: the faster of each stands",) if dropped else ()
+    return list(kept.values()), (
+        f"{dropped} duplicate rows dropped: the fastest row of each configuration is kept",
+    ) if dropped else ()
 
 
 def _read_card(folder: Path, rows: Sequence[RecordedRow]) -> tuple[Card, tuple[str, ...]]:

@@ -1,1 +1,1 @@
-"""What a run is worth: objectives and the admission gate."""
+"""Evaluation of finished trials: metrics, objectives and the admission gate."""

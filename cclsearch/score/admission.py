@@ -1,6 +1,6 @@
-"""The admission gate: rule by rule, whether a trial may be ranked. Thresholds: `cclsearch.score.thresholds`.
+"""The admission gate: the rules that decide whether a trial is ranked. Thresholds: `cclsearch.score.thresholds`.
 
-A rule answers True, False, or None where it does not apply or cannot be told; one False keeps the trial out.
+A rule returns True, False, or None if it does not apply or cannot be checked; one False excludes the trial.
 """
 
 from __future__ import annotations
@@ -15,41 +15,43 @@ from cclsearch.score.outcome import Admission, Verdict
 from cclsearch.score.work import check_declared_work, check_possible, check_traced_work
 
 LOAD_RULE = "load"
-"""The rule that a second run may pass: the run was sound, but something else ran beside it."""
+"""The rule that a retry may pass: the run was valid, but other processes used the CPUs."""
 
 WORK_RULES = frozenset({"work", "world_size", "traced_work"})
-"""Rules whose breach means that another job was run than the one asked for."""
+"""Rules whose violation means that the job did not do the requested work."""
 
 
 def admit(evidence: Evidence) -> Admission:
-    """The verdict of every rule over one finished trial, and whether all of them let it through."""
+    """The verdict of every rule on one finished trial; it is admitted unless a rule is violated."""
     verdicts = tuple(rule(evidence) for rule in ADMISSION_RULES)
     return Admission(admitted=all(verdict.ok is not False for verdict in verdicts), verdicts=verdicts)
 
 
 def check_provenance(evidence: Evidence) -> Verdict:
-    """Whether the result says of itself what the launcher says of it: measured, recorded or simulated."""
+    """Whether result and launcher agree on the provenance: measured, recorded or simulated."""
     result = evidence.result
-    says = Provenance.SIMULATED if result.simulated else Provenance.RECORDED if result.recorded else Provenance.MEASURED
-    if says is not evidence.provenance:
-        detail = f"the result says {says.value}, the launcher {evidence.provenance.value}"
+    claimed = (
+        Provenance.SIMULATED if result.simulated else Provenance.RECORDED if result.recorded else Provenance.MEASURED
+    )
+    if claimed is not evidence.provenance:
+        detail = f"the result says {claimed.value}, the launcher {evidence.provenance.value}"
         return Verdict(rule="provenance", ok=False, detail=detail)
     meaning = {
-        Provenance.MEASURED: "measured: it ran",
-        Provenance.RECORDED: "recorded: looked up, nothing ran",
-        Provenance.SIMULATED: "simulated: computed by a model, nothing ran",
+        Provenance.MEASURED: "measured: the job ran",
+        Provenance.RECORDED: "recorded: looked up, no job ran",
+        Provenance.SIMULATED: "simulated: computed by a model, no job ran",
     }
-    return Verdict(rule="provenance", ok=True, detail=meaning[says])
+    return Verdict(rule="provenance", ok=True, detail=meaning[claimed])
 
 
 def check_world_size(evidence: Evidence) -> Verdict:
-    """Whether as many ranks ran as were asked for."""
+    """Whether the requested number of ranks ran."""
     want, got = evidence.payload.num_ranks, evidence.result.world_size
     if got is None:
         ok = False if evidence.is_measured else None
         return Verdict(rule="world_size", ok=ok, detail="the run script did not declare its world size")
     if got != want:
-        return Verdict(rule="world_size", ok=False, detail=f"{got} ranks ran where {want} were asked for")
+        return Verdict(rule="world_size", ok=False, detail=f"{got} ranks ran, but {want} were requested")
     return Verdict(rule="world_size", ok=True, detail=f"{got} ranks")
 
 
@@ -60,48 +62,50 @@ def check_steps(evidence: Evidence) -> Verdict:
     want = max(evidence.payload.timed_steps, evidence.thresholds.min_timed_steps)
     got = len(evidence.result.step_times_s)
     if got < want:
-        return Verdict(rule="steps", ok=False, detail=f"{got} steps were timed; at least {want} must be")
+        return Verdict(rule="steps", ok=False, detail=f"{got} steps were timed; at least {want} are required")
     return Verdict(rule="steps", ok=True, detail=f"{got} steps timed")
 
 
 def check_warmup(evidence: Evidence) -> Verdict:
-    """Whether the window was timed after warm-up, and no warm-up step stands in it."""
+    """Whether warm-up steps ran before the timed window, and none is inside it."""
     if not evidence.is_measured:
         return Verdict(rule="warmup", ok=None, detail=f"{evidence.provenance.value}: no steps were timed here")
     want = max(evidence.payload.warmup_steps, evidence.thresholds.min_warmup_steps)
     got = evidence.result.warmup_steps
     if got < want:
         return Verdict(
-            rule="warmup", ok=False, detail=f"{got} warm-up steps; at least {want} must run before the timed ones"
+            rule="warmup", ok=False, detail=f"{got} warm-up steps; at least {want} are required before the timed ones"
         )
     times = evidence.result.step_times_s
     bound = evidence.thresholds.max_first_step_cpu if evidence.is_on_cpu else evidence.thresholds.max_first_step
     if len(times) >= 3:
         ratio = times[0] / median(times[1:])
         if ratio > bound:
-            detail = f"the first timed step took {ratio:.1f} x the others: warm-up was counted (at most {bound:g} x)"
+            detail = (
+                f"the first timed step took {ratio:.1f} x the others: a warm-up step was timed (at most {bound:g} x)"
+            )
             return Verdict(rule="warmup", ok=False, detail=detail)
     return Verdict(rule="warmup", ok=True, detail=f"{got} warm-up steps")
 
 
 def check_spread(evidence: Evidence) -> Verdict:
-    """Whether the step times agree with each other."""
+    """Whether the spread of the step times is small enough."""
     if evidence.spread is None:
-        return Verdict(rule="spread", ok=None, detail="one step time only")
+        return Verdict(rule="spread", ok=None, detail="only one step time")
     bound = evidence.thresholds.max_spread_cpu if evidence.is_on_cpu else evidence.thresholds.max_spread
-    detail = f"step times spread by {evidence.spread:.1%}"
+    detail = f"the spread of the step times is {evidence.spread:.1%}"
     if evidence.spread > bound:
-        return Verdict(rule="spread", ok=False, detail=f"{detail}; at most {bound:.0%} is admitted")
+        return Verdict(rule="spread", ok=False, detail=f"{detail}; at most {bound:.0%} is allowed")
     return Verdict(rule="spread", ok=True, detail=detail)
 
 
 def check_ranks_traced(evidence: Evidence) -> Verdict:
-    """Whether the trace of every rank is there and was read."""
+    """Whether the trace of every rank was found and read."""
     rule = "ranks_traced"
     if not evidence.is_measured:
         return Verdict(rule=rule, ok=None, detail=f"{evidence.provenance.value}: there are no traces")
     if evidence.payload.profiled_steps == 0:
-        return Verdict(rule=rule, ok=None, detail="no profiled steps were asked for")
+        return Verdict(rule=rule, ok=None, detail="no profiled steps were requested")
     ranks = set(evidence.trace.ranks) if evidence.trace else set()
     missing = sorted(set(range(evidence.payload.num_ranks)) - ranks)
     if missing:
@@ -110,7 +114,7 @@ def check_ranks_traced(evidence: Evidence) -> Verdict:
 
 
 def check_devices(evidence: Evidence) -> Verdict:
-    """Whether it ran on the accelerator that the frozen inputs name."""
+    """Whether the trial ran on the accelerator of the frozen inputs."""
     from cclsearch.card.hardware import match_accelerator
 
     traced = evidence.trace.devices if evidence.trace else ()
@@ -120,16 +124,16 @@ def check_devices(evidence: Evidence) -> Verdict:
     hardware = evidence.card.hardware
     wanted = match_accelerator(hardware.accelerator, hardware.memory_gib)
     if wanted is None:
-        return Verdict(rule="devices", ok=None, detail=f"the card's accelerator {hardware.accelerator!r} is not known")
-    strange, unknown = [], []
+        return Verdict(rule="devices", ok=None, detail=f"the card's accelerator {hardware.accelerator!r} is unknown")
+    different, unknown = [], []
     for name in names:
         found = match_accelerator(name) or match_accelerator(name, hardware.memory_gib)
         if found is None:
             unknown.append(name)
         elif found.name != wanted.name:
-            strange.append(f"{name!r} is {found.name}")
-    if strange:
-        return Verdict(rule="devices", ok=False, detail=f"the inputs name {wanted.name}, but {'; '.join(strange)}")
+            different.append(f"{name!r} is {found.name}")
+    if different:
+        return Verdict(rule="devices", ok=False, detail=f"the inputs name {wanted.name}, but {'; '.join(different)}")
     if any(wanted.kind != "cpu" and not _is_like(name, wanted.name) for name in unknown):
         return Verdict(
             rule="devices",
@@ -137,73 +141,73 @@ def check_devices(evidence: Evidence) -> Verdict:
             detail=f"the inputs name {wanted.name}, but it ran on {', '.join(map(repr, unknown))}",
         )
     if unknown and wanted.kind != "cpu":
-        return Verdict(rule="devices", ok=None, detail=f"not known: {', '.join(map(repr, unknown))}")
+        return Verdict(rule="devices", ok=None, detail=f"unknown devices: {', '.join(map(repr, unknown))}")
     return Verdict(rule="devices", ok=True, detail=", ".join(names))
 
 
 def check_load(evidence: Evidence) -> Verdict:
-    """Whether foreign load took cores from the ranks; load on cores that the ranks leave idle does not count."""
+    """Whether other processes took cores from the ranks; load on cores that the ranks leave idle does not count."""
     result = evidence.result
     if not evidence.is_measured or result.foreign_cpu_cores is None or result.logical_cores is None:
-        return Verdict(rule=LOAD_RULE, ok=None, detail="foreign load was not measured")
+        return Verdict(rule=LOAD_RULE, ok=None, detail="the CPU load from other processes was not measured")
     ranks_here = max(Counter(result.hosts).values(), default=evidence.payload.num_ranks)
     used = min(ranks_here, result.logical_cores)
     idle = result.logical_cores - used
     taken = max(0.0, result.foreign_cpu_cores - idle)
-    detail = (
-        f"foreign load {result.foreign_cpu_cores:.2f} of {result.logical_cores} cores, {idle} left idle by the ranks"
-    )
+    load = f"other processes use {result.foreign_cpu_cores:.2f} of {result.logical_cores} cores"
+    detail = f"{load}; the ranks leave {idle} idle"
     bound = evidence.thresholds
     most = bound.max_foreign_share_cpu if evidence.is_on_cpu else bound.max_foreign_share
     if taken / used > most:
         host = f" on {result.hosts[0]}" if result.hosts else ""
-        told = result.extra.get("foreign_processes", "")
-        what = f" ({told})" if told else ""
-        remedy = f"stop what else runs{host}{what}"
+        listed = result.extra.get("foreign_processes", "")
+        remedy = f"stop other processes{host}{f' ({listed})' if listed else ''}"
         return Verdict(rule=LOAD_RULE, ok=False, detail=f"{detail}: {taken:.2f} cores taken from the ranks; {remedy}")
     return Verdict(rule=LOAD_RULE, ok=True, detail=detail)
 
 
 def check_unedited(evidence: Evidence) -> Verdict:
-    """Whether `result.json` is still the file that the ledger judged."""
+    """Whether `result.json` is still the file whose hash is in the ledger."""
     if evidence.recorded_sha256 is None:
-        return Verdict(rule="unedited", ok=None, detail="judged as it came in")
+        return Verdict(rule="unedited", ok=None, detail="evaluated when the trial finished")
     if evidence.found_sha256 is None:
-        return Verdict(rule="unedited", ok=False, detail="result.json is gone; the ledger holds its hash")
+        return Verdict(rule="unedited", ok=False, detail="result.json is missing, but its hash is in the ledger")
     if evidence.found_sha256 != evidence.recorded_sha256:
-        return Verdict(rule="unedited", ok=False, detail="result.json was changed after the ledger took its hash")
-    return Verdict(rule="unedited", ok=True, detail="result.json has the hash that the ledger holds")
+        return Verdict(
+            rule="unedited", ok=False, detail="result.json was changed after its hash was recorded in the ledger"
+        )
+    return Verdict(rule="unedited", ok=True, detail="result.json has the hash recorded in the ledger")
 
 
 def check_trace_time(evidence: Evidence) -> Verdict:
-    """Whether the traced step time is of the order of the declared one: a profiler slows a step."""
+    """Whether traced and declared step time are of the same order (a profiler slows a step down)."""
     rule, bound = "trace_time", evidence.thresholds
     declared, traced = evidence.metrics.get("step_time_s"), evidence.trace.step_time_s if evidence.trace else None
     if declared is None or traced is None:
-        return Verdict(rule=rule, ok=None, detail="the traces tell no step time")
+        return Verdict(rule=rule, ok=None, detail="the traces have no step time")
     ratio = traced / declared
     high = bound.max_traced_time_cpu if evidence.is_on_cpu else bound.max_traced_time
-    detail = f"{traced:.4g} s in the traces, {ratio:.2f} x the timed {declared:.4g} s"
+    detail = f"{traced:.4g} s in the traces, {ratio:.2f} x the declared {declared:.4g} s"
     if not bound.min_traced_time <= ratio <= high:
-        detail = f"{detail}; between {bound.min_traced_time:g} and {high:g} x is admitted"
+        detail = f"{detail}; between {bound.min_traced_time:g} and {high:g} x is allowed"
         return Verdict(rule=rule, ok=False, detail=detail)
     return Verdict(rule=rule, ok=True, detail=detail)
 
 
 def check_training_loss(evidence: Evidence) -> Verdict:
-    """Whether the model really trained: a training loss that is no number is no training."""
+    """Whether the training loss is finite."""
     import math
 
     losses = evidence.result.losses
     if not losses:
-        return Verdict(rule="training_loss", ok=None, detail="the run script left no training loss")
+        return Verdict(rule="training_loss", ok=None, detail="the run script reported no training loss")
     if not all(math.isfinite(loss) for loss in losses):
         return Verdict(rule="training_loss", ok=False, detail="the training loss is not finite")
     return Verdict(rule="training_loss", ok=True, detail=f"{losses[0]:.4f} at the first step")
 
 
 def _is_like(name: str, accelerator: str) -> bool:
-    """Whether an unknown device name at least holds the accelerator's own word (`h100` in `NVIDIA H100 NVL`)."""
+    """Whether an unknown device name contains the accelerator's name (`h100` in `NVIDIA H100 NVL`)."""
     return accelerator.split("-")[0] in name.lower()
 
 
@@ -228,4 +232,4 @@ ADMISSION_RULES: tuple[Callable[[Evidence], Verdict], ...] = (
     check_load,
     check_unedited,
 )
-"""The gate, in the order in which it is shown."""
+"""The rules of the gate, in display order."""

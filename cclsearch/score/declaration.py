@@ -1,4 +1,4 @@
-"""An objective as its YAML file declares it, checked field by field; `cclsearch.score.objective` makes it a value."""
+"""The declaration of an objective in its YAML file; `cclsearch.score.objective` builds the objective from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cclsearch.core.yaml_file import read_yaml
 from cclsearch.score.catalog import Direction
 
 BASELINE = "baseline"
-"""In place of a number: what the baseline trial measured."""
+"""Written in place of a number: the baseline trial's value."""
 
 NAME = r"^[a-z][a-z0-9_]{0,60}$"
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -24,10 +24,10 @@ _UNION_BRANCHES = frozenset({"float", "str", "literal['baseline']", "constrained
 
 
 class ParameterDeclaration(Model):
-    """Something about an objective that a user may set (`--objective composite:weight=0.3`)."""
+    """A parameter of an objective that a user may set (`--objective composite:weight=0.3`)."""
 
     default: Finite | Literal["baseline"] | None
-    """A number; `baseline`; or null where a scale is left out unless it is given."""
+    """A number, `baseline`, or null; with null a scale that uses the parameter is left out unless it is given."""
     at_least: Finite | None = None
     at_most: Finite | None = None
     above: Finite | None = None
@@ -44,17 +44,17 @@ class MetricDeclaration(Model):
     weight: Finite | str | None = None
     """A number, or arithmetic over the parameters."""
     reference: Finite | str | None = None
-    """What a weighted metric is divided by: a number, `baseline`, or a parameter."""
+    """Reference of a weighted metric: a number, `baseline`, or a parameter."""
     scale: Finite | str | None = None
-    """Factor on the measured value; left out where a parameter in it is null."""
+    """Factor on the measured value; left out if a parameter in it is null."""
     scaled_unit: str | None = None
-    """Unit once scaled."""
+    """Unit of the scaled value."""
     source: Literal["script"] | None = None
-    """`script`: a figure that only the run script knows (`metrics` of its `result.json`)."""
+    """`script`: the run script reports the metric (`metrics` of its `result.json`)."""
 
 
 class ConstraintDeclaration(Model):
-    """A bound that a trial must keep to be ranked."""
+    """A bound that a trial must satisfy to be ranked."""
 
     metric: str = Field(pattern=NAME)
     at_least: Finite | str | None = None
@@ -80,7 +80,7 @@ class ObjectiveDeclaration(Model):
 
 
 def read_declaration(path: Path) -> ObjectiveDeclaration:
-    """The file's declaration; raises UserError that names file and field."""
+    """The declaration in the file; raises UserError that names file and field."""
     return check_declaration(read_yaml(path), str(path))
 
 
@@ -91,11 +91,11 @@ def check_declaration(data: Mapping[str, Any], where: str) -> ObjectiveDeclarati
     except ValidationError as error:
         first = error.errors()[0]
         field = _field_path(first["loc"])
-        message = {"missing": "is missing", "extra_forbidden": "is no field of an objective"}.get(
+        message = {"missing": "is missing", "extra_forbidden": "is not a field of an objective"}.get(
             first["type"], first["msg"].removeprefix("Value error, ")
         )
-        came = "" if first["type"] == "missing" else f"; it is {one_line(repr(first['input']), 80)}"
-        raise UserError(f"{where}: {field}: {message}{came}") from None
+        found = "" if first["type"] == "missing" else f"; it is {one_line(repr(first['input']), 80)}"
+        raise UserError(f"{where}: {field}: {message}{found}") from None
 
 
 def resolve_parameters(
@@ -108,7 +108,7 @@ def resolve_parameters(
             raise UserError(f"{where}: there is no parameter {name!r}; there are: {known}")
     values: dict[str, float | str | None] = {}
     for name, parameter in declared.items():
-        value = _number_or_word(given[name], f"{where}: {name}") if name in given else parameter.default
+        value = _number_or_baseline(given[name], f"{where}: {name}") if name in given else parameter.default
         if isinstance(value, float | int):
             _check_bounds(value, parameter, f"{where}: {name}")
         elif value == BASELINE and parameter.default != BASELINE:
@@ -117,7 +117,7 @@ def resolve_parameters(
     return values
 
 
-def _number_or_word(value: float | str | None, where: str) -> float | str | None:
+def _number_or_baseline(value: float | str | None, where: str) -> float | str | None:
     if value is None or value == BASELINE:
         return value
     try:
@@ -139,7 +139,7 @@ def _check_bounds(value: float, parameter: ParameterDeclaration, where: str) -> 
 
 
 def _field_path(parts: tuple[int | str, ...]) -> str:
-    """`metrics[0].direction`; the branch of a union that pydantic adds at the end is left out."""
+    """Path such as `metrics[0].direction`, without the union branch that pydantic appends."""
     path = ""
     for part in parts:
         if isinstance(part, int):

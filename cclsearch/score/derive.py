@@ -1,4 +1,4 @@
-"""Metrics of one trial from what its run script reported and from its card: only what was measured is there."""
+"""Metrics of one trial from its result and its card; metrics without a measurement are absent."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cclsearch.score.evidence import TraceEvidence
 GIB = 2**30
 MTOKEN = 1e6
 MAD_TO_SIGMA = 1.4826
-"""Of a normal distribution: standard deviation over median absolute deviation."""
+"""Standard deviation divided by median absolute deviation, for a normal distribution."""
 
 
 def derive_metrics(
     payload: TrialInput, result: TrialResult, card: Card, trace: TraceEvidence | None
 ) -> dict[str, float]:
-    """Metric -> finite value, in the units of `cclsearch.score.catalog`; work and devices are those of the run."""
+    """Metric -> finite value, in the units of `cclsearch.score.catalog`; work and devices as the run reported them."""
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
     metrics |= {name: value for name, value in (trace.metrics if trace else {}).items() if math.isfinite(value)}
     num_accelerators = result.world_size or payload.num_ranks
@@ -39,7 +39,7 @@ def derive_metrics(
 
 
 def median_step_time(result: TrialResult) -> float | None:
-    """Median of the unprofiled window in seconds; None where there is no usable step time."""
+    """Median step time of the unprofiled window in seconds; None if there is no usable step time."""
     times = result.step_times_s
     if not times or not all(math.isfinite(t) and t > 0 for t in times):
         return None

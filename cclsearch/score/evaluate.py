@@ -1,4 +1,4 @@
-"""From a finished trial to its outcome: metrics, admission, loss."""
+"""Evaluate a finished trial: metrics, admission and loss."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def evaluate_trial(
 ) -> Outcome:
     """The outcome of a run that left a `result.json`.
 
-    `card` is the frozen one. `baseline` holds the baseline trial's metrics where the objective `needs_baseline`; None
-    says that this trial is the baseline. Raises nothing: what cannot be scored is an outcome with its failure.
+    `card` is the frozen one. `baseline` has the baseline trial's metrics if the objective `needs_baseline`; None means
+    that this trial is the baseline. Raises nothing: a trial that cannot be scored gets an outcome with a failure.
     """
     evidence = Evidence(payload, result, card, provenance, trace)
     return evaluate_evidence(evidence, objective, baseline=baseline)
@@ -39,7 +39,7 @@ def evaluate_trial(
 def evaluate_evidence(
     evidence: Evidence, objective: Objective, *, baseline: Mapping[str, float] | None = None
 ) -> Outcome:
-    """As `evaluate_trial`, from evidence with hashes or thresholds of its own; metrics and spread are filled in."""
+    """As `evaluate_trial`, from evidence with hashes and thresholds; metrics and spread are derived here."""
     failure = _find_failure(evidence.result)
     if failure is not None:
         return evaluate_failure(failure, evidence.provenance, evidence.result)
@@ -62,7 +62,7 @@ def evaluate_evidence(
 
 
 def evaluate_failure(failure: Failure, provenance: Provenance, result: TrialResult | None = None) -> Outcome:
-    """The outcome of a trial that failed; what it measured on its way (peak memory) is kept."""
+    """The outcome of a failed trial; a peak memory that it measured is kept."""
     metrics = {}
     if result and result.peak_memory_bytes:
         metrics["peak_memory_gib"] = max(result.peak_memory_bytes) / 2**30
@@ -71,15 +71,15 @@ def evaluate_failure(failure: Failure, provenance: Provenance, result: TrialResu
 
 def _find_failure(result: TrialResult) -> Failure | None:
     if result.status is RunStatus.FAILED:
-        message = "the run script says that it failed, and not why"
+        message = "the run script reported a failure without a reason"
         return result.failure or Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=message)
     if median_step_time(result) is None:
-        came = (
+        found = (
             f"they are {', '.join(f'{t:g}' for t in result.step_times_s[:5])}"
             if result.step_times_s
-            else "it left none"
+            else "there are none"
         )
-        message = f"the run script says that it succeeded, but its step times must be finite and above 0: {came}"
+        message = f"the run script reported success, but its step times must be finite and above 0: {found}"
         return Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message)
     return None
 
@@ -90,7 +90,7 @@ def _score(
     baseline: Mapping[str, float] | None,
     admission: Admission,
 ) -> tuple[float | None, Failure | None, Admission]:
-    """Loss, failure, and the admission with the objective's constraints as its last verdict."""
+    """Loss, failure, and the admission with the verdict on the objective's constraints appended."""
     reference = (metrics if baseline is None else baseline) if objective.needs_baseline else None
     try:
         loss = objective.loss(metrics, reference)
@@ -100,7 +100,7 @@ def _score(
         return None, error.failure, admission
     if not objective.constraints:
         return loss, None, admission
-    kept = Verdict(rule="constraints", ok=not broken, detail="; ".join(broken) or "all kept")
+    kept = Verdict(rule="constraints", ok=not broken, detail="; ".join(broken) or "all satisfied")
     verdicts = (*admission.verdicts, kept)
     return loss, None, Admission(admitted=admission.admitted and not broken, verdicts=verdicts)
 
@@ -113,6 +113,6 @@ def _find_work_mismatch(admission: Admission) -> Failure | None:
 
 
 def _collect_notes(result: TrialResult, trace: TraceEvidence | None) -> tuple[str, ...]:
-    odd = [name for name, value in result.metrics.items() if not math.isfinite(value)]
-    notes = [f"the run script's {name} is not finite and was left out" for name in odd]
+    not_finite = [name for name, value in result.metrics.items() if not math.isfinite(value)]
+    notes = [f"the run script's {name} is not finite and was left out" for name in not_finite]
     return (*notes, *(trace.notes if trace else ()))

@@ -1,4 +1,4 @@
-"""What a trial is judged by: its inputs, what the run script reported, and what its traces tell."""
+"""The evidence about a trial: its inputs, the result of its run script, and the content of its traces."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cclsearch.score.thresholds import DEFAULT, Thresholds
 
 
 class TraceEvidence(Model):
-    """What the trace toolkit read from one trial's traces, as far as judging needs it."""
+    """Data from one trial's traces that the evaluation needs."""
 
     metrics: dict[str, float] = {}
-    """Metric -> value, only those that are `ok`."""
+    """Metric -> value, only those with status `ok`."""
     ranks: tuple[int, ...] = ()
     """Ranks whose trace was read."""
     step_time_s: float | None = None
@@ -23,20 +23,20 @@ class TraceEvidence(Model):
     flops_per_step: float | None = None
     """FLOPs of the matrix multiplications of one step over all ranks, recomputation included, from shapes."""
     flops_coverage: float | None = None
-    """Share of the compute time that those take: little where custom kernels hide their shapes."""
+    """Share of the compute time with known FLOPs: small if custom kernels hide their shapes."""
     devices: tuple[str, ...] = ()
-    """Device names that the traces tell."""
+    """Device names in the traces."""
     diagnosis: tuple[str, ...] = ()
-    """Where the step's time goes, in sentences."""
+    """Diagnosis of the step time, in sentences."""
     seconds_by_cause: dict[str, float] = {}
     """Seconds of a traced step by cause."""
     notes: tuple[str, ...] = ()
-    """One line each: partial files, what was not read."""
+    """One line each: partial files, files that were not read."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that the rules of the admission gate look at."""
+    """Input of the admission rules."""
 
     payload: TrialInput
     result: TrialResult
@@ -44,17 +44,17 @@ class Evidence:
     provenance: Provenance
     trace: TraceEvidence | None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """As derived from result and card."""
+    """Derived from result and card."""
     spread: float | None = None
     recorded_sha256: str | None = None
-    """SHA-256 of `result.json` as the ledger holds it."""
+    """SHA-256 of `result.json` in the ledger."""
     found_sha256: str | None = None
-    """SHA-256 of the file as it is now."""
+    """SHA-256 of the file now."""
     thresholds: Thresholds = DEFAULT
 
     @property
     def is_measured(self) -> bool:
-        """Whether something really ran."""
+        """Whether a job really ran."""
         return self.provenance is Provenance.MEASURED
 
     @property

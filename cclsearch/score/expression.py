@@ -18,12 +18,12 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 def parameter_names(text: str, where: str) -> frozenset[str]:
-    """Parameters that the expression names; raises UserError (naming `where`) where it is no such arithmetic."""
+    """Parameters in the expression; raises UserError (naming `where`) if it is not such arithmetic."""
     return frozenset(node.id for node in ast.walk(_parse(text, where)) if isinstance(node, ast.Name))
 
 
 def evaluate(text: str, parameters: Mapping[str, float], where: str) -> float:
-    """The expression's finite value; raises UserError (naming `where`) for anything but arithmetic."""
+    """The expression's finite value; raises UserError (naming `where`) for anything else."""
     try:
         value = _value(_parse(text, where), parameters, where)
     except (ZeroDivisionError, OverflowError):
@@ -40,7 +40,7 @@ def _parse(text: str, where: str) -> ast.expr:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UserError(
-            f"{where}: {text!r} is no arithmetic over parameters (numbers, names, + - * / and brackets)"
+            f"{where}: {text!r} is not arithmetic over parameters (numbers, names, + - * / and brackets)"
         ) from None
 
 
@@ -57,6 +57,4 @@ def _value(node: ast.expr, parameters: Mapping[str, float], where: str) -> float
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         left, right = (_value(side, parameters, where) for side in (node.left, node.right))
         return _OPERATORS[type(node.op)](left, right)
-    raise UserError(
-        f"{where}: only numbers, parameters, + - * / and brackets may stand here, not {ast.unparse(node)!r}"
-    )
+    raise UserError(f"{where}: only numbers, parameters, + - * / and brackets are allowed, not {ast.unparse(node)!r}")

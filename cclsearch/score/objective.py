@@ -1,9 +1,9 @@
-"""What "better" means: metrics with direction, weight, reference and constraints, declared in `objectives/*.yaml`.
+"""Objectives: metrics with direction, weight, reference and constraints, declared in `objectives/*.yaml`.
 
-The value that a search minimises is the `loss`. Of one metric it is the metric itself (its reciprocal where greater is
-better and it is always positive, else its negative). Of weighted metrics it is `1 / score` with `score = sum of w x
-reference/value` (`value/reference` where greater is better), so that it stays positive and the greatest score wins. Of
-several metrics without weights (Pareto) the loss is the first metric's, and `values` holds them all.
+A search minimizes the `loss`. For one metric it is the metric itself (if greater is better: its reciprocal if it is
+always positive, else its negative). For weighted metrics it is `1 / score` with `score = sum of w x reference/value`
+(`value/reference` if greater is better), so that it is positive and the greatest score wins. For several metrics
+without weights (Pareto) the loss is that of the first metric, and `values` returns all of them.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ class Term(Model):
     metric: str
     direction: Direction
     unit: str | None
-    """Of the scaled value."""
+    """Unit of the scaled value."""
     scale: float = 1.0
     weight: float | None = None
     reference: float | None = None
-    """None with a `weight`: what the baseline trial measured."""
+    """None together with a `weight` means the baseline trial's value."""
     reciprocal: bool = False
-    """Whether its loss, where greater is better, is 1/value rather than -value."""
+    """Whether its loss, if greater is better, is 1/value instead of -value."""
     missing: str = ""
 
     def minimized(self, value: float) -> float:
-        """The value, scaled and turned so that less is better."""
+        """The scaled value, converted so that less is better."""
         scaled = value * self.scale
         if self.direction is Direction.MINIMIZE:
             return scaled
         return 1.0 / scaled if self.reciprocal else -scaled
 
     def restored(self, loss: float) -> float:
-        """The scaled value that `minimized` made this loss of."""
+        """The scaled value for a loss: the inverse of `minimized`."""
         if self.direction is Direction.MINIMIZE:
             return loss
         return 1.0 / loss if self.reciprocal else -loss
 
 
 class Constraint(Model):
-    """Bounds that a trial must keep to be ranked."""
+    """Bounds that a trial must satisfy to be ranked."""
 
     metric: str
     at_least: float | None = None
@@ -73,7 +73,7 @@ class Constraint(Model):
     missing: str = ""
 
     def broken_by(self, value: float) -> str | None:
-        """Why that value breaks it, in one line; None where it is kept."""
+        """Why that value violates the constraint, in one line; None if it does not."""
         unit = f" {self.unit}" if self.unit else ""
         if self.at_least is not None and value < self.at_least:
             return f"{self.metric} must be at least {self.at_least:g}{unit}; it is {value:.4g}"
@@ -83,7 +83,7 @@ class Constraint(Model):
 
 
 class Objective(Model):
-    """What a search is after; frozen, and hashed into the run."""
+    """The objective of a search; frozen and part of the run's hash."""
 
     name: str
     description: str
@@ -93,7 +93,7 @@ class Objective(Model):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that it ranks by, the first one first."""
+        """Names of the ranked metrics, in order."""
         return tuple(term.metric for term in self.terms)
 
     @property
@@ -102,22 +102,22 @@ class Objective(Model):
 
     @property
     def is_multi(self) -> bool:
-        """Whether several metrics stand beside each other, none weighed against another (a Pareto front)."""
+        """Whether it has several metrics without weights (Pareto)."""
         return len(self.terms) > 1 and not self.is_weighted
 
     @property
     def needs_baseline(self) -> bool:
-        """Whether some reference is what the baseline trial measured."""
+        """Whether a reference is the baseline trial's value."""
         return any(term.weight is not None and term.reference is None for term in self.terms)
 
     @property
     def spec(self) -> str:
-        """`composite:weight=0.3`: what `load_objective` reads this objective from again."""
+        """Text from which `load_objective` loads this objective again: `composite:weight=0.3`."""
         given = ",".join(f"{name}={value}" for name, value in self.parameters.items() if value is not None)
         return f"{self.name}:{given}" if given else self.name
 
     def with_baseline(self, baseline: Mapping[str, float]) -> Objective:
-        """The same objective with every open reference taken from the baseline trial's metrics."""
+        """The same objective with references filled in from the baseline trial's metrics."""
         filled = [
             term.model_copy(update={"reference": _positive(term, baseline, "the baseline trial's") * term.scale})
             if term.weight is not None and term.reference is None
@@ -127,9 +127,9 @@ class Objective(Model):
         return self.model_copy(update={"terms": tuple(filled)})
 
     def score(self, metrics: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> float:
-        """The figure that people read: the scaled metric, or the weighted score (the greater the better).
+        """The displayed score: the scaled metric, or the weighted score (greater is better).
 
-        Raises TrialError with the reason where a metric is missing or cannot be used; `baseline` may be left out where
+        Raises TrialError with the reason if a metric is missing or cannot be used; `baseline` may be left out if
         `needs_baseline` is False.
         """
         if not self.is_weighted:
@@ -141,7 +141,7 @@ class Objective(Model):
         return sum(_weighted_ratio(term, metrics) for term in self.terms)
 
     def loss(self, metrics: Mapping[str, float], baseline: Mapping[str, float] | None = None) -> float:
-        """What a search minimises: finite; raises TrialError with the reason where a metric is missing."""
+        """The finite value that a search minimizes; raises TrialError with the reason if a metric is missing."""
         if self.is_weighted:
             score = self.score(metrics, baseline)
             if score <= 0:
@@ -151,26 +151,26 @@ class Objective(Model):
 
     @property
     def score_label(self) -> str:
-        """What its figure is called, with its unit."""
+        """Name of the displayed score, with its unit."""
         if self.is_weighted:
             return f"{self.name} score"
         term = self.terms[0]
         return f"{term.metric} ({term.unit})" if term.unit else term.metric
 
     def score_from_loss(self, loss: float) -> float:
-        """The figure that people read, from the loss: the scaled first metric, or the weighted score."""
+        """The displayed score for a loss: the scaled first metric, or the weighted score."""
         return 1.0 / loss if self.is_weighted else self.terms[0].restored(loss)
 
     def values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
-        """Each metric turned so that less is better; raises TrialError with the reason where one is missing."""
+        """Each metric, converted so that less is better; raises TrialError with the reason if one is missing."""
         return tuple(term.minimized(_check_reciprocal(term, metrics)) for term in self.terms)
 
     def broken_constraints(self, metrics: Mapping[str, float]) -> tuple[str, ...]:
-        """Which constraints these metrics break, one line each; raises TrialError where one cannot be told."""
+        """The violated constraints, one line each; raises TrialError if a metric of a constraint is missing."""
         broken = []
         for constraint in self.constraints:
             if constraint.metric not in metrics:
-                _fail(f"{constraint.metric} is needed by a constraint of {self.name!r}: {constraint.missing}")
+                _fail(f"{constraint.metric} is needed for a constraint of {self.name!r}: {constraint.missing}")
             line = constraint.broken_by(metrics[constraint.metric])
             if line:
                 broken.append(line)
@@ -180,7 +180,7 @@ class Objective(Model):
 def load_objective(spec: str, parameters: Mapping[str, float | str | None] | None = None) -> Objective:
     """The objective of that name, path, or `name:parameter=value,...` (`composite:weight=0.3`).
 
-    `parameters` override what the spec says. Raises UserError naming file and field for what cannot be used.
+    `parameters` override those of the spec. Raises UserError that names file and field for invalid content.
     """
     name, given = split_spec(spec)
     path = find_content("objectives", name, ".yaml", ".yml")
@@ -209,7 +209,7 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
     for part in rest.split(","):
         key, equals, value = part.partition("=")
         if not equals or not key.strip() or not value.strip():
-            raise UserError(f"an objective's parameters read `name:parameter=value,...`; {part!r} of {spec!r} does not")
+            raise UserError(f"objective parameters are written `name:parameter=value,...`; {part!r} in {spec!r} is not")
         given[key.strip()] = value.strip()
     return name, given
 
@@ -217,7 +217,7 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
 def build_objective(
     declaration: ObjectiveDeclaration, name: str, given: Mapping[str, float | str | None], path: Path | str
 ) -> Objective:
-    """The objective that this declaration and these parameters make; raises UserError naming file and field."""
+    """The objective for this declaration and these parameters; raises UserError that names file and field."""
     parameters = resolve_parameters(declaration.parameters, given, f"objective {name!r}")
     metrics = declaration.metrics
     weighted = [metric.weight is not None for metric in metrics]
@@ -230,7 +230,7 @@ def build_objective(
         )
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names):
-        raise UserError(f"{path}: metrics: each may stand there once; they are {', '.join(names)}")
+        raise UserError(f"{path}: metrics: metric names must be unique; they are {', '.join(names)}")
     terms = tuple(_build_term(metric, parameters, f"{path}: metrics[{i}]") for i, metric in enumerate(metrics))
     if any(weighted) and sum(term.weight or 0.0 for term in terms) <= 0:
         raise UserError(f"{path}: metrics: the weights must add up to more than 0")
@@ -269,7 +269,7 @@ def _build_term(metric: MetricDeclaration, parameters: Mapping[str, float | str 
 def _reference(metric: MetricDeclaration, parameters: Mapping[str, float | str | None], where: str) -> float | None:
     if metric.weight is None:
         if metric.reference is not None:
-            raise UserError(f"{where}.reference: has a meaning only beside a `weight`")
+            raise UserError(f"{where}.reference: is allowed only together with a `weight`")
         return None
     if metric.reference is None:
         raise UserError(f"{where}.reference: is missing: a weighted metric needs a number, or `{BASELINE}`")
@@ -333,7 +333,7 @@ def _finite(term: Term, metrics: Mapping[str, float]) -> float:
 def _positive(term: Term, metrics: Mapping[str, float], whose: str = "the trial's") -> float:
     value = _finite(term, metrics)
     if value <= 0:
-        _fail(f"{whose} {term.metric} must be above 0 to be weighed; it is {value:g}")
+        _fail(f"{whose} {term.metric} must be above 0 to be weighted; it is {value:g}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The rules that hold a trial to the card's work: what the script declared, what the traces tell, what is possible."""
+"""Admission rules about the work: declared by the script, visible in the traces, and physically possible."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from cclsearch.score.outcome import Verdict
 def check_declared_work(evidence: Evidence) -> Verdict:
     """Whether the run declared the card's global batch, sequence length, layers and parameters."""
     result, card, payload = evidence.result, evidence.card, evidence.payload
-    wrong, untold = [], []
+    wrong, undeclared = [], []
     for what, got, want in (
-        ("global batch (asked)", payload.global_batch_size, card.global_batch_size),
-        ("sequence length (asked)", payload.seq_len, card.seq_len),
+        ("global batch (requested)", payload.global_batch_size, card.global_batch_size),
+        ("sequence length (requested)", payload.seq_len, card.seq_len),
         ("global batch", result.global_batch_size, card.global_batch_size),
         ("sequence length", result.seq_len, card.seq_len),
         ("layers", result.num_layers, card.arch.num_layers),
     ):
         if got is None:
-            untold.append(what)
+            undeclared.append(what)
         elif got != want:
-            wrong.append(f"{what} {got} where the card has {want}")
+            wrong.append(f"{what} is {got}, but {want} in the card")
     wrong += _check_accumulation(evidence) + _check_parameters(evidence)
-    needed = [what for what in untold if what in ("global batch", "sequence length")]
+    needed = [what for what in undeclared if what in ("global batch", "sequence length")]
     if evidence.is_measured and needed:
         wrong.append(f"the run script did not declare its {' and '.join(needed)}")
     if wrong:
@@ -31,35 +31,33 @@ def check_declared_work(evidence: Evidence) -> Verdict:
     if needed:
         return Verdict(rule="work", ok=None, detail=f"{evidence.provenance.value}: not declared: {', '.join(needed)}")
     detail = f"{card.global_batch_size} sequences of {card.seq_len} tokens a step"
-    rest = f"; not declared: {', '.join(untold)}" if untold else ""
+    rest = f"; not declared: {', '.join(undeclared)}" if undeclared else ""
     return Verdict(rule="work", ok=True, detail=detail + rest)
 
 
 def check_traced_work(evidence: Evidence) -> Verdict:
-    """Whether the traces, where they tell the FLOPs of a step, show the card's work."""
+    """Whether the FLOPs of a step in the traces, if known, match the card's work."""
     rule, trace, card, bound = "traced_work", evidence.trace, evidence.card, evidence.thresholds
     expected = find_step_flops(card)
     if trace is None or trace.flops_per_step is None or expected is None:
-        return Verdict(rule=rule, ok=None, detail="the traces do not tell the FLOPs of a step")
+        return Verdict(rule=rule, ok=None, detail="the FLOPs of a step are not in the traces")
     ratio = trace.flops_per_step / expected
     detail = (
         f"{trace.flops_per_step:.3g} matrix FLOPs a step in the traces, {ratio:.2f} of the {expected:.3g} of the model"
     )
     low, high = 1 - bound.traced_flops_below, 1 + bound.traced_flops_above
     if ratio < low and (trace.flops_coverage or 0.0) < bound.min_flops_coverage:
-        return Verdict(rule=rule, ok=None, detail=f"{detail}; too few of the kernels tell their shapes to judge by")
+        return Verdict(rule=rule, ok=None, detail=f"{detail}; too few kernels have shapes for a verdict")
     if low <= ratio <= high:
         return Verdict(rule=rule, ok=True, detail=detail)
     return Verdict(rule=rule, ok=False, detail=f"{detail}: must be between {low:.2f} and {high:.2f}")
 
 
 def check_possible(evidence: Evidence) -> Verdict:
-    """Whether the step time is one that the accelerators could reach at all."""
+    """Whether the accelerators could reach the step time at all."""
     mfu = evidence.metrics.get("mfu")
     if mfu is None or evidence.is_on_cpu:
-        return Verdict(
-            rule="possible", ok=None, detail="the peak of the accelerators or the model's FLOPs are not known"
-        )
+        return Verdict(rule="possible", ok=None, detail="the peak of the accelerators or the model's FLOPs are unknown")
     if mfu > evidence.thresholds.max_mfu:
         detail = f"the step time means {mfu:.0%} of the accelerators' peak: the work cannot have been done"
         return Verdict(rule="possible", ok=False, detail=detail)
@@ -75,7 +73,7 @@ def _check_accumulation(evidence: Evidence) -> list[str]:
     if made == evidence.card.global_batch_size:
         return []
     parts = f"dp {dp} x micro-batch {micro} x accumulation {payload.gradient_accumulation}"
-    return [f"{parts} makes a global batch of {made} where the card has {evidence.card.global_batch_size}"]
+    return [f"{parts} is a global batch of {made}, but {evidence.card.global_batch_size} in the card"]
 
 
 def _check_parameters(evidence: Evidence) -> list[str]:
@@ -83,18 +81,18 @@ def _check_parameters(evidence: Evidence) -> list[str]:
     if got is None:
         return []
     low, high = (1 - evidence.thresholds.params_below) * want, (1 + evidence.thresholds.params_above) * want
-    return [] if low <= got <= high else [f"{got:,} parameters where the card's model has {want:,}"]
+    return [] if low <= got <= high else [f"{got:,} parameters, but {want:,} in the card's model"]
 
 
 def count_card_parameters(card: Card) -> int:
-    """Parameters of the card's model: as its widths make them."""
+    """Number of parameters of the card's model, computed from its widths."""
     from cclsearch.tasks.training.arch import count_parameters
 
     return count_parameters(card.arch)
 
 
 def find_step_flops(card: Card) -> float | None:
-    """Model FLOPs of one optimizer step, recomputation apart (PaLM, appendix B); None unless it trains."""
+    """Model FLOPs of an optimizer step without recomputation (PaLM, appendix B); None if not a training card."""
     from cclsearch.tasks.training.arch import flops_per_token
 
     if card.phase is not Phase.TRAINING:
@@ -103,7 +101,7 @@ def find_step_flops(card: Card) -> float | None:
 
 
 def find_mfu(card: Card, tokens_per_s_per_accelerator: float) -> float | None:
-    """Model FLOP utilisation, 0 to 1; None where no vendor states the accelerator's peak at the card's precision."""
+    """Model FLOPs utilization (MFU), 0 to 1; None if the accelerator's peak at the card's precision is unknown."""
     from cclsearch.card.hardware import match_accelerator
 
     accelerator = match_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
