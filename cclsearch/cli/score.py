@@ -108,9 +108,11 @@ def _list_metrics() -> str:
     from cclsearch.trace.text_report import format_table
 
     rows = [(name, METRICS.get(name).unit, METRICS.get(name).summary) for name in METRICS.names()]
-    rows += [(name, "", f"CCL-Bench's name for {a.metric}") for name, a in ALIASES.items() if name != a.metric]
-    rows += [("collective_vol_*", "GB/step", "CCL-Bench's name for comm_volume")]
-    rows += [("bandwidth_utilization_*", "GB/s", "CCL-Bench's name for bus_bw")]
+    rows += [
+        (name, "", f"CCL-Bench's name, computed from {a.metric}") for name, a in ALIASES.items() if name != a.metric
+    ]
+    rows += [("collective_vol_*", "GB/step", "CCL-Bench's name, computed from comm_volume")]
+    rows += [("bandwidth_utilization_*", "GB/s", "CCL-Bench's name, computed from bus_bw")]
     rows += [(STEP_SCORE, "score", "CCL-Bench's combined score: w N0/N + (1-w) T0/T")]
     return format_table(("metric", "unit", "meaning"), rows)
 

@@ -163,7 +163,9 @@ def _text_lines(replay: Replay, answer: WhatIf | None, utilities: dict[str, What
     lines = [f"measured step: {format_value(replay.step_time_s, 's')} (trace_step_time of `ccl-search score`)"]
     if answer is not None:
         step, gain = between(answer)
-        lines.append(f"step in this scenario: {step}, a gain of {gain} (simulated by replaying the trace)")
+        lines.append(
+            f"step in this scenario: {step}, {gain} of the measured step saved (simulated by replaying the trace)"
+        )
     rows = [(name, *between(doubled)) for name, doubled in utilities.items()]
     lines += [
         "",

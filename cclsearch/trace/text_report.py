@@ -131,4 +131,4 @@ def format_comparison(a: Mapping[str, MetricResult], b: Mapping[str, MetricResul
                 ", ".join(dict.fromkeys(reasons)),
             )
         )
-    return format_table(("metric", "first", "second", "difference", "ratio", ""), rows)
+    return format_table(("metric", "first", "second", "difference", "second/first", ""), rows)

@@ -179,6 +179,16 @@ class TraceView:
         return self.trace_set.world_size
 
     @property
+    def window_reason(self) -> Reason | None:
+        """Why the windows of a rank are not several steps; None if those of all ranks are."""
+        return next((view.windows.reason for view in self.ranks.values() if view.windows.reason), None)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that all ranks cover; 0 if the window of a rank is the whole file."""
+        return min(view.windows.num_steps for view in self.ranks.values())
+
+    @property
     def num_devices(self) -> int:
         """Number of accelerators: the world size, else the devices in the groups; at least one per rank."""
         return max(self.world_size or self._devices_in_groups, len(self.ranks))

@@ -41,7 +41,7 @@ def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, I
     first_ns, last_ns = int(windows_W2[:, 0].min()), int(windows_W2[:, 1].max())
     compute_M2, work_M2 = (clip_spans(spans, first_ns, last_ns) for spans in (view.compute_M2, view.work_M2))
     pipelined = trace.degree("pp") > 1
-    rows, transfer_ns = _comm_with_transfer(trace, view, first_ns, last_ns)
+    rows, transfer_ns = _comm_and_transfer(trace, view, first_ns, last_ns)
     end_ns = view.table.ts_ns[rows] + view.table.dur_ns[rows]
     paired = is_point_to_point(view, rows) if pipelined else np.zeros(len(rows), dtype=bool)
     moving = merge_spans((end_ns - transfer_ns)[~paired], end_ns[~paired])
@@ -50,7 +50,7 @@ def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, I
     covered = [covered_ns(spans, windows_W2) for spans in (compute_M2, work_M2, after_transfer, after_wait)]
     idle = view.parts.idle_ns_W[at]
     in_pairs = view.parts.window_ns_W[at] - idle - covered[3]
-    host = _host_part(view, idle) if pipelined else idle
+    host = _host_idle_ns(view, idle) if pipelined else idle
     return {
         Cause.COMPUTE: covered[0],
         Cause.EXPOSED_TRANSFER: covered[2] - covered[1],
@@ -61,7 +61,7 @@ def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, I
     }
 
 
-def _comm_with_transfer(trace: TraceView, view: RankView, first_ns: int, last_ns: int) -> tuple[Int64s, Int64s]:
+def _comm_and_transfer(trace: TraceView, view: RankView, first_ns: int, last_ns: int) -> tuple[Int64s, Int64s]:
     """Return the communication rows in that time, and the transfer part of each: all of it if it is not matched."""
     rows = view.comm_rows
     start_ns = view.table.ts_ns[rows]
@@ -79,7 +79,7 @@ def is_point_to_point(view: RankView, rows: Int64s) -> npt.NDArray[np.bool_]:
     return np.asarray(by_call[view.table.coll_id[rows]])
 
 
-def _host_part(view: RankView, idle_ns_W: Int64s) -> Int64s:
+def _host_idle_ns(view: RankView, idle_ns_W: Int64s) -> Int64s:
     """Return the part of a stage's idle time that its own host causes; zero if launches are not recorded."""
     try:
         causes = split_idle_ns(view)

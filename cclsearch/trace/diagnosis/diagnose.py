@@ -29,7 +29,7 @@ EVIDENCE = {
 """Cause -> the metric that measures it."""
 _CAUSE_NAMES = {
     Cause.COMPUTE: "compute",
-    Cause.EXPOSED_TRANSFER: "exposed communication",
+    Cause.EXPOSED_TRANSFER: "exposed data transfer",
     Cause.EXPOSED_WAIT: "waiting for late ranks in collectives",
     Cause.MEMORY_COPIES: "exposed memory copies",
     Cause.HOST_IDLE: "device idle time (waiting for the host)",
@@ -106,9 +106,8 @@ def _find_worst_rank(trace: TraceView, step_s: dict[int, float]) -> int | None:
 
 
 def _find_reason(trace: TraceView) -> Reason | None:
-    window = next((view.windows.reason for view in trace.ranks.values() if view.windows.reason), None)
-    if window:
-        return window
+    if trace.window_reason:
+        return trace.window_reason
     communicates = any(len(view.comm_rows) for view in trace.ranks.values())
     if communicates and trace.matching.is_empty:
         return trace.unmatched_reason
@@ -151,13 +150,13 @@ def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
     sentences = [f"{subject} takes {_duration(diagnosis.window_s)}: {', '.join(parts) or 'nothing was recorded'}."]
     if diagnosis.top_kernels:
         top = "; ".join(f"{k.name} {_duration(k.seconds)}" for k in diagnosis.top_kernels)
-        sentences.append(f"Most compute time is spent in {top}.")
+        sentences.append(f"Kernels with the most compute time: {top}.")
     if diagnosis.top_collectives:
-        top = "; ".join(f"{c.name} {_duration(c.seconds)} in {c.count:.3g} calls" for c in diagnosis.top_collectives)
-        sentences.append(f"Most communication time is spent in {top}.")
+        top = "; ".join(f"{c.name} {_duration(c.seconds)}, {_calls(c.count)}" for c in diagnosis.top_collectives)
+        sentences.append(f"Collectives with the most time: {top}.")
     sentences += _describe_straggler(diagnosis, trace)
     if any(len(view.comm_rows) for view in trace.ranks.values()) and trace.matching.is_empty:
-        sentences.append("Exposed communication includes waiting: this trace cannot separate it from data transfer.")
+        sentences.append("Exposed data transfer includes waiting: this trace does not allow separating the two.")
     return sentences
 
 
@@ -181,8 +180,12 @@ def _describe_straggler(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
     except NotAvailable:
         pass
     if more[main] > 0:
-        sentence += f"; it spends {_duration(more[main])} more than their mean on {_CAUSE_NAMES[main]}"
+        sentence += f"; it has {_duration(more[main])} more {_CAUSE_NAMES[main]} than their mean"
     return [sentence + "."]
+
+
+def _calls(count: float) -> str:
+    return "1 call" if count == 1 else f"{count:.3g} calls"
 
 
 def _duration(seconds: float) -> str:

@@ -24,7 +24,7 @@ def compute_seconds(trace: TraceView) -> dict[int, float]:
     unit="fraction",
     better="lower",
     over="trace",
-    summary="compute time of the busiest rank over the mean, minus 1; without collectives, within each pipeline stage",
+    summary="compute time (without collectives) of the busiest rank over the mean of its pipeline stage, minus 1",
 )
 def measure_compute_imbalance(trace: TraceView) -> Draft:
     """Largest (max/mean - 1) over the pipeline stages; `per_rank` has the compute seconds."""
@@ -84,8 +84,7 @@ def measure_pipeline_bubble(trace: TraceView) -> Draft:
     value = float(np.mean([np.mean(values) for values in by_stage.values()]))
     missing = "a pipeline stage has no trace" if len(by_stage) < stages else trace.device_count_caveat
     reason = Reason.RANKS_MISSING if missing else None
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(value, shares, n_steps=steps, reason=reason, detail=missing, inputs=inputs)
+    return Draft(value, shares, n_steps=trace.num_steps, reason=reason, detail=missing, inputs=inputs)
 
 
 def collective_spans(view: RankView) -> Int64s:
@@ -176,5 +175,5 @@ def measure_moe_frac(trace: TraceView) -> Draft:
     found = [share for share in shares.values() if share is not None]
     if not found:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no compute was recorded")
-    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    reason = trace.window_reason
     return Draft(float(np.mean(found)), shares, reason=reason, detail="over the whole file" if reason else "")

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from cclsearch.card.model import Card
 from cclsearch.trace.collectives import CollectiveSample, collect_samples, sized_share, wire_bytes_of
 from cclsearch.trace.events import Reason
+from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.communication import find_caveat
 from cclsearch.trace.view import RankView, TraceView
@@ -110,7 +111,7 @@ def measure_bus_bw(trace: TraceView) -> Draft:
     unit="fraction",
     better="higher",
     over="trace",
-    summary="bus_bw over the card's bandwidth of the links that the group uses",
+    summary="bus_bw over the bandwidth (from the card) of the links that the group uses",
 )
 def measure_bw_util(trace: TraceView) -> Draft:
     """Duration-weighted median of bus bandwidth over link bandwidth (one direction) of the collectives."""
@@ -184,11 +185,10 @@ def measure_comm_volume(trace: TraceView) -> Draft:
         "all_ranks_bytes": sum(found),
         "sized_share_of_comm_time": min(shares),
     }
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(float(np.mean(found)), volumes, (), steps, None, reason, detail, inputs)
+    return Draft(float(np.mean(found)), volumes, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 
 
-def _rows_of_steps(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _rows_of_steps(view: RankView) -> Int64s:
     """Return the communication rows of the inner steps: by the step that launched them, else by their start."""
     rows = view.comm_rows
     if not view.windows.are_steps:
@@ -205,7 +205,7 @@ def _volume_caveat(trace: TraceView, share: float) -> tuple[Reason | None, str]:
             Reason.NO_COLLECTIVE_ARGS,
             f"a lower bound: {share:.0%} of communication time has a known size",
         )
-    reason = next((view.windows.reason for view in trace.ranks.values() if view.windows.reason), None)
+    reason = trace.window_reason
     if reason is None and trace.device_count_caveat and any(map(_has_unsized_groups, trace.ranks.values())):
         return Reason.RANKS_MISSING, trace.device_count_caveat
     return reason, "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
@@ -251,7 +251,7 @@ def fit_hockney(samples: Sequence[CollectiveSample]) -> HockneyFit | None:
     "hockney_fit",
     unit="B/s",
     over="trace",
-    summary="beta of t = alpha + bytes/beta, fitted per collective and group; inputs have the alphas",
+    summary="beta of t = alpha + bytes/beta, of the collective with the most time (all fits in --json)",
 )
 def measure_hockney_fit(trace: TraceView) -> Draft:
     """Beta (message bytes per second) of the collective with the most time; `inputs` has every fit."""

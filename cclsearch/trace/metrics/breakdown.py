@@ -48,7 +48,7 @@ def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Dra
     unit="fraction",
     better="higher",
     over="trace",
-    summary="share of a step with compute running",
+    summary="share of a step in which compute runs",
 )
 def measure_compute_frac(trace: TraceView) -> Draft:
     """Share of the step that compute covers."""
@@ -60,7 +60,7 @@ def measure_compute_frac(trace: TraceView) -> Draft:
     unit="fraction",
     better="lower",
     over="trace",
-    summary="share of a step with communication that overlaps with neither compute nor copies",
+    summary="exposed communication: share of a step with communication but without compute or copies",
 )
 def measure_exposed_comm_frac(trace: TraceView) -> Draft:
     """Share of exposed communication; `at_least_waiting_rank` is the share of the rank that the others wait for."""
@@ -77,7 +77,7 @@ def measure_exposed_comm_frac(trace: TraceView) -> Draft:
     unit="fraction",
     better="lower",
     over="trace",
-    summary="share of a step with memory copies that do not overlap with compute",
+    summary="exposed copies: share of a step with memory copies but without compute",
 )
 def measure_exposed_mem_frac(trace: TraceView) -> Draft:
     """Share of exposed memory copies."""
@@ -96,7 +96,7 @@ def measure_idle_frac(trace: TraceView) -> Draft:
     return _measure_share(trace, lambda parts: parts.idle_ns_W)
 
 
-@metric("comm_time", unit="s", better="lower", over="trace", summary="time per step with communication running")
+@metric("comm_time", unit="s", better="lower", over="trace", summary="time per step in which communication runs")
 def measure_comm_time(trace: TraceView) -> Draft:
     """Seconds per step that communication covers, mean over ranks; `inputs` has them by collective and by group."""
     seconds: dict[int, float | None] = {}
@@ -115,12 +115,11 @@ def measure_comm_time(trace: TraceView) -> Draft:
                 "intra_node" if is_scale_up(card, call.group_ranks, call.group_size or world) else "inter_node"
             ),
         )
-    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    reason = trace.window_reason
     detail = "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
         detail = "no communication was recorded"
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(float(np.mean(found)), seconds, (), steps, None, reason, detail, inputs)
+    return Draft(float(np.mean(found)), seconds, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 
 
 def _split_comm_time(trace: TraceView, label: Callable[..., str]) -> dict[str, JsonValue]:
@@ -153,11 +152,11 @@ def measure_overlap(trace: TraceView) -> Draft:
         hidden_ns[rank] = int(covered_ns(view.compute_M2, inside).sum())
     if not sum(comm_ns.values()):
         raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
-    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    reason = trace.window_reason
     return Draft(
         value=sum(hidden_ns.values()) / sum(comm_ns.values()),
         per_rank={rank: hidden_ns[rank] / ns if ns else None for rank, ns in comm_ns.items()},
-        n_steps=min(view.windows.num_steps for view in trace.ranks.values()),
+        n_steps=trace.num_steps,
         reason=reason,
         detail="over the whole file" if reason is Reason.NO_STEP_MARKERS else "",
         inputs={"comm_s": sum(comm_ns.values()) / 1e9, "hidden_s": sum(hidden_ns.values()) / 1e9},

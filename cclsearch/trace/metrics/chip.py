@@ -48,10 +48,8 @@ def measure_allocation_ratio(trace: TraceView) -> Draft:
         coverages.append(coverage)
         ratios[rank] = coverage * busy
     found = [ratio for ratio in ratios.values() if ratio is not None]
-    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
     inputs: dict[str, JsonValue] = {"sm_coverage": float(np.mean(coverages))}
-    return Draft(float(np.mean(found)), ratios, n_steps=steps, reason=reason, inputs=inputs)
+    return Draft(float(np.mean(found)), ratios, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
 
 
 def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
@@ -73,7 +71,7 @@ def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
     unit="fraction",
     better="higher",
     over="trace",
-    summary="fill of the last wave of blocks: waves over waves rounded up, weighted by duration",
+    summary="fill of the waves of thread blocks: waves over waves rounded up, weighted by duration",
 )
 def measure_wave_balance(trace: TraceView) -> Draft:
     """Duration-weighted mean of b / ceil(b), b = blocks per SM over the blocks that fit on an SM at a time."""
@@ -86,13 +84,12 @@ def measure_wave_balance(trace: TraceView) -> Draft:
         waves = blocks / resident
         ratios[rank] = float(np.average(waves / np.ceil(waves), weights=view.table.dur_ns[rows]))
     found = [ratio for ratio in ratios.values() if ratio is not None]
-    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    reason = trace.window_reason
     detail = "the number of blocks that fit on an SM is unknown for some kernels: assumed to be 1" if bounded else ""
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
     return Draft(
         float(np.mean(found)),
         ratios,
-        n_steps=steps,
+        n_steps=trace.num_steps,
         reason=Reason.NO_GRID_INFO if bounded else reason,
         detail=detail,
     )
@@ -132,7 +129,7 @@ def measure_resource_efficiency(trace: TraceView) -> Draft:
         value,
         shares,
         detail="" if intensity else "bytes are not recorded: compared with the peak, not with the roofline",
-        n_steps=min(view.windows.num_steps for view in trace.ranks.values()),
+        n_steps=trace.num_steps,
         inputs={"device": peak.device, "roof_flops": roof, "flop_per_byte": intensity},
     )
 

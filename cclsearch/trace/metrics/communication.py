@@ -49,7 +49,7 @@ def find_caveat(trace: TraceView) -> tuple[Reason | None, str]:
     unit="fraction",
     better="lower",
     over="trace",
-    summary="share of the time in collectives that is waiting for other ranks",
+    summary="share of the time in collectives that ranks spend waiting for other ranks",
 )
 def measure_comm_wait_frac(trace: TraceView) -> Draft:
     """Sum of (duration - shortest duration over ranks) over the sum of durations, over the whole file."""
@@ -95,7 +95,7 @@ def _aligned_starts(trace: TraceView) -> list[tuple[tuple[int, ...], Int64s]]:
     unit="s",
     better="lower",
     over="trace",
-    summary="spread of the ranks' arrivals at a collective: median of latest minus earliest start",
+    summary="latest minus earliest start of a collective over its ranks: median over collectives",
 )
 def measure_start_skew(trace: TraceView) -> Draft:
     """Median spread of the starts of a collective; `per_rank` has the mean lateness of each rank."""

@@ -29,21 +29,20 @@ def measure_what_if_link(trace: TraceView) -> Draft:
     gains: dict[int, float | None] = {
         rank: seconds[Cause.EXPOSED_TRANSFER] / 2 / sum(seconds.values()) for rank, seconds in by_rank.items()
     }
-    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
+    reason = trace.window_reason
     detail = "upper bound"
     if trace.matching.is_empty:
         reason = reason or trace.unmatched_reason
         detail = "upper bound; includes waiting, which faster links do not shorten"
     value = float(np.mean([gain for gain in gains.values() if gain is not None]))
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(value, gains, n_steps=steps, reason=reason, detail=detail, inputs={"is_bound": "upper"})
+    return Draft(value, gains, n_steps=trace.num_steps, reason=reason, detail=detail, inputs={"is_bound": "upper"})
 
 
 @metric(
     "critical_path",
     unit="fraction",
     over="trace",
-    summary="share of compute on the longest path through launches, streams and collectives; inputs have the others",
+    summary="share of compute on the longest path through launches, streams and collectives (others in --json)",
 )
 def measure_critical_path(trace: TraceView) -> Draft:
     """Share of compute on the critical path of one median step; `inputs` has host, transfer, wait and memcpy."""

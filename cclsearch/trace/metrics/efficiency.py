@@ -106,7 +106,7 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     unit="fraction",
     better="higher",
     over="trace",
-    summary="model FLOP per token, 6 (N_active - N_embedding) + 12 L hidden S, over the peak (PaLM, appendix B)",
+    summary="model FLOP/s over the peak, with 6 (N_active - N_embedding) + 12 L hidden S per token (PaLM, appendix B)",
 )
 def measure_mfu(trace: TraceView) -> Draft:
     """Model FLOP utilization; forward pass only (a third) for inference cards. A value above 1 is not available."""
@@ -147,24 +147,23 @@ def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
     unit="TFLOP/s",
     better="higher",
     over="trace",
-    summary="FLOP of matrix products with recorded shapes over the time that their kernels cover",
+    summary="FLOP/s of matrix products with recorded shapes, over the time that their kernels cover",
 )
 def measure_gemm_tflops(trace: TraceView) -> Draft:
     """Achieved TFLOP/s of mm, addmm, bmm, attention and convolutions, mean over ranks."""
     found = achieved_flops(trace)
     rates: dict[int, float | None] = {rank: flops / seconds / 1e12 for rank, (flops, seconds) in found.items()}
     total = sum(flops for flops, _ in found.values())
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
     inputs: dict[str, JsonValue] = {"flops": total, "kernel_s": sum(seconds for _, seconds in found.values())}
     value = float(np.mean([rate for rate in rates.values() if rate is not None]))
-    return Draft(value, rates, n_steps=steps, inputs=inputs)
+    return Draft(value, rates, n_steps=trace.num_steps, inputs=inputs)
 
 
 @metric(
     "hfu",
     unit="fraction",
     over="trace",
-    summary="FLOP from the recorded shapes (recomputation included) over peak and step time",
+    summary="FLOP/s of the recorded shapes (recomputation included) in a step, over the peak",
 )
 def measure_hfu(trace: TraceView) -> Draft:
     """Hardware FLOP utilization, mean over ranks; needs the dtype of the card."""
@@ -177,5 +176,4 @@ def measure_hfu(trace: TraceView) -> Draft:
     value = float(np.mean([share for share in shares.values() if share is not None]))
     if value > 1:
         raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the peak: dtype or device differs from what ran")
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(value, shares, n_steps=steps, inputs={"device": peak.device, "peak_flops": peak.flops})
+    return Draft(value, shares, n_steps=trace.num_steps, inputs={"device": peak.device, "peak_flops": peak.flops})

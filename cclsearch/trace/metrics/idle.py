@@ -14,7 +14,7 @@ from cclsearch.trace.view import TraceView
     "idle_cause",
     unit="fraction",
     over="trace",
-    summary="share of idle time that the host causes; inputs have all causes",
+    summary="share of device idle time that the host causes (all causes in --json)",
 )
 def measure_idle_cause(trace: TraceView) -> Draft:
     """Share of idle time that is host-bound (late launches, late input); `inputs` has the shares of all causes."""
@@ -35,6 +35,4 @@ def measure_idle_cause(trace: TraceView) -> Draft:
         "main": max(totals, key=lambda cause: totals[cause]),
     }
     found = [share for share in shares.values() if share is not None]
-    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(float(np.mean(found)), shares, n_steps=steps, reason=reason, inputs=inputs)
+    return Draft(float(np.mean(found)), shares, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)

@@ -59,7 +59,7 @@ def _require_batches(trace: TraceView) -> dict[int, list[Batch]]:
     return found
 
 
-def _combine(trace: TraceView, values: dict[int, list[int]], mixed: int, what: str) -> Draft:
+def _slowest_median(values: dict[int, list[int]], mixed: int, what: str) -> Draft:
     medians: dict[int, float | None] = {rank: float(np.median(ns)) / 1e9 if ns else None for rank, ns in values.items()}
     found = [value for value in medians.values() if value is not None]
     if not found:
@@ -93,7 +93,7 @@ def measure_ttft(trace: TraceView) -> Draft:
         rank: [b.end_ns - b.start_ns for b in found if b.num_prefill and not b.num_decode]
         for rank, found in batches.items()
     }
-    return _combine(trace, values, _count_mixed(batches), "prefills")
+    return _slowest_median(values, _count_mixed(batches), "prefills")
 
 
 @metric(
@@ -118,7 +118,7 @@ def measure_tpot(trace: TraceView) -> Draft:
                 follows = before is not None and before.num_decode and not before.num_prefill
                 times.append(batch.end_ns - (before.end_ns if before is not None and follows else batch.start_ns))
         values[rank] = times
-    return _combine(trace, values, _count_mixed(batches), "decodes")
+    return _slowest_median(values, _count_mixed(batches), "decodes")
 
 
 def _count_mixed(batches: dict[int, list[Batch]]) -> int:

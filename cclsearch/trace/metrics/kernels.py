@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from cclsearch.core.text import one_line
 from cclsearch.trace.events import ComputeClass, Reason
+from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import RankView, TraceView
 
@@ -45,7 +46,7 @@ def kernel_family(name: str) -> str:
     return one_line(_SERIAL.sub("", bare), 80) or one_line(name, 80)
 
 
-def family_seconds(view: RankView, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, float]:
+def family_seconds(view: RankView, rows: Int64s) -> dict[str, float]:
     """Return family -> seconds per window of the rows that start in a window."""
     rows = view.in_windows(rows)
     total_ns = np.bincount(
@@ -80,7 +81,7 @@ def _top_share(trace: TraceView, count: int) -> tuple[float, dict[str, float]]:
     "top_kernels",
     unit="fraction",
     over="trace",
-    summary=f"share of compute time of the {NUM_TOP} kernel families with the most time; inputs have their names",
+    summary=f"share of compute time of the {NUM_TOP} kernel families with the most time (names in --json)",
 )
 def measure_top_kernels(trace: TraceView) -> Draft:
     """Share of the top families; `inputs` has their seconds per step, shares and classes."""
@@ -91,9 +92,9 @@ def measure_top_kernels(trace: TraceView) -> Draft:
         for name, seconds in list(families.items())[: 2 * NUM_TOP]
     ]
     by_class = _class_shares(trace)
-    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(share, reason=reason, n_steps=steps, inputs={"kernels": top, "by_class": by_class})
+    return Draft(
+        share, reason=trace.window_reason, n_steps=trace.num_steps, inputs={"kernels": top, "by_class": by_class}
+    )
 
 
 def _class_shares(trace: TraceView) -> dict[str, JsonValue]:
@@ -114,12 +115,15 @@ def measure_concentration(trace: TraceView) -> Draft:
     """Share of the largest family; `inputs` has the share of the five largest."""
     share, families = _top_share(trace, 1)
     five, _ = _top_share(trace, NUM_TOP)
-    reason = next((v.windows.reason for v in trace.ranks.values() if v.windows.reason), None)
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
-    return Draft(share, reason=reason, n_steps=steps, inputs={"kernel": next(iter(families)), "top_5": five})
+    return Draft(
+        share,
+        reason=trace.window_reason,
+        n_steps=trace.num_steps,
+        inputs={"kernel": next(iter(families)), "top_5": five},
+    )
 
 
-def _require_kernels(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _require_kernels(view: RankView) -> Int64s:
     if view.table.accelerator == "cpu":
         raise NotAvailable(Reason.NO_GPU_EVENTS, "a CPU has operators, not kernels")
     rows = view.in_windows(view.compute_kernels)
@@ -146,7 +150,7 @@ def measure_small_kernel_frac(rank: RankView) -> float:
     "launch_rate",
     unit="kernels/s",
     over="trace",
-    summary="kernels started per second; inputs have the depth of the device queue",
+    summary="kernels started per second (queue depth of the device in --json)",
 )
 def measure_launch_rate(trace: TraceView) -> Draft:
     """Kernels per second of step time, mean over ranks; `inputs` has the queue depth (launched, not started)."""
@@ -162,12 +166,11 @@ def measure_launch_rate(trace: TraceView) -> Draft:
     if len(known):
         inputs = {"queue_depth_p50": float(np.median(known)), "queue_depth_p5": float(np.percentile(known, 5))}
     reason = None if len(known) else Reason.NO_LAUNCH_RECORDS
-    steps = min(view.windows.num_steps for view in trace.ranks.values())
     detail = "" if len(known) else "no launch records: the queue depth is not known"
-    return Draft(float(np.mean(found)), rates, n_steps=steps, reason=reason, detail=detail, inputs=inputs)
+    return Draft(float(np.mean(found)), rates, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 
 
-def _queue_depths(view: RankView) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _queue_depths(view: RankView) -> Int64s:
     """Return the number of events launched but not started, at the start of each device event."""
     rows = view.device_rows
     rows = rows[view.table.launch[rows] >= 0]

@@ -43,7 +43,7 @@ def _copies_by_direction(view: RankView) -> dict[str, tuple[int, int]]:
     unit="GB/s",
     better="higher",
     over="trace",
-    summary="bandwidth of copies from host to device (1 GB = 1e9 bytes); inputs have the other directions",
+    summary="bandwidth of copies from host to device, 1 GB = 1e9 bytes (other directions in --json)",
 )
 def measure_mem_copy_bw(trace: TraceView) -> Draft:
     """Bandwidth of the file's copies in one direction, mean over ranks: host to device, else the first of d2h, d2d

@@ -27,7 +27,7 @@ def unattributed_share(view: RankView) -> float:
     "trace_quality",
     unit="fraction",
     over="trace",
-    summary="the smallest of: complete files, ranks found, launches matched, device time in steps, sized collectives",
+    summary="smallest share of: complete files, ranks found, launches matched, device time in steps, sized collectives",
 )
 def measure_trace_quality(trace: TraceView) -> Draft:
     """Smallest of the shares that other metrics depend on; `inputs` has each by name."""

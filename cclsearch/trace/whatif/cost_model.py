@@ -132,7 +132,9 @@ def fit_comm_model(trace: TraceView, ranks_per_domain: int | None = None) -> Com
     ratio = _up_over_out(model, samples, trace.card)
     unfitted = sorted({" ".join(key) for key in by_group} - {" ".join(key) for key in fits})
     if unfitted:
-        notes.append(f"too few message sizes to separate latency from bandwidth, so bounds: {', '.join(unfitted)}")
+        notes.append(
+            f"too few message sizes to separate latency from bandwidth (bounds instead): {', '.join(unfitted)}"
+        )
     return CommModel(fits, domain, trace.num_devices, ratio, tuple(notes))
 
 

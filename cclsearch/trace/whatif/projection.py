@@ -115,7 +115,7 @@ def _replay_notes(trace: TraceView, number: int, window_s: float, step_s: float)
     communicates = any(len(view.comm_rows) for view in trace.ranks.values())
     if communicates and trace.matching.is_empty:
         notes.append(
-            "one rank does not separate waiting from data transfer: the bounds assume no transfer and only transfer"
+            "one rank does not separate waiting from data transfer: the bounds assume only waiting and only transfer"
         )
     elif communicates and trace.matching.offset_ns is None:
         notes.append("clocks of the ranks are not aligned: waiting in collectives is kept as measured")
@@ -128,7 +128,7 @@ def _scenario_notes(replay: Replay, scenario: Scenario) -> list[str]:
     if wider and model.up_over_out is None:
         notes.append("neither trace nor card states how much faster links inside a domain are: assumed to be equal")
     tables = [view.table for view in replay.trace.ranks.values()]
-    if scenario.algorithm and all(_ran_tree(table.names) is None for table in tables):
+    if scenario.algorithm and all(_used_tree(table.names) is None for table in tables):
         notes.append("kernel names do not show which algorithm ran: assumed to be a ring")
     if scenario.compress_cost_s_per_byte:
         unsized, total = count_unsized((replay.trace.ranks[graph.rank].table, graph.rows) for graph in replay.graphs)
@@ -140,7 +140,7 @@ def _scenario_notes(replay: Replay, scenario: Scenario) -> list[str]:
     return notes
 
 
-def _ran_tree(names: tuple[str, ...]) -> bool | None:
+def _used_tree(names: tuple[str, ...]) -> bool | None:
     joined = " ".join(name for name in names if "AllReduce" in name).upper()
     if "TREE" in joined:
         return True
@@ -213,7 +213,7 @@ def _new_durations(replay: Replay, graph: RankGraph, scenario: Scenario, best: b
     duration[graph.kind == Kind.COMPUTE] /= scenario.compute
     duration[np.isin(graph.kind, (Kind.MEMCPY, Kind.MEMSET))] /= scenario.copies
     table = replay.trace.ranks[graph.rank].table
-    tree = bool(_ran_tree(table.names))
+    tree = bool(_used_tree(table.names))
     single = replay.trace.matching.is_empty
     for i in np.flatnonzero(graph.kind == Kind.COMM).tolist():
         call = table.collectives[int(table.coll_id[graph.rows[i]])]
