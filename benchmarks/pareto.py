@@ -33,7 +33,7 @@ from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.score.objective import Objective, load_objective
-from cclsearch.stats.pareto import choose_reference, find_pareto_front, measure_hypervolume, spread_axes
+from cclsearch.stats.pareto import choose_reference_point, find_pareto_front, log_axes, measure_hypervolume
 
 WEIGHTS = tuple(round(0.1 * n, 1) for n in range(11))
 Loss = Callable[[dict[str, float]], float]
@@ -51,7 +51,7 @@ class Problem:
     def share(self, rows: Sequence[int]) -> float:
         """Hypervolume of these rows as a share of the whole table's."""
         points = self.points(rows)
-        return measure_hypervolume(spread_axes(points), self.reference_2) / self.full if len(points) else 0.0
+        return measure_hypervolume(log_axes(points), self.reference_2) / self.full if len(points) else 0.0
 
     def points(self, rows: Sequence[int]) -> np.ndarray:
         """(n, 2) step time and accelerators of those rows that have a time."""
@@ -65,8 +65,8 @@ def make_problem(recording: Recording) -> Problem:
     rows = range(len(recording.rows))
     bare = Problem(recording, np.zeros(2), 1.0)
     points = bare.points(rows)
-    spread = spread_axes(points)
-    reference = choose_reference(spread[find_pareto_front(points)])
+    spread = log_axes(points)
+    reference = choose_reference_point(spread[find_pareto_front(points)])
     return Problem(recording, reference, measure_hypervolume(spread, reference))
 
 

@@ -13,8 +13,8 @@ from cclsearch.stats.noise import (
     Noise,
     chances_to_be_best,
     confidence_better,
+    confidence_interval,
     estimate_noise,
-    find_interval,
     is_better,
     pick_finalists,
 )
@@ -88,17 +88,17 @@ def test_a_surety_that_is_just_reached_is_enough() -> None:
 
 
 def test_the_interval_agrees_with_students_closed_form() -> None:
-    one = find_interval([2.0], TWO_FREE)
+    one = confidence_interval([2.0], TWO_FREE)
     assert (one.low, one.high) == pytest.approx((2 * math.exp(-0.430265), 2 * math.exp(0.430265)), rel=1e-5)
-    four = find_interval([1.0] * 4, TWO_FREE)
+    four = confidence_interval([1.0] * 4, TWO_FREE)
     assert (four.low, four.high) == pytest.approx((math.exp(-0.215133), math.exp(0.215133)), rel=1e-5)
-    below_zero = find_interval([-2.0], TWO_FREE)
+    below_zero = confidence_interval([-2.0], TWO_FREE)
     assert (below_zero.low, below_zero.high) == pytest.approx((-2.860531, -1.139469), rel=1e-5)
     assert (one.confidence, one.num_runs, four.num_runs) == (0.95, 1, 4)
 
 
 def test_a_loss_of_zero_among_the_runs_leaves_a_finite_interval() -> None:
-    interval = find_interval([0.0, 1.0, 2.0], TWO_FREE)
+    interval = confidence_interval([0.0, 1.0, 2.0], TWO_FREE)
     assert 0 < interval.low < 1 < interval.high < 2
 
 
@@ -116,7 +116,7 @@ def test_one_repeat_is_a_measurement_and_single_runs_are_none() -> None:
 
 
 def test_what_is_known_of_the_noise_cannot_be_changed_afterwards() -> None:
-    for value in (TWO_FREE, find_interval([1.0], TWO_FREE)):
+    for value in (TWO_FREE, confidence_interval([1.0], TWO_FREE)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             value.confidence = 1.0  # type: ignore[union-attr, misc]
 
@@ -124,7 +124,7 @@ def test_what_is_known_of_the_noise_cannot_be_changed_afterwards() -> None:
 def test_losses_that_are_not_positive_compare_too() -> None:
     noise = estimate_noise([[-2.0], [-1.0]])
     assert confidence_better([-2.0], [-1.0], noise) > 0.95
-    interval = find_interval([-2.0], noise)
+    interval = confidence_interval([-2.0], noise)
     assert interval.low < -2.0 < interval.high
 
 
@@ -135,14 +135,14 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
         sigma = 0.05
         repeats = [list(np.exp(sigma * draws.standard_normal(4))) for _ in range(3)]
         noise = estimate_noise(repeats)
-        interval = find_interval(repeats[0], noise)
+        interval = confidence_interval(repeats[0], noise)
         hits += interval.low <= 1.0 <= interval.high
     assert 0.88 <= hits / 400 <= 0.99
 
 
 def test_the_interval_narrows_with_runs() -> None:
     noise = estimate_noise([[1.0, 1.05, 0.97]])
-    one, four = find_interval([1.0], noise), find_interval([1.0] * 4, noise)
+    one, four = confidence_interval([1.0], noise), confidence_interval([1.0] * 4, noise)
     assert math.log(one.high / one.low) == pytest.approx(2 * math.log(four.high / four.low))
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from cclsearch.core.errors import UserError
 from cclsearch.stats.pareto import (
     choose_by_weight,
-    choose_reference,
+    choose_reference_point,
+    cumulative_hypervolume,
     find_knee,
     find_pareto_front,
+    hypervolume_contributions,
+    log_axes,
     measure_hypervolume,
     parse_weights,
-    rank_by_hypervolume,
-    spread_axes,
-    trace_hypervolume,
 )
 
 # step time against accelerators: (4, 1) (2, 2) (1.5, 4) are the front; (3, 2) and (2, 4) are beaten
@@ -52,14 +52,14 @@ def test_the_volume_agrees_with_counting_cells(points: list[tuple[int, int, int]
 
 
 def test_the_hypervolume_over_trials_never_falls_and_ends_at_the_whole() -> None:
-    reference = choose_reference(POINTS)
-    growth = trace_hypervolume(POINTS, reference)
+    reference = choose_reference_point(POINTS)
+    growth = cumulative_hypervolume(POINTS, reference)
     assert np.all(np.diff(growth) >= 0)
     assert growth[-1] == measure_hypervolume(POINTS, reference) > 0
 
 
 def test_a_beaten_point_brings_nothing_to_the_front() -> None:
-    hypervolume_share = rank_by_hypervolume(POINTS.tolist(), np.array([5.0, 5.0]))
+    hypervolume_share = hypervolume_contributions(POINTS.tolist(), np.array([5.0, 5.0]))
     assert (hypervolume_share > 0).tolist() == find_pareto_front(POINTS).tolist()
 
 
@@ -71,7 +71,7 @@ def test_the_knee_is_where_the_front_bends() -> None:
 
 
 def test_axes_of_positive_metrics_are_ratios() -> None:
-    spread = spread_axes(np.array([[1.0, -1.0], [np.e, 2.0]]))
+    spread = log_axes(np.array([[1.0, -1.0], [np.e, 2.0]]))
     np.testing.assert_allclose(spread, [[0.0, -1.0], [1.0, 2.0]], rtol=1e-12)
 
 
@@ -111,5 +111,5 @@ def test_weights_are_read_with_both_ends() -> None:
 
 @pytest.mark.parametrize("text", ["", "0:1", "0:1:0", "0:1:-1", "1:0:0.1", "0:2:0.1", "a", "nan", "-1,0", "0:1:inf:1"])
 def test_weights_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match="weights read from:to:step"):
+    with pytest.raises(UserError, match="weights must be from:to:step"):
         parse_weights(text)

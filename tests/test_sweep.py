@@ -151,7 +151,7 @@ def test_three_metrics_make_a_front_too(family: Path, capsys: pytest.CaptureFixt
         (["--metrics", "step_time_s"], "two or three different metrics"),
         (["--metrics", "step_time_s,nonsense"], "there is no metric 'nonsense'"),
         (["--objective", "step_time"], "needs an objective with a parameter 'weight' or with several metrics"),
-        (["--objective", "composite", "--weights", "0:2:1"], "weights read from:to:step"),
+        (["--objective", "composite", "--weights", "0:2:1"], "weights must be from:to:step"),
         (["--weights", "0:1:0.5"], "run 'a' is no sweep over weights"),
         (["--objective", "pareto", "--weights", "0:1:0.5"], "'pareto' has several metrics and no parameter 'weight'"),
         (["--metrics", "step_time_s,overlap", "--weights", "0,1"], "--metrics and --weights exclude each other"),

@@ -16,16 +16,16 @@ from cclsearch.run.folder import Run
 from cclsearch.score.catalog import Direction, find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
 from cclsearch.search.sweep import Sweep, describe_sweep, drop_weights, read_sweep
-from cclsearch.stats.noise import Noise, estimate_noise, find_interval
+from cclsearch.stats.noise import Noise, confidence_interval, estimate_noise
 from cclsearch.stats.pareto import (
     choose_by_weight,
-    choose_reference,
+    choose_reference_point,
+    cumulative_hypervolume,
     find_knee,
     find_pareto_front,
+    hypervolume_contributions,
+    log_axes,
     measure_hypervolume,
-    rank_by_hypervolume,
-    spread_axes,
-    trace_hypervolume,
 )
 
 
@@ -147,14 +147,14 @@ def _build_page(
     runs: Sequence[Run], objective: Objective, sweep: Sweep | None, placed: list[tuple[_Measured, tuple[float, ...]]]
 ) -> ParetoPage:
     values_NM = np.array([values for _, values in placed], dtype=float)
-    spread_NM = spread_axes(values_NM)
+    spread_NM = log_axes(values_NM)
     on_front_N = find_pareto_front(values_NM)
-    reference_M = choose_reference(spread_NM[on_front_N])
+    reference_M = choose_reference_point(spread_NM[on_front_N])
     total = measure_hypervolume(spread_NM, reference_M)
     front_rows = np.flatnonzero(on_front_N)
     knee = find_knee(values_NM[front_rows])
     knee_row = None if knee is None else int(front_rows[knee])
-    shares_N = rank_by_hypervolume(spread_NM.tolist(), reference_M) / total
+    shares_N = hypervolume_contributions(spread_NM.tolist(), reference_M) / total
     scores, chosen = _score(placed, sweep, runs)
     points = tuple(
         ParetoPoint(
@@ -233,7 +233,7 @@ def _interval(measured: _Measured, objective: Objective) -> tuple[float, float] 
     if measured.run.spec.provenance is not Provenance.MEASURED:
         return None
     value = measured.metrics[objective.metrics[0]] * objective.terms[0].scale
-    interval = find_interval([value] * measured.runs, _noise_of(measured.run))
+    interval = confidence_interval([value] * measured.runs, _noise_of(measured.run))
     return interval.low, interval.high
 
 
@@ -264,7 +264,7 @@ def _grow(
             shares.append(len(order))
     if not order:
         return ()
-    by_count = np.concatenate([[0.0], trace_hypervolume(spread_NM[order], reference_M)]) / total
+    by_count = np.concatenate([[0.0], cumulative_hypervolume(spread_NM[order], reference_M)]) / total
     return tuple(float(by_count[count]) for count in shares)
 
 

@@ -26,7 +26,7 @@ from cclsearch.nightly.summary import (
     summarize_changes,
 )
 from cclsearch.run.folder import load_run
-from cclsearch.stats.noise import estimate_noise, find_interval
+from cclsearch.stats.noise import confidence_interval, estimate_noise
 
 STOPPED = "the night was stopped before its end: a start before that end continues it, with what it already spent"
 
@@ -108,7 +108,7 @@ def _summarize_best(tonight: Night, compared: Comparison) -> BestSummary | None:
     samples = tonight.samples[best]
     measured = tonight.run.spec.provenance is Provenance.MEASURED
     noise = compared.noise or estimate_noise([])
-    span = find_interval([sample.value for sample in samples], noise) if measured else None
+    span = confidence_interval([sample.value for sample in samples], noise) if measured else None
     outcome = tonight.run.state.trials[samples[0].trial].outcome
     return BestSummary(
         trial=samples[0].trial,

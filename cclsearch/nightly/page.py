@@ -17,7 +17,7 @@ from cclsearch.nightly.assemble import JobNights
 from cclsearch.nightly.compare import NightVerdict
 from cclsearch.nightly.history import Night, mean_of
 from cclsearch.nightly.summary import NightSummary, show_best
-from cclsearch.stats.noise import estimate_noise, find_interval
+from cclsearch.stats.noise import confidence_interval, estimate_noise
 
 HERE = Path(__file__).parent
 STYLE = HERE.parent / "report" / "page.css"
@@ -84,7 +84,7 @@ def _span(night: Night) -> tuple[float, float] | None:
     if night.run.spec.provenance is not Provenance.MEASURED or night.best is None:
         return None
     noise = estimate_noise([[s.value for s in samples] for samples in night.samples.values()])
-    interval = find_interval([s.value for s in night.samples[night.best]], noise)
+    interval = confidence_interval([s.value for s in night.samples[night.best]], noise)
     return interval.low, interval.high
 
 

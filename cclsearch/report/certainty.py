@@ -9,12 +9,12 @@ from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.stats.noise import (
     DEFAULT_CONFIDENCE,
-    Interval,
+    ConfidenceInterval,
     Noise,
     chances_to_be_best,
     confidence_better,
+    confidence_interval,
     estimate_noise,
-    find_interval,
 )
 
 
@@ -24,7 +24,7 @@ class Certainty:
 
     best: Trial
     noise: Noise
-    interval: Interval
+    interval: ConfidenceInterval
     """Interval of the best configuration's loss."""
     num_runs: int
     chance: float
@@ -54,7 +54,7 @@ def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | N
     return Certainty(
         best=best,
         noise=noise,
-        interval=find_interval(own, noise),
+        interval=confidence_interval(own, noise),
         num_runs=len(own),
         chance=chances_to_be_best(runs, noise)[best.number],
         beaten=tuple(n for n in others if n in beaten),

@@ -1,10 +1,10 @@
-"""Bayesian calibration of a closed form: log multipliers of its parts under Gaussian priors, plus a Gaussian process
-over what the parts cannot express.
+"""Bayesian calibration of a closed form: Gaussian priors on the log multipliers of its parts, and a Gaussian process on
+the residual that the parts cannot express.
 
-The closed form is linear enough in its log multipliers for Gauss-Newton steps, so parts and residual are solved as one
-Gaussian model (Rasmussen and Williams 2006, sections 2.7 and 3.4). Timings are told with a Student-t likelihood, by
-iterated reweighting (a cluster's hiccups are slow outliers and must not teach); what only fitted or did not fit enters
-as a soft threshold, by moment matching (expectation propagation, Minka 2001).
+The closed form is close enough to linear in its log multipliers for Gauss-Newton steps, so parts and residual are
+solved as one Gaussian model (Rasmussen and Williams 2006, sections 2.7 and 3.4). Times have a Student-t likelihood, by
+iterated reweighting: a cluster's hiccups are slow outliers and must not distort the fit. Censored observations (it
+fitted, or did not) are soft thresholds, by moment matching (expectation propagation, Minka 2001).
 """
 
 from __future__ import annotations
@@ -20,68 +20,69 @@ from scipy.special import ndtr
 from cclsearch.stats.kernel import Array, Features, KernelShape, kernel, kernel_diagonal
 
 RowModel = Callable[[Array], Array]
-"""(P,) log multipliers -> (n,) log of the closed form at some rows; (S, P) -> (S, n)."""
+"""(P,) log multipliers -> (n,) log of the closed form at fixed rows; (S, P) -> (S, n)."""
 ParametricModel = Callable[[NDArray[np.int64]], RowModel]
-"""Rows -> the curve at these rows."""
+"""Rows -> the closed form at these rows."""
 
-_STEP = 1e-3
-_ROUNDS = 8
-_LARGEST_STEP = 1.0
+_DERIVATIVE_STEP = 1e-3
+_NUM_ROUNDS = 8
+_MAX_STEP = 1.0
 _JITTER = 1e-8
 
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """What is believed before anything was measured."""
+    """The model before any measurement."""
 
     mean_P: Array
     sd_P: Array
     shape: KernelShape
     noise: float
-    """Relative standard deviation of a repeated measurement."""
+    """Relative standard deviation between repeats of a measurement."""
     dof: float
     """Degrees of freedom of the Student-t noise."""
 
 
 @dataclass(frozen=True, eq=False)
 class CalibrationData:
-    """What was seen at n rows: `value_n` where known (log units); elsewhere only on which side of `limit` it lies."""
+    """Observations at n rows: `value_n` if measured (log units), else only whether it is below or above `limit`."""
 
     rows_n: NDArray[np.int64]
     value_n: Array
-    """NaN where only the side is known."""
+    """NaN for a censored observation."""
     censoring_n: NDArray[np.int8]
-    """-1 below the limit, +1 above, 0 where the value is known."""
+    """-1 censored, below the limit; +1 censored, above it; 0 measured."""
     label_noise_n: Array
-    """Probability that the side says nothing (a crash taken for out of memory)."""
+    """Probability that a censored observation carries no information (a crash mistaken for out of memory)."""
     limit: float = 0.0
     softness: float = 0.03
+    """Standard deviation of the limit, in log units."""
     one_sided: bool = False
-    """Whether only values above what was expected may be outliers."""
+    """Whether only values above the expected one can be outliers."""
     noise_n: Array | None = None
-    """Relative noise by observation; None for the prior's."""
+    """Relative noise of each observation; None: the prior's."""
 
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The calibrated model. Moments at any rows come from `marginals`, whole models from `ensemble`."""
+    """The calibrated model: `marginals` gives moments at any rows, `ensemble` draws whole models."""
 
     model: ParametricModel
     prior: Prior
     features: Features
     rows_n: NDArray[np.int64]
     theta_P: Array
-    """Log multipliers after calibration."""
+    """Posterior mean of the log multipliers."""
     alpha_n: Array
     inverse_nn: Array
     jacobian_nP: Array
     value_n: Array
     residual_inverse_nn: Array
-    """Inverse covariance of residual and noise, the multipliers given."""
+    """Inverse covariance of residual plus noise, given the multipliers."""
     weight_n: Array
-    """Trust in each observation: 1 is full, near 0 an outlier."""
+    """Student-t weight of each observation: 1 full weight, near 0 an outlier."""
     log_evidence: float
-    """Of the measured values, but for a constant that all models of the same observations share."""
+    """Log evidence of the observations, up to a constant shared by all models of the same observations."""
 
     def marginals(self, rows: NDArray[np.int64]) -> tuple[Array, Array]:
         """(m,) means and (m,) variances at these rows."""
@@ -96,10 +97,10 @@ class Posterior:
         return mean + residual @ self.alpha_n, np.maximum(own - known, 1e-10)
 
     def ensemble(self, rows: NDArray[np.int64], normal_SP: Array) -> tuple[Array, Array]:
-        """(S, m) means at these rows of S plausible models, and the (m,) variance that each leaves to the residual.
+        """(S, m) means at these rows of S models drawn from the posterior, and (m,) variance of each model's residual.
 
         `normal_SP` are standard normal draws. Unlike `marginals`, each model is the closed form itself and not its
-        tangent: a step is never faster than its arithmetic, however uncertain its latencies.
+        linearization: a step is never faster than its arithmetic, however uncertain its latencies.
         """
         samples = self.theta_P + normal_SP @ self._theta_root.T
         here = self.features.take(rows)
@@ -114,7 +115,7 @@ class Posterior:
 
     @cached_property
     def _theta_root(self) -> Array:
-        """(P, P) root of the covariance of the log multipliers after calibration."""
+        """(P, P) square root of the posterior covariance of the log multipliers."""
         covariance = np.diag(self.prior.sd_P**2)
         if len(self.rows_n):
             scaled = self.jacobian_nP * self.prior.sd_P**2
@@ -123,7 +124,7 @@ class Posterior:
         return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
     def multiplier_sd(self) -> Array:
-        """(P,) standard deviation of the log multipliers after calibration."""
+        """(P,) posterior standard deviation of the log multipliers."""
         if len(self.rows_n) == 0:
             return self.prior.sd_P
         scaled = self.jacobian_nP * self.prior.sd_P**2
@@ -132,45 +133,45 @@ class Posterior:
 
 
 def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence: CalibrationData) -> Posterior:
-    """The posterior given what was seen."""
+    """Return the posterior, given the observations."""
     theta = prior.mean_P.copy()
     n = len(evidence.rows_n)
     if n == 0:
-        nothing, square = np.zeros(0), np.zeros((0, 0))
+        empty, empty_square = np.zeros(0), np.zeros((0, 0))
         return Posterior(
             model=model,
             prior=prior,
             features=features,
             rows_n=evidence.rows_n,
             theta_P=theta,
-            alpha_n=nothing,
-            inverse_nn=square,
+            alpha_n=empty,
+            inverse_nn=empty_square,
             jacobian_nP=np.zeros((0, len(theta))),
-            value_n=nothing,
-            residual_inverse_nn=square,
-            weight_n=nothing,
+            value_n=empty,
+            residual_inverse_nn=empty_square,
+            weight_n=empty,
             log_evidence=0.0,
         )
     here = features.take(evidence.rows_n)
     residual_nn = kernel(here, here, prior.shape)
-    curve = model(evidence.rows_n)
+    row_model = model(evidence.rows_n)
     sites = _Sites(evidence, prior)
     variance_P = prior.sd_P**2
-    for _ in range(_ROUNDS):
-        base, jacobian = _linearize(curve, theta)
+    for _ in range(_NUM_ROUNDS):
+        base, jacobian = _linearize(row_model, theta)
         covariance = (jacobian * variance_P) @ jacobian.T + residual_nn
         prior_mean = base + jacobian @ (prior.mean_P - theta)
         inverse = np.linalg.inv(covariance + np.diag(sites.variance_n + _JITTER))
         alpha = inverse @ (sites.target_n - prior_mean)
         step = prior.mean_P + variance_P * (jacobian.T @ alpha) - theta
-        theta = theta + step * min(1.0, _LARGEST_STEP / (np.abs(step).max() + 1e-12))
+        theta = theta + step * min(1.0, _MAX_STEP / (np.abs(step).max() + 1e-12))
         mean = prior_mean + covariance @ alpha
         variance = np.diag(covariance) - np.einsum("ij,jk,ki->i", covariance, inverse, covariance)
         sites.update(mean, np.maximum(variance, 1e-10))
     residual_inverse = np.linalg.inv(residual_nn + np.diag(sites.variance_n + _JITTER))
     sign, log_det = np.linalg.slogdet(covariance + np.diag(sites.variance_n + _JITTER))
     log_evidence = -0.5 * float((sites.target_n - prior_mean) @ alpha) - 0.5 * float(sign * log_det)
-    # a Student-t is a normal whose precision is drawn from a gamma law: distrusting an observation costs its density
+    # a Student-t is a normal whose precision has a gamma distribution: a low weight costs that density
     log_evidence += 0.5 * prior.dof * float(np.sum(np.log(sites.weight_n) - sites.weight_n + 1))
     return Posterior(
         model=model,
@@ -189,7 +190,7 @@ def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence
 
 
 class _Sites:
-    """Gaussian stand-ins for the likelihood of each observation: a target and a variance."""
+    """Gaussian approximations of each observation's likelihood: a target and a variance."""
 
     def __init__(self, evidence: CalibrationData, prior: Prior) -> None:
         self._evidence = evidence
@@ -197,23 +198,23 @@ class _Sites:
         n = len(evidence.rows_n)
         noise = np.full(n, prior.noise) if evidence.noise_n is None else evidence.noise_n
         self._noise2 = noise**2
-        self._known = evidence.censoring_n == 0
+        self._measured = evidence.censoring_n == 0
         self.weight_n = np.ones(n)
-        self.target_n = np.where(self._known, evidence.value_n, evidence.limit)
-        self.variance_n = np.where(self._known, self._noise2, 1e4)
+        self.target_n = np.where(self._measured, evidence.value_n, evidence.limit)
+        self.variance_n = np.where(self._measured, self._noise2, 1e4)
 
     def update(self, mean_n: Array, variance_n: Array) -> None:
-        """Re-weigh measured values by their Student-t weight; move thresholds to match the truncated moments."""
-        # a cluster may hold a run up but never speeds one up: only what came slower than expected is doubted
+        """Reweight measured values by their Student-t weight; match the truncated moments of censored ones."""
+        # a cluster can slow a run down but not speed it up: with `one_sided`, only values above the mean lose weight
         error = self.target_n - mean_n
-        slower = np.maximum(error, 0.0) if self._evidence.one_sided else np.abs(error)
-        error2 = slower**2 + np.where(slower > 0, variance_n, 0.0)
+        excess = np.maximum(error, 0.0) if self._evidence.one_sided else np.abs(error)
+        error2 = excess**2 + np.where(excess > 0, variance_n, 0.0)
         weight = (self._dof + 1) / (self._dof + error2 / self._noise2)
-        self.weight_n = np.where(self._known, 0.5 * self.weight_n + 0.5 * np.minimum(weight, 1.0), self.weight_n)
-        known_variance = self._noise2 / self.weight_n
-        for i in np.flatnonzero(~self._known):
+        self.weight_n = np.where(self._measured, 0.5 * self.weight_n + 0.5 * np.minimum(weight, 1.0), self.weight_n)
+        measured_variance = self._noise2 / self.weight_n
+        for i in np.flatnonzero(~self._measured):
             self._match_threshold(int(i), float(mean_n[i]), float(variance_n[i]))
-        self.variance_n = np.where(self._known, known_variance, self.variance_n)
+        self.variance_n = np.where(self._measured, measured_variance, self.variance_n)
 
     def _match_threshold(self, i: int, mean: float, variance: float) -> None:
         evidence = self._evidence
@@ -223,12 +224,12 @@ class _Sites:
         cavity_variance = 1 / precision
         cavity_mean = cavity_variance * (mean / variance - self.target_n[i] / self.variance_n[i])
         spread = np.sqrt(cavity_variance + evidence.softness**2)
-        side, doubt = float(evidence.censoring_n[i]), float(evidence.label_noise_n[i])
+        side, label_noise = float(evidence.censoring_n[i]), float(evidence.label_noise_n[i])
         z = side * (cavity_mean - evidence.limit) / spread
         inside = float(ndtr(z))
         density = float(np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
-        total = doubt + (1 - doubt) * inside
-        slope = (1 - doubt) * density / max(total, 1e-12)
+        total = label_noise + (1 - label_noise) * inside
+        slope = (1 - label_noise) * density / max(total, 1e-12)
         new_mean = cavity_mean + side * cavity_variance / spread * slope
         curvature = slope * (z + slope)
         new_variance = cavity_variance * (1 - cavity_variance / spread**2 * curvature)
@@ -243,8 +244,8 @@ class _Sites:
         self.variance_n[i] = 1 / mixed
 
 
-def _linearize(curve: RowModel, theta_P: Array) -> tuple[Array, Array]:
-    """(n,) values and (n, P) slopes of a curve."""
+def _linearize(row_model: RowModel, theta_P: Array) -> tuple[Array, Array]:
+    """Return (n,) values and (n, P) derivatives of the model at these log multipliers."""
     size = len(theta_P)
-    values = curve(np.vstack([theta_P, theta_P + _STEP * np.eye(size)]))
-    return values[0], (values[1:] - values[0]).T / _STEP
+    values = row_model(np.vstack([theta_P, theta_P + _DERIVATIVE_STEP * np.eye(size)]))
+    return values[0], (values[1:] - values[0]).T / _DERIVATIVE_STEP

@@ -1,4 +1,4 @@
-"""Distances between configurations: what the surrogate of the residual knows of a knob, whatever it is called."""
+"""The Gaussian process kernel over configurations, for the residual of the closed form; works for any knobs."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ _IDLE_AT_ONE = {
     "distributed_optimizer": "dp",
     "virtual_pipeline": "pp",
 }
-"""Knob -> the degree without which it does nothing."""
+"""Knob -> degree; the knob has no effect if that degree is 1."""
 MAX_COORDINATE_SPAN = 3.0
-"""A numeric knob that is no power of two is stretched to at most this many units."""
+"""Span, in units of one doubling, of a numeric knob with values of 0 or below or with a very wide range."""
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """N configurations as coordinates (one unit is about one doubling) and as words."""
+    """N configurations as D numeric coordinates (one unit is about one doubling) and C categories."""
 
     numbers_ND: Array
     categories_NC: NDArray[np.int16]
-    """Code of each word or switch; equal or not is all that is known of them."""
+    """Code of each categorical knob or switch; the kernel uses only whether two codes are equal."""
 
     def __len__(self) -> int:
         return len(self.numbers_ND)
 
     def take(self, rows: NDArray[np.int64]) -> Features:
-        """These rows only."""
+        """Return the features of these rows."""
         return Features(self.numbers_ND[rows], self.categories_NC[rows])
 
 
 def read_features(space: Space) -> Features:
-    """Coordinates of a space: numbers on a log scale, centred; knobs with one value say nothing and are left out."""
-    numbers, words = [], []
+    """Return the features of a space: numbers on a centered log scale; knobs with one choice are left out."""
+    numbers, categories = [], []
     for k, knob in enumerate(space.knobs):
-        codes = _still(space, knob.name, space.codes_NK[:, k])
+        codes = _mask_idle(space, knob.name, space.codes_NK[:, k])
         if len(knob.choices) < 2:
             continue
         if knob.is_numeric and len(knob.choices) > 2:
             numbers.append(_coordinates(knob)[codes])
         else:
-            words.append(codes)
+            categories.append(codes)
     size = len(space)
     numbers_ND = np.column_stack(numbers) if numbers else np.zeros((size, 0))
-    categories_NC = np.column_stack(words).astype(np.int16) if words else np.zeros((size, 0), dtype=np.int16)
+    categories_NC = np.column_stack(categories).astype(np.int16) if categories else np.zeros((size, 0), dtype=np.int16)
     return Features(numbers_ND, categories_NC)
 
 
-def _still(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:
-    """The codes of a knob, one and the same wherever it does nothing: there two configurations are the same run."""
+def _mask_idle(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:
+    """Return the codes of a knob, 0 in rows where it has no effect: such configurations are the same run."""
     degree = _IDLE_AT_ONE.get(name)
     if degree is None or not space.has(degree):
         return codes_N
-    place = [knob.name for knob in space.knobs].index(degree)
-    idle = np.array([choice == 1 for choice in space.knobs[place].choices])[space.codes_NK[:, place]]
+    k = [knob.name for knob in space.knobs].index(degree)
+    idle = np.array([choice == 1 for choice in space.knobs[k].choices])[space.codes_NK[:, k]]
     return np.where(idle, np.int16(0), codes_N)
 
 
@@ -95,21 +95,21 @@ def kernel_diagonal(features: Features, shape: KernelShape) -> Array:
 
 @dataclass(frozen=True)
 class KernelShape:
-    """How far the closed form may be off, in units of log seconds (or log GiB)."""
+    """Hyperparameters of the kernel: how far the closed form may be off, in log seconds (or log GiB)."""
 
     amplitude: float
-    """Standard deviation of local deviations."""
+    """Standard deviation of the local (squared-exponential) term."""
     length_scale_log2: float
-    """Doublings over which such a deviation reaches."""
+    """Length scale of that term, in doublings of a knob."""
     slope: float
-    """Standard deviation of a trend, per doubling of a knob."""
+    """Standard deviation of a linear trend, per doubling of a knob."""
     category_sd: float
-    """Standard deviation of the effect of a word or switch."""
+    """Standard deviation of the effect of a category or switch."""
     category_correlation: float = 0.7
-    """What two configurations that differ in one word keep in common."""
+    """Correlation of the local term between two configurations that differ in one category."""
 
     def scaled(self, factor: float) -> KernelShape:
-        """The same reach with deviations that many times as large."""
+        """Return the shape with every standard deviation times `factor`, at the same length scale."""
         return replace(
             self, amplitude=self.amplitude * factor, slope=self.slope * factor, category_sd=self.category_sd * factor
         )

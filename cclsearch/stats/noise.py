@@ -1,9 +1,9 @@
-"""Noise: how far two runs of one configuration differ, and how sure it is that one configuration beats another.
+"""Run-to-run noise of a loss, and the confidence that one configuration beats another.
 
-Losses are compared on a log scale (noise is relative) unless one of them is not above 0; then relative to the median of
-their sizes (as they are where that is 0). The run-to-run variance has a scaled inverse chi-squared prior, which repeats
-sharpen; differences are then Student-t distributed (Gelman et al., Bayesian Data Analysis, sections 2.6 and 3.2). A
-cache hit is no repeat: callers pass one loss a real run.
+Losses are compared on a log scale (noise is relative). If one is 0 or below, they are compared relative to the median
+of their absolute values (unscaled if that is 0). The run-to-run variance has a scaled inverse chi-squared prior and is
+updated by repeats, so differences are Student-t distributed (Gelman et al., Bayesian Data Analysis, sections 2.6, 3.2).
+A cache hit is not a repeat: callers pass one loss per real run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 Key = TypeVar("Key", bound=Hashable)
 
 PRIOR_RELATIVE = 0.03
-"""Run-to-run standard deviation before any repeat: clusters show a few per cent, at most 7.5 % between two runs of one
-configuration in the published reference runs."""
+"""Run-to-run standard deviation before any repeat: clusters show a few percent, and in the published reference runs two
+runs of one configuration differ by at most 7.5 %."""
 PRIOR_DOF = 2.0
-"""How many repeats that prior is worth."""
+"""Number of repeats that the prior counts as."""
 DEFAULT_CONFIDENCE = 0.95
 DRAWS = 20_000
 
@@ -34,9 +34,9 @@ class Noise:
     relative: float
     """Standard deviation of one run, as a fraction of the loss."""
     dof: float
-    """Degrees of freedom behind that figure, the prior's included."""
+    """Degrees of freedom of that estimate, including the prior's."""
     num_repeats: int = 0
-    """Runs beyond the first of their configuration that it was measured from; 0 where it is the prior alone."""
+    """Repeats it was estimated from, not counting the first run of each configuration; 0: the prior alone."""
 
     @property
     def is_measured(self) -> bool:
@@ -44,8 +44,8 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """Where a configuration's true loss lies."""
+class ConfidenceInterval:
+    """Confidence interval of a configuration's true loss."""
 
     low: float
     high: float
@@ -54,10 +54,10 @@ class Interval:
 
 
 def estimate_noise(runs: Sequence[Sequence[float]], spreads: Sequence[float] = ()) -> Noise:
-    """Run-to-run noise from the losses of each configuration's runs, and from the spreads inside runs.
+    """Return the run-to-run noise, from the losses of each configuration's runs and the spreads inside runs.
 
-    A spread of the steps inside a run is a floor of the prior, never evidence of its own: runs differ in more than
-    steps do. Losses are finite.
+    Half the median spread of the steps inside a run is a lower bound of the prior, but no evidence: runs differ more
+    than steps do. Losses must be finite.
     """
     inside = float(np.median(spreads)) if len(spreads) else 0.0
     prior = max(PRIOR_RELATIVE, inside / 2)
@@ -69,9 +69,9 @@ def estimate_noise(runs: Sequence[Sequence[float]], spreads: Sequence[float] = (
 
 
 def confidence_better(new: Sequence[float], old: Sequence[float], noise: Noise) -> float:
-    """Probability, 0 to 1, that the configuration with the losses `new` is truly better than that with `old`.
+    """Return the probability (0 to 1) that the configuration with losses `new` is truly better than that of `old`.
 
-    Both have at least one run. Equal means give 0.5.
+    Both need at least one run. Equal means give 0.5.
     """
     from scipy.stats import t as student
 
@@ -84,27 +84,29 @@ def confidence_better(new: Sequence[float], old: Sequence[float], noise: Noise) 
 def is_better(
     new: Sequence[float], old: Sequence[float], noise: Noise, *, confidence: float = DEFAULT_CONFIDENCE
 ) -> bool:
-    """Whether `new` beats `old` by more than the noise, with that confidence."""
+    """Return whether `new` is better than `old` with at least this confidence."""
     return confidence_better(new, old, noise) >= confidence
 
 
-def find_interval(losses: Sequence[float], noise: Noise, *, confidence: float = DEFAULT_CONFIDENCE) -> Interval:
-    """Interval that holds the configuration's true loss with that confidence; `losses` has at least one run."""
+def confidence_interval(
+    losses: Sequence[float], noise: Noise, *, confidence: float = DEFAULT_CONFIDENCE
+) -> ConfidenceInterval:
+    """Return the interval of the configuration's true loss at this confidence; `losses` needs at least one run."""
     from scipy.stats import t as student
 
     values = np.asarray(losses, dtype=float)
     half = float(student.ppf(0.5 + confidence / 2, noise.dof)) * noise.relative / math.sqrt(len(values))
     if np.all(values > 0):
         middle = float(np.log(values).mean())
-        return Interval(math.exp(middle - half), math.exp(middle + half), confidence, len(values))
+        return ConfidenceInterval(math.exp(middle - half), math.exp(middle + half), confidence, len(values))
     middle, size = float(values.mean()), float(np.median(np.abs(values)))
-    return Interval(middle - half * size, middle + half * size, confidence, len(values))
+    return ConfidenceInterval(middle - half * size, middle + half * size, confidence, len(values))
 
 
 def chances_to_be_best(runs: Mapping[Key, Sequence[float]], noise: Noise, *, seed: int = 0) -> dict[Key, float]:
-    """Configuration -> probability that it is truly the best of all; adds up to 1. Each has at least one run.
+    """Return configuration -> probability that it is truly the best; they add up to 1. Each needs at least one run.
 
-    One whose runs are 12 standard deviations behind the best of them has no chance: it is not drawn.
+    A configuration 12 standard deviations behind the best gets 0 without being drawn.
     """
     if not runs:
         return {}
@@ -123,9 +125,9 @@ def chances_to_be_best(runs: Mapping[Key, Sequence[float]], noise: Noise, *, see
 
 
 def pick_finalists(runs: Mapping[Key, Sequence[float]], noise: Noise, count: int) -> list[Key]:
-    """Up to `count` configurations worth another run, likeliest to be the best first.
+    """Return up to `count` configurations worth another run, by falling probability of being the best.
 
-    One that cannot be told from the best is worth it; where nothing is near, the best alone is.
+    These are the most probable one and every other with a probability of at least 1 %.
     """
     chances = chances_to_be_best(runs, noise)
     order = sorted(runs, key=lambda key: (-chances[key], float(np.mean(runs[key]))))
@@ -133,7 +135,7 @@ def pick_finalists(runs: Mapping[Key, Sequence[float]], noise: Noise, count: int
 
 
 def _scale(losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Losses on a scale where noise is additive and relative."""
+    """Return the losses on a scale on which relative noise is additive."""
     if np.all(losses > 0):
         return np.asarray(np.log(losses))
     return losses / (float(np.median(np.abs(losses))) or 1.0)

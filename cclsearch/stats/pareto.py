@@ -1,6 +1,7 @@
-"""Pareto fronts: which trials no other beats, what the front is worth, and which weight chooses which of them.
+"""Pareto fronts: the non-dominated trials, their hypervolume, their knee, and the best point for each weight.
 
-Everything here is minimised: `Objective.values` turns metrics so. Arrays: N points, M metrics (1 to 3), F on the front.
+Every metric is minimized: `Objective.values` gives them that sign. Arrays: N points, M metrics (1 to 3), F points on
+the Pareto front.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def find_pareto_front(values_NM: Floats) -> NDArray[np.bool_]:
-    """(N,) whether no other point is at least as good everywhere and better somewhere; of equal points all stay."""
+    """(N,) whether a point is on the Pareto front: no other is at least as good in all metrics and better in one."""
     mask = np.ones(len(values_NM), dtype=bool)
     for n, point in enumerate(values_NM):
         no_worse = np.all(values_NM <= point, axis=1)
@@ -27,7 +28,7 @@ def find_pareto_front(values_NM: Floats) -> NDArray[np.bool_]:
 
 
 def measure_hypervolume(values_NM: Floats, reference_M: Floats) -> float:
-    """Volume that the points dominate below the reference point; points beyond it count nothing. Exact, M of 1 to 3."""
+    """Return the exact volume that the points dominate up to the reference point (M of 1 to 3), 0 if none does."""
     inside = values_NM[np.all(values_NM < reference_M, axis=1)]
     if not len(inside):
         return 0.0
@@ -37,7 +38,7 @@ def measure_hypervolume(values_NM: Floats, reference_M: Floats) -> float:
         return _area(inside, reference_M)
     if values_NM.shape[1] == 3:
         return _volume(inside, reference_M)
-    raise ValueError(f"a front has 1 to 3 metrics, not {values_NM.shape[1]}")
+    raise ValueError(f"a Pareto front has 1 to 3 metrics; got {values_NM.shape[1]}")
 
 
 def _area(points_N2: Floats, reference_2: Floats) -> float:
@@ -53,35 +54,36 @@ def _volume(points_N3: Floats, reference_3: Floats) -> float:
     return float(sum(h * _area(points[: n + 1, :2], reference_3[:2]) for n, h in enumerate(heights) if h > 0))
 
 
-def spread_axes(values_NM: Floats) -> Floats:
-    """The points on axes where equal steps mean equal ratios: logarithms of every metric that is always above 0."""
+def log_axes(values_NM: Floats) -> Floats:
+    """Return the points with the logarithm of every metric that is always above 0."""
     positive = np.all(values_NM > 0, axis=0)
     return np.where(positive, np.log(np.where(positive, values_NM, 1.0)), values_NM)
 
 
-def choose_reference(values_NM: Floats, margin: float = 0.1) -> Floats:
-    """(M,) a point that every given one dominates: the worst of each metric and `margin` of its range beyond.
+def choose_reference_point(values_NM: Floats, margin: float = 0.1) -> Floats:
+    """(M,) reference point: the worst value of each metric plus `margin` times its range.
 
-    Given the front alone, it is the front's nadir with room for its ends to count (Ishibuchi et al. 2018).
+    Given the Pareto front alone, it is the nadir plus a margin, so that the ends of the front count (Ishibuchi et al.
+    2018).
     """
     worst, best = values_NM.max(axis=0), values_NM.min(axis=0)
     return np.asarray(worst + np.where(worst > best, margin * (worst - best), margin))
 
 
-def trace_hypervolume(values_NM: Floats, reference_M: Floats) -> Floats:
-    """(N,) hypervolume after the first, the second, ... point; it never shrinks, not by a rounding either."""
+def cumulative_hypervolume(values_NM: Floats, reference_M: Floats) -> Floats:
+    """(N,) hypervolume of the first 1, 2, ... N points; made monotonic against rounding."""
     volumes_N = [measure_hypervolume(values_NM[: n + 1], reference_M) for n in range(len(values_NM))]
     return np.maximum.accumulate(np.array(volumes_N))
 
 
 def find_knee(values_FM: Floats) -> int | None:
-    """Row where the front bends most: the point furthest below the line (plane) through the front's ends.
+    """Return the row of the knee: the point furthest below the line (plane) through the ends of the Pareto front.
 
-    On axes scaled to the front's own range; None where fewer than three points make a bend. (Das 1999, boundary line.)
+    Axes are scaled to the range of the front (Das 1999, boundary line). None with fewer than three points or no bend.
     """
     if len(values_FM) < 3:
         return None
-    spread = spread_axes(values_FM)
+    spread = log_axes(values_FM)
     low, high = spread.min(axis=0), spread.max(axis=0)
     scaled = (spread - low) / np.where(high > low, high - low, 1.0)
     depth = 1.0 - scaled.sum(axis=1) if spread.shape[1] == 2 else -np.linalg.norm(scaled, axis=1)
@@ -90,22 +92,22 @@ def find_knee(values_FM: Floats) -> int | None:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A configuration that is the best over a range of weights."""
+class WeightRange:
+    """A point that is the best over a range of weights."""
 
     point: int
     from_weight: float
     to_weight: float
 
 
-def choose_by_weight(score_at_0_N: Floats, score_at_1_N: Floats) -> list[Choice]:
-    """Which point has the greatest score at each weight from 0 to 1, where a score is linear in the weight.
+def choose_by_weight(score_at_0_N: Floats, score_at_1_N: Floats) -> list[WeightRange]:
+    """Return the point of the highest score for each range of weights from 0 to 1; scores are linear in the weight.
 
-    Neighbouring choices meet where the choice flips: exact, not read off a grid. Of equals the first stands.
+    The borders between ranges are exact, not from a grid. Of equal points the first is chosen.
     """
     if not len(score_at_0_N):
         return []
-    choices: list[Choice] = []
+    ranges: list[WeightRange] = []
     weight, slope_N = 0.0, score_at_1_N - score_at_0_N
     at_N = score_at_0_N
     point = int(max(np.flatnonzero(at_N == at_N.max()), key=lambda n: (slope_N[n], -n)))
@@ -115,16 +117,16 @@ def choose_by_weight(score_at_0_N: Floats, score_at_1_N: Floats) -> list[Choice]
         flips = gaps / (slope_N[rising] - slope_N[point])
         ahead = [(max(float(w), weight), int(n)) for w, n in zip(flips, rising, strict=True) if w < 1]
         if not ahead:
-            return [*choices, Choice(point, weight, 1.0)]
+            return [*ranges, WeightRange(point, weight, 1.0)]
         flip = min(w for w, _ in ahead)
         successor = max((n for w, n in ahead if w <= flip + 1e-12), key=lambda n: (slope_N[n], -n))
-        if flip > weight or not choices:
-            choices.append(Choice(point, weight, flip))
+        if flip > weight or not ranges:
+            ranges.append(WeightRange(point, weight, flip))
         weight, point = flip, successor
 
 
 def parse_weights(text: str) -> tuple[float, ...]:
-    """`0:1:0.1` (from, to, step; both ends belong) or `0,0.25,1`: weights from 0 to 1; raises UserError otherwise."""
+    """Return the weights in `0:1:0.1` (from:to:step, both ends included) or `0,0.25,1`; raises UserError otherwise."""
     try:
         if ":" in text:
             low, high, step = (float(part) for part in text.split(":"))
@@ -141,12 +143,12 @@ def parse_weights(text: str) -> tuple[float, ...]:
 
 
 def _bad_weights(text: str) -> UserError:
-    return UserError(f"weights read from:to:step (`0:1:0.1`) or a list (`0,0.5,1`), from 0 to 1; they are {text!r}")
+    return UserError(f"weights must be from:to:step (`0:1:0.1`) or a list (`0,0.5,1`), each from 0 to 1; got {text!r}")
 
 
-def rank_by_hypervolume(values_NM: Sequence[Sequence[float]], reference_M: Floats) -> Floats:
-    """(N,) how much of the hypervolume is lost without each point: what it alone brings to the front."""
+def hypervolume_contributions(values_NM: Sequence[Sequence[float]], reference_M: Floats) -> Floats:
+    """(N,) exclusive contribution of each point: the hypervolume that is lost without it."""
     values = np.asarray(values_NM, dtype=float)
     total = measure_hypervolume(values, reference_M)
-    kept = [measure_hypervolume(np.delete(values, n, axis=0), reference_M) for n in range(len(values))]
-    return total - np.array(kept)
+    without = [measure_hypervolume(np.delete(values, n, axis=0), reference_M) for n in range(len(values))]
+    return total - np.array(without)

@@ -88,8 +88,8 @@ def read_layout(card: Card, space: Space) -> Layout:
         sequence_parallel=_switch(space, "sequence_parallel"),
         declares_sequence_parallel=space.has("sequence_parallel"),
         virtual=np.maximum(_first_numbers(space, _VIRTUAL_KNOBS, 1.0), 1.0),
-        plain_attention=_kernel_words(space, _plain_word, 0.1),
-        attention_slowness=_kernel_words(space, _flash_slowness, 1.0),
+        plain_attention=_by_kernel_choice(space, _plain_attention, 0.1),
+        attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
         unfused_norms=_unfused_norms(space),
     )
 
@@ -156,7 +156,7 @@ def _kernel_knob(space: Space) -> int | None:
     return None
 
 
-def _kernel_words(space: Space, read: Callable[[str], float], default: float) -> Array:
+def _by_kernel_choice(space: Space, read: Callable[[str], float], default: float) -> Array:
     """(N,) what the words of that knob say; a word that nobody knows says nothing."""
     index = _kernel_knob(space)
     if index is None:
@@ -167,7 +167,7 @@ def _kernel_words(space: Space, read: Callable[[str], float], default: float) ->
 
 def _unfused_norms(space: Space) -> Array:
     """(N,) 1 for the words that name no fused norm in a knob where another does."""
-    named = _kernel_words(space, lambda word: float(any(part in word for part in _FUSED_NORMS)), 0.0)
+    named = _by_kernel_choice(space, lambda word: float(any(part in word for part in _FUSED_NORMS)), 0.0)
     return 1.0 - named if named.any() else named
 
 
@@ -176,7 +176,7 @@ def _flash_slowness(word: str) -> float:
     return _FLASH_SLOWNESS.get(version[1], 1.0) if version else 1.0
 
 
-def _plain_word(word: str) -> float:
+def _plain_attention(word: str) -> float:
     if any(part in word for part in _FUSED_ATTENTION):
         return 0.0
     return 1.0 if any(part in word for part in _PLAIN_ATTENTION) else 0.1

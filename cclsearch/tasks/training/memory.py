@@ -1,11 +1,12 @@
-"""Memory of the fullest device in closed form, with its parts, before and after multipliers.
+"""Memory of the fullest device in closed form: its parts per configuration, and their sum with multipliers.
 
-Sources: [K] Korthikanti et al. 2022 (activations a layer, with tensor and sequence parallelism), [Z] Rajbhandari et al.
-2020 (bytes of mixed-precision Adam and its sharding), [M] Narayanan et al. 2021 (micro-batches in flight under 1F1B).
+Sources: [K] Korthikanti et al. 2022 (activations per layer, with tensor and sequence parallelism), [Z] Rajbhandari et
+al. 2020 (bytes of mixed-precision Adam and its sharding), [M] Narayanan et al. 2021 (micro-batches in flight in 1F1B).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,40 +16,48 @@ from cclsearch.card.model import Card
 from cclsearch.tasks.training.arch import ParameterCount, count_parts
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.machine import Machine
-from cclsearch.tasks.training.multipliers import Multipliers, name_multipliers
 
 GIB = float(2**30)
 EAGER_NORM_BYTES = 2 * 8.0
-"""Bytes a token and width that a layer's two norms keep for the backward pass beyond fused ones: the input and the
-normalised value in four bytes each."""
+"""Additional bytes per token and hidden unit that a layer's two unfused norms keep for the backward pass:
+the input and the normalized value, 4 bytes each."""
+Multipliers = dict[str, Array]
+"""Name -> multiplier: a scalar, or (S, 1) for S sets of them at once."""
 MULTIPLIERS = ("all", "states", "gradients", "unsharded", "activations", "replicated", "logits", "fixed")
-"""What may be calibrated, in the order of every vector of log multipliers."""
+"""Multipliers that calibration may change, in the order of every vector of log multipliers."""
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryParts:
-    """GiB of the fullest pipeline stage. (N,) each."""
+    """GiB on the fullest pipeline stage; (N,) each."""
 
     weights: Array
     gradients: Array
     optimizer: Array
     unsharded: Array
-    """Optimizer states beyond that where data-parallel ranks do not share them out (0 where the space says)."""
+    """Further optimizer states if the data-parallel ranks do not shard them (0 if the space declares sharding)."""
     held: Array
-    """Activations that one micro-batch leaves for its backward pass."""
+    """Activations that one micro-batch keeps for its backward pass."""
     replicated: Array
-    """What it leaves beyond that where every tensor-parallel rank holds the whole sequence (0 where the space says)."""
+    """Further activations if tensor-parallel ranks do not split the sequence (0 if the space declares it)."""
     working: Array
-    """One layer's activations while it is recomputed."""
+    """Activations of one layer while it is recomputed."""
     in_flight: Array
-    """Micro-batches whose activations the first stage holds at once."""
+    """Micro-batches whose activations the first stage keeps at once."""
     logits: Array
-    """Of the last stage."""
+    """On the last stage."""
     fixed: Array
 
 
+def name_multipliers(names: Sequence[str], log_multipliers: NDArray[np.float64]) -> Multipliers:
+    """Return the multipliers of one set (P,) by name, or of S sets (S, P) as columns that broadcast over (N,) parts."""
+    values = np.exp(log_multipliers)
+    columns = values if values.ndim == 1 else values.T[:, :, None]
+    return dict(zip(names, columns, strict=True))
+
+
 def parameters_per_rank(counts: ParameterCount, num_layers: int, layout: Layout) -> Array:
-    """(N,) parameters that one device holds, of a pipeline's fuller end stage; experts divide by ep instead of tp."""
+    """(N,) parameters per device on the pipeline's fuller end stage; experts divide by ep (by tp if ep is 1)."""
     layers = np.ceil(num_layers / layout.pp)
     moe_share = counts.moe_layers / num_layers
     dense = counts.attention + counts.norms + (1 - moe_share) * counts.dense_mlp
@@ -60,7 +69,7 @@ def parameters_per_rank(counts: ParameterCount, num_layers: int, layout: Layout)
 
 
 def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
-    """Raw parts of every configuration, in GiB."""
+    """Return the parts of every configuration before multipliers, in GiB."""
     arch, counts = card.arch, count_parts(card.arch)
     params = parameters_per_rank(counts, arch.num_layers, layout)
     width = 4.0 if card.precision in {"fp32", "float32", "tf32"} else 2.0
@@ -94,7 +103,7 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
 
 
 def combine_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> Array:
-    """(N,) GiB of the fullest device with these log multipliers (in the order of `MULTIPLIERS`); (S, P) give (S, N)."""
+    """(N,) GiB of the fullest device for (P,) log multipliers in the order of `MULTIPLIERS`; (S, N) for (S, P)."""
     m = name_multipliers(MULTIPLIERS, log_multipliers)
     states = m["states"] * (
         parts.weights + m["gradients"] * parts.gradients + parts.optimizer + m["unsharded"] * parts.unsharded
@@ -106,7 +115,7 @@ def combine_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> 
 
 
 def split_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> dict[str, Array]:
-    """The memory of the fullest device by part, in GiB; the parts add up to `combine_memory`."""
+    """Return part -> (N,) GiB of the fullest device; the parts add up to `combine_memory`."""
     m = name_multipliers(MULTIPLIERS, log_multipliers)
     first, last = _stage_activations(parts, m)
     logits = m["logits"] * parts.logits
@@ -123,16 +132,16 @@ def split_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> di
 
 
 def _stage_activations(parts: MemoryParts, m: Multipliers) -> tuple[Array, Array]:
-    """GiB of activations of the first stage and of the last one."""
+    """Return the GiB of activations on the first and on the last stage."""
     one = parts.held + m["replicated"] * parts.replicated
     first = m["activations"] * (one * parts.in_flight + parts.working)
     return np.asarray(first), np.asarray(m["activations"] * (one + parts.working))
 
 
 def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> tuple[Array, Array]:
-    """(N,) bytes that one layer keeps for its backward pass: surely, and more where the sequence is not split.
+    """Return (N,) bytes that one layer keeps for its backward pass, and (N,) more if the sequence is not split.
 
-    [K] eq. 1 to 4, with the feed-forward part's own width.
+    [K] eq. 1 to 4, with the card's width of the feed-forward part.
     """
     arch = card.arch
     h, tp = arch.hidden_size, layout.tp
@@ -140,15 +149,15 @@ def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> tuple[Array,
         ffn = arch.intermediate_size * 1.0
     else:
         ffn = arch.moe.expert_intermediate_size * (arch.moe.top_k + arch.moe.num_shared_experts)
-    # [K]: 24 = 8 of attention + 16 of a feed-forward part four times as wide; a gated one keeps three such tensors
+    # [K]: 24 = 8 for attention + 16 for a feed-forward part of 4x the hidden size; a gated one keeps three such tensors
     attention = 2.0 * arch.head_dim * (2 * arch.num_heads + 2 * arch.num_kv_heads) / h
     mlp = (6.0 if arch.gated_mlp else 4.0) * ffn / h
     matrix = 5.0 * arch.num_heads * card.seq_len / h * layout.plain_attention
-    surely = (10.0 + attention + mlp + matrix) / tp
+    certain = (10.0 + attention + mlp + matrix) / tp
     eager = EAGER_NORM_BYTES * layout.unfused_norms
-    surely = surely + eager / tp
+    certain = certain + eager / tp
     more = (10.0 + eager) * (1 - 1 / tp)
     if layout.declares_sequence_parallel:
-        surely = surely + np.where(layout.sequence_parallel > 0, 0.0, more)
+        certain = certain + np.where(layout.sequence_parallel > 0, 0.0, more)
         more = np.zeros(len(layout))
-    return np.asarray(tokens * h * surely), np.asarray(tokens * h * more)
+    return np.asarray(tokens * h * certain), np.asarray(tokens * h * more)

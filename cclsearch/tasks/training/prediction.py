@@ -1,4 +1,4 @@
-"""Prediction of a whole space: step time and memory, with their parts, before and after calibration."""
+"""Predicts step time and memory of a whole space, with their parts; calibrates both on measurements."""
 
 from __future__ import annotations
 
@@ -23,49 +23,51 @@ from cclsearch.tasks.training.layout import Array, Layout, read_layout
 from cclsearch.tasks.training.machine import Machine, read_machine
 
 USABLE_MEMORY = 0.95
-"""Share of the device's memory that a job can fill before the allocator gives up."""
+"""Share of the device's memory that a job can use before the allocator fails."""
 EXACT_ROWS = 5000
-"""A larger space is predicted without the surrogate of the residual, row by row."""
+"""A larger space gets one variance for all rows instead of one per row."""
 BLOCK_ROWS = 8192
+"""Rows predicted at once: a block stays in the processor's cache."""
 PRIOR_FILE = Path(__file__).with_name("prior.json")
-"""Every fitted constant; written by `benchmarks/fit_prior.py`."""
+"""All fitted constants; written by `benchmarks/fit_prior.py`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What the closed forms say of N configurations."""
+    """Predicted time and memory of N configurations."""
 
     time_s_N: Array
     """Seconds per optimizer step."""
     memory_gib_N: Array
-    """GiB of the fullest device."""
+    """GiB on the fullest device."""
     fits_N: Array
     """Probability that it fits into the device's memory."""
     time_parts_s: dict[str, Array]
-    """Add up to `time_s_N` before the residual's correction."""
+    """Part -> (N,) seconds; they add up to `time_s_N`."""
     memory_parts_gib: dict[str, Array]
+    """Part -> (N,) GiB; they add up to `memory_gib_N`."""
 
 
 @dataclass(frozen=True)
 class Priors:
-    """The priors of both models."""
+    """The priors of time, memory and crashes."""
 
     time: Prior
     memory: Prior
     softness: float
-    """Relative width of the border between what fits and what does not."""
+    """Relative width of the transition between configurations that fit and that do not."""
     crash: Prior
-    """Of failures that memory does not explain: a latent score, above 0 where a trial crashes."""
+    """Of failures that memory does not explain: a latent score, above 0 if a trial crashes."""
 
 
 @cache
 def load_priors(path: Path = PRIOR_FILE) -> Priors:
-    """The priors in that file."""
+    """Return the priors in the file."""
     return read_priors(json.loads(path.read_text(encoding="utf-8")))
 
 
 def read_priors(data: dict[str, Any]) -> Priors:
-    """Priors as `prior.json` holds them; a part that the data does not name keeps multiplier 1, loosely."""
+    """Return the priors from data in the format of `prior.json`; every multiplier must be in it."""
     return Priors(
         time=_read_prior(data["time"], time.MULTIPLIERS),
         memory=_read_prior(data["memory"], memory.MULTIPLIERS),
@@ -85,7 +87,7 @@ def _read_prior(data: dict[str, Any], names: Sequence[str]) -> Prior:
 
 
 class CardModel:
-    """Closed forms of one card over one space; raw parts are computed once and shared by every calibration."""
+    """The closed forms of one card over one space; their parts are computed once for all calibrations."""
 
     def __init__(self, card: Card, space: Space) -> None:
         self.card = card
@@ -112,51 +114,38 @@ class CardModel:
         return memory.memory_parts(self.card, self.layout, self.machine)
 
     def log_time(self, rows: NDArray[np.int64]) -> RowModel:
-        """Log multipliers -> log seconds per step at these rows."""
-        parts = take(self.time_parts, rows)
+        """Return the model log multipliers -> log seconds per step at these rows."""
+        parts = select_rows(self.time_parts, rows)
         return lambda theta: np.asarray(np.log(time.combine_time(parts, theta)))
 
     def log_memory(self, rows: NDArray[np.int64]) -> RowModel:
-        """Log multipliers -> log GiB at these rows."""
-        parts = take(self.memory_parts, rows)
+        """Return the model log multipliers -> log GiB at these rows."""
+        parts = select_rows(self.memory_parts, rows)
         return lambda theta: np.asarray(np.log(memory.combine_memory(parts, theta)))
 
     @property
     def log_limit(self) -> float:
-        """Log of the memory that a job may use of one device, in GiB."""
+        """Log of the GiB that a job can use of one device."""
         return float(np.log(USABLE_MEMORY * self.machine.memory_gib))
 
     def calibrate_time(self, evidence: CalibrationData, prior: Prior) -> Posterior:
-        """Step time given measured step times (log seconds)."""
+        """Return the posterior of the step time, given measured step times (log seconds)."""
         return calibrate(self.log_time, self.features, prior, evidence)
 
     def calibrate_memory(self, evidence: CalibrationData, prior: Prior) -> Posterior:
-        """Memory given measured peaks (log GiB) and what fitted or not."""
+        """Return the posterior of the memory, given measured peaks (log GiB) and which trials fitted."""
         return calibrate(self.log_memory, self.features, prior, evidence)
 
 
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """What measurements have made of both models; `CardModel.calibrate_time` and `calibrate_memory` give its parts."""
-
-    time: Posterior
-    memory: Posterior
-
-
-def predict_space(card: Card, space: Space, calibration: Calibration | None = None) -> Prediction:
-    """Time and memory of every configuration, with parts; without a calibration, before anything was measured."""
+def predict_space(card: Card, space: Space) -> Prediction:
+    """Return time and memory of every configuration, with parts, by the priors alone (nothing measured)."""
     model = model_of(card, space)
     priors = load_priors()
-    theta_time = calibration.time.theta_P if calibration else priors.time.mean_P
-    theta_memory = calibration.memory.theta_P if calibration else priors.memory.mean_P
-    time_parts_s, memory_parts_gib = _split(model, theta_time, theta_memory)
-    log_time = np.log(_add_up(time_parts_s))
-    log_memory = np.log(_add_up(memory_parts_gib))
-    rows = np.arange(len(space))
-    if calibration and len(space) <= EXACT_ROWS:
-        log_time, log_memory = calibration.time.marginals(rows)[0], calibration.memory.marginals(rows)[0]
-    posterior = calibration.memory if calibration else model.calibrate_memory(no_data(), priors.memory)
-    spread = np.sqrt(_variance(posterior, rows) + priors.softness**2)
+    time_parts_s, memory_parts_gib = _split_all(model, priors.time.mean_P, priors.memory.mean_P)
+    log_time = np.log(_sum_parts(time_parts_s))
+    log_memory = np.log(_sum_parts(memory_parts_gib))
+    posterior = model.calibrate_memory(no_data(), priors.memory)
+    spread = np.sqrt(_variance(posterior, np.arange(len(space))) + priors.softness**2)
     return Prediction(
         time_s_N=np.exp(log_time),
         memory_gib_N=np.exp(log_memory),
@@ -166,10 +155,10 @@ def predict_space(card: Card, space: Space, calibration: Calibration | None = No
     )
 
 
-def _split(model: CardModel, theta_time: Array, theta_memory: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Parts of every configuration, computed a block at a time: a block stays in the processor's cache."""
+def _split_all(model: CardModel, theta_time: Array, theta_memory: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return the time and memory parts of every configuration, computed block by block."""
     size = len(model.layout)
-    held: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
+    parts: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
     for start in range(0, max(size, 1), BLOCK_ROWS):
         block = slice(start, min(start + BLOCK_ROWS, size))
         layout = model.layout.slice(block)
@@ -177,13 +166,13 @@ def _split(model: CardModel, theta_time: Array, theta_memory: Array) -> tuple[di
             time.split_time(time.time_parts(model.card, layout, model.machine), theta_time),
             memory.split_memory(memory.memory_parts(model.card, layout, model.machine), theta_memory),
         )
-        for whole, part in zip(held, split, strict=True):
+        for whole, part in zip(parts, split, strict=True):
             for name, values in part.items():
                 whole.setdefault(name, np.empty(size))[block] = values
-    return held
+    return parts
 
 
-def _add_up(parts: dict[str, Array]) -> Array:
+def _sum_parts(parts: dict[str, Array]) -> Array:
     total = np.zeros(len(next(iter(parts.values()))))
     for part in parts.values():
         total += part
@@ -191,12 +180,12 @@ def _add_up(parts: dict[str, Array]) -> Array:
 
 
 def no_data() -> CalibrationData:
-    """Nothing was seen."""
+    """Return data without any observation."""
     return CalibrationData(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0))
 
 
 def _variance(posterior: Posterior, rows: NDArray[np.int64]) -> Array:
-    """(N,) variance of the log; of a large space, the median over rows spread through it."""
+    """(N,) variance of the log; in a large space, the median over a sample of rows."""
     if len(rows) <= EXACT_ROWS:
         return posterior.marginals(rows)[1]
     sample = rows[:: max(1, len(rows) // 256)]
@@ -207,16 +196,15 @@ _MODELS: WeakKeyDictionary[Space, dict[Card, CardModel]] = WeakKeyDictionary()
 
 
 def model_of(card: Card, space: Space) -> CardModel:
-    """The model of this card over this space; made once for as long as the space lives."""
-    held = _MODELS.setdefault(space, {})
-    key = card
-    if key not in held:
-        held[key] = CardModel(card, space)
-    return held[key]
+    """Return the model of this card over this space, built once per space object."""
+    models = _MODELS.setdefault(space, {})
+    if card not in models:
+        models[card] = CardModel(card, space)
+    return models[card]
 
 
-def take(parts: Any, rows: NDArray[np.int64]) -> Any:
-    """The same parts at these rows only."""
+def select_rows(parts: Any, rows: NDArray[np.int64]) -> Any:
+    """Return the same parts at these rows only."""
     size = len(next(iter(vars(parts).values())))
     if len(rows) == size and np.array_equal(rows, np.arange(size)):
         return parts

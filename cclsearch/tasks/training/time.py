@@ -1,7 +1,7 @@
-"""Step time in closed form: raw parts of every configuration, and how multipliers of the parts make a time of them.
+"""Step time in closed form: its parts per configuration, and their combination with multipliers.
 
-The parts are what public cost models agree on; the multipliers are what frameworks and clusters differ in, so they are
-what trials calibrate. Sources: [M] Narayanan et al. 2021 (Megatron-LM, sections 2 and 3), [K] Korthikanti et al. 2022
+Public cost models agree on the parts. Frameworks and clusters differ in the multipliers, so trials calibrate those.
+Sources: [M] Narayanan et al. 2021 (Megatron-LM, sections 2 and 3), [K] Korthikanti et al. 2022
 (sequence parallelism, recomputation), [C] Isaev et al. 2023 (Calculon), [V] Bang et al. 2024 (vTrain), [T] Thakur et
 al. 2005 with Chan et al. 2007 (rings), [Z] Rajbhandari et al. 2020 (ZeRO), [G] Lepikhin et al. 2021 (GShard).
 """
@@ -17,7 +17,7 @@ from cclsearch.card.model import Card
 from cclsearch.tasks.training.arch import count_parts
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.machine import Machine
-from cclsearch.tasks.training.multipliers import Multipliers, name_multipliers
+from cclsearch.tasks.training.memory import Multipliers, name_multipliers, parameters_per_rank
 
 MULTIPLIERS = (
     "scale",
@@ -40,61 +40,61 @@ MULTIPLIERS = (
     "dp_overlap",
     "optimizer",
 )
-"""What may be calibrated, in the order of every vector of log multipliers."""
+"""Multipliers that calibration may change, in the order of every vector of log multipliers."""
 
 GEMM_PEAK_SHARE = 0.72
-"""Of the data-sheet rate, for large shapes ([M] table 1 and [V]: 0.5 to 0.75 end to end)."""
+"""Share of the data-sheet rate that large GEMMs reach ([M] table 1 and [V]: 0.5 to 0.75 end to end)."""
 TOKENS_HALF, WIDTH_HALF = 192.0, 192.0
-"""Rows and columns of a GEMM at which it reaches half of that (tiles of 128 to 256)."""
+"""Rows and columns at which a GEMM reaches half of that share (tiles have 128 to 256)."""
 ATTENTION_PEAK_SHARE = 0.35
 EAGER_NORM_BYTES = 2 * 3 * 28.0
-"""Bytes a token and width that a layer's two norms move beyond fused ones, forward and twice that backward: a copy to
-four bytes, the square, the scaled value, the copy back and the product with the weight, each read and written."""
+"""Additional bytes per token and hidden unit that a layer's two unfused norms move, forward and twice that
+backward: cast to 4 bytes, square, scaled value, cast back and product with the weight, each read and written."""
 KERNELS_PER_LAYER = 60.0
-"""Kernels that a layer issues forward and backward in eager mode."""
+"""Kernels per layer, forward and backward, in eager mode."""
 STAGED_WAIT_S = 1e-4
-"""Seconds a rank by which a tensor-parallel collective waits longer inside a pipeline, before calibration."""
+"""Additional seconds per rank that a tensor-parallel collective waits inside a pipeline, before calibration."""
 COLLECTIVE_WAIT = 1e-3
-"""Seconds by which a point-to-point exchange of a pipeline holds up its stage, before calibration."""
+"""Seconds for which a point-to-point transfer of a pipeline delays its stage, before calibration."""
 
 
 @dataclass(frozen=True, eq=False)
 class TimeParts:
-    """Raw seconds of one micro-batch on one stage (forward and backward), or of one step where said. (N,) each."""
+    """Seconds before multipliers: per micro-batch and stage, forward and backward, or per step if noted; (N,) each."""
 
     gemm: Array
     attention: Array
     elementwise: Array
     recompute_share: Array
     vocabulary: Array
-    """Of the last stage."""
+    """On the last stage."""
     launch: Array
-    """Host time to issue the kernels: hides behind the device's work, or the other way round."""
+    """Host time to launch the kernels; overlaps with the device's work."""
     tp_scale_up: Array
     tp_scale_out: Array
     tp_wait: Array
-    """Host and link latency of the tensor-parallel collectives: like `launch`, hidden where the device is slower."""
+    """Host and link latency of the tensor-parallel collectives; overlaps like `launch`."""
     tp_wait_staged: Array
-    """What a pipeline adds to that in frameworks that serialise the two."""
+    """Additional latency inside a pipeline, in frameworks that serialize the two."""
     expert_exchange: Array
     bubble: Array
-    """Micro-batches' worth of pipeline fill and drain."""
+    """Pipeline fill and drain, in micro-batches."""
     p2p: Array
     p2p_wait: Array
     dp: Array
-    """Of one step: gradients and, with sharded weights, the weights."""
+    """Per step: communication of gradients and, if sharded, of weights."""
     dp_exposed_floor: Array
-    """Of one step: what no backward pass can hide (weights gathered after the optimizer)."""
+    """Per step: communication that cannot overlap with the backward pass (weights gathered after the optimizer)."""
     optimizer: Array
-    """Of one step."""
+    """Per step."""
     micro_batches: Array
     virtual: Array
     pipelined: Array
-    """Share of the vocabulary's work that falls on a stage of its own: 1 - 1 / pp."""
+    """1 - 1 / pp: share of the vocabulary's work in excess of an even split over the stages."""
 
 
 def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
-    """Raw parts of every configuration. Sources by part are at the head of this module."""
+    """Return the parts of every configuration before multipliers; the module docstring lists the sources."""
     arch, counts = card.arch, count_parts(card.arch)
     tokens = layout.micro_batch * card.seq_len
     layers = np.ceil(arch.num_layers / layout.pp)
@@ -102,13 +102,13 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     rate = machine.flops_per_s * GEMM_PEAK_SHARE
     slow = (1 + TOKENS_HALF / tokens) * (1 + WIDTH_HALF * layout.tp / h)
     matmul = _layer_matmul(card)
-    # [M] eq. 3: 2 FLOP a parameter and token forward, twice that backward
+    # [M] eq. 3: 2 FLOP per parameter and token forward, twice that backward
     gemm = 6.0 * matmul * tokens * layers / layout.tp / rate * slow
-    # [M] eq. 3, attention matrix: half of it is masked, which only fused kernels skip
+    # [M] eq. 3, attention matrix: half of it is masked, but only fused kernels skip that half
     attention = 6.0 * tokens * card.seq_len * width * layers / layout.tp / (machine.flops_per_s * ATTENTION_PEAK_SHARE)
     attention = attention * layout.attention_slowness * (1 + layout.plain_attention)
     matrix_bytes = 11.0 * arch.num_heads * tokens * card.seq_len * layers / layout.tp
-    # [K] section 4: about 34 bytes a token and width of activations, written and read forward and backward
+    # [K] section 4: about 34 bytes of activations per token and hidden unit, written and read forward and backward
     shared = np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
     touched = tokens * h * layers * (60.0 / shared + 60.0 / layout.tp)
     touched = touched + tokens * h * layers * EAGER_NORM_BYTES * layout.unfused_norms / shared
@@ -125,7 +125,7 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     link = np.where(crosses, machine.out_bytes_s, machine.up_bytes_s)
     nodes = np.maximum(layout.tp * layout.dp * layout.pp / machine.node, 1.0)
     staged = (layout.pp > 1).astype(np.float64)
-    local_params = _parameters_per_rank(counts, arch.num_layers, layout)
+    local_params = parameters_per_rank(counts, arch.num_layers, layout)
     sharded = np.where(layout.zero >= 1, layout.dp, 1.0)
     return TimeParts(
         gemm=gemm * turns,
@@ -140,7 +140,7 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
         tp_wait_staged=tp_wait_staged,
         expert_exchange=_expert_exchange(card, layout, machine, tokens, layers),
         bubble=(layout.pp - 1) / layout.virtual,  # [M] section 2.2
-        p2p=staged * layout.virtual * 4.0 * tokens * h / link,  # activations forward, gradients back, 2 bytes each
+        p2p=staged * layout.virtual * 4.0 * tokens * h / link,  # activations forward, gradients backward, 2 bytes each
         p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * nodes,
         dp=dp,
         dp_exposed_floor=floor,
@@ -152,14 +152,11 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
 
 
 def combine_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> Array:
-    """(N,) seconds per optimizer step with these log multipliers (in the order of `MULTIPLIERS`).
-
-    (S, P) log multipliers give (S, N) seconds.
-    """
+    """(N,) seconds per optimizer step for (P,) log multipliers in the order of `MULTIPLIERS`; (S, N) for (S, P)."""
     m = name_multipliers(MULTIPLIERS, log_multipliers)
     slot, _ = _slot_time(parts, m)
     slots = parts.micro_batches + m["bubble"] * parts.bubble
-    # what of the last micro-batch's backward can hide gradient traffic, smooth in both limits
+    # gradient traffic overlaps with the last micro-batch's backward pass; the formula is smooth in both limits
     hides = m["dp_overlap"] * 0.5 * slot
     traffic = m["dp"] * parts.dp
     exposed = traffic * traffic / (traffic + hides + 1e-12)
@@ -168,7 +165,7 @@ def combine_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> Arra
 
 
 def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[str, Array]:
-    """The step time by part, in seconds; the parts add up to `combine_time`."""
+    """Return part -> (N,) seconds per step; the parts add up to `combine_time`."""
     m = name_multipliers(MULTIPLIERS, log_multipliers)
     slot, head = _slot_time(parts, m)
     scale, count = m["scale"], parts.micro_batches
@@ -196,47 +193,45 @@ def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[s
 
 
 def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array]:
-    """Seconds of the slowest stage for one micro-batch, and what of it the vocabulary takes."""
+    """Return the seconds of the slowest stage per micro-batch, and the vocabulary's part of them."""
     layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + m["elementwise"] * parts.elementwise
-    # a framework that balances stages spreads the head's work over them; one that does not waits for the last stage
+    # a framework that balances stages spreads the head's work over them; otherwise all wait for the last stage
     head = m["vocabulary"] * parts.vocabulary * (1 - parts.pipelined * (1 - _share(m["imbalance"])))
     device = layer * (1 + m["recompute"] * parts.recompute_share / 3) + head
     device = device + m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out
     device = device + m["expert_exchange"] * parts.expert_exchange + m["p2p"] * parts.p2p
     host = m["launch"] * parts.launch + m["tp_wait"] * parts.tp_wait + m["tp_wait_staged"] * parts.tp_wait_staged
     host = host + m["p2p_wait"] * parts.p2p_wait
-    # the longer of the two, smooth: the device waits for the host or the host for the device
+    # a smooth maximum of the two: the device waits for the host or the host for the device
     device2, host2 = device * device, host * host
     return np.asarray(np.sqrt(np.sqrt(device2 * device2 + host2 * host2))), np.asarray(head)
 
 
 def _share(multiplier: Array) -> Array:
-    """A positive multiplier around 1 as a share around one half."""
+    """Map a positive multiplier around 1 to a share around 0.5."""
     return multiplier / (1 + multiplier)
 
 
 def _layer_matmul(card: Card) -> float:
-    """Parameters that a token meets in an average layer."""
+    """Return the parameters per layer that one token uses, averaged over the layers."""
     counts = count_parts(card.arch)
     moe = counts.moe_layers * (counts.active_experts + counts.shared_experts + counts.router)
     return counts.attention + (counts.dense_layers * counts.dense_mlp + moe) / card.arch.num_layers
 
 
-def _parameters_per_rank(counts: object, num_layers: int, layout: Layout) -> Array:
-    from cclsearch.tasks.training.memory import parameters_per_rank
-
-    return parameters_per_rank(counts, num_layers, layout)  # type: ignore[arg-type]
-
-
 def _tensor_parallel(
     card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """[M] section 2.3: two all-reduces a layer each way (with sequence parallelism the same bytes, [K] section 4.2)."""
+    """Return scale-up, scale-out, wait and staged-wait seconds of tensor parallelism.
+
+    [M] section 2.3: two all-reduces per layer forward and two backward (sequence parallelism moves the same bytes, [K]
+    section 4.2).
+    """
     message = 2.0 * tokens * card.arch.hidden_size
     share = 2.0 * (layout.tp - 1) / layout.tp  # [T] ring
     calls = 4.0 * layers * (1 + 0.5 * layout.recompute) * (layout.tp > 1)
     crosses = layout.tp > machine.node
-    # every accelerator of a node has a port of its own, and rings use them all
+    # every accelerator of a node has its own network port, and rings use all of them
     out_rate = np.minimum(machine.out_bytes_s * machine.node, machine.up_bytes_s)
     inside = np.minimum(layout.tp, machine.node)
     wait = calls * (8 * machine.up_latency_s * np.log2(inside + 1) + crosses * 8 * machine.out_latency_s * layout.tp)
@@ -246,11 +241,14 @@ def _tensor_parallel(
 
 
 def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array, Array]:
-    """[Z] section 7: gradients 2 bytes a parameter reduced once a step; sharded weights gathered again."""
-    local = _parameters_per_rank(count_parts(card.arch), card.arch.num_layers, layout)
+    """Return the communication seconds per step, and the seconds after the optimizer that cannot overlap.
+
+    [Z] section 7: gradients, 2 bytes per parameter, reduced once per step; sharded weights gathered again.
+    """
+    local = parameters_per_rank(count_parts(card.arch), card.arch.num_layers, layout)
     ring = (layout.dp - 1) / layout.dp
     span = layout.tp * layout.dp
-    members = np.clip(machine.node / layout.tp, 1.0, None)  # of one group inside one node, each with a link of its own
+    members = np.clip(machine.node / layout.tp, 1.0, None)  # of one group inside one node, each with its own link
     out = np.minimum(machine.out_bytes_s * members, machine.up_bytes_s)
     rate = np.where(span > machine.node, out, machine.up_bytes_s)
     hops = np.where(span > machine.node, machine.out_latency_s, machine.up_latency_s) * np.log2(layout.dp + 1) * 20
@@ -263,7 +261,7 @@ def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array,
 
 
 def _expert_exchange(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> Array:
-    """[G] section 3.2: tokens go to their experts and back, forward and backward, in every mixture layer."""
+    """(N,) seconds of the all-to-all of tokens to experts and back, in both passes ([G] section 3.2)."""
     if card.arch.moe is None:
         return np.zeros(len(layout))
     counts = count_parts(card.arch)
