@@ -19,7 +19,7 @@ CONFIG = Config(tp=2, dp=2, ep=1, micro_batch_size=4, activation_checkpointing="
 def test_card_without_a_slice_needs_a_topology() -> None:
     card = load_card("tiny-jax")
     assert find_topology(card, "v5e:2x2") == "v5e:2x2"
-    with pytest.raises(UserError, match="no TPU slice"):
+    with pytest.raises(UserError, match="not a TPU slice"):
         find_topology(card, "")
     with pytest.raises(UserError, match="v5e:2x2"):
         find_topology(card, "v5e-4; rm")

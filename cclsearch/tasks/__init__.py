@@ -1,1 +1,1 @@
-"""Kinds of workload. A task owns what the engine must know about one kind."""
+"""Kinds of workload: each subpackage contains what the engine knows about one kind."""

@@ -1,4 +1,4 @@
-"""Memory of a configuration by the TPU compiler itself, ahead of time and without a TPU."""
+"""Memory of a configuration as the TPU compiler computes it, ahead of time and without a TPU."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from cclsearch.core.values import Config
 from cclsearch.space.framework import load_framework
 
 COMPILE_S = 1800.0
+"""Timeout of one compilation."""
 REFERENCE = "jax-cpu"
-"""The framework whose model is compiled: the engine's own transformer in JAX."""
+"""Framework whose model is compiled: the engine's own JAX transformer."""
 GIB = 2**30
 _TOPOLOGY = re.compile(r"v[0-9]+[a-z]*:\d+(?:x\d+)*")
 
 
 @dataclass(frozen=True)
 class CompiledMemory:
-    """What the compiler says of one chip; `refused` says why there is no figure."""
+    """The compiler's memory of one chip, or in `refused` why there is none."""
 
     topology: str
     parts_gib: dict[str, float]
@@ -37,46 +38,46 @@ class CompiledMemory:
 
     @property
     def total_gib(self) -> float | None:
-        """Arguments, temporaries, outputs that are no arguments, and code; None where there is no figure."""
+        """Arguments, temporaries, outputs that do not alias arguments, and code; None if it was not compiled."""
         return sum(self.parts_gib.values()) if self.parts_gib else None
 
 
 def find_topology(card: Card, asked: str) -> str:
-    """`v5e:2x2` as asked for, or of the card's chips and torus; UserError where neither says it."""
+    """Return the topology (`v5e:2x2`) as given, or of the card's chips and torus; raises UserError if neither has one."""
     if asked:
         if not _TOPOLOGY.fullmatch(asked):
-            raise UserError(f"--aot takes a TPU topology such as v5e:2x2 or v5p:2x2x1, not {asked!r}")
+            raise UserError(f"--aot must be a TPU topology such as v5e:2x2 or v5p:2x2x1; got {asked!r}")
         return asked
     hardware = card.hardware
     if not hardware.accelerator.startswith("tpu-") or hardware.torus is None:
         raise UserError(
-            f"{card.name} runs on {hardware.accelerator!r}, which is no TPU slice: name the topology to compile for"
-            " (`--aot v5e:2x2`), or a card whose hardware is one"
+            f"{card.name} runs on {hardware.accelerator!r}, which is not a TPU slice: give the topology to compile for"
+            " (`--aot v5e:2x2`), or use a card with a TPU slice"
         )
     return f"{hardware.accelerator.removeprefix('tpu-')}:{'x'.join(map(str, hardware.torus))}"
 
 
 def require_compiler() -> None:
-    """UserError where JAX or the TPU compiler is missing."""
+    """Raise UserError if JAX or the TPU compiler is not installed."""
     missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"predict --aot asks the TPU compiler, but {' and '.join(missing)} is not installed:"
-            " pip install 'ccl-search[tpu]' (about 500 MB); without it there is no compiled figure"
+            f"predict --aot needs the TPU compiler, but {' and '.join(missing)} is not installed:"
+            " run `pip install 'ccl-search[tpu]'` (about 500 MB), or leave out --aot"
         )
 
 
 def compile_memory(card: Card, config: Config, topology: str) -> CompiledMemory:
-    """Memory of one chip when the configuration's step is compiled for that topology.
+    """Return the memory of one chip with the configuration's step compiled for this topology.
 
-    The step is that of the engine's own transformer in JAX with AdamW in fp32, not the framework's own program.
+    The step is the engine's own JAX transformer with AdamW in fp32, not the framework's program.
     """
     shape = [int(size) for size in topology.partition(":")[2].split("x")]
     per_pass = config.as_int("dp") * config.as_int("micro_batch_size")
     if config.as_int("pp") != 1:
         return CompiledMemory(topology, {}, "the reference model has no pipeline (pp must be 1)")
     if config.as_int("tp") * config.as_int("dp") != math.prod(shape):
-        return CompiledMemory(topology, {}, f"tp x dp is not the {math.prod(shape)} chips of {topology}")
+        return CompiledMemory(topology, {}, f"tp x dp must be the {math.prod(shape)} chips of {topology}")
     payload = {
         "config": dict(config),
         "arch": card.arch.model_dump(mode="json"),
@@ -94,7 +95,7 @@ def compile_memory(card: Card, config: Config, topology: str) -> CompiledMemory:
 def _compile(request: dict[str, object], topology: str) -> CompiledMemory:
     environment = {
         **public_environment(),
-        "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked: nothing leaves this machine
+        "TPU_SKIP_MDS_QUERY": "1",  # do not query a metadata server: nothing leaves this machine
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
@@ -113,12 +114,14 @@ def _compile(request: dict[str, object], topology: str) -> CompiledMemory:
                 cwd=scratch,
             )
         except subprocess.TimeoutExpired:
-            return CompiledMemory(topology, {}, f"the compiler took over {COMPILE_S:g} s")
+            return CompiledMemory(topology, {}, f"the compiler took more than {COMPILE_S:g} s")
     answers = [line for line in done.stdout.splitlines() if line.startswith("CCL-AOT ")]
     if not answers:
-        said = [line for line in done.stderr.splitlines() if "RESOURCE_EXHAUSTED" in line or "Error" in line]
-        said = said or [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        return CompiledMemory(topology, {}, one_line(said[-1], 400))
+        errors = [line for line in done.stderr.splitlines() if "RESOURCE_EXHAUSTED" in line or "Error" in line]
+        errors = (
+            errors or [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        )
+        return CompiledMemory(topology, {}, one_line(errors[-1], 400))
     return _read(json.loads(answers[-1].removeprefix("CCL-AOT ")), topology)
 
 
@@ -126,7 +129,7 @@ def _read(answer: dict[str, object], topology: str) -> CompiledMemory:
     if "refused" in answer:
         return CompiledMemory(topology, {}, str(answer["refused"]))
     if "TPU" not in str(answer["device"]):
-        return CompiledMemory(topology, {}, f"the compiler answered for {answer['device']!r}, which is no TPU")
+        return CompiledMemory(topology, {}, f"the compiler compiled for {answer['device']!r}, which is not a TPU")
     sizes = {name: int(str(value)) for name, value in answer.items() if name.endswith("_bytes")}
     parts = {
         "arguments": sizes["arguments_bytes"],

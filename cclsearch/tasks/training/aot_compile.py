@@ -1,9 +1,9 @@
-"""Compiles one configuration's optimizer step for a TPU topology, in a process of its own; prints JSON.
+"""Compiles one configuration's optimizer step for a TPU topology and prints its memory as JSON.
 
     python -m cclsearch.tasks.training.aot_compile REQUEST.json
 
-The step is that of the run script `jax_cpu.py` (model, AdamW, gradient accumulation) on the mesh of the topology's
-chips; no chip takes part: JAX asks the TPU compiler in `libtpu`.
+Runs in its own process. The step is that of the run script `jax_cpu.py` (model, AdamW, gradient accumulation) on the
+mesh of the topology's chips. It needs no chip: JAX calls the TPU compiler in `libtpu`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def compile_step(request: dict[str, Any]) -> dict[str, Any]:
-    """The compiler's own figures for one chip, in bytes."""
+    """Return the compiler's memory figures for one chip, in bytes."""
     sys.path.insert(0, str(Path(request["script"]).parent))
     import jax
     import numpy as np

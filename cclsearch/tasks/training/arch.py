@@ -1,4 +1,4 @@
-"""Counting: parameters and arithmetic of a decoder-only transformer, from its widths."""
+"""Counts the parameters and FLOP of a decoder-only transformer from its dimensions."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from cclsearch.card.model import ModelArch
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters by where they live. Widths only: biases and position tables (well under 1 %) are left out."""
+    """Parameters by part, without biases and position embeddings (well under 1 %)."""
 
     attention: int
     """Projections of one layer."""
     dense_mlp: int
-    """Feed-forward part of one ordinary layer (0 in a model whose layers are all mixtures)."""
+    """Feed-forward part of one dense layer."""
     experts: int
-    """All routed experts of one mixture layer."""
+    """All routed experts of one MoE layer."""
     shared_experts: int
-    """Shared experts of one mixture layer."""
+    """Shared experts of one MoE layer."""
     router: int
     active_experts: int
-    """Routed experts of one mixture layer that a token visits."""
+    """Routed experts of one MoE layer that one token uses."""
     norms: int
-    """Normalisation of one layer."""
+    """Norms of one layer."""
     embedding: int
     head: int
-    """Output projection; 0 where it is tied to the embedding."""
+    """Output projection; 0 if it is tied to the embedding."""
     dense_layers: int
     moe_layers: int
 
@@ -37,7 +37,7 @@ class ParameterCount:
 
     @property
     def active(self) -> int:
-        """Parameters that one token visits."""
+        """Parameters that one token uses."""
         return self._layers(self.active_experts) + self.embedding + self.head
 
     def _layers(self, experts: int) -> int:
@@ -47,7 +47,10 @@ class ParameterCount:
 
 
 def count_parts(arch: ModelArch) -> ParameterCount:
-    """Parameters by part. Source: Narayanan et al. 2021 (Megatron-LM), section 2, for GQA, gated MLPs and mixtures."""
+    """Return the parameters by part.
+
+    Source: Narayanan et al. 2021 (Megatron-LM), section 2, extended to GQA, gated MLPs and mixtures of experts.
+    """
     h, moe = arch.hidden_size, arch.moe
     matrices = 3 if arch.gated_mlp else 2
     moe_layers = arch.num_layers - min(moe.num_dense_layers, arch.num_layers) if moe else 0
@@ -68,14 +71,14 @@ def count_parts(arch: ModelArch) -> ParameterCount:
 
 
 def count_parameters(arch: ModelArch) -> int:
-    """Parameters of the whole model, from its widths."""
+    """Return the number of parameters of the whole model."""
     return count_parts(arch).total
 
 
 def flops_per_token(arch: ModelArch, seq_len: int) -> float:
-    """Training FLOP per token: 6 (N_active - N_input_embedding) + 12 L heads head_dim S.
+    """Return the training FLOP per token: 6 (N_active - N_input_embedding) + 12 L heads head_dim S.
 
-    The output projection counts whether or not it is tied. Source: PaLM (Chowdhery et al. 2022), appendix B.
+    The output projection counts even if it is tied. Source: PaLM (Chowdhery et al. 2022), appendix B.
     """
     parts = count_parts(arch)
     matmul = parts.active - parts.embedding - parts.head + arch.vocab_size * arch.hidden_size

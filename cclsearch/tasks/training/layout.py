@@ -1,4 +1,4 @@
-"""What a prediction needs of each configuration, as columns of numbers whatever the space calls its knobs."""
+"""Reads the numbers that a prediction needs from a space, one column each, whatever the space calls its knobs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _FUSED_ATTENTION = ("flash", "sdpa", "xformers", "memory_efficient", "cudnn", "s
 _FUSED_NORMS = ("rms", "norm")
 _FLASH_VERSION = re.compile(r"flash[a-z_ -]*?v?(\d)")
 _FLASH_SLOWNESS = {"1": 2.0, "2": 1.0, "3": 0.6}
-"""By version, over version 2: Dao 2023 (twice as fast as the first), Shah et al. 2024 (1.5 to 2 times faster again)."""
+"""Version -> time relative to version 2: Dao 2023 (2x faster than version 1), Shah et al. 2024 (1.5x to 2x faster)."""
 _PLAIN_ATTENTION = ("torch", "eager", "math", "naive", "unfused", "plain", "dot_product", "fused")
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """N configurations. Every column is (N,) float64."""
+    """N configurations as columns, each (N,) float64."""
 
     tp: Array
     dp: Array
@@ -39,36 +39,36 @@ class Layout:
     ep: Array
     micro_batch: Array
     accumulation: Array
-    """Micro-batches per optimizer step and data-parallel rank."""
+    """Gradient accumulation: micro-batches per optimizer step and data-parallel rank."""
     zero: Array
-    """0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too."""
+    """ZeRO stage: 0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too."""
     declares_sharding: bool
-    """Whether the space says at all; a framework that does not may shard all the same."""
+    """Whether the space has a knob for it; without one, a framework may still shard."""
     recompute: Array
-    """Share of each layer's activations that is computed twice: 0, 1, or between."""
+    """Share of each layer's activations that is recomputed, 0 to 1."""
     sequence_parallel: Array
     declares_sequence_parallel: bool
-    """Whether the space says at all; a framework that does not may split the sequence all the same."""
+    """Whether the space has a knob for it; without one, a framework may still split the sequence."""
     virtual: Array
     """Model chunks per pipeline rank (1 without interleaving)."""
     plain_attention: Array
-    """Whether the attention matrix is written to memory: 1, 0, or 0.1 where nothing says so."""
+    """Whether the attention matrix is written to memory: 1, 0, or 0.1 if unknown."""
     attention_slowness: Array
-    """Time of the attention kernels over that of FlashAttention-2."""
+    """Time of the attention kernels relative to FlashAttention-2."""
     unfused_norms: Array
-    """Whether norms run as chains of eager kernels: 1 where another choice names a fused norm and this one does not."""
+    """Whether norms run as several eager kernels: 1 if another choice names a fused norm and this one does not."""
 
     def __len__(self) -> int:
         return len(self.tp)
 
     def slice(self, block: slice) -> Layout:
-        """These rows only."""
+        """Return the layout of these rows."""
         columns: dict[str, Any] = {n: value[block] for n, value in vars(self).items() if isinstance(value, np.ndarray)}
         return replace(self, **columns)
 
 
 def read_layout(card: Card, space: Space) -> Layout:
-    """The columns of a space; a knob that is absent has its plain value (degree 1, no sharding, no recompute)."""
+    """Return the columns of a space; an absent knob has its neutral value (degree 1, no sharding, no recomputation)."""
 
     def number(name: str, default: float = 1.0) -> Array:
         return np.maximum(_numbers(space, name, default), 1.0)
@@ -95,7 +95,7 @@ def read_layout(card: Card, space: Space) -> Layout:
 
 
 def _numbers(space: Space, name: str, default: float) -> Array:
-    """(N,) values of a numeric knob; `default` where it is absent, not a number or not positive."""
+    """(N,) values of a numeric knob; `default` if it is absent or not a number."""
     for knob_index, knob in enumerate(space.knobs):
         if knob.name == name:
             values = [_as_number(choice, default) for choice in knob.choices]
@@ -141,15 +141,15 @@ def _zero(space: Space) -> Array:
 
 
 def _recompute(space: Space) -> Array:
-    words = dict.fromkeys(_FULL, 1.0) | dict.fromkeys(_PARTIAL, 0.3)
+    shares = dict.fromkeys(_FULL, 1.0) | dict.fromkeys(_PARTIAL, 0.3)
     for name in _RECOMPUTE_KNOBS:
         if space.has(name):
-            return _by_choice(space, name, words, 0.0)
+            return _by_choice(space, name, shares, 0.0)
     return np.zeros(len(space))
 
 
 def _kernel_knob(space: Space) -> int | None:
-    """Place of the knob about kernels or attention; None without one."""
+    """Return the index of the knob about kernels or attention; None if there is none."""
     for knob_index, knob in enumerate(space.knobs):
         if "kernel" in knob.name or "attention" in knob.name.replace("activation", ""):
             return knob_index
@@ -157,7 +157,7 @@ def _kernel_knob(space: Space) -> int | None:
 
 
 def _by_kernel_choice(space: Space, read: Callable[[str], float], default: float) -> Array:
-    """(N,) what the words of that knob say; a word that nobody knows says nothing."""
+    """(N,) `read` of that knob's choices, in lower case; `default` if there is no such knob."""
     index = _kernel_knob(space)
     if index is None:
         return np.full(len(space), default)
@@ -166,17 +166,17 @@ def _by_kernel_choice(space: Space, read: Callable[[str], float], default: float
 
 
 def _unfused_norms(space: Space) -> Array:
-    """(N,) 1 for the words that name no fused norm in a knob where another does."""
-    named = _by_kernel_choice(space, lambda word: float(any(part in word for part in _FUSED_NORMS)), 0.0)
+    """(N,) 1 for choices that do not name a fused norm, if another choice of the knob does."""
+    named = _by_kernel_choice(space, lambda choice: float(any(part in choice for part in _FUSED_NORMS)), 0.0)
     return 1.0 - named if named.any() else named
 
 
-def _flash_slowness(word: str) -> float:
-    version = _FLASH_VERSION.search(word)
+def _flash_slowness(choice: str) -> float:
+    version = _FLASH_VERSION.search(choice)
     return _FLASH_SLOWNESS.get(version[1], 1.0) if version else 1.0
 
 
-def _plain_attention(word: str) -> float:
-    if any(part in word for part in _FUSED_ATTENTION):
+def _plain_attention(choice: str) -> float:
+    if any(part in choice for part in _FUSED_ATTENTION):
         return 0.0
-    return 1.0 if any(part in word for part in _PLAIN_ATTENTION) else 0.1
+    return 1.0 if any(part in choice for part in _PLAIN_ATTENTION) else 0.1

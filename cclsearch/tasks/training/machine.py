@@ -1,4 +1,4 @@
-"""What the closed forms need to know of the hardware: rates, latencies, and how many accelerators share a node."""
+"""The hardware figures that the closed forms use: rates, latencies, and accelerators per node."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from dataclasses import dataclass
 from cclsearch.card.model import Card
 
 UNKNOWN_PEAK_FLOPS, UNKNOWN_HBM_BYTES_S = 300e12, 2e12
-"""Stand in for an accelerator that `hardware.yaml` does not list: a data-centre GPU. Trials correct the scale."""
+"""Used for an accelerator that `hardware.yaml` does not list: those of a data-center GPU. Trials correct the scale."""
 UNKNOWN_SCALE_UP_GBPS, UNKNOWN_SCALE_OUT_GBPS = 2400.0, 200.0
 UNKNOWN_UP_LATENCY_S, UNKNOWN_OUT_LATENCY_S = 3e-6, 8e-6
 LAUNCH_S = {"gpu": 8e-6, "tpu": 2e-6, "cpu": 2e-6}
-"""Host time to issue one kernel: CUDA launches cost 5 to 10 us in eager mode; XLA issues whole programs."""
+"""Host seconds to launch one kernel: 5 to 10 us for CUDA in eager mode; XLA launches whole programs."""
 CPU_PROCESS_GIB = 0.25
 """Resident set of a process that has imported torch for CPUs, measured; its allocator peak starts near zero."""
 TPU_RESERVED_GIB = 0.3
-"""What the TPU runtime keeps of the HBM."""
+"""HBM that the TPU runtime reserves."""
 DEVICE_CONTEXT_GIB = 1.2
-"""CUDA context, NCCL buffers and cuBLAS workspaces outside the allocator, A100 and H100 (0.5 to 2 reported)."""
+"""CUDA context, NCCL buffers and cuBLAS workspaces outside the allocator on A100 and H100 (0.5 to 2 GiB reported)."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One accelerator and its links, in SI units; bandwidths are one direction of a bidirectional link."""
+    """One accelerator and its links, in SI units; bandwidths are per direction."""
 
     flops_per_s: float
     hbm_bytes_s: float
     up_bytes_s: float
-    """Inside a node."""
+    """Bandwidth inside a node."""
     out_bytes_s: float
-    """Between nodes."""
+    """Bandwidth between nodes."""
     up_latency_s: float
     out_latency_s: float
     node: int
-    """Accelerators that share the fast links."""
+    """Number of accelerators connected by the links inside a node."""
     memory_gib: float
     fixed_gib: float
-    """Taken before the model is there."""
+    """Memory in use before the model is loaded."""
     launch_s: float
-    """Host time to issue one kernel."""
+    """Host seconds to launch one kernel."""
     host_cores: float
-    """Cores that the ranks of a node share where they run on its CPU; infinite where each has an accelerator."""
+    """Cores that the ranks of a node share if they run on its CPU; infinite if each has an accelerator."""
 
 
 def read_machine(card: Card) -> Machine:
-    """The machine of a card: rates from `hardware.yaml`, bandwidths from the card where it states them."""
+    """Return the machine of a card: rates from `hardware.yaml`, bandwidths from the card if it has them."""
     from cclsearch.card.hardware import match_accelerator
 
     hardware = card.hardware
