@@ -43,7 +43,7 @@ class CompiledMemory:
 
 
 def find_topology(card: Card, asked: str) -> str:
-    """Return the topology (`v5e:2x2`) as given, or of the card's chips and torus; raises UserError if neither has one."""
+    """Return the topology (`v5e:2x2`) as given, or from the card; raises UserError if neither has one."""
     if asked:
         if not _TOPOLOGY.fullmatch(asked):
             raise UserError(f"--aot must be a TPU topology such as v5e:2x2 or v5p:2x2x1; got {asked!r}")
