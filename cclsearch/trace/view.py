@@ -167,8 +167,8 @@ class TraceView:
         self.config = config
         self.baseline = baseline
         views = {rank: RankView(trace_set.tables[rank]) for rank in trace_set.ranks}
-        at_work = {rank: view for rank, view in views.items() if len(view.device_rows)}
-        self.ranks: Mapping[int, RankView] = at_work or views
+        with_work = {rank: view for rank, view in views.items() if len(view.device_rows)}
+        self.ranks: Mapping[int, RankView] = with_work or views
         """The ranks that metrics cover: those with device work, or all ranks if none has any."""
         self.excluded_ranks = tuple(rank for rank in views if rank not in self.ranks)
         """Ranks that were read but are not covered: their traces have no device work."""
@@ -180,7 +180,7 @@ class TraceView:
 
     @property
     def window_reason(self) -> Reason | None:
-        """Why the windows of a rank are not several steps; None if those of all ranks are."""
+        """`no_step_markers` or `too_few_steps` if a rank's windows have this reason; None if all ranks have steps."""
         return next((view.windows.reason for view in self.ranks.values() if view.windows.reason), None)
 
     @property
@@ -235,7 +235,7 @@ class TraceView:
 
     @cached_property
     def matching(self) -> Matching:
-        """The same collective on different ranks, matched."""
+        """Collectives matched across ranks."""
         return match_collectives({rank: view.table for rank, view in self.ranks.items()}, self.world_size)
 
     @property

@@ -20,9 +20,8 @@ Bools = npt.NDArray[np.bool_]
 
 GPU_SLACK_NS = 20_000
 CPU_SLACK_NS = 1_000_000
-"""An event that begins within this time after one of another lane ended counts as having waited for it.
-
-Threads wake slowly, so the limit is larger on CPUs."""
+"""An event that begins within this time after one of another lane ended counts as having waited for it (CPU threads
+wake slowly)."""
 
 
 @dataclass(frozen=True)

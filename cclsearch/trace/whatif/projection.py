@@ -153,15 +153,15 @@ def _time_step(replay: Replay, scenario: Scenario, *, best: bool) -> float:
     new_end = [graph.end_ns.astype(float) for graph in graphs]
     new_start = [graph.start_ns.astype(float) for graph in graphs]
     durations = [_new_durations(replay, graph, scenario, best) for graph in graphs]
-    partners = _collectives_by_last(replay) if replay.trace.matching.offset_ns is not None else {}
+    collectives = _collectives_by_last(replay) if replay.trace.matching.offset_ns is not None else {}
     order = _global_order(graphs)
     for g, i in order:
         graph = graphs[g]
         start = _earliest_start(graph, i, new_start[g], new_end[g], best)
         new_start[g][i] = start
         new_end[g][i] = start + durations[g][i]
-        for m, j in partners.get((g, i), ()):
-            new_end[m][j] = _collective_end(graphs, partners[g, i], (m, j), new_start, durations)
+        for m, j in collectives.get((g, i), ()):
+            new_end[m][j] = _collective_end(graphs, collectives[g, i], (m, j), new_start, durations)
     return max((_window_length(graph, new_end[g]) for g, graph in enumerate(graphs)), default=0.0) / 1e9
 
 
