@@ -31,10 +31,11 @@ from llm.players import PLAYERS  # noqa: E402
 
 from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.plugins import PROPOSERS  # noqa: E402
-from cclsearch.propose.agent.agent import Agent, AgentOptions, seed_program  # noqa: E402
+from cclsearch.propose.agent.agent import Agent  # noqa: E402
 from cclsearch.propose.agent.arbiter.proposer import Arbiter  # noqa: E402
+from cclsearch.propose.agent.options import AgentOptions, read_seed_program  # noqa: E402
 from cclsearch.propose.agent.policy.runner import SandboxRunner  # noqa: E402
-from cclsearch.propose.agent.surrogate_table import survey_surrogate  # noqa: E402
+from cclsearch.propose.agent.surrogate_table import make_surrogate_table  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
 from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
 
@@ -193,7 +194,7 @@ def run_policies(folder: Path) -> None:
     for name in ("dense", "moe", "composite"):
         rows = []
         for recording, view in zip(recordings, views, strict=True):
-            choice = SandboxRunner().choose(seed_program(view, name), view, survey_surrogate(view))
+            choice = SandboxRunner().choose(read_seed_program(view, name), view, make_surrogate_table(view))
             rows.append(recording.space.row(choice.config) if choice.config else None)
         picked = [ratio(r, row) for r, row in zip(recordings, rows, strict=True)]
         print(f"| {name} | {sum(row is not None for row in rows)} of {len(rows)} | {told(picked)} | {told(theirs)} |")
@@ -217,7 +218,7 @@ def run_chaos_bench(num_turns: int) -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = run_chaos(
-            num_turns, Path(folder), seed=5, make_fallback=PROPOSERS.get("default"), look=survey_surrogate
+            num_turns, Path(folder), seed=5, make_fallback=PROPOSERS.get("default"), make_table=make_surrogate_table
         )
     print(f"{report}\n{time.monotonic() - started:.0f} s; every assertion held")
 

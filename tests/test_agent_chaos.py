@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llm.cases import plain_look
+from llm.cases import plain_table
 from llm.chaos import run_chaos
 from llm.server import KEY
 
@@ -15,7 +15,9 @@ from cclsearch.plugins import PROPOSERS
 @pytest.mark.serial
 def test_every_search_ends_well_whatever_the_provider_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
-    report = run_chaos(300, tmp_path, seed=11, make_fallback=PROPOSERS.get("random"), look=lambda view: plain_look())
+    report = run_chaos(
+        300, tmp_path, seed=11, make_fallback=PROPOSERS.get("random"), make_table=lambda view: plain_table()
+    )
     assert report.turns >= 300
     assert report.requests > report.turns
     assert report.decisions > 20

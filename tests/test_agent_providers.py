@@ -28,8 +28,8 @@ from llm.server import (
 
 from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
 from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
-from cclsearch.propose.agent.providers.parse import call_in_text
-from cclsearch.propose.agent.providers.retry import Patience, ask_patiently
+from cclsearch.propose.agent.providers.parse import find_call_in_text
+from cclsearch.propose.agent.providers.retry import RetrySettings, ask_with_retries
 from cclsearch.propose.agent.providers.types import (
     CompletionRequest,
     ErrorKind,
@@ -82,12 +82,12 @@ def connect(protocol: str, server: StandIn, *, key: str = KEY, model: str = MODE
     return OpenAIProvider(model, api_key=key, base_url=f"{server.url}/v1", timeout_s=timeout_s)
 
 
-def patiently(provider: Provider, clock: ManualClock, **patience: float) -> Callable[[], object]:
-    return lambda: ask_patiently(
+def retrying(provider: Provider, clock: ManualClock, **settings: float) -> Callable[[], object]:
+    return lambda: ask_with_retries(
         provider,
         ASK,
         clock=clock,
-        patience=Patience(**patience),
+        settings=RetrySettings(**settings),
         jitter=random.Random(0),  # type: ignore[arg-type]
     )
 
@@ -138,7 +138,7 @@ def test_what_stays_the_same_is_marked_for_the_prompt_cache(stand_in: StandIn) -
 
 
 @pytest.mark.parametrize(
-    ("reaction", "trouble"),
+    ("reaction", "kind"),
     [
         (Status(429, {"retry-after": "7"}), ErrorKind.RATE_LIMIT),
         (Status(529), ErrorKind.OVERLOADED),
@@ -163,13 +163,11 @@ def test_what_stays_the_same_is_marked_for_the_prompt_cache(stand_in: StandIn) -
         (Status(302, {"location": "http://127.0.0.1:1/v1/messages"}), ErrorKind.BAD_REQUEST),
     ],
 )
-def test_every_failure_has_its_name(
-    provider: Provider, stand_in: StandIn, reaction: Reaction, trouble: ErrorKind
-) -> None:
+def test_every_failure_has_its_name(provider: Provider, stand_in: StandIn, reaction: Reaction, kind: ErrorKind) -> None:
     stand_in.script = in_turn(reaction)
     with pytest.raises(ProviderError) as caught:
         provider.ask(ASK)
-    assert caught.value.trouble is trouble
+    assert caught.value.kind is kind
     assert KEY not in caught.value.message
     assert stand_in.url not in caught.value.message
     assert len(caught.value.message) < 400
@@ -203,7 +201,7 @@ def test_a_gateway_that_broke_off_is_asked_again(stand_in: StandIn) -> None:
     choice = {"message": {"content": ""}, "finish_reason": "error", "error": {"code": 502, "message": "gone"}}
     stand_in.script = in_turn(Raw(json.dumps({"choices": [choice]}).encode()), Say(text="back"))
     clock = ManualClock()
-    patiently(connect("compatible", stand_in), clock)()
+    retrying(connect("compatible", stand_in), clock)()
     assert len(clock.waits) == 1
 
 
@@ -211,7 +209,7 @@ def test_a_failed_connection_says_why() -> None:
     provider = OpenAIProvider(MODEL, api_key=KEY, base_url="http://127.0.0.1:1/v1")
     with pytest.raises(ProviderError, match=r"cut: .+") as caught:
         provider.ask(ASK)
-    assert caught.value.trouble is ErrorKind.CONNECTION
+    assert caught.value.kind is ErrorKind.CONNECTION
 
 
 def test_a_compressed_answer_is_read(provider: Provider, stand_in: StandIn) -> None:
@@ -226,26 +224,26 @@ def test_silence_is_a_timeout(stand_in: StandIn, protocol: str, reaction: Reacti
     stand_in.script = in_turn(reaction)
     with pytest.raises(ProviderError) as caught:
         connect(protocol, stand_in, timeout_s=0.4).ask(ASK)
-    assert caught.value.trouble is ErrorKind.TIMEOUT
+    assert caught.value.kind is ErrorKind.TIMEOUT
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_wrong_key_and_an_unknown_model_are_asked_once(stand_in: StandIn, protocol: str) -> None:
-    for wrong, trouble in (
+    for wrong, kind in (
         ({"key": "sk-wrong"}, ErrorKind.AUTHENTICATION),
         ({"model": "no-such"}, ErrorKind.UNKNOWN_MODEL),
     ):
         clock = ManualClock()
         with pytest.raises(ProviderError) as caught:
-            patiently(connect(protocol, stand_in, **wrong), clock)()  # type: ignore[arg-type]
-        assert caught.value.trouble is trouble
+            retrying(connect(protocol, stand_in, **wrong), clock)()  # type: ignore[arg-type]
+        assert caught.value.kind is kind
         assert clock.waits == []
 
 
 def test_waiting_honours_retry_after_and_grows_with_jitter(provider: Provider, stand_in: StandIn) -> None:
     clock = ManualClock()
     stand_in.script = in_turn(Status(500), Status(429, {"retry-after": "30"}), Status(529), Say(text="at last"))
-    patiently(provider, clock)()
+    retrying(provider, clock)()
     assert len(clock.waits) == 3
     assert 0.5 <= clock.waits[0] <= 1.0
     assert clock.waits[1] >= 30
@@ -256,11 +254,11 @@ def test_waiting_ends_within_the_total_limit(provider: Provider, stand_in: Stand
     clock = ManualClock()
     stand_in.script = in_turn(Status(429, {"retry-after": "3600"}))
     with pytest.raises(ProviderError):
-        patiently(provider, clock, total_s=180)()
+        retrying(provider, clock, total_s=180)()
     assert clock.waits == []
     stand_in.script = in_turn(Status(503))
     with pytest.raises(ProviderError):
-        patiently(provider, clock, total_s=20, max_tries=50)()
+        retrying(provider, clock, total_s=20, max_tries=50)()
     assert sum(clock.waits) <= 20
 
 
@@ -319,7 +317,7 @@ def test_calls_are_read_as_compatible_servers_write_them(stand_in: StandIn, mess
     ],
 )
 def test_a_call_is_found_in_what_a_model_thinks_aloud(text: str) -> None:
-    call = call_in_text(text, {"submit"})
+    call = find_call_in_text(text, {"submit"})
     assert call is not None
     assert call.arguments == {"tp": 2}
 
@@ -358,7 +356,7 @@ def test_a_request_that_is_sent_again_gets_its_answer_from_the_file(stand_in: St
     impatient = connect("compatible", stand_in, timeout_s=0.3)
     with pytest.raises(ProviderError) as caught:
         impatient.ask(ASK)
-    assert caught.value.trouble is ErrorKind.TIMEOUT
+    assert caught.value.kind is ErrorKind.TIMEOUT
     part = tmp_path / "part"
     part.write_text('{"calls": [{"name": "submit", "arguments": {"tp": 4}}]}')
     part.rename(tmp_path / "0001.answer.json")

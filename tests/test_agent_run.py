@@ -41,7 +41,7 @@ def test_a_search_with_an_llm_ends_can_be_told_and_replays(
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     capsys.readouterr()
     assert main(["status", "asked"]) == 0
-    assert "llm since trial 2: the seeds are placed" in capsys.readouterr().out
+    assert "llm since trial 2: the seeds are proposed" in capsys.readouterr().out
     assert main(["replay-turns", "asked", "--json"]) == 0
     turns = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert turns
@@ -134,12 +134,22 @@ def test_resume_raises_the_limits_of_an_llm_and_refuses_them_without_one(
     assert "none takes part" in capsys.readouterr().err
     away = "https://llm.example.org/v1#m"
     assert main([*command, "--llm", away, "--max-usd", "1", "--dry-run"]) == 0
-    assert "--max-usd cannot be kept: the price of compatible:m is not known" in capsys.readouterr().out
+    assert "--max-usd has no effect: the price of compatible:m is unknown" in capsys.readouterr().out
     assert main([*command, "--llm", "openai:gpt-5", "--name", "asked", "--max-tokens", "10"]) == 0
     assert main(["resume", "asked", "--budget", "2", "--max-tokens", "5000"]) == 0
     capsys.readouterr()
     assert main(["status", "asked"]) == 0
-    assert "the LLM may use 5,000 tokens in all from here on" in capsys.readouterr().out
+    assert "the LLM may use 5,000 tokens in total from now on" in capsys.readouterr().out
+
+
+def test_strategies_are_checked_when_a_search_is_planned(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--dry-run", "--strategy"]
+    assert main([*command, "optuna"]) == 0
+    capsys.readouterr()
+    for strategy, message in (("hybrid", "needs an LLM"), ("llm", "needs an LLM"), ("magic", "'magic'; there are")):
+        assert main([*command, strategy]) == 2
+        assert message in capsys.readouterr().err
+    assert not (project / "runs").exists()
 
 
 def test_a_secret_across_the_start_of_a_logs_tail_is_masked(tmp_path: Path) -> None:

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llm.cases import SPACE, Search, plain_look, run_trial
+from llm.cases import SPACE, Search, plain_table, run_trial
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.agent import Agent, AgentOptions, TurnOutcome
+from cclsearch.propose.agent.agent import Agent, TurnOutcome
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.history import limits_event, read_limits
+from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
 from cclsearch.propose.agent.providers.anthropic_api import anthropic_body
-from cclsearch.propose.agent.providers.cost import LlmLimits, Prices, describe_unkept, load_prices, price_usage
+from cclsearch.propose.agent.providers.cost import LlmLimits, Prices, explain_unknown_price, load_prices, price_usage
 from cclsearch.propose.agent.providers.openai_api import chat_body, json_body
 from cclsearch.propose.agent.providers.spec import parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import (
@@ -105,11 +106,11 @@ def run_turn(
     *,
     folder: Path | None = None,
     slots: int = 1,
-    look: SurrogateTable | None = None,
+    table: SurrogateTable | None = None,
     **options: Any,
 ) -> TurnOutcome:
     search = Search(observations=[run_trial(1, Config(TRIED))])
-    given = look or plain_look()
+    given = table or plain_table()
     prices = Prices.model_validate(
         {"as_of": "2026-01", "prices": [{"model": "openai:*", "input_usd": 1.0, "output_usd": 10.0}]}
     )
@@ -118,7 +119,7 @@ def run_turn(
         options=AgentOptions(**options),
         folder=folder,
         evidence=Logs(),
-        look=lambda view: given,
+        make_table=lambda view: given,
         clock=FakeClock(),
         prices=prices,
     )
@@ -126,47 +127,47 @@ def run_turn(
 
 
 def test_a_legal_new_configuration_becomes_a_proposal() -> None:
-    thought = run_turn(Scripted(submit(GOOD, insight="dp is slow")))
-    (proposal,) = thought.proposals
+    outcome = run_turn(Scripted(submit(GOOD, insight="dp is slow")))
+    (proposal,) = outcome.proposals
     assert dict(proposal.config) == GOOD
     assert (proposal.proposer, proposal.turn, proposal.rationale) == ("llm", 1, "why not")
     assert (proposal.expects.step_time_s, proposal.expects.peak_memory_gib) == (9.5, 30.0)
-    assert thought.event.data["insight"] == "dp is slow"
+    assert outcome.event.data["insight"] == "dp is slow"
 
 
 def test_what_it_learnt_reaches_the_ledger_and_nothing_that_no_part_is_called() -> None:
     said = [{"part": "pipeline", "is": "much_slower"}, {"part": "__class__", "is": "slower"}, {"part": "optimizer"}, 7]
-    thought = run_turn(Scripted(submit(GOOD, beliefs=said)))
-    assert thought.event.data["beliefs"] == '{"seen":1,"pipeline":"much_slower"}'
+    outcome = run_turn(Scripted(submit(GOOD, beliefs=said)))
+    assert outcome.event.data["beliefs"] == '{"seen":1,"pipeline":"much_slower"}'
     assert run_turn(Scripted(submit(GOOD, beliefs="all is slow"))).event.data["beliefs"] == ""
 
 
 def test_tokens_money_and_seconds_are_accounted() -> None:
     clock = FakeClock()
     provider = Scripted(call("candidates"), submit(GOOD), clock=clock)
-    thought = run_turn(provider)
-    assert thought.event.data["input_tokens"] == 2000
-    assert thought.event.data["requests"] == 2
-    assert thought.event.data["usd"] == pytest.approx(2 * (1000 * 1.0 + 100 * 10.0) / 1e6)
+    outcome = run_turn(provider)
+    assert outcome.event.data["input_tokens"] == 2000
+    assert outcome.event.data["requests"] == 2
+    assert outcome.event.data["usd"] == pytest.approx(2 * (1000 * 1.0 + 100 * 10.0) / 1e6)
 
 
 def test_values_are_read_kindly_and_booleans_strictly() -> None:
     as_text = {knob: str(value) for knob, value in GOOD.items()}
     assert dict(run_turn(Scripted(submit(as_text))).proposals[0].config) == GOOD
-    thought = run_turn(Scripted(submit({**GOOD, "tp": True})))
-    assert thought.stall is not None
+    outcome = run_turn(Scripted(submit({**GOOD, "tp": True})))
+    assert outcome.stall is not None
 
 
 @pytest.mark.parametrize(
     ("answer", "cause", "words"),
     [
         (submit(TRIED), "duplicate", "three proposals in a row were duplicates"),
-        (submit(ILLEGAL), "illegal", "not legal"),
+        (submit(ILLEGAL), "illegal", "not in the search space"),
         (submit({"tp": 2}), "malformed", "malformed"),
         (submit({**GOOD, "LD_PRELOAD": "x"}), "malformed", "malformed"),
         (call("submit", {"configurations": "all"}), "malformed", "malformed"),
         (call("submit", "text"), "malformed", "malformed"),
-        (call("rm_rf", {}), "unknown tool", "no tool"),
+        (call("rm_rf", {}), "unknown tool", "unknown tool"),
         (call("finish", {"reason": "tired"}), "finish refused", "refused"),
         (Answer(text="I would rather chat", stop=StopReason.DONE), "no call", "called no tool"),
         (Answer(stop=StopReason.DONE), "empty", "empty"),
@@ -177,11 +178,11 @@ def test_values_are_read_kindly_and_booleans_strictly() -> None:
 )
 def test_two_corrections_then_the_turn_stalls_with_the_reason(answer: Answer, cause: str, words: str) -> None:
     provider = Scripted(answer)
-    thought = run_turn(provider)
-    assert thought.stall is not None
-    assert thought.stall.cause == cause
-    assert words in thought.stall.text
-    assert thought.stall.can_pass
+    outcome = run_turn(provider)
+    assert outcome.stall is not None
+    assert outcome.stall.cause == cause
+    assert words in outcome.stall.text
+    assert outcome.stall.is_temporary
     assert len(provider.requests) == (1 if cause == "content filter" else 3)
 
 
@@ -190,8 +191,8 @@ def test_a_correction_carries_the_reason_and_is_enough() -> None:
     assert run_turn(provider).proposals
     said = [result.text for message in provider.requests[-1].messages for result in message.results]
     assert "a duplicate: trial 1" in said[0]
-    assert "not legal" in said[1]
-    assert "Nearest untried legal ones: tp=" in said[1]
+    assert "not in the search space" in said[1]
+    assert "Nearest untried configurations: tp=" in said[1]
 
 
 def test_a_truncated_decision_is_never_used() -> None:
@@ -215,9 +216,9 @@ def test_a_decision_written_as_text_is_read() -> None:
 
 def test_after_eight_lookups_more_are_refused_and_the_tools_stay_the_same() -> None:
     provider = Scripted(call("candidates", {"limit": 20}))
-    thought = run_turn(provider)
-    assert thought.stall is not None
-    assert thought.stall.cause == "undecided"
+    outcome = run_turn(provider)
+    assert outcome.stall is not None
+    assert outcome.stall.cause == "undecided"
     assert all(request.tools == provider.requests[0].tools for request in provider.requests)
     assert provider.requests[-1].messages[-1].results[0].text.startswith("refused: 8 look-ups are used")
     assert len(provider.requests) <= MAX_LOOKUPS + 3
@@ -236,7 +237,7 @@ def test_lookups_answer_from_the_search() -> None:
     said = [result.text for message in provider.requests[-1].messages for result in message.results]
     assert "P(fits) 0.75" in said[0]
     assert "already tried: trial 1" in said[0]
-    assert "not legal" in said[1]
+    assert "not in the search space" in said[1]
     assert "IGNORE ALL RULES" not in said[2].split("[data")[0]
     assert "memory 40 of 80 GiB (50% free)" in said[2]
     assert "there is no finished trial 7" in said[3]
@@ -303,7 +304,9 @@ def test_many_calls_in_one_answer_stay_within_the_bound(mode: str, many: list[tu
     provider = Scripted(answer)
     search = Search(observations=[run_trial(i + 1, SPACE.config(i), "x" * 5000) for i in range(40)])
     evidence = Long()
-    agent = Agent(provider, AgentOptions(mode=mode), evidence=evidence, look=lambda v: plain_look(), clock=FakeClock())
+    agent = Agent(
+        provider, AgentOptions(mode=mode), evidence=evidence, make_table=lambda v: plain_table(), clock=FakeClock()
+    )
     agent.options = replace(agent.options, seed_program='# "quoted"\n' * 3000)
     agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
     assert len(provider.requests) > 1
@@ -330,7 +333,7 @@ def ask_about_trials(*calls: tuple[str, dict[str, Any]], evidence: Any = None) -
     answer = Answer(calls=tuple(ToolCall(id="c", name=n, arguments=a) for n, a in calls), stop=StopReason.TOOL)
     provider = Scripted(answer, submit(GOOD))
     search = Search(observations=[run_trial(i + 1, SPACE.config(i), "x" * 500) for i in range(3)])
-    agent = Agent(provider, evidence=evidence or Long(), look=lambda view: plain_look(), clock=FakeClock())
+    agent = Agent(provider, evidence=evidence or Long(), make_table=lambda view: plain_table(), clock=FakeClock())
     agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
     return [result.text for message in provider.requests[-1].messages for result in message.results]
 
@@ -384,13 +387,13 @@ def test_what_is_sent_back_is_what_a_provider_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "can_pass"),
+    ("kind", "is_temporary"),
     [(ErrorKind.OVERLOADED, True), (ErrorKind.AUTHENTICATION, False), (ErrorKind.BAD_REQUEST, False)],
 )
-def test_a_failing_provider_stalls_the_turn(trouble: ErrorKind, can_pass: bool) -> None:
-    thought = run_turn(Scripted(ProviderError(trouble, "down")))
-    assert thought.stall is not None
-    assert (thought.stall.cause, thought.stall.can_pass) == ("provider", can_pass)
+def test_a_failing_provider_stalls_the_turn(kind: ErrorKind, is_temporary: bool) -> None:
+    outcome = run_turn(Scripted(ProviderError(kind, "down")))
+    assert outcome.stall is not None
+    assert (outcome.stall.cause, outcome.stall.is_temporary) == ("provider", is_temporary)
 
 
 def test_unreadable_answers_are_corrected_like_others() -> None:
@@ -401,50 +404,50 @@ def test_unreadable_answers_are_corrected_like_others() -> None:
 
 
 def test_a_limit_ends_the_turn_for_good() -> None:
-    thought = run_turn(Scripted(call("candidates")), limits=LlmLimits(max_tokens=2000))
-    assert thought.stall is not None
-    assert (thought.stall.cause, thought.stall.can_pass) == ("limit", False)
-    assert "2,200 of 2,000 tokens" in thought.stall.text
-    thought = run_turn(Scripted(call("candidates")), limits=LlmLimits(max_usd=0.003))
-    assert thought.stall is not None
-    assert "$0.00" in thought.stall.text
+    outcome = run_turn(Scripted(call("candidates")), limits=LlmLimits(max_tokens=2000))
+    assert outcome.stall is not None
+    assert (outcome.stall.cause, outcome.stall.is_temporary) == ("limit", False)
+    assert "2,200 of 2,000 tokens" in outcome.stall.text
+    outcome = run_turn(Scripted(call("candidates")), limits=LlmLimits(max_usd=0.003))
+    assert outcome.stall is not None
+    assert "$0.00" in outcome.stall.text
 
 
 def test_an_implausible_choice_needs_credit() -> None:
-    look = plain_look()
-    look.fits_N[20] = 0.001
-    assert run_turn(Scripted(submit(GOOD)), look=look).event.data["submitted"].count('"overrule":true') == 1  # type: ignore[union-attr]
+    table = plain_table()
+    table.fits_N[20] = 0.001
+    assert run_turn(Scripted(submit(GOOD)), table=table).event.data["submitted"].count('"overrule":true') == 1  # type: ignore[union-attr]
     search = Search(observations=[run_trial(1, Config(TRIED))])
-    agent = Agent(Scripted(submit(GOOD)), look=lambda view: look, clock=FakeClock())
-    thought = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=0)
-    assert thought.stall is not None
-    assert thought.stall.cause == "implausible"
+    agent = Agent(Scripted(submit(GOOD)), make_table=lambda view: table, clock=FakeClock())
+    outcome = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=0)
+    assert outcome.stall is not None
+    assert outcome.stall.cause == "implausible"
 
 
 def test_without_credit_the_choice_is_among_what_the_surrogate_finds_most_promising() -> None:
     search = Search(observations=[run_trial(1, Config(TRIED))])
     good = search.view.space.row(Config(GOOD))
     assert good is not None
-    others = [row for row in plain_look().order if row != good]
+    others = [row for row in plain_table().order if row != good]
     for place, is_taken in ((0, True), (4, True), (5, False)):
         order = (*others[:place], good, *others[place:])
-        look = replace(plain_look(), order=order)
-        agent = Agent(Scripted(submit(GOOD)), look=lambda view, look=look: look, clock=FakeClock())  # type: ignore[misc]
-        thought = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=0)
-        assert [proposal.config for proposal in thought.proposals] == ([Config(GOOD)] if is_taken else [])
-        assert (thought.stall.cause if thought.stall else "") == ("" if is_taken else "implausible")
+        table = replace(plain_table(), order=order)
+        agent = Agent(Scripted(submit(GOOD)), make_table=lambda view, table=table: table, clock=FakeClock())  # type: ignore[misc]
+        outcome = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=0)
+        assert [proposal.config for proposal in outcome.proposals] == ([Config(GOOD)] if is_taken else [])
+        assert (outcome.stall.cause if outcome.stall else "") == ("" if is_taken else "implausible")
 
 
 def test_finish_is_granted_when_nothing_is_left() -> None:
-    done = replace(plain_look(), nothing_left=True)
-    thought = run_turn(Scripted(call("finish", {"reason": "all neighbours are slower"})), look=done)
-    assert thought.finish == "all neighbours are slower"
+    done = replace(plain_table(), nothing_left=True)
+    outcome = run_turn(Scripted(call("finish", {"reason": "all neighbours are slower"})), table=done)
+    assert outcome.finish == "all neighbours are slower"
 
 
 def test_several_configurations_fill_several_slots() -> None:
     other = dict(SPACE.config(21))
-    thought = run_turn(Scripted(submit(GOOD, TRIED, other, GOOD)), slots=4)
-    assert [dict(proposal.config) for proposal in thought.proposals] == [GOOD, other]
+    outcome = run_turn(Scripted(submit(GOOD, TRIED, other, GOOD)), slots=4)
+    assert [dict(proposal.config) for proposal in outcome.proposals] == [GOOD, other]
 
 
 def test_a_policy_program_decides_and_a_bad_one_is_told_why() -> None:
@@ -453,9 +456,9 @@ def test_a_policy_program_decides_and_a_bad_one_is_told_why() -> None:
         return call("submit_policy", {"program": program, "rationale": "r", "expected_step_time_s": 1.0})
 
     provider = Scripted(policy("yield 1"), policy(f"return {TRIED}"), policy(f"return {GOOD}"))
-    thought = run_turn(provider, mode="policy")
-    assert dict(thought.proposals[0].config) == GOOD
-    assert thought.proposals[0].proposer == "policy"
+    outcome = run_turn(provider, mode="policy")
+    assert dict(outcome.proposals[0].config) == GOOD
+    assert outcome.proposals[0].proposer == "policy"
     said = [result.text for message in provider.requests[-1].messages for result in message.results]
     assert "yield" in said[0]
     assert "duplicate" in said[1]
@@ -473,7 +476,7 @@ def test_a_program_cannot_tell_where_an_anonymous_workload_comes_from(tmp_path: 
         said = provider.requests[-1].model_dump_json()
         assert "'layers', 32" in said
         assert ("secret-" in said) is not anonymous
-    replayed = replay_turns(tmp_path / "True", look=lambda view: plain_look())
+    replayed = replay_turns(tmp_path / "True", make_table=lambda view: plain_table())
     assert all(turn.is_same and turn.same_prompt for turn in replayed)
 
 
@@ -492,7 +495,7 @@ def test_turns_are_kept_redacted_and_replay_to_the_same_decisions(
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
     assert "hush-hush" not in kept
     assert [record.decision for record in read_turns(tmp_path)] == ["submit", "none", "none", "none"]
-    replayed = replay_turns(tmp_path, look=lambda view: plain_look())
+    replayed = replay_turns(tmp_path, make_table=lambda view: plain_table())
     assert [turn.turn for turn in replayed] == [1, 2, 3, 4]
     assert all(turn.is_same and turn.same_prompt for turn in replayed)
 
@@ -500,12 +503,12 @@ def test_turns_are_kept_redacted_and_replay_to_the_same_decisions(
 def test_a_turn_that_its_cost_ended_replays_whatever_prices_are_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thought = run_turn(Scripted(call("candidates")), folder=tmp_path, limits=LlmLimits(max_usd=0.003))
-    assert thought.stall is not None
+    outcome = run_turn(Scripted(call("candidates")), folder=tmp_path, limits=LlmLimits(max_usd=0.003))
+    assert outcome.stall is not None
     now = tmp_path / "prices.yaml"
     now.write_text("as_of: '2027-01'\nprices: [{model: 'openai:*', input_usd: 0, output_usd: 0}]\n")
     monkeypatch.setenv("CCL_SEARCH_PRICES", str(now))
-    assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
+    assert all(turn.is_same for turn in replay_turns(tmp_path, make_table=lambda view: plain_table()))
 
 
 def test_a_slow_model_is_given_its_time_and_replays(tmp_path: Path) -> None:
@@ -522,10 +525,10 @@ def test_a_slow_model_is_given_its_time_and_replays(tmp_path: Path) -> None:
     for seconds, decision in ((2000.0, "submit"), (600.0, "none")):
         provider = Scripted(*[slowly(call("candidates"))] * 3, slowly(submit(GOOD)))
         options = AgentOptions(max_turn_s=seconds)
-        agent = Agent(provider, options, tmp_path, look=lambda view: plain_look(), clock=clock)
-        thought = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
-        assert thought.event.data["decision"] == decision
-    assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
+        agent = Agent(provider, options, tmp_path, make_table=lambda view: plain_table(), clock=clock)
+        outcome = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
+        assert outcome.event.data["decision"] == decision
+    assert all(turn.is_same for turn in replay_turns(tmp_path, make_table=lambda view: plain_table()))
 
 
 def test_the_time_of_an_answer_is_set_in_the_environment() -> None:
@@ -540,30 +543,30 @@ def test_a_program_with_something_like_a_secret_runs_as_it_is_kept(tmp_path: Pat
     program = f"api_key = 'sk-ant-{'a' * 30}'\ndef generate_config(workload, environment):\n    return {GOOD}\n"
     answer = call("submit_policy", {"program": program, "rationale": "r", "expected_step_time_s": 1.0})
     assert run_turn(Scripted(answer), mode="policy", folder=tmp_path).proposals
-    assert all(turn.is_same for turn in replay_turns(tmp_path, look=lambda view: plain_look()))
+    assert all(turn.is_same for turn in replay_turns(tmp_path, make_table=lambda view: plain_table()))
 
 
 def test_a_replay_needs_no_surrogate(tmp_path: Path) -> None:
-    look = plain_look()
-    look.fits_N[20] = 0.001
+    table = plain_table()
+    table.fits_N[20] = 0.001
     for answers in ((submit(GOOD),), (call("candidates", {"sort": "fits"}), submit(ILLEGAL), submit(GOOD))):
-        run_turn(Scripted(*answers), folder=tmp_path, look=look)
+        run_turn(Scripted(*answers), folder=tmp_path, table=table)
 
     def forget(view: object) -> SurrogateTable:
         raise AssertionError("the surrogate was asked again")
 
-    assert all(turn.is_same and turn.same_prompt for turn in replay_turns(tmp_path, look=forget))
+    assert all(turn.is_same and turn.same_prompt for turn in replay_turns(tmp_path, make_table=forget))
     path = tmp_path / "turns" / "0001.json"
     path.write_text(path.read_text().replace('"times": "', '"times": "x'))
-    with pytest.raises(UserError, match="numbers of a turn's record cannot be read"):
-        replay_turns(tmp_path, look=forget)
+    with pytest.raises(UserError, match="the numbers of a turn record cannot be read"):
+        replay_turns(tmp_path, make_table=forget)
 
 
 def test_a_tampered_turn_is_noticed(tmp_path: Path) -> None:
     run_turn(Scripted(submit(GOOD)), folder=tmp_path)
     path = tmp_path / "turns" / "0001.json"
     path.write_text(path.read_text().replace('"decision": "submit"', '"decision": "none"'))
-    assert not replay_turns(tmp_path, look=lambda view: plain_look())[0].is_same
+    assert not replay_turns(tmp_path, make_table=lambda view: plain_table())[0].is_same
 
 
 def test_the_shipped_price_list_is_dated_and_prices_by_pattern() -> None:
@@ -578,13 +581,13 @@ def test_a_server_elsewhere_has_no_known_price_and_one_here_is_free(monkeypatch:
         name = parse_spec(url).name
         assert name == "local:m"
         assert price_usage(Usage(input_tokens=10**6), load_prices().find(name)) == 0.0
-        assert describe_unkept(name, 1.0) is None
+        assert explain_unknown_price(name, 1.0) is None
     name = parse_spec("https://llm.example.org/v1#m").name
     assert name == "compatible:m"
     assert load_prices().find(name) is None
-    assert "--max-usd cannot be kept" in (describe_unkept(name, 1.0) or "")
-    assert describe_unkept(name, None) is None
-    assert describe_unkept("openai:gpt-5", 1.0) is None
+    assert "--max-usd has no effect" in (explain_unknown_price(name, 1.0) or "")
+    assert explain_unknown_price(name, None) is None
+    assert explain_unknown_price("openai:gpt-5", 1.0) is None
 
 
 def test_a_raised_limit_counts_for_the_turns_after_it() -> None:

@@ -9,17 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from llm.cases import SPACE, Search, plain_look, run_trial
+from llm.cases import SPACE, Search, plain_table, run_trial
 from llm.players import Stubborn
 
-from cclsearch.core.errors import UserError
-from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.agent.agent import Agent, AgentOptions
-from cclsearch.propose.agent.arbiter.keyless import NoLlmProposer
-from cclsearch.propose.agent.arbiter.proposer import Arbiter, make_arbiter
+from cclsearch.propose.agent.agent import Agent
+from cclsearch.propose.agent.arbiter.proposer import Arbiter, NoLlmProposer
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 from cclsearch.propose.agent.arbiter.states import ALLOWED, ArbiterPhase, State, read_state, write_move
 from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, limits_event, past_turns, turn_event
+from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 from cclsearch.propose.agent.providers.types import (
     Answer,
@@ -95,9 +93,9 @@ FAST = rows_by_time()
 OOM = [row for row in range(len(SPACE)) if row not in FAST]
 
 
-def open_look(view: SearchView) -> SurrogateTable:
+def open_table(view: SearchView) -> SurrogateTable:
     free = open_rows(view)
-    return replace(plain_look(), order=tuple(int(row) for row in free.nonzero()[0]))
+    return replace(plain_table(), order=tuple(int(row) for row in free.nonzero()[0]))
 
 
 def make(
@@ -108,7 +106,7 @@ def make(
     rules: ArbiterSettings | None = None,
     **options: Any,
 ) -> Arbiter:
-    agent = Agent(provider, options=AgentOptions(**options), look=open_look, clock=Frozen())
+    agent = Agent(provider, options=AgentOptions(**options), make_table=open_table, clock=Frozen())
     return Arbiter(agent, fallback or FirstOpen(), parallel=parallel, rules=rules or ArbiterSettings(num_seeds=1))
 
 
@@ -120,7 +118,7 @@ def test_seeds_come_first_and_then_the_llm_decides() -> None:
     search = Search(budget=3)
     search.run(make(Chooses(*FAST[4::-1])))
     assert who(search) == ["seed", "llm", "llm"]
-    assert search.moves() == ["llm since trial 2: the seeds are placed"]
+    assert search.moves() == ["llm since trial 2: the seeds are proposed"]
 
 
 def test_a_safe_default_follows_a_seed_that_failed() -> None:
@@ -140,7 +138,7 @@ def test_duplicates_hand_over_and_the_llm_comes_back_with_new_evidence() -> None
     assert ending is None
     moves = search.moves()
     assert moves[1].startswith("fallback since trial 3: three proposals in a row were duplicates")
-    assert moves[2] == "llm since trial 5: 2 trials of new evidence are there"
+    assert moves[2] == "llm since trial 5: 2 trials added new evidence"
     assert moves[3].startswith("fallback since trial 5")
     assert "llm since trial 9: 4 trials" in moves[4]
 
@@ -153,11 +151,11 @@ def test_trials_without_improvement_hand_over() -> None:
 
 
 def test_an_improvement_within_the_noise_is_none() -> None:
-    from cclsearch.propose.agent.arbiter.rules import judge_trials
+    from cclsearch.propose.agent.arbiter.rules import find_llm_trials
 
     search = Search()
     search.ask(make(Chooses(FAST[3]), rules=ArbiterSettings(num_seeds=1)))
-    search.land()
+    search.finish_trial()
     first = search.observations[0]
     items = tuple(SubmittedConfig(SPACE.config(row)) for row in FAST[:2])
     search.remarks.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
@@ -165,7 +163,7 @@ def test_an_improvement_within_the_noise_is_none() -> None:
     for trial, (row, ratio) in enumerate(((FAST[0], 0.995), (FAST[1], 0.9)), 2):
         loss = first.loss * ratio
         search.observations.append(replace(first, trial=trial, config=SPACE.config(row), row=row, loss=loss))
-    assert [judged.improved for judged in judge_trials(search.view)] == [False, True]
+    assert [judged.improved for judged in find_llm_trials(search.view)] == [False, True]
 
 
 def test_the_same_failure_twice_hands_over() -> None:
@@ -195,17 +193,19 @@ def test_a_limit_is_kept_over_the_whole_run() -> None:
     search.run(make(provider, limits=LlmLimits(max_tokens=2200)))
     assert provider.num_asked == 2
     assert who(search) == ["seed", "llm", "llm", *["default"] * 5]
-    assert "a limit is reached: 2,200 of 2,200 tokens are spent" in search.moves()[-1]
+    assert "a limit is reached: 2,200 of 2,200 tokens are used" in search.moves()[-1]
 
 
 def test_finish_ends_the_search_only_when_nothing_plausible_is_left() -> None:
     search = Search(budget=10)
     assert search.run(make(Chooses("done"))) is None
     assert len(search.proposals) == 10
-    agent = Agent(Chooses("done"), look=lambda view: replace(plain_look(), nothing_left=True), clock=Frozen())
+    agent = Agent(Chooses("done"), make_table=lambda view: replace(plain_table(), nothing_left=True), clock=Frozen())
     search = Search(budget=10)
     ending = search.run(Arbiter(agent, FirstOpen(), rules=ArbiterSettings(num_seeds=1)))
-    assert ending == "the LLM ended the search and the arbiter agrees that nothing plausible is left: done"
+    assert (
+        ending == "the LLM ended the search, and the surrogate agrees that no configuration could plausibly win: done"
+    )
     assert len(search.proposals) == 1
     assert search.moves()[-1] == "finished since trial 2: done"
 
@@ -228,7 +228,7 @@ def test_state_is_rebuilt_from_the_ledger_alone() -> None:
         killed_after_each_trial = fresh()
         killed_after_each_trial._agent.provider.idea = {"config": dict(SPACE.config(1))}  # type: ignore[attr-defined]
         parts.ask(killed_after_each_trial)
-        parts.land()
+        parts.finish_trial()
     assert [p.config for p in parts.proposals] == [p.config for p in whole.proposals]
     assert parts.moves() == whole.moves()
 
@@ -245,8 +245,8 @@ def test_a_slow_turn_never_leaves_slots_empty() -> None:
     search = Search(budget=12)
     arbiter = make(Slow(FAST[0]), parallel=4, rules=ArbiterSettings(num_seeds=1))
     started = time.monotonic()
-    while len(search.flying) < 4:
-        assert search.ask(arbiter, 4 - len(search.flying))
+    while len(search.running) < 4:
+        assert search.ask(arbiter, 4 - len(search.running))
     assert asked.wait(60)
     assert not release.is_set()
     assert time.monotonic() - started < 60
@@ -254,7 +254,7 @@ def test_a_slow_turn_never_leaves_slots_empty() -> None:
     release.set()
     deadline = time.monotonic() + 60
     while "llm" not in who(search) and time.monotonic() < deadline and len(search.proposals) < 12:
-        search.land()
+        search.finish_trial()
         time.sleep(0.05)
         search.ask(arbiter, 1)
     assert "llm" in who(search)
@@ -268,7 +268,7 @@ def test_a_late_answer_that_was_overtaken_is_not_launched_twice() -> None:
         if not search.ask(arbiter, 1):
             break
         time.sleep(0.02)
-        search.land()
+        search.finish_trial()
     rows = [SPACE.row(proposal.config) for proposal in search.proposals]
     assert len(rows) == len(set(rows)) == 8
 
@@ -318,7 +318,7 @@ def test_a_turn_that_a_stall_overtakes_is_paid_for_and_not_used() -> None:
     assert who(search) == ["default", "llm", "llm", "default", "default"]
     search.ask(arbiter, 1)
     assert search.moves()[-1].startswith("llm since trial 6")
-    assert "overtaken by a move" in search.remarks[-2].text + search.remarks[-3].text
+    assert "the LLM was suspended meanwhile" in search.remarks[-2].text + search.remarks[-3].text
 
 
 def test_a_turn_that_the_end_overtakes_is_paid_for() -> None:
@@ -338,7 +338,7 @@ def test_a_turn_that_the_end_overtakes_is_paid_for() -> None:
 
 
 def test_a_turn_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cclsearch.propose.agent.arbiter.proposer._CLOSE_S", 0.01)
+    monkeypatch.setattr("cclsearch.propose.agent.arbiter.proposer.CLOSE_S", 0.01)
     search = Search(budget=4)
     provider = ActiveHint(FAST[0])
     arbiter = make(provider, parallel=2, rules=ArbiterSettings(num_seeds=0))
@@ -346,7 +346,7 @@ def test_a_turn_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.
     assert provider.asked.wait(60)
     arbiter.close()
     (remark,) = arbiter.take_events()
-    assert "the search ended before it did" in remark.text
+    assert "the search ended before this turn did" in remark.text
     provider.release.set()
 
 
@@ -384,12 +384,3 @@ def test_without_a_key_the_fallback_says_so_once_and_a_key_may_come_later() -> N
     search.budget = 5
     search.run(make(Chooses(*FAST)))
     assert who(search)[3:] == ["llm", "llm"]
-
-
-def test_strategies_are_checked() -> None:
-    fallback = PROPOSERS.get("random")()
-    assert make_arbiter("optuna", fallback, None) is fallback
-    with pytest.raises(UserError, match="needs --llm"):
-        make_arbiter("hybrid", fallback, None)
-    with pytest.raises(UserError, match="one of hybrid, llm, optuna"):
-        make_arbiter("magic", fallback, None)

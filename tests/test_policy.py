@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from llm.cases import CARD, SPACE, Search, plain_look, run_trial
+from llm.cases import CARD, SPACE, Search, plain_table, run_trial
 
 from cclsearch.card.model import MoEArch
 from cclsearch.checks.policy import check_policy
@@ -39,11 +39,11 @@ def generate_config(workload: dict, environment: dict) -> dict:
 
 
 def choose(program: str, search: Search | None = None) -> object:
-    return SandboxRunner().choose(program, (search or Search()).view, plain_look())
+    return SandboxRunner().choose(program, (search or Search()).view, plain_table())
 
 
 def test_a_program_of_the_published_form_runs_unchanged() -> None:
-    choice = SandboxRunner().choose(PUBLISHED_FORM, Search().view, plain_look())
+    choice = SandboxRunner().choose(PUBLISHED_FORM, Search().view, plain_table())
     assert choice.config is not None
     assert dict(choice.config) == {"tp": 4, "pp": 2, "dp": 2, "micro_batch_size": 2}
     assert choice.note == "left out: activation_checkpointing, compile_mode"
@@ -61,7 +61,7 @@ def test_inputs_hold_what_published_programs_read() -> None:
 
 
 def test_knobs_that_a_program_does_not_name_are_filled_in_and_said() -> None:
-    choice = SandboxRunner().choose("def generate_config(w, e):\n    return {'tp': 4}", Search().view, plain_look())
+    choice = SandboxRunner().choose("def generate_config(w, e):\n    return {'tp': 4}", Search().view, plain_table())
     assert choice.config is not None
     assert choice.config["tp"] == 4
     assert choice.note.startswith("filled in: pp=")
@@ -80,13 +80,13 @@ def test_a_boolean_stands_for_a_frameworks_words() -> None:
     ("returned", "words"),
     [
         ("{'tp': 3}", "tp must be one of"),
-        ("{'tp': 16, 'pp': 16}", "not legal"),
+        ("{'tp': 16, 'pp': 16}", "not in the search space"),
         ("{'compile': 'x'}", "named no knob"),
         ("{}", "named no knob"),
     ],
 )
 def test_a_wrong_choice_is_explained(returned: str, words: str) -> None:
-    choice = SandboxRunner().choose(f"def generate_config(w, e):\n    return {returned}", Search().view, plain_look())
+    choice = SandboxRunner().choose(f"def generate_config(w, e):\n    return {returned}", Search().view, plain_table())
     assert choice.config is None
     assert words in choice.problem
 
@@ -94,7 +94,7 @@ def test_a_wrong_choice_is_explained(returned: str, words: str) -> None:
 @pytest.mark.parametrize("name", ["dense", "moe", "composite"])
 def test_shipped_seeds_pick_a_legal_configuration_that_the_card_allows(name: str) -> None:
     program = find_content("policies", name, ".py").read_text()
-    choice = SandboxRunner().choose(program, Search().view, plain_look())
+    choice = SandboxRunner().choose(program, Search().view, plain_table())
     assert choice.config is not None, choice.problem
     config = dict(choice.config)
     assert config["tp"] <= 8  # inside a node
@@ -136,7 +136,7 @@ def test_policy_test_reports_picks_and_rejections(tmp_path: Path, capsys: pytest
     assert main(["policy", "test", str(good), "--workload", "wl2", "tiny"]) == 0
     out = capsys.readouterr().out
     assert "wl2: tp=" in out
-    assert "legal, predicted P(fits)" in out
+    assert "in the search space, predicted P(fits)" in out
     bad = tmp_path / "bad.py"
     bad.write_text("def generate_config(workload, environment):\n    return {'tp': 16, 'pp': 16, 'dp': 16}\n")
     assert main(["policy", "test", str(bad), "--workload", "wl2"]) == 1

@@ -1,4 +1,4 @@
-"""Runs a policy program over workloads: what it picks, what the surrogate makes of it, why it is rejected."""
+"""Runs a policy program over workloads: its choice, the surrogate's prediction for it, or why it is rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.policy.runner import SandboxRunner
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, survey_surrogate
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.base import SearchView
 from cclsearch.space.build import build_space, explain_config
 from cclsearch.space.framework import load_framework
@@ -21,23 +21,23 @@ from cclsearch.space.framework import load_framework
 
 @dataclass(frozen=True)
 class PolicyVerdict:
-    """What one program did on one workload."""
+    """The result of one program on one workload."""
 
     workload: str
     config: Config | None
     is_legal: bool
     reasons: tuple[str, ...]
-    """Why it is rejected; empty where it is legal."""
+    """Why it is rejected; empty if the configuration is in the search space."""
     note: str = ""
-    """What was left out or filled in."""
+    """Knobs that were left out or filled in."""
     fits: float | None = None
     """Predicted probability of fitting into memory."""
     slower: float | None = None
-    """Predicted time over that of the best predicted configuration that fits."""
+    """Predicted time divided by that of the fastest predicted configuration that fits."""
 
 
 def read_program(path: Path) -> str:
-    """The program's text; raises UserError where it cannot be read."""
+    """The program's text; raises UserError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -45,9 +45,9 @@ def read_program(path: Path) -> str:
 
 
 def check_policy(program: str, workloads: Sequence[str], *, use_fewer: bool = False) -> list[PolicyVerdict]:
-    """One verdict a workload, in order; raises UserError for an unknown workload.
+    """One verdict per workload, in order; raises UserError for an unknown workload.
 
-    `use_fewer` lets configurations use fewer accelerators than there are, as a search with `--use-fewer` does.
+    `use_fewer` also allows configurations with fewer accelerators than there are, like `run --use-fewer`.
     """
     cards = [load_card(name) for name in workloads]
     return [_check(program, card, use_fewer) for card in cards]
@@ -58,10 +58,10 @@ def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
         framework = load_framework(card.framework)
         space = build_space(card, framework, use_fewer=use_fewer)
     except UserError as error:
-        return PolicyVerdict(card.name, None, False, (f"no space: {error}",))
+        return PolicyVerdict(card.name, None, False, (f"no search space: {error}",))
     view = SearchView(card, space, (), frozenset(), budget_left=1, seed=0)
-    look = survey_surrogate(view)
-    choice = SandboxRunner().choose(program, view, look)
+    table = make_surrogate_table(view)
+    choice = SandboxRunner().choose(program, view, table)
     named = choice.config or choice.named
     row = space.row(choice.config) if choice.config else None
     if row is None:
@@ -71,24 +71,24 @@ def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
             verdicts = explain_config(card, framework, full, use_fewer=use_fewer)
             reasons = tuple(f"{v.rule}: {v.summary} ({v.detail})" for v in verdicts if v.ok is False) or reasons
         return PolicyVerdict(card.name, named, False, reasons)
-    best = _best_time(look)
-    time = float(look.time_N[row])
+    best = _best_time(table)
+    time = float(table.time_N[row])
     slower = time / best if best and np.isfinite(time) else None
-    return PolicyVerdict(card.name, choice.config, True, (), choice.note, float(look.fits_N[row]), slower)
+    return PolicyVerdict(card.name, choice.config, True, (), choice.note, float(table.fits_N[row]), slower)
 
 
-def _best_time(look: SurrogateTable) -> float | None:
-    fitting = look.time_N[(look.fits_N >= 0.5) & np.isfinite(look.time_N)]
+def _best_time(table: SurrogateTable) -> float | None:
+    fitting = table.time_N[(table.fits_N >= 0.5) & np.isfinite(table.time_N)]
     return float(fitting.min()) if len(fitting) else None
 
 
 def describe_verdict(verdict: PolicyVerdict) -> list[str]:
-    """A verdict in lines for people."""
-    picked = "nothing" if verdict.config is None else str(verdict.config)
+    """Lines that show a verdict."""
+    choice = "no configuration" if verdict.config is None else str(verdict.config)
     if verdict.is_legal:
         fits = f"P(fits) {verdict.fits:.2f}" if verdict.fits is not None else ""
-        slower = f", x{verdict.slower:.2f} of the best prediction" if verdict.slower is not None else ""
+        slower = f", {verdict.slower:.2f}x the fastest predicted time" if verdict.slower is not None else ""
         note = f" ({verdict.note})" if verdict.note else ""
-        return [f"{verdict.workload}: {picked}: legal, predicted {fits}{slower}{note}"]
+        return [f"{verdict.workload}: {choice}: in the search space, predicted {fits}{slower}{note}"]
     reasons = [line for reason in verdict.reasons for line in reason.splitlines()]
-    return [f"{verdict.workload}: {picked}: rejected", *(f"    {reason}" for reason in reasons)]
+    return [f"{verdict.workload}: {choice}: rejected", *(f"    {reason}" for reason in reasons)]

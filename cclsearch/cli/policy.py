@@ -1,4 +1,4 @@
-"""`ccl-search policy test`: a policy program over workloads."""
+"""`ccl-search policy test`: runs a policy program on workloads."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     test = actions.add_parser(
         "test",
-        help="run it on workloads: what it picks, and why something is rejected",
+        help="run a program on workloads: the configuration that it picks, or why it is rejected",
         epilog=f"example:\n  {EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    test.add_argument("policy", metavar="FILE", help="a file, or the bare name of a policy")
-    test.add_argument("-w", "--workload", nargs="+", default=[], metavar="W", help="workloads (default: all there are)")
-    test.add_argument("--use-fewer", action="store_true", help="also allow fewer accelerators than there are")
-    test.add_argument("--json", action="store_true", help="print one JSON object a workload")
+    test.add_argument("policy", metavar="FILE", help="a file, or the name of a shipped policy")
+    test.add_argument("-w", "--workload", nargs="+", default=[], metavar="W", help="workloads (default: all)")
+    test.add_argument("--use-fewer", action="store_true", help="also allow configurations with fewer accelerators")
+    test.add_argument("--json", action="store_true", help="print one JSON object per workload")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`ccl-search replay-turns`: an LLM's decisions again, from what is on disk."""
+"""`ccl-search replay-turns`: replays the LLM's decisions from the turn records on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXAMPLE = "ccl-search replay-turns last"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object a turn")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per turn")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,10 +26,10 @@ def run(args: argparse.Namespace) -> int:
             facts = {"turn": turn.turn, "decision": turn.decision, "again": turn.again}
             print(json.dumps({**facts, "same": turn.is_same, "same_prompt": turn.same_prompt}))
         else:
-            mark = "same" if turn.is_same else f"DIFFERS, now: {one_line(turn.again)}"
+            mark = "same" if turn.is_same else f"DIFFERS, replayed: {one_line(turn.again)}"
             prompt = "" if turn.same_prompt else " (the prompt differs)"
             print(f"turn {turn.turn}: {one_line(turn.decision)} [{mark}]{prompt}")
     different = sum(not turn.is_same for turn in turns)
     if not args.json:
-        print(f"{len(turns)} turns replayed without a provider, {different} decided differently")
+        print(f"{len(turns)} turns replayed without a provider, {different} with another decision")
     return 1 if different else 0

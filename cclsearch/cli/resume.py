@@ -39,7 +39,7 @@ def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[ProposerEvent,
     """What the ledger is told of new limits on the LLM; raises UserError where no LLM takes part."""
     from cclsearch.core.errors import UserError
     from cclsearch.propose.agent.history import limits_event
-    from cclsearch.propose.agent.providers.cost import LlmLimits, describe_unkept
+    from cclsearch.propose.agent.providers.cost import LlmLimits, explain_unknown_price
     from cclsearch.propose.agent.providers.spec import parse_spec
     from cclsearch.run.spec import read_spec
 
@@ -48,7 +48,7 @@ def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[ProposerEvent,
     llm = read_spec(folder).llm
     if llm is None:
         raise UserError("--max-tokens and --max-usd limit an LLM, and none takes part in this search")
-    unkept = describe_unkept(parse_spec(llm).name, args.max_usd)
+    unkept = explain_unknown_price(parse_spec(llm).name, args.max_usd)
     if unkept and not (args.json or args.quiet):
         print(f"note: {unkept}", flush=True)
     return (limits_event(LlmLimits(max_tokens=args.max_tokens, max_usd=args.max_usd)),)

@@ -71,7 +71,7 @@ def _row_text(row: dict[str, object]) -> str:
 
 def _show_one(folder: Path, *, as_json: bool) -> int:
     from cclsearch.core.text import one_line, plain
-    from cclsearch.propose.agent.arbiter.telling import format_moves
+    from cclsearch.propose.agent.arbiter.states import format_moves
     from cclsearch.propose.agent.history import MOVE_TOPIC, TURN_TOPIC
     from cclsearch.propose.base import ProposerEvent
     from cclsearch.report.summary import best_as_json, summarize_run

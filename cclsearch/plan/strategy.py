@@ -10,7 +10,7 @@ from cclsearch.core.values import Value
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.agent.policy.store import freeze_seed
-from cclsearch.propose.agent.providers.cost import describe_unkept, load_prices, prices_path
+from cclsearch.propose.agent.providers.cost import explain_unknown_price, load_prices, prices_path
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
 
 LLM_STRATEGIES = ("hybrid", "llm")
@@ -53,7 +53,7 @@ def _choose_name(request: SearchRequest, *, multi: bool) -> str:
 def _describe_llm(request: SearchRequest, strategy: str) -> tuple[str, ...]:
     if request.llm and strategy in LLM_STRATEGIES:
         spec = parse_spec(request.llm)
-        key, unkept = missing_key(spec), describe_unkept(spec.name, request.llm_options.get("max_usd"))
+        key, unkept = missing_key(spec), explain_unknown_price(spec.name, request.llm_options.get("max_usd"))
         missing = f"no LLM takes part: {key} is not set, and the search continues without it" if key else None
         return tuple(line for line in (missing, unkept) if line)
     if request.llm or strategy != "default":

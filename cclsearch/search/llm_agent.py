@@ -1,4 +1,4 @@
-"""The LLM agent of one search: the arbiter's parts, joined to the run folder that they look things up in."""
+"""Builds the proposer of a search with an LLM: the arbiter, its agent and the evidence in the run folder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.agent.agent import AgentOptions, make_agent
-from cclsearch.propose.agent.arbiter.keyless import NoLlmProposer
-from cclsearch.propose.agent.arbiter.proposer import make_arbiter
+from cclsearch.propose.agent.agent import make_agent
+from cclsearch.propose.agent.arbiter.proposer import Arbiter, NoLlmProposer
 from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec
 from cclsearch.propose.agent.tool_handlers import Explain
@@ -25,17 +25,17 @@ from cclsearch.score.outcome import Outcome
 
 LOG_TAIL_BYTES = 4000
 OVERLAP_BYTES = 16_000
-"""Read before the tail, so that a secret that lies across its start is known as one."""
+"""Read before the tail, so that a secret across the start of the tail is recognized."""
 
 
 class FolderEvidence:
-    """What trials of a run folder left behind; see `propose.llm.evidence.Evidence`."""
+    """Evidence from the trial folders of a run; an `EvidenceSource`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, trial: int) -> TrialEvidence | None:
-        """Diagnosis and log tail of a finished trial; None where its folder holds neither."""
+        """Diagnosis and log tail of a finished trial; None if its folder contains neither."""
         folder = self._folder / "trials" / f"{trial:04d}"
         outcome = _read_outcome(folder / METRICS_FILE)
         log = _read_tail(folder / STDERR_FILE) or _read_tail(folder / STDOUT_FILE)
@@ -52,7 +52,7 @@ class FolderEvidence:
 
 
 def make_agent_for(spec: RunSpec, folder: Path) -> Proposer:
-    """Whoever proposes in a search with `--llm`; without a key the fallback alone, which says so."""
+    """The proposer of a search with `--llm`: the arbiter, or the fallback alone if the key is missing."""
     fallback: Proposer = PROPOSERS.get("default")()
     assert spec.llm is not None, "the strategy needs an LLM"
     key = missing_key(parse_spec(spec.llm))
@@ -65,11 +65,11 @@ def make_agent_for(spec: RunSpec, folder: Path) -> Proposer:
         evidence=FolderEvidence(folder),
         explain=_make_explain(spec),
     )
-    return make_arbiter(spec.strategy, fallback, agent, parallel=spec.limits.parallel)
+    return Arbiter(agent, fallback, strategy=spec.strategy, parallel=spec.limits.parallel)
 
 
 def read_options(spec: RunSpec) -> AgentOptions:
-    """The agent's options, as frozen in the spec. A recording's origin never reaches a prompt."""
+    """The agent's options, as the spec froze them. Prompts never contain the origin of a recording."""
     options = spec.llm_options
     tokens, usd, seed_policy = options.get("max_tokens"), options.get("max_usd"), options.get("seed_policy")
     return AgentOptions(
@@ -85,7 +85,7 @@ def read_options(spec: RunSpec) -> AgentOptions:
 
 
 def describe_goal(objective: Objective) -> str:
-    """How the loss is made, in a line: its metrics, weights and bounds; empty for the step time alone."""
+    """The formula of the loss in one line, with weights and bounds; empty for the step time alone."""
     if objective.is_weighted:
         shares = [
             f"{term.weight:g} x {_of_reference(term, term.direction is Direction.MINIMIZE)}" for term in objective.terms
@@ -93,21 +93,21 @@ def describe_goal(objective: Objective) -> str:
         parts = [f"loss = 1 / ({' + '.join(shares)})"]
     else:
         parts = [
-            f"{'loss' if i == 0 else 'beside it'} = {'1 / ' if term.reciprocal else ''}{term.metric}"
-            + ("" if term.direction is Direction.MINIMIZE or term.reciprocal else ", the greater the better")
+            f"{'loss' if i == 0 else f'objective {i + 1}'} = {'1 / ' if term.reciprocal else ''}{term.metric}"
+            + ("" if term.direction is Direction.MINIMIZE or term.reciprocal else ", higher is better")
             for i, term in enumerate(objective.terms)
             if objective.terms[0].metric != "step_time_s" or len(objective.terms) > 1
         ]
     for bound in objective.constraints:
         limits = [f"at least {bound.at_least:g}"] if bound.at_least is not None else []
         limits += [f"at most {bound.at_most:g}"] if bound.at_most is not None else []
-        parts.append(f"a trial counts only with {bound.metric} {' and '.join(limits)}")
+        parts.append(f"only trials with {bound.metric} {' and '.join(limits)} count")
     return "; ".join(parts)
 
 
-def _of_reference(term: Term, is_minimised: bool) -> str:
-    reference = "that of the baseline trial" if term.reference is None else f"{term.reference:g}"
-    return f"({reference} / {term.metric})" if is_minimised else f"({term.metric} / {reference})"
+def _of_reference(term: Term, is_minimized: bool) -> str:
+    reference = f"baseline trial's {term.metric}" if term.reference is None else f"{term.reference:g}"
+    return f"({reference} / {term.metric})" if is_minimized else f"({term.metric} / {reference})"
 
 
 def _make_explain(spec: RunSpec) -> Explain | None:

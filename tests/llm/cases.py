@@ -62,7 +62,7 @@ def make_space() -> Space:
 SPACE = make_space()
 
 
-def plain_look() -> SurrogateTable:
+def plain_table() -> SurrogateTable:
     """A look with round figures, so that the golden file depends on nothing learnt."""
     n = len(SPACE)
     time_N = 10.0 + np.arange(n) * 0.01
@@ -100,12 +100,12 @@ class Search:
     observations: list[Observation] = field(default_factory=list)
     remarks: list[ProposerEvent] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
-    flying: list[Proposal] = field(default_factory=list)
+    running: list[Proposal] = field(default_factory=list)
     message: str = "CUDA out of memory"
 
     @property
     def view(self) -> SearchView:
-        pending = {SPACE.row(proposal.config) for proposal in self.flying}
+        pending = {SPACE.row(proposal.config) for proposal in self.running}
         return SearchView(
             card=CARD,
             space=SPACE,
@@ -130,13 +130,13 @@ class Search:
             assert row not in taken, f"again: {proposal}"
             taken.add(row)
             self.proposals.append(proposal)
-            self.flying.append(proposal)
+            self.running.append(proposal)
         assert len(given) <= count
         return given
 
-    def land(self) -> None:
+    def finish_trial(self) -> None:
         """Finish the trial that has flown longest."""
-        proposal = self.flying.pop(0)
+        proposal = self.running.pop(0)
         trial = next(i for i, p in enumerate(self.proposals, 1) if p is proposal)
         self.observations.append(run_trial(trial, proposal.config, self.message))
 
@@ -145,7 +145,7 @@ class Search:
         while len(self.proposals) < self.budget:
             if not self.ask(proposer):
                 return proposer.ending()  # type: ignore[attr-defined,no-any-return]
-            self.land()
+            self.finish_trial()
         return None
 
     def moves(self) -> list[str]:

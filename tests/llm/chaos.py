@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cclsearch.propose.agent.agent import Agent, AgentOptions
+from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt import MAX_PROMPT_BYTES
 from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
 from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
-from cclsearch.propose.agent.providers.retry import Patience
+from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import CompletionRequest
-from cclsearch.propose.agent.surrogate_table import SurveyFunction
+from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable
 from cclsearch.propose.base import Proposer
 
 from .cases import SPACE, Search
@@ -120,7 +121,7 @@ class ChaosReport:
 
 
 def run_chaos(
-    num_turns: int, folder: Path, *, seed: int, make_fallback: Callable[[], Proposer], look: SurveyFunction
+    num_turns: int, folder: Path, *, seed: int, make_fallback: Callable[[], Proposer], make_table: MakeSurrogateTable
 ) -> ChaosReport:
     """Searches until so many turns were made; asserts after each what must hold of every search."""
     report = ChaosReport()
@@ -129,26 +130,26 @@ def run_chaos(
             report.searches += 1
             run_folder = folder / f"run-{report.searches}"
             run_folder.mkdir()
-            _run_search(report, server, run_folder, seed, make_fallback(), look)
+            _run_search(report, server, run_folder, seed, make_fallback(), make_table)
         assert server.refused == []
         report.requests = len(server.requests)
     return report
 
 
 def _run_search(
-    report: ChaosReport, server: StandIn, folder: Path, seed: int, fallback: Proposer, look: SurveyFunction
+    report: ChaosReport, server: StandIn, folder: Path, seed: int, fallback: Proposer, make_table: MakeSurrogateTable
 ) -> None:
     clock = ChaosClock()
     agent = Agent(
         provider=_connect(server, report.searches),
-        options=AgentOptions(patience=Patience(total_s=60, max_tries=4)),
+        options=AgentOptions(retry=RetrySettings(total_s=60, max_tries=4)),
         folder=folder,
         evidence=PoisonedLogs(),
-        look=look,
+        make_table=make_table,
         clock=clock,
     )
     # The LLM comes back at once, so that most of a search is its turns.
-    rules = ArbiterSettings(patience=15, patience_again=15, same_failures=15, explore=1, explore_most=1, overrules=100)
+    rules = ArbiterSettings(patience=15, patience_again=15, same_failures=15, explore=1, max_explore=1, overrules=100)
     search = Search(budget=15, seed=seed + report.searches, message=INJECTION.format(key="none"))
     ending = search.run(Arbiter(agent, fallback, rules=rules))
     if ending is None:

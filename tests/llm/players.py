@@ -157,7 +157,7 @@ def read_error(text: str) -> float:
 
 def read_node_size(text: str) -> int:
     """Accelerators a node."""
-    found = re.search(r"(\d+) a node", text)
+    found = re.search(r"(\d+) per node", text)
     return int(found[1]) if found else 8
 
 

@@ -1,92 +1,45 @@
-"""The agent: one turn from a view to a decision, with its record; it keeps no state that the ledger does not hold."""
+"""The agent: runs one turn of the LLM, from a view to a decision, and writes its record; its memory is the ledger."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cclsearch.core.content import find_content
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config
-from cclsearch.propose.agent.clock import Clock, WallClock
 from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence, TrialEvidence
-from cclsearch.propose.agent.history import (
-    MOVE_TOPIC,
-    TURN_TOPIC,
-    PastTurn,
-    SubmittedConfig,
-    past_turns,
-    read_limits,
-    total_cost,
-    turn_event,
-)
+from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, past_turns, read_limits, total_cost, turn_event
+from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
-from cclsearch.propose.agent.policy.store import PolicyLibrary
-from cclsearch.propose.agent.prompt import (
-    MAX_PROMPT_BYTES,
-    Prompt,
-    PromptInput,
-    PromptOptions,
-    last_observation,
-    write_prompt,
-    write_system,
-)
-from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, Prices, load_prices, prices_path
-from cclsearch.propose.agent.providers.retry import Patience
+from cclsearch.propose.agent.policy.store import PolicyStore
+from cclsearch.propose.agent.prompt import Prompt, PromptInput, PromptOptions, last_observation, write_turn_prompt
+from cclsearch.propose.agent.providers.cost import LlmLimits, Price, Prices, load_prices, prices_path
+from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
-from cclsearch.propose.agent.providers.types import CompletionRequest, Message, Provider, Role, ToolSpec
-from cclsearch.propose.agent.surrogate_table import SurveyFunction, best_observation, survey_surrogate
+from cclsearch.propose.agent.providers.types import Provider
+from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, best_observation, make_surrogate_table
 from cclsearch.propose.agent.tool_handlers import Decision, Explain, ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.agent.turn_records import (
     CONTEXT_FILE,
     TURNS_FOLDER,
-    ExchangeRecord,
-    RemarkRecord,
-    SubmittedRecord,
-    TurnRecord,
+    decision_kind,
+    make_record,
     record_context,
-    record_look,
-    record_observation,
     turn_path,
     write_record,
 )
 from cclsearch.propose.base import ExpectedOutcome, Proposal, ProposerEvent, SearchView
 
-RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
-"""Of the bound on a request, kept for the turn's look-ups."""
 TURN_ANSWERS = 5
-"""Answers that use all of their time, for which a turn has time."""
-LEAST_RESERVED_BYTES = 4000
-LEAST_TOLD_BYTES = 8000
-"""For trials, candidates and diagnosis, where knobs and tools leave little."""
-
-
-@dataclass(frozen=True)
-class AgentOptions:
-    """How an agent works; all of it is frozen at a search's start."""
-
-    mode: str = "configs"
-    """`configs` or `policy`."""
-    limits: LlmLimits = field(default_factory=LlmLimits)
-    anonymous: bool = False
-    goal: str = ""
-    """How the objective's loss is made, in a line."""
-    seed_policy: str | None = None
-    """Name or path of the first policy program; None for the shipped one that fits the card."""
-    seed_program: str | None = None
-    """Its source, as it was when the search began."""
-    patience: Patience = field(default_factory=Patience)
-    max_output_tokens: int = 4096
-    max_turn_s: float = 600.0
+"""A turn has time for this many answers that each use the whole timeout."""
 
 
 @dataclass(frozen=True)
 class TurnOutcome:
-    """What a turn came to, for the arbiter."""
+    """The result of a turn, for the arbiter."""
 
     number: int
     proposals: tuple[Proposal, ...]
@@ -97,229 +50,121 @@ class TurnOutcome:
 
 @dataclass
 class Agent:
-    """An LLM behind a provider, with what it may look at."""
+    """An LLM behind a provider, with the sources that its tools read."""
 
     provider: Provider
     options: AgentOptions = field(default_factory=AgentOptions)
     folder: Path | None = None
-    """The run folder; None keeps no files."""
+    """The run folder; None writes no files."""
     evidence: EvidenceSource = field(default_factory=NoEvidence)
     explain: Explain | None = None
-    look: SurveyFunction = survey_surrogate
+    make_table: MakeSurrogateTable = make_surrogate_table
     policies: PolicyRunner = field(default_factory=SandboxRunner)
     clock: Clock = field(default_factory=WallClock)
     prices: Prices = field(default_factory=lambda: load_prices(prices_path()))
-    _under_way: tuple[int, Turn] | None = field(default=None, init=False, repr=False)
+    _running_turn: tuple[int, Turn] | None = field(default=None, init=False, repr=False)
 
     @property
     def name(self) -> str:
         return self.provider.name
 
     def limit_reached(self, view: SearchView) -> str | None:
-        """Which limit earlier turns have reached, in words."""
+        """Which limit earlier turns have reached, in words; None if none."""
         return self._limits(view).reached(total_cost(past_turns(view.remarks)))
 
     def _limits(self, view: SearchView) -> LlmLimits:
-        """The limits of the search's start, or those that `resume` set since."""
+        """The limits of the search's start, or those that `resume` has set since."""
         return read_limits(view.remarks, self.options.limits)
 
-    def describe_under_way(self) -> ProposerEvent | None:
-        """What a turn that is under way in another thread cost so far; None where there is none."""
-        under_way = self._under_way
-        if under_way is None:
+    def describe_running_turn(self) -> ProposerEvent | None:
+        """The cost so far of a turn that runs in another thread; None if no turn runs."""
+        if self._running_turn is None:
             return None
-        number, turn = under_way
+        number, turn = self._running_turn
         past = PastTurn(number, "none", (), "", turn.cost_so_far())
-        return turn_event(past, f"turn {number} ({describe_cost(past.cost)} so far): the search ended before it did")
+        return turn_event(past, f"turn {number} ({past.cost.describe()} so far): the search ended before this turn did")
 
     def run_turn(self, view: SearchView, slots: int, *, max_submitted: int, overrules_left: int) -> TurnOutcome:
-        """One whole turn; raises nothing for what a provider or a model does."""
+        """The outcome of one whole turn; raises nothing, whatever a provider or a model does."""
         number = self._next_number(view)
-        library = PolicyLibrary(self.folder)
-        look = self.look(view)
-        explained: dict[str, tuple[str, ...]] = {}
+        store = PolicyStore(self.folder)
         handlers = ToolHandlers(
             view=view,
-            look=look,
+            table=self.make_table(view),
             evidence=self.evidence,
             max_submitted=max_submitted,
             overrules_left=overrules_left,
             mode=self.options.mode,
             anonymous=self.options.anonymous,
-            explain=self._remembering(explained),
+            explain=self.explain,
             policies=self.policies,
         )
-        known = self._gather(handlers, slots, library)
+        prompt_input = self._gather(handlers, slots, store)
         try:
-            prompt, result = self._run(known, handlers, number)
+            prompt, result = self._run(prompt_input, handlers, number)
         finally:
-            self._under_way = None
-        version = library.add(result.decision.program) if result.decision and result.decision.program else None
-        self._write(known, handlers, prompt, result, number=number, explained=explained)
-        return _to_thought(view, number, result, version, self.options.mode)
+            self._running_turn = None
+        version = store.add(result.decision.program) if result.decision and result.decision.program else None
+        self._write(prompt_input, handlers, prompt, result, number)
+        return _make_outcome(view, number, result, version, self.options.mode)
 
-    def _run(self, known: PromptInput, handlers: ToolHandlers, number: int) -> tuple[Prompt, TurnResult]:
-        tools = make_toolset(known.view.space, self.options.mode, handlers.max_submitted)
-        prompt = write_turn_prompt(
-            known, tools, PromptOptions(self.options.mode, self.options.anonymous, self.options.goal)
-        )
+    def _run(self, prompt_input: PromptInput, handlers: ToolHandlers, number: int) -> tuple[Prompt, TurnResult]:
+        view, options = prompt_input.view, self.options
+        tools = make_toolset(view.space, options.mode, handlers.max_submitted)
+        prompt = write_turn_prompt(prompt_input, tools, PromptOptions(options.mode, options.anonymous, options.goal))
         settings = TurnSettings(
             clock=self.clock,
-            jitter=random.Random(f"{known.view.seed}/{number}"),
+            jitter=random.Random(f"{view.seed}/{number}"),
             price=self._price(),
-            limits=self._limits(known.view),
-            spent=total_cost(past_turns(known.view.remarks)),
-            patience=self.options.patience,
-            max_output_tokens=self.options.max_output_tokens,
-            max_seconds=self.options.max_turn_s,
+            limits=self._limits(view),
+            spent=total_cost(past_turns(view.remarks)),
+            retry=options.retry,
+            max_output_tokens=options.max_output_tokens,
+            max_seconds=options.max_turn_s,
         )
         turn = Turn(self.provider, handlers, prompt, tools, settings)
-        self._under_way = (number, turn)
+        self._running_turn = (number, turn)
         return prompt, turn.run()
 
     def _price(self) -> Price | None:
         return self.prices.find(self.provider.name)
 
-    def _gather(self, handlers: ToolHandlers, slots: int, library: PolicyLibrary) -> PromptInput:
+    def _gather(self, handlers: ToolHandlers, slots: int, store: PolicyStore) -> PromptInput:
         shown: dict[int, TrialEvidence] = {}
         for observation in (best_observation(handlers.view), last_observation(handlers.view)):
             found = handlers.find_evidence(observation.trial) if observation else None
             if observation and found:
                 shown[observation.trial] = found
-        known = PromptInput(handlers.view, handlers.look, slots, shown)
+        prompt_input = PromptInput(handlers.view, handlers.table, slots, shown)
         if self.options.mode != "policy":
-            return known
-        program, note = library.best(handlers.view, self.seed_program(handlers.view))
-        return replace(known, program=program, program_note=note)
+            return prompt_input
+        program, note = store.best(handlers.view, self.seed_program(handlers.view))
+        return replace(prompt_input, program=program, program_note=note)
 
     def seed_program(self, view: SearchView) -> str:
-        """The policy program to begin with: the one that was frozen with the search, or the shipped one that fits."""
-        return self.options.seed_program or seed_program(view, self.options.seed_policy)
-
-    def _remembering(self, explained: dict[str, tuple[str, ...]]) -> Explain | None:
-        explain = self.explain
-        if explain is None:
-            return None
-
-        def tell(config: Config) -> tuple[str, ...]:
-            explained[config.digest] = tuple(explain(config))
-            return explained[config.digest]
-
-        return tell
+        """The first policy program: the one frozen with the search, or the shipped one that fits the card."""
+        return self.options.seed_program or read_seed_program(view, self.options.seed_policy)
 
     def _next_number(self, view: SearchView) -> int:
-        told = max((turn.number for turn in past_turns(view.remarks)), default=0)
+        in_ledger = max((turn.number for turn in past_turns(view.remarks)), default=0)
         if self.folder is None:
-            return told + 1
-        kept = (int(path.stem) for path in (self.folder / TURNS_FOLDER).glob("[0-9]*.json") if path.stem.isdigit())
-        return max(told, *kept, 0) + 1
+            return in_ledger + 1
+        on_disk = (int(path.stem) for path in (self.folder / TURNS_FOLDER).glob("[0-9]*.json") if path.stem.isdigit())
+        return max(in_ledger, *on_disk, 0) + 1
 
     def _write(
-        self,
-        known: PromptInput,
-        handlers: ToolHandlers,
-        prompt: Prompt,
-        result: TurnResult,
-        *,
-        number: int,
-        explained: dict[str, tuple[str, ...]],
+        self, prompt_input: PromptInput, handlers: ToolHandlers, prompt: Prompt, result: TurnResult, number: int
     ) -> None:
         if self.folder is None:
             return
-        options, limits = self.options, self._limits(known.view)
+        view, options = prompt_input.view, self.options
         context = self.folder / TURNS_FOLDER / CONTEXT_FILE
         if not context.exists():
-            record = record_context(
-                known.view, model=self.provider.name, mode=options.mode, anonymous=options.anonymous
-            )
+            record = record_context(view, model=self.provider.name, mode=options.mode, anonymous=options.anonymous)
             write_record(context, record.model_copy(update={"goal": options.goal}))
-        write_record(
-            turn_path(self.folder, number),
-            make_record(known, handlers, prompt, result, number=number, explained=explained).model_copy(
-                update={"limits": limits, "price": self._price(), "max_seconds": options.max_turn_s}
-            ),
-        )
-
-
-def write_turn_prompt(known: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
-    """The prompt with room left for its tools and for the turn's look-ups."""
-    room = MAX_PROMPT_BYTES - RESERVED_BYTES[options.mode]
-    fixed = _measure(Prompt(write_system(known.view, options), ""), tools)
-    if room - fixed < LEAST_TOLD_BYTES:
-        # A space of many knobs: what is told of the search comes before what can be looked up.
-        room = min(fixed + LEAST_TOLD_BYTES, MAX_PROMPT_BYTES - LEAST_RESERVED_BYTES)
-    # JSON escapes newlines and quotes, so the text's own bytes are not quite what is sent.
-    limit = int((room - _measure(Prompt("", ""), tools)) * 0.95)
-    prompt = write_prompt(known, options, limit)
-    for _ in range(_MOST_FITTINGS):
-        excess = _measure(prompt, tools) - room
-        if excess <= 0:
-            break
-        limit -= excess
-        prompt = write_prompt(known, options, limit)
-    return prompt
-
-
-_MOST_FITTINGS = 3
-
-
-def _measure(prompt: Prompt, tools: Sequence[ToolSpec]) -> int:
-    message = Message(role=Role.USER, text=prompt.user)
-    return CompletionRequest(system=prompt.system, messages=(message,), tools=tuple(tools)).num_bytes
-
-
-def make_record(
-    known: PromptInput,
-    handlers: ToolHandlers,
-    prompt: Prompt,
-    result: TurnResult,
-    *,
-    number: int,
-    explained: Mapping[str, tuple[str, ...]],
-) -> TurnRecord:
-    """The file's content for one turn, but for what it ran under."""
-    view = known.view
-    decision = result.decision or Decision()
-    return TurnRecord(
-        turn=number,
-        observations=tuple(record_observation(o) for o in view.observations),
-        pending=tuple(sorted(view.pending)),
-        held_back=tuple(sorted(view.held_back)),
-        budget_left=view.budget_left,
-        next_trial=view.next_trial,
-        remarks=tuple(
-            RemarkRecord(topic=r.topic, text=r.text, data=dict(r.data))
-            for r in view.remarks
-            if r.topic in {TURN_TOPIC, MOVE_TOPIC}
-        ),
-        slots=known.slots,
-        max_submitted=handlers.max_submitted,
-        overrules_left=handlers.overrules_left,
-        look=record_look(handlers.look),
-        evidence=handlers.looked_up,
-        program=known.program,
-        program_note=known.program_note,
-        explanations=dict(explained),
-        spent=total_cost(past_turns(view.remarks)),
-        system=prompt.system,
-        user=prompt.user,
-        exchanges=tuple(
-            ExchangeRecord(
-                answer=e.answer, trouble=e.trouble, message=e.message, request_bytes=e.request_bytes, at_s=e.at_s
-            )
-            for e in result.exchanges
-        ),
-        decision=_decision_word(result.decision),
-        submitted=tuple(_submitted_record(item) for item in decision.submitted),
-        finish=decision.finish,
-        insight=decision.insight,
-        beliefs=dict(decision.beliefs),
-        submitted_program=decision.program,
-        stall=result.stall.text if result.stall else "",
-        stall_cause=result.stall.cause if result.stall else "",
-        faults=tuple(result.faults),
-        cost=result.cost,
-    )
+        conditions = {"limits": self._limits(view), "price": self._price(), "max_seconds": options.max_turn_s}
+        turn = make_record(prompt_input, handlers, prompt, result, number).model_copy(update=conditions)
+        write_record(turn_path(self.folder, number), turn)
 
 
 def make_agent(
@@ -329,9 +174,9 @@ def make_agent(
     folder: Path | None = None,
     evidence: EvidenceSource | None = None,
     explain: Explain | None = None,
-    look: SurveyFunction | None = None,
+    make_table: MakeSurrogateTable | None = None,
 ) -> Agent:
-    """The agent of `--llm SPEC`, its key taken from the environment; raises UserError where spec or key will not do."""
+    """The agent of `--llm SPEC`, with its key from the environment; raises UserError for a wrong spec or key."""
     options = options or AgentOptions()
     if options.seed_policy is not None and options.seed_program is None:
         find_content("policies", options.seed_policy, ".py")
@@ -342,21 +187,15 @@ def make_agent(
         folder=folder,
         evidence=evidence or NoEvidence(),
         explain=explain,
-        look=look or survey_surrogate,
+        make_table=make_table or make_surrogate_table,
     )
 
 
-def seed_program(view: SearchView, name: str | None) -> str:
-    """Source of the policy program of that name; by default the shipped one that fits the card."""
-    chosen = name or ("moe" if view.card.arch.moe else "dense")
-    return find_content("policies", chosen, ".py").read_text(encoding="utf-8")
-
-
-def _to_thought(view: SearchView, number: int, result: TurnResult, version: int | None, mode: str) -> TurnOutcome:
+def _make_outcome(view: SearchView, number: int, result: TurnResult, version: int | None, mode: str) -> TurnOutcome:
     decision = result.decision or Decision()
     past = PastTurn(
         number=number,
-        decision=_decision_word(result.decision),
+        decision=decision_kind(result.decision),
         submitted=decision.submitted,
         insight=decision.insight,
         beliefs=decision.beliefs,
@@ -365,44 +204,21 @@ def _to_thought(view: SearchView, number: int, result: TurnResult, version: int 
         policy=version,
     )
     proposals = tuple(to_proposal(item, number, mode) for item in decision.submitted)
-    return TurnOutcome(number, proposals, decision.finish, result.stall, turn_event(past, describe_turn(past, result)))
+    return TurnOutcome(number, proposals, decision.finish, result.stall, turn_event(past, _describe_turn(past, result)))
 
 
 def to_proposal(item: SubmittedConfig, turn: int, mode: str) -> Proposal:
-    """A submitted configuration as the search takes it."""
+    """A submitted configuration as the search's proposal."""
     expects = ExpectedOutcome(step_time_s=item.expected_step_time_s, peak_memory_gib=item.expected_memory_gib)
     return Proposal(item.config, "policy" if mode == "policy" else "llm", item.rationale, expects, turn)
 
 
-def describe_turn(turn: PastTurn, result: TurnResult) -> str:
+def _describe_turn(turn: PastTurn, result: TurnResult) -> str:
     """A turn in one line, for the ledger."""
-    cost = describe_cost(turn.cost)
     if turn.decision == "submit":
         what = "submitted " + "; ".join(str(item.config) for item in turn.submitted)
     elif turn.decision == "finish":
-        what = f"wants to finish: {result.decision.finish if result.decision else ''}"
+        what = f"asks to finish: {result.decision.finish if result.decision else ''}"
     else:
         what = f"no decision: {result.stall.text if result.stall else ''}"
-    return one_line(f"turn {turn.number} ({cost}): {what}", 500)
-
-
-def describe_cost(cost: Cost) -> str:
-    """`12,300 tokens, $0.0410, 12.3 s`."""
-    usd = "price unknown" if cost.usd is None else f"${cost.usd:.4f}"
-    return f"{cost.usage.total:,} tokens, {usd}, {cost.seconds:.1f} s"
-
-
-def _decision_word(decision: Decision | None) -> str:
-    if decision is None:
-        return "none"
-    return "finish" if decision.finish is not None else "submit"
-
-
-def _submitted_record(item: SubmittedConfig) -> SubmittedRecord:
-    return SubmittedRecord(
-        config=item.config,
-        expected_step_time_s=item.expected_step_time_s,
-        expected_memory_gib=item.expected_memory_gib,
-        rationale=item.rationale,
-        is_overrule=item.is_overrule,
-    )
+    return one_line(f"turn {turn.number} ({turn.cost.describe()}): {what}", 500)

@@ -1,4 +1,4 @@
-"""Configurations as a model writes them: schema, reading, compact rows, and what is near an illegal one."""
+"""Configurations as a model writes and reads them: schema, parsing, compact rows, and nearest valid ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
 from cclsearch.space.table import Knob, Space
 
+MAX_HEADER_BYTES = 400
+MAX_SCHEMA_BYTES = 8000
+"""Of one configuration's schema; if it is longer, the knobs with the most choices get a range instead of a list."""
+
 
 def free_knobs(space: Space) -> tuple[Knob, ...]:
-    """Knobs with a choice; the others are filled in."""
+    """Knobs with more than one choice; the others are filled in."""
     return tuple(knob for knob in space.knobs if len(knob.choices) > 1)
 
 
-MAX_HEADER_BYTES = 400
-MAX_SCHEMA_BYTES = 8000
-"""Of one configuration's schema: the knobs with the most choices lose their lists where it would be longer."""
-
-
 def config_schema(space: Space) -> dict[str, Any]:
-    """JSON schema of one configuration: every free knob, with its choices and nothing else."""
+    """JSON schema of one configuration: every free knob with its choices, and no other property."""
     knobs = free_knobs(space)
     properties = {knob.name: _choice_schema(knob) for knob in knobs}
     size = len(json.dumps(properties, ensure_ascii=False).encode())
@@ -51,7 +50,7 @@ def _choice_schema(knob: Knob) -> dict[str, Any]:
 
 
 def _range_schema(knob: Knob) -> dict[str, Any]:
-    """What is left of a list of choices that is too long."""
+    """The schema of a knob whose list of choices is too long."""
     numbers = [choice for choice in knob.choices if isinstance(choice, int | float) and not isinstance(choice, bool)]
     if len(numbers) < len(knob.choices):
         return {}
@@ -59,7 +58,7 @@ def _range_schema(knob: Knob) -> dict[str, Any]:
 
 
 def read_value(knob: Knob, value: object) -> Value | None:
-    """The choice that was meant (`4`, `4.0` and `"4"` mean 4; `1` never means true); None where there is none."""
+    """The choice that was meant (`4`, `4.0` and `"4"` mean 4; `1` never means true); None if there is none."""
     for choice in knob.choices:
         if type(choice) is type(value) and choice == value:
             return choice
@@ -73,12 +72,12 @@ def read_value(knob: Knob, value: object) -> Value | None:
 
 
 def read_config(space: Space, raw: object) -> tuple[Config | None, str]:
-    """The configuration that was meant and an empty string, or None and what is wrong; it need not be legal."""
+    """The configuration and an empty string, or None and the mistake; it need not be in the search space."""
     if not isinstance(raw, Mapping):
         return None, f"a configuration must be an object of knobs; got {one_line(repr(raw), 80)}"
     unknown = [one_line(str(name), 40) for name in raw if not any(knob.name == name for knob in space.knobs)]
     if unknown:
-        return None, f"there is no knob {unknown[0]!r}; the knobs are {', '.join(k.name for k in free_knobs(space))}"
+        return None, f"unknown knob {unknown[0]!r}; the knobs are {', '.join(k.name for k in free_knobs(space))}"
     values: dict[str, Value] = {}
     for knob in space.knobs:
         if knob.name not in raw:
@@ -88,30 +87,32 @@ def read_config(space: Space, raw: object) -> tuple[Config | None, str]:
             continue
         value = read_value(knob, raw[knob.name])
         if value is None:
-            choices = ", ".join(_word(choice) for choice in knob.choices)
+            choices = ", ".join(_format_value(choice) for choice in knob.choices)
             return None, f"{knob.name} must be one of {choices}; got {one_line(repr(raw[knob.name]), 60)}"
         values[knob.name] = value
     return Config(values), ""
 
 
-def header(space: Space) -> str:
-    """Column names of compact rows; where they would take more room than the rows, where they stand."""
+def format_header(space: Space) -> str:
+    """Column names of compact rows; if they are longer than the rows themselves, a reference to the section KNOBS."""
     names = " ".join(knob.name for knob in free_knobs(space))
     return names if len(names.encode()) <= MAX_HEADER_BYTES else "(the knobs in the order of KNOBS)"
 
 
-def compact(space: Space, config: Mapping[str, Value]) -> str:
-    """A configuration's values under `header`."""
-    return " ".join(_word(config[knob.name]) if knob.name in config else "?" for knob in free_knobs(space))
+def format_row(space: Space, config: Mapping[str, Value]) -> str:
+    """A configuration's values in the order of `format_header`."""
+    return " ".join(_format_value(config[knob.name]) if knob.name in config else "?" for knob in free_knobs(space))
 
 
-def spelled(space: Space, config: Mapping[str, Value]) -> str:
+def format_config(space: Space, config: Mapping[str, Value]) -> str:
     """`tp=2 dp=4`: the free knobs with their names."""
-    return " ".join(f"{knob.name}={_word(config[knob.name])}" for knob in free_knobs(space) if knob.name in config)
+    return " ".join(
+        f"{knob.name}={_format_value(config[knob.name])}" for knob in free_knobs(space) if knob.name in config
+    )
 
 
 def nearest_rows(space: Space, config: Mapping[str, Value], rows: Iterable[int], count: int = 3) -> list[int]:
-    """Of these rows, those that differ from the configuration in the fewest knobs, in the order given."""
+    """The rows, of those given, that differ from the configuration in the fewest knobs; ties keep their order."""
     candidates = np.fromiter(rows, dtype=np.int64)
     if not len(candidates):
         return []
@@ -123,7 +124,7 @@ def nearest_rows(space: Space, config: Mapping[str, Value], rows: Iterable[int],
     return [int(row) for row in candidates[np.argsort(differing, kind="stable")[:count]]]
 
 
-def _word(value: Value) -> str:
+def _format_value(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -1,17 +1,23 @@
-"""What the agent may look up about a finished trial; the search hands over something that knows."""
+"""What the agent can look up about a finished trial, and that as text for the model."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from cclsearch.core.values import Model
+from cclsearch.propose.agent.quoting import quote_untrusted, quote_untrusted_end
+
+MARKS_BYTES = 80
+"""Of the two marks around quoted text, and of the line before it."""
+MIN_EVIDENCE_BYTES = 100
+MAX_EVIDENCE_BYTES = 1500
 
 
 class TrialEvidence(Model):
-    """What one trial left behind. Every text comes from outside: it is data."""
+    """What one finished trial left on disk. Every text comes from other programs: it is data, never an instruction."""
 
     diagnosis: tuple[str, ...] = ()
-    """Where the step's time goes, in sentences."""
+    """Sentences that say which parts of the step take how long."""
     seconds_by_cause: dict[str, float] = {}
     """Seconds of a traced step by cause (compute, exposed communication by collective and group, bubble, idle)."""
     notes: tuple[str, ...] = ()
@@ -20,10 +26,10 @@ class TrialEvidence(Model):
 
 
 class EvidenceSource(Protocol):
-    """Looks up what trials left behind."""
+    """Finds the evidence of finished trials."""
 
     def find(self, trial: int) -> TrialEvidence | None:
-        """What that trial left; None where nothing is known."""
+        """The evidence of that trial; None if there is none."""
         ...
 
 
@@ -32,3 +38,36 @@ class NoEvidence:
 
     def find(self, trial: int) -> TrialEvidence | None:
         return None
+
+
+def describe_evidence(
+    evidence: TrialEvidence, reference: TrialEvidence | None = None, *, against: str = "the best"
+) -> str:
+    """The diagnosis and the seconds by cause, with differences from the reference trial, which is called `against`."""
+    lines = list(evidence.diagnosis[:12])
+    reference_seconds = reference.seconds_by_cause if reference else {}
+    for cause, seconds in sorted(evidence.seconds_by_cause.items(), key=lambda item: -item[1])[:12]:
+        if seconds == 0 and not reference_seconds.get(cause):
+            continue
+        difference = (
+            f" ({seconds - reference_seconds[cause]:+.4g} s against {against})" if cause in reference_seconds else ""
+        )
+        lines.append(f"{cause}: {seconds:.4g} s{difference}")
+    lines += evidence.notes[:4]
+    return "\n".join(lines)
+
+
+def fit_evidence(diagnosis: str, log: str, max_bytes: int) -> list[str]:
+    """Diagnosis and the end of the log, quoted, within the bound.
+
+    The diagnosis gets at most half of the bytes; the log gets the rest.
+    """
+    diagnosis, log = diagnosis.strip(), log.strip()
+    share = max_bytes // (2 if diagnosis and log else 1) - MARKS_BYTES
+    if not (diagnosis or log):
+        return []
+    if share < MIN_EVIDENCE_BYTES:
+        return ["(diagnosis and log do not fit into this reply: look this trial up alone)"]
+    lines = [quote_untrusted(diagnosis, min(share, MAX_EVIDENCE_BYTES))] if diagnosis else []
+    left = max_bytes - sum(len(line.encode()) for line in lines) - MARKS_BYTES
+    return lines + (["log tail:", quote_untrusted_end(log, min(left, MAX_EVIDENCE_BYTES))] if log else [])

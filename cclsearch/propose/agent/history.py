@@ -1,4 +1,4 @@
-"""What the ledger's remarks say of earlier turns and moves: the agent and the arbiter hold no other memory."""
+"""Earlier turns and moves as the ledger keeps them: the agent and the arbiter have no other memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class SubmittedConfig:
     expected_step_time_s: float | None = None
     expected_memory_gib: float | None = None
     is_overrule: bool = False
-    """The surrogate thought little of it."""
+    """The surrogate objected to it."""
     rationale: str = ""
     is_own_idea: bool = True
-    """Not among the surrogate's first choices: a trial that the fallback would not have run."""
+    """Not among the surrogate's first choices, so the fallback would not have run it."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class PastTurn:
     cost: Cost
     beliefs: PriorHints = field(default_factory=dict)
     num_seen: int = 0
-    """Trials that the turn could see."""
+    """Finished trials that the turn could see."""
     policy: int | None = None
-    """Version of the policy program that it submitted."""
+    """Version of the policy program that the turn submitted."""
 
 
 def turn_event(turn: PastTurn, text: str) -> ProposerEvent:
-    """The remark that a turn leaves in the ledger."""
+    """The event of a turn, for the ledger."""
     usage = turn.cost.usage
     return ProposerEvent(
         TURN_TOPIC,
@@ -75,40 +75,40 @@ def turn_event(turn: PastTurn, text: str) -> ProposerEvent:
 
 
 def past_turns(remarks: Iterable[ProposerEvent]) -> list[PastTurn]:
-    """The turns that these remarks tell of, oldest first."""
+    """The turns among these events, oldest first."""
     return [_read_turn(event.data) for event in remarks if event.topic == TURN_TOPIC]
 
 
 def total_cost(turns: Iterable[PastTurn]) -> Cost:
-    """What all these turns took."""
+    """The cost of all these turns."""
     return sum((turn.cost for turn in turns), Cost())
 
 
 def drop_decision(event: ProposerEvent, why: str) -> ProposerEvent:
-    """A turn's remark without what it decided: its cost and what it learnt stay."""
+    """A turn's event without its decision; its cost and what it learnt are kept."""
     data = {**event.data, "decision": "none", "submitted": "[]", "policy": None}
     return ProposerEvent(event.topic, one_line(f"{why}: {event.text}", 500), data)
 
 
 def limits_event(limits: LlmLimits) -> ProposerEvent:
-    """What `resume --max-tokens --max-usd` leaves in the ledger."""
-    words = [f"{limits.max_tokens:,} tokens"] if limits.max_tokens is not None else []
-    words += [f"${limits.max_usd:g}"] if limits.max_usd is not None else []
-    text = f"the LLM may use {' and '.join(words)} in all from here on"
+    """The event of `resume --max-tokens --max-usd`, for the ledger."""
+    parts = [f"{limits.max_tokens:,} tokens"] if limits.max_tokens is not None else []
+    parts += [f"${limits.max_usd:g}"] if limits.max_usd is not None else []
+    text = f"the LLM may use {' and '.join(parts)} in total from now on"
     return ProposerEvent(LIMITS_TOPIC, text, {"max_tokens": limits.max_tokens, "max_usd": limits.max_usd})
 
 
 def read_limits(remarks: Iterable[ProposerEvent], limits: LlmLimits) -> LlmLimits:
-    """The limits of the search's start, with what was set since in their place."""
+    """The limits of the search's start, replaced by those that were set since."""
     for event in remarks:
         if event.topic == LIMITS_TOPIC:
-            told = {name: value for name, value in event.data.items() if value is not None}
-            limits = LlmLimits.model_validate({**limits.model_dump(), **told})
+            changed = {name: value for name, value in event.data.items() if value is not None}
+            limits = LlmLimits.model_validate({**limits.model_dump(), **changed})
     return limits
 
 
 def last_insights(view: SearchView, count: int = 6) -> list[str]:
-    """What the model noted about framework and cluster, latest last, each once."""
+    """The model's insights about framework and cluster, latest last, without repetitions."""
     found: dict[str, None] = {}
     for turn in past_turns(view.remarks):
         if turn.insight:

@@ -1,4 +1,4 @@
-"""The prompt of one turn: a pure function of what is known, bounded however many trials there are."""
+"""The prompt of one turn: a pure function of the view and the surrogate's table, bounded for any number of trials."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.configs import free_knobs
-from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.history import last_insights
-from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES
-from cclsearch.propose.agent.quoting import FENCE_RULE, clip_bytes, fence, fence_line
+from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
+from cclsearch.propose.agent.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, estimate_noise
 from cclsearch.propose.agent.tables import (
     calibration_lines,
@@ -26,12 +26,22 @@ from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints
 
 ENVELOPE_BYTES = 1300
-"""What a wire protocol adds to a request of many calls, at most."""
+"""What a provider's protocol adds to a request of many calls, at most."""
 MAX_PROMPT_BYTES = MAX_BODY_BYTES - ENVELOPE_BYTES
 """Of one whole request: system, tools, and all messages of the turn."""
+RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
+"""Part of `MAX_PROMPT_BYTES` that is kept for the turn's look-ups, by mode."""
+MIN_RESERVED_BYTES = 4000
+MIN_SEARCH_BYTES = 8000
+"""For trials, candidates and diagnosis if knobs and tools use most of the bytes."""
+MAX_FITTINGS = 3
+"""Attempts to shorten a prompt whose JSON came out longer than planned."""
 MAX_KNOBS_BYTES = 6500
+LEFT_OUT_BYTES = 60
+"""For the line that counts what a section leaves out."""
 MAX_LOOKUPS = 8
 MAX_CORRECTIONS = 2
+NO_LIMIT = 10**6
 
 
 @dataclass(frozen=True)
@@ -41,14 +51,14 @@ class PromptOptions:
     mode: str = "configs"
     """`configs` or `policy`."""
     anonymous: bool = False
-    """Leaves out whatever names the workload's origin: a strong model remembers published results."""
+    """Leaves out everything that names the workload's origin: a strong model remembers published results."""
     goal: str = ""
-    """How the objective's loss is made, where it is not the step time alone."""
+    """The formula of the objective's loss, unless it is the step time alone."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is sent first in a turn."""
+    """The first two parts of a turn's request."""
 
     system: str
     user: str
@@ -56,31 +66,52 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptInput:
-    """All that a prompt is made of."""
+    """Everything that a prompt is written from."""
 
     view: SearchView
-    look: SurrogateTable
+    table: SurrogateTable
     slots: int
     evidence: dict[int, TrialEvidence] = field(default_factory=dict)
-    """Of the best, the last, and whatever else is to be shown unasked."""
+    """By trial: of the best trial and of the last, which the prompt shows without a look-up."""
     program: str | None = None
-    """The best policy program so far, in policy mode."""
+    """The best policy program so far, in `policy` mode."""
     program_note: str = ""
 
 
-def write_prompt(known: PromptInput, options: PromptOptions, limit_bytes: int) -> Prompt:
-    """The prompt, at most `limit_bytes` long with its system part; says what it leaves out."""
-    system = write_system(known.view, options)
-    room = limit_bytes - len(system.encode())
-    whole = "\n\n".join(_render(section, None) for section in _sections(known, options, _NO_LIMIT))
-    return Prompt(system, whole if len(whole.encode()) <= room else _fit(_sections(known, options, room), room))
+def write_turn_prompt(prompt_input: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
+    """The prompt, short enough that the request has bytes left for its tools and for the turn's look-ups."""
+    target = MAX_PROMPT_BYTES - RESERVED_BYTES[options.mode]
+    fixed = _request_bytes(Prompt(write_system(prompt_input.view, options), ""), tools)
+    if target - fixed < MIN_SEARCH_BYTES:
+        # In a space of many knobs, the state of the search matters more than what look-ups would add.
+        target = min(fixed + MIN_SEARCH_BYTES, MAX_PROMPT_BYTES - MIN_RESERVED_BYTES)
+    # JSON escapes newlines and quotes, so more bytes are sent than the text has.
+    limit = int((target - _request_bytes(Prompt("", ""), tools)) * 0.95)
+    prompt = write_prompt(prompt_input, options, limit)
+    for _ in range(MAX_FITTINGS):
+        excess = _request_bytes(prompt, tools) - target
+        if excess <= 0:
+            break
+        limit -= excess
+        prompt = write_prompt(prompt_input, options, limit)
+    return prompt
 
 
-_NO_LIMIT = 10**6
+def _request_bytes(prompt: Prompt, tools: Sequence[ToolSpec]) -> int:
+    message = Message(role=Role.USER, text=prompt.user)
+    return CompletionRequest(system=prompt.system, messages=(message,), tools=tuple(tools)).num_bytes
+
+
+def write_prompt(prompt_input: PromptInput, options: PromptOptions, limit_bytes: int) -> Prompt:
+    """The prompt, system part included, in at most `limit_bytes`; it counts what it leaves out."""
+    system = write_system(prompt_input.view, options)
+    left = limit_bytes - len(system.encode())
+    whole = "\n\n".join(_render(section, None) for section in _sections(prompt_input, options, NO_LIMIT))
+    return Prompt(system, whole if len(whole.encode()) <= left else _fit(_sections(prompt_input, options, left), left))
 
 
 def write_system(view: SearchView, options: PromptOptions) -> str:
-    """The part that stays the same during a search, so that a provider can cache it."""
+    """The part that stays the same during a search, so that the provider can cache it."""
     submit = "submit_policy" if options.mode == "policy" else "submit"
     parts = [
         "You tune how a large language model's training is split over accelerators. Each trial is an expensive real "
@@ -88,13 +119,13 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
         f"In a turn you may make at most {MAX_LOOKUPS} look-ups (predict, explain, trial, compare, candidates), then "
         f"you must call {submit} or finish. Answer with tool calls only.",
         "A surrogate model (closed-form cost model, recalibrated on the trials so far) predicts every configuration. "
-        "Its record is shown to you: trust it where it has held, overrule it where evidence speaks against it, and say "
-        "why. Write down what you learn about this framework and cluster in `insight`: it is shown to you again. Where "
-        "a part of the step takes longer or shorter here than the surrogate thinks, say so in `beliefs`: it moves the "
-        "surrogate's prior, until trials outweigh it.",
-        "finish ends the search early and gives the unused budget back; it is refused while something could plausibly "
-        "still win.",
-        FENCE_RULE,
+        "You see its record: trust it if its predictions were accurate, overrule it if evidence contradicts it, and "
+        "say why. Write what you learn about this framework and cluster in `insight`: you see it again in later turns. "
+        "If a part of the step takes longer or shorter here than the surrogate predicts, say so in `beliefs`: this "
+        "shifts the surrogate's prior, until trials outweigh it.",
+        "finish ends the search early and returns the unused budget; it is refused while an untried configuration "
+        "could plausibly win.",
+        QUOTING_RULE,
         "WORKLOAD\n" + _describe_card(view, options),
         "OBJECTIVE\n" + objective_line(view, options.goal),
         "KNOBS\n" + _describe_knobs(view),
@@ -107,7 +138,7 @@ def _describe_card(view: SearchView, options: PromptOptions) -> str:
     lines = (
         []
         if options.anonymous
-        else [f"model {fence_line(card.family, 60)}, framework {fence_line(card.framework, 40)}"]
+        else [f"model {quote_line(card.family, 60)}, framework {quote_line(card.framework, 40)}"]
     )
     moe = arch.moe
     lines += [
@@ -123,9 +154,9 @@ def _describe_card(view: SearchView, options: PromptOptions) -> str:
             else []
         ),
         f"fixed work: global batch {card.global_batch_size} sequences of {card.seq_len} tokens",
-        f"{hardware.num_accelerators} x {one_line(hardware.accelerator, 40)}, {hardware.accelerators_per_node} a node, "
-        f"{hardware.memory_gib:g} GiB each; Gbit/s per accelerator: {_or_unknown(hardware.scale_up_gbps)} in the node, "
-        f"{_or_unknown(hardware.scale_out_gbps)} between nodes",
+        f"{hardware.num_accelerators} x {one_line(hardware.accelerator, 40)}, {hardware.accelerators_per_node} per "
+        f"node, {hardware.memory_gib:g} GiB each; Gbit/s per accelerator: {_or_unknown(hardware.scale_up_gbps)} in the "
+        f"node, {_or_unknown(hardware.scale_out_gbps)} between nodes",
     ]
     return "\n".join(lines)
 
@@ -134,100 +165,95 @@ def _describe_knobs(view: SearchView) -> str:
     lines = []
     for knob in free_knobs(view.space):
         choices = ", ".join(format_knob_value(choice) for choice in knob.choices)
-        about = f"  {fence_line(knob.description, 160)}" if knob.description else ""
+        about = f"  {quote_line(knob.description, 160)}" if knob.description else ""
         lines.append(one_line(f"{knob.name}: {choices}", 300) + about)
     rules = f"; rules: {one_line(', '.join(view.space.rules), 300)}" if view.space.rules else ""
-    size = f"{len(view.space)} legal configurations of {view.space.num_raw} combinations{rules}"
+    size = f"the search space has {len(view.space)} configurations, of {view.space.num_raw} combinations{rules}"
     kept = clip_bytes("\n".join(lines), MAX_KNOBS_BYTES).count("\n") + 1
     if kept == len(lines) and len("\n".join(lines).encode()) <= MAX_KNOBS_BYTES:
         return "\n".join([*lines, size])
-    return "\n".join([*lines[: kept - 1], f"({len(lines) - kept + 1} knobs left out: no room)", size])
+    return "\n".join([*lines[: kept - 1], f"({len(lines) - kept + 1} knobs left out: size limit)", size])
 
 
 @dataclass(frozen=True)
 class Section:
-    """A titled run of lines; the last lines go first when room is short. A higher weight gets more room."""
+    """A title and its lines. If the prompt is too long, the last lines are left out; a higher weight keeps more."""
 
     title: str
     lines: Sequence[str]
     weight: float
 
 
-def _sections(known: PromptInput, options: PromptOptions, room_bytes: int) -> list[Section]:
-    """All there is to tell; what cannot be cut line by line is cut to its share of the room."""
-    view, look = known.view, known.look
+def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: int) -> list[Section]:
+    """All sections that have content; diagnosis and program, which cannot be cut by lines, get shares of the limit."""
+    view, table = prompt_input.view, prompt_input.table
     noise = estimate_noise(view)
     sections = [
-        Section("STATE", _state_lines(known, noise), 2.0),
+        Section("STATE", _state_lines(prompt_input, noise), 2.0),
         Section("RUNNING NOW, not to be proposed again", running_lines(view), 0.5),
         Section("TRIALS, best first (~ = within noise of the best)", trial_lines(view, noise), 3.0),
         Section("FAILURES by kind", failure_lines(view), 1.5),
-        Section("SURROGATE: its best untried candidates", candidate_lines(view, look, look.order, 12), 2.0),
-        Section("SURROGATE: record", [*look.record, look.why], 1.0),
+        Section("SURROGATE: its best untried candidates", candidate_lines(view, table, table.order, 12), 2.0),
+        Section("SURROGATE: record", [*table.record, table.why], 1.0),
         Section("YOUR expectations against what was measured", calibration_lines(view), 1.0),
-        Section("DIAGNOSIS", _evidence_lines(known, min(max(room_bytes // 12, 300), 1500)), 2.5),
-        Section("YOUR INSIGHTS so far", [fence_line(text, 300) for text in last_insights(view)][::-1], 0.7),
-        Section("YOUR BELIEFS, which the surrogate has taken in", _belief_lines(view), 0.3),
-        Section("WHAT THE ARBITER SAID", _move_lines(view), 0.5),
+        Section("DIAGNOSIS", _evidence_lines(prompt_input, min(max(limit_bytes // 12, 300), 1500)), 2.5),
+        Section("YOUR INSIGHTS so far", [quote_line(text, 300) for text in last_insights(view)][::-1], 0.7),
+        Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view), 0.3),
+        Section("LATEST MOVES OF THE ARBITER", _move_lines(view), 0.5),
     ]
     if options.mode == "policy":
-        program = [fence(known.program, min(max(2 * room_bytes // 5, 300), 9000))] if known.program else []
-        sections.append(Section("BEST PROGRAM so far" + known.program_note, program, 9.0))
+        program = (
+            [quote_untrusted(prompt_input.program, min(max(2 * limit_bytes // 5, 300), 9000))]
+            if prompt_input.program
+            else []
+        )
+        sections.append(Section("BEST PROGRAM so far" + prompt_input.program_note, program, 9.0))
     return [section for section in sections if section.lines]
 
 
 def _belief_lines(view: SearchView) -> list[str]:
-    held = collect_hints(view)
+    hints = collect_hints(view)
     return [
         f"{part.replace('_', ' ')}: {hint.level.replace('_', ' ')} (counts {hint.weight:.0%} now, fully if renewed)"
-        for part, hint in held.items()
+        for part, hint in hints.items()
     ]
 
 
-def _state_lines(known: PromptInput, noise: float) -> list[str]:
-    view, best = known.view, best_observation(known.view)
-    found = f"best: trial {best.trial}, loss {best.loss:.5g}" if best else "best: nothing has run successfully yet"
-    several = f"; up to {known.slots} can start now" if known.slots > 1 else ""
-    held = len(view.held_back)
+def _state_lines(prompt_input: PromptInput, noise: float) -> list[str]:
+    view, best = prompt_input.view, best_observation(prompt_input.view)
+    found = f"best: trial {best.trial}, loss {best.loss:.5g}" if best else "best: none, no trial has succeeded yet"
+    several = f"; up to {prompt_input.slots} can start now" if prompt_input.slots > 1 else ""
+    num_held = len(view.held_back)
     return [
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
-        f"noise: two runs differ by about {noise:.1%}; a smaller difference is no improvement",
-        *([f"{held} configurations are held back: they cannot fit, or could not be started"] if held else []),
+        f"noise: two runs differ by about {noise:.1%}; a smaller difference is not an improvement",
+        *([f"{num_held} configurations are held back: they do not fit, or could not be started"] if num_held else []),
     ]
 
 
-def _evidence_lines(known: PromptInput, limit_bytes: int) -> list[str]:
+def _evidence_lines(prompt_input: PromptInput, limit_bytes: int) -> list[str]:
     lines: list[str] = []
-    best = best_observation(known.view)
-    reference = known.evidence.get(best.trial) if best else None
-    seen = {o.trial: o for o in known.view.observations}
-    for trial, evidence in known.evidence.items():
-        who = "the best" if best and trial == best.trial else "the last" if trial == _last(known.view) else "asked for"
+    best = best_observation(prompt_input.view)
+    reference = prompt_input.evidence.get(best.trial) if best else None
+    seen = {o.trial: o for o in prompt_input.view.observations}
+    for trial, evidence in prompt_input.evidence.items():
+        role = (
+            "the best"
+            if best and trial == best.trial
+            else "the last"
+            if trial == _last(prompt_input.view)
+            else "looked up"
+        )
         text = describe_evidence(evidence, reference if evidence is not reference else None)
-        memory = f"; {describe_memory(known.view, seen[trial])}" if trial in seen else ""
+        memory = f"; {describe_memory(prompt_input.view, seen[trial])}" if trial in seen else ""
         if text:
-            lines.append(f"trial {trial} ({who}{memory}):\n{fence(text, limit_bytes)}")
+            lines.append(f"trial {trial} ({role}{memory}):\n{quote_untrusted(text, limit_bytes)}")
     return lines
-
-
-def describe_evidence(
-    evidence: TrialEvidence, reference: TrialEvidence | None = None, *, against: str = "the best"
-) -> str:
-    """Where the step goes, with differences against a reference, called `against`, where there is one."""
-    lines = list(evidence.diagnosis[:12])
-    theirs = reference.seconds_by_cause if reference else {}
-    for cause, seconds in sorted(evidence.seconds_by_cause.items(), key=lambda item: -item[1])[:12]:
-        if seconds == 0 and not theirs.get(cause):
-            continue
-        difference = f" ({seconds - theirs[cause]:+.4g} s against {against})" if cause in theirs else ""
-        lines.append(f"{cause}: {seconds:.4g} s{difference}")
-    lines += evidence.notes[:4]
-    return "\n".join(lines)
 
 
 def _move_lines(view: SearchView) -> list[str]:
     moves = [event.text for event in view.remarks if event.topic == "arbiter"]
-    return [fence_line(text, 240) for text in moves[-3:][::-1]]
+    return [quote_line(text, 240) for text in moves[-3:][::-1]]
 
 
 def _last(view: SearchView) -> int | None:
@@ -239,27 +265,27 @@ def last_observation(view: SearchView) -> Observation | None:
     return max(view.observations, key=lambda o: o.trial, default=None)
 
 
-def _fit(sections: Sequence[Section], room_bytes: int) -> str:
-    """The sections, each within its share of the room; what a short section leaves goes to the long ones."""
+def _fit(sections: Sequence[Section], limit_bytes: int) -> str:
+    """The sections, each within its share; bytes that short sections do not use go to the long ones."""
     sizes = [len(_render(section, None).encode()) + 2 for section in sections]
-    shares = _share([section.weight for section in sections], sizes, room_bytes)
+    shares = _share([section.weight for section in sections], sizes, limit_bytes)
     return "\n\n".join(_render(section, share) for section, share in zip(sections, shares, strict=True))
 
 
-def _share(weights: Sequence[float], sizes: Sequence[int], room: int) -> list[int]:
+def _share(weights: Sequence[float], sizes: Sequence[int], left: int) -> list[int]:
     shares = [0] * len(sizes)
     waiting = list(range(len(sizes)))
     while waiting:
         total = sum(weights[i] for i in waiting)
-        content = [i for i in waiting if sizes[i] <= room * weights[i] / total]
-        if not content:
+        short = [i for i in waiting if sizes[i] <= left * weights[i] / total]
+        if not short:
             for i in waiting:
-                shares[i] = int(room * weights[i] / total)
+                shares[i] = int(left * weights[i] / total)
             break
-        for i in content:
+        for i in short:
             shares[i] = sizes[i]
-            room -= sizes[i]
-        waiting = [i for i in waiting if i not in content]
+            left -= sizes[i]
+        waiting = [i for i in waiting if i not in short]
     return shares
 
 
@@ -269,14 +295,14 @@ def _render(section: Section, limit_bytes: int | None) -> str:
     if limit_bytes is None or len(whole.encode()) <= limit_bytes:
         return whole
     kept: list[str] = []
-    left = limit_bytes - 60
+    left = limit_bytes - LEFT_OUT_BYTES
     for line in lines:
         left -= len(line.encode()) + 1
         if left < 0:
             break
         kept.append(line)
     missing = len(lines) - len(kept)
-    return "\n".join([*kept, f"({missing} of {len(lines) - 1} left out: no room)"] if missing else kept)
+    return "\n".join([*kept, f"({missing} of {len(lines) - 1} left out: size limit)"] if missing else kept)
 
 
 def _or_unknown(number: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Replays a run's turns without a provider: what it answered is read from the turns' files."""
+"""Replays the LLM turns of a run without a provider: its answers are read from the turn records."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.agent import write_turn_prompt
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.policy.runner import SandboxRunner
-from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, last_observation
+from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, last_observation, write_turn_prompt
 from cclsearch.propose.agent.providers.cost import load_prices, prices_path
-from cclsearch.propose.agent.providers.retry import Patience
+from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
-from cclsearch.propose.agent.surrogate_table import SurveyFunction, best_observation, survey_surrogate
+from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, best_observation, make_surrogate_table
 from cclsearch.propose.agent.tool_handlers import Decision, ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.turn import Turn, TurnResult, TurnSettings
@@ -24,13 +23,13 @@ from cclsearch.space.table import Space
 
 @dataclass(frozen=True)
 class ReplayedTurn:
-    """One turn, again."""
+    """A recorded turn and the result of its replay."""
 
     turn: int
     decision: str
-    """What the record says, in words."""
+    """The recorded decision, in words."""
     again: str
-    """What came out this time."""
+    """The decision of the replay, in words."""
     same_prompt: bool
 
     @property
@@ -38,18 +37,18 @@ class ReplayedTurn:
         return self.decision == self.again
 
 
-def replay_turns(folder: Path, look: SurveyFunction = survey_surrogate) -> list[ReplayedTurn]:
-    """Every turn of a run folder, decided again from its record; raises UserError where the records cannot be read.
+def replay_turns(folder: Path, make_table: MakeSurrogateTable = make_surrogate_table) -> list[ReplayedTurn]:
+    """All turns of a run folder, decided again from their records; raises UserError if a record cannot be read.
 
-    `look` is asked where a record of an older version does not hold what the surrogate thought.
+    `make_table` serves records of older versions, which do not contain the surrogate's table.
     """
     context = read_context(folder)
     space = context.space()
-    return [_replay(context, space, record, look) for record in read_turns(folder)]
+    return [_replay(context, space, record, make_table) for record in read_turns(folder)]
 
 
 class _Recorded:
-    """A provider that gives what was given; it stands still in between, as the record says."""
+    """A provider, and clock, that repeat the recorded answers at their recorded times."""
 
     name = "recorded"
 
@@ -59,7 +58,10 @@ class _Recorded:
 
     def ask(self, request: CompletionRequest) -> Answer:
         if not self._left:
-            raise ProviderError(ErrorKind.BAD_REQUEST, "the record ends here: this turn asked more than it did then")
+            raise ProviderError(
+                ErrorKind.BAD_REQUEST,
+                "the record has no further answer: the replayed turn sent more requests than the recorded one",
+            )
         exchange = self._left.pop(0)
         self._time_s = exchange.at_s
         if exchange.answer is None:
@@ -70,7 +72,7 @@ class _Recorded:
         return self._time_s
 
     def sleep(self, seconds: float) -> None:
-        """Nothing is waited for."""
+        """Returns at once."""
 
 
 class _RecordedEvidence:
@@ -81,7 +83,7 @@ class _RecordedEvidence:
         return self._evidence.get(trial)
 
 
-def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: SurveyFunction) -> ReplayedTurn:
+def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table: MakeSurrogateTable) -> ReplayedTurn:
     view = record.view(context, space)
 
     def explain(config: Config) -> tuple[str, ...]:
@@ -89,7 +91,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Surv
 
     handlers = ToolHandlers(
         view=view,
-        look=record.look.look() if record.look else look(view),
+        table=record.look.table() if record.look else make_table(view),
         evidence=_RecordedEvidence(record),
         max_submitted=record.max_submitted,
         overrules_left=record.overrules_left,
@@ -100,9 +102,9 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Surv
     )
     shown = {o.trial for o in (best_observation(view), last_observation(view)) if o}
     evidence = {trial: found for trial, found in record.evidence.items() if trial in shown}
-    known = PromptInput(view, handlers.look, record.slots, evidence, record.program, record.program_note)
+    prompt_input = PromptInput(view, handlers.table, record.slots, evidence, record.program, record.program_note)
     tools = make_toolset(space, context.mode, record.max_submitted)
-    prompt = write_turn_prompt(known, tools, PromptOptions(context.mode, context.anonymous, context.goal))
+    prompt = write_turn_prompt(prompt_input, tools, PromptOptions(context.mode, context.anonymous, context.goal))
     recorded = _Recorded(record)
     settings = TurnSettings(
         clock=recorded,
@@ -110,21 +112,21 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, look: Surv
         price=record.price if "price" in record.model_fields_set else load_prices(prices_path()).find(context.model),
         limits=record.limits,
         spent=record.spent,
-        patience=Patience(max_tries=1),
+        retry=RetrySettings(max_tries=1),
         max_seconds=record.max_seconds,
     )
     result = Turn(recorded, handlers, prompt, tools, settings).run()
     same_prompt = (prompt.system, prompt.user) == (record.system, record.user)
-    return ReplayedTurn(record.turn, _told(record), _said(result), same_prompt)
+    return ReplayedTurn(record.turn, _recorded_decision(record), _replayed_decision(result), same_prompt)
 
 
-def _told(record: TurnRecord) -> str:
+def _recorded_decision(record: TurnRecord) -> str:
     if record.decision == "submit":
         return "submit " + "; ".join(str(item.config) for item in record.submitted)
     return f"finish: {record.finish}" if record.decision == "finish" else f"no decision: {record.stall_cause}"
 
 
-def _said(result: TurnResult) -> str:
+def _replayed_decision(result: TurnResult) -> str:
     decision = result.decision or Decision()
     if decision.finish is not None:
         return f"finish: {decision.finish}"

@@ -1,13 +1,13 @@
-"""The compact tables of a prompt: trials, failures, candidates, and how expectations held."""
+"""The compact tables of a prompt: trials, failures, candidates, and expected against measured values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from cclsearch.core.text import one_line
-from cclsearch.propose.agent.configs import compact, header, spelled
+from cclsearch.propose.agent.configs import format_config, format_header, format_row
 from cclsearch.propose.agent.history import past_turns
-from cclsearch.propose.agent.quoting import fence_line
+from cclsearch.propose.agent.quoting import quote_line
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation
 from cclsearch.propose.base import Observation, SearchView
 
@@ -16,16 +16,16 @@ MAX_RUNNING_SHOWN = 16
 
 
 def objective_line(view: SearchView, goal: str = "") -> str:
-    """What the loss is, and how it is made where somebody says so."""
-    made = f"\n{one_line(goal, 600)}" if goal else ""
+    """What the loss is, with its formula if there is one."""
+    formula = f"\n{one_line(goal, 600)}" if goal else ""
     if view.objective == "step_time":
-        return f"loss = seconds per optimizer step at the fixed work; lower is better{made}"
-    name = fence_line(view.objective, 60)
-    return f"loss of objective {name}; lower is better (step time is shown beside it){made}"
+        return f"loss = seconds per optimizer step at the fixed work; lower is better{formula}"
+    name = quote_line(view.objective, 60)
+    return f"loss of objective {name}; lower is better (tables also show the step time){formula}"
 
 
 def trial_lines(view: SearchView, noise: float) -> list[str]:
-    """Ranked trials from the best, then those that were not admitted; failed trials have a table of their own."""
+    """Ranked trials, the best first; trials without a loss are in the table of failures."""
     ranked = sorted(
         (o for o in view.observations if o.loss is not None),
         key=lambda o: (o.loss, o.trial),  # type: ignore[return-value]
@@ -34,7 +34,7 @@ def trial_lines(view: SearchView, noise: float) -> list[str]:
         return []
     with_time = view.objective != "step_time"
     best = ranked[0].loss
-    lines = [f"trial loss {'step_s ' if with_time else ''}vs_best mem_GiB | {header(view.space)}"]
+    lines = [f"trial loss {'step_s ' if with_time else ''}vs_best mem_GiB | {format_header(view.space)}"]
     lines += [_trial_line(view, o, best, noise, with_time) for o in ranked[:MAX_TRIALS_SHOWN]]
     if len(ranked) > MAX_TRIALS_SHOWN:
         lines.append(f"({len(ranked) - MAX_TRIALS_SHOWN} slower trials left out; `trial` shows any)")
@@ -47,51 +47,50 @@ def _trial_line(view: SearchView, o: Observation, best: float | None, noise: flo
     near = "~" if ratio is not None and ratio - 1 <= noise and o.loss != best else ""
     time = f"{_figure(o.step_time_s)} " if with_time else ""
     versus = f"x{ratio:.3f}{near}" if ratio is not None else "-"
-    again = " (repeat)" if o.is_confirmation else ""
-    return (
-        f"{o.trial} {o.loss:.5g} {time}{versus} {_figure(o.peak_memory_gib)} | {compact(view.space, o.config)}{again}"
-    )
+    repeat = " (repeat)" if o.is_confirmation else ""
+    row = f"{format_row(view.space, o.config)}{repeat}"
+    return f"{o.trial} {o.loss:.5g} {time}{versus} {_figure(o.peak_memory_gib)} | {row}"
 
 
 def failure_lines(view: SearchView) -> list[str]:
-    """Failures by kind: how many, which configurations, the latest one's root message."""
+    """Failures by kind: their number, their configurations, and the root message of the latest."""
     by_kind: dict[str, list[Observation]] = {}
     for o in view.observations:
         if o.loss is None:
             by_kind.setdefault(_kind(o), []).append(o)
-    # The table of ranked trials has the same columns.
+    # The columns are named here only if the table of ranked trials, which has the same ones, is missing.
     is_named = not by_kind or any(o.loss is not None for o in view.observations)
-    lines: list[str] = [] if is_named else [f"trial | {header(view.space)}"]
+    lines: list[str] = [] if is_named else [f"trial | {format_header(view.space)}"]
     for kind, failed in sorted(by_kind.items(), key=lambda item: -len(item[1])):
-        message = failed[-1].failure.message if failed[-1].failure else "it ran, but may not be ranked"
-        lines.append(f"{kind} x{len(failed)}; latest said {fence_line(message, 240)}")
+        message = failed[-1].failure.message if failed[-1].failure else "it ran, but was not admitted"
+        lines.append(f"{kind} x{len(failed)}; latest message: {quote_line(message, 240)}")
         shown = failed[-12:]
-        lines += [f"  trial {o.trial} | {compact(view.space, o.config)}" for o in shown[::-1]]
+        lines += [f"  trial {o.trial} | {format_row(view.space, o.config)}" for o in shown[::-1]]
         if len(failed) > len(shown):
             lines.append(f"  ({len(failed) - len(shown)} earlier ones left out)")
     return lines
 
 
 def running_lines(view: SearchView) -> list[str]:
-    """Configurations that run now."""
+    """Configurations of the running trials."""
     shown = sorted(view.pending)[:MAX_RUNNING_SHOWN]
-    lines = [spelled(view.space, view.space.config(row)) for row in shown]
+    lines = [format_config(view.space, view.space.config(row)) for row in shown]
     return lines + ([f"({len(view.pending) - len(shown)} more)"] if len(view.pending) > len(shown) else [])
 
 
-def candidate_lines(view: SearchView, look: SurrogateTable, rows: Iterable[int], count: int) -> list[str]:
-    """Configurations as the surrogate sees them."""
+def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int], count: int) -> list[str]:
+    """Configurations with the surrogate's predictions."""
     chosen = list(rows)
     if not chosen:
-        return ["none is left"]
+        return ["none left"]
     best = best_observation(view)
     reference = best.step_time_s or None if best else None
-    lines = [f"pred_step_s optimistic_s vs_best mem_GiB P(fits) | {header(view.space)}"]
+    lines = [f"pred_step_s optimistic_s vs_best mem_GiB P(fits) | {format_header(view.space)}"]
     for row in chosen[:count]:
-        versus = f"x{look.time_N[row] / reference:.3f}" if reference else "-"
+        versus = f"x{table.time_N[row] / reference:.3f}" if reference else "-"
         lines.append(
-            f"{look.time_N[row]:.4g} {look.low_N[row]:.4g} {versus} {look.memory_gib_N[row]:.3g} {look.fits_N[row]:.2f}"
-            f" | {compact(view.space, view.space.config(row))}"
+            f"{table.time_N[row]:.4g} {table.low_N[row]:.4g} {versus} {table.memory_gib_N[row]:.3g} "
+            f"{table.fits_N[row]:.2f} | {format_row(view.space, view.space.config(row))}"
         )
     if len(chosen) > count:
         lines.append(f"({len(chosen) - count} more; `candidates` lists others)")
@@ -99,7 +98,7 @@ def candidate_lines(view: SearchView, look: SurrogateTable, rows: Iterable[int],
 
 
 def calibration_lines(view: SearchView) -> list[str]:
-    """What earlier turns expected, beside what was measured; latest first."""
+    """What earlier turns expected and what was measured, latest first."""
     seen: dict[str, Observation] = {o.config.digest: o for o in view.observations if not o.is_confirmation}
     lines: list[str] = []
     for turn in past_turns(view.remarks)[::-1]:
@@ -118,16 +117,16 @@ def calibration_lines(view: SearchView) -> list[str]:
 
 
 def trial_summary(view: SearchView, o: Observation) -> str:
-    """One trial in a line."""
+    """One trial in one line."""
     end = _kind(o) if o.loss is None else f"loss {o.loss:.5g}, step {_figure(o.step_time_s)} s"
-    parts = [f"trial {o.trial}: {spelled(view.space, o.config)}: {end}, {describe_memory(view, o)}"]
+    parts = [f"trial {o.trial}: {format_config(view.space, o.config)}: {end}, {describe_memory(view, o)}"]
     parts += [f"step times spread {o.spread:.1%}"] if o.spread is not None else []
-    parts += [f"said {fence_line(o.failure.message, 300)}"] if o.failure else []
+    parts += [f"message: {quote_line(o.failure.message, 300)}"] if o.failure else []
     return ", ".join(parts)
 
 
 def describe_memory(view: SearchView, o: Observation) -> str:
-    """`memory 61.2 of 80 GiB (24% free)`, of the fullest device."""
+    """`memory 61.2 of 80 GiB (24% free)`, for the device that used most."""
     peak, whole = o.peak_memory_gib, view.card.hardware.memory_gib
     if peak is None:
         return "memory not measured"

@@ -1,4 +1,4 @@
-"""Answers the model's tool calls from the search's own knowledge; nothing that comes in is trusted."""
+"""Answers the model's tool calls from the view of the search; no argument of a call is trusted."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import numpy as np
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.configs import nearest_rows, read_config, read_value, spelled
-from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence
+from cclsearch.propose.agent.configs import format_config, nearest_rows, read_config, read_value
+from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
 from cclsearch.propose.agent.history import SubmittedConfig
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
-from cclsearch.propose.agent.prompt import describe_evidence
 from cclsearch.propose.agent.providers.types import ToolCall
-from cclsearch.propose.agent.quoting import clip_bytes, fence, fence_end
+from cclsearch.propose.agent.quoting import clip_bytes
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, open_rows
 from cclsearch.propose.agent.tables import candidate_lines, trial_summary
 from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, SORTS
@@ -25,64 +24,66 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import parse_hints
 
 Explain = Callable[[Config], Sequence[str]]
-"""Why a configuration is no member, one line a broken rule; empty where there is nothing to say."""
+"""The rules that a configuration violates, one line each; empty if it violates none."""
 
-FIRST_CHOICES = 3
-"""Of the surrogate's candidates, how many count as what it would run itself."""
-FOREMOST = 5
-"""Of the surrogate's candidates, among how many an LLM without credit chooses."""
+NUM_FIRST_CHOICES = 3
+"""The surrogate's first candidates, which it would run itself."""
+NUM_PROMISING = 5
+"""The surrogate's first candidates, among which an LLM without overrules left must choose."""
 MAX_REPLY_BYTES = 2400
 """Of one look-up's result."""
 MIN_FITS = 0.05
 MAX_SLOWER = 1.5
-"""The surrogate speaks against a proposal where it gives it less than `MIN_FITS`, or where even its optimistic time
-does not beat the best's; before anything has run, where that is so many times the best prediction."""
+"""The surrogate objects to a proposal if its probability of fitting is below `MIN_FITS`, or if even its optimistic time
+does not beat the best trial; before a trial has run, if that time is over `MAX_SLOWER` x the best prediction."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """How a turn ends well."""
+    """The decision that ends a turn: a submission or a finish."""
 
     submitted: tuple[SubmittedConfig, ...] = ()
     finish: str | None = None
     insight: str = ""
     beliefs: Mapping[str, str] = field(default_factory=dict)
-    """Part of a step -> how long it takes beside the closed form: evidence for the surrogate."""
+    """Part of a step -> how its time compares with the closed form: evidence for the surrogate."""
     program: str | None = None
-    """Source of the policy program behind the submission."""
+    """Source of the policy program that chose the submission."""
 
 
 @dataclass(frozen=True)
 class ToolReply:
-    """What a call gives."""
+    """The reply to one call."""
 
     text: str
     fault: str = ""
-    """Short name of what was wrong (`duplicate`, `illegal`, `malformed`, ...); empty where all was well."""
+    """Short name of the mistake (`duplicate`, `illegal`, `malformed`, ...); empty if there was none."""
     decision: Decision | None = None
 
 
 @dataclass
 class ToolHandlers:
-    """One turn's desk: knows the view, and which evidence was looked up."""
+    """Handlers of one turn's tool calls; they also record the evidence and explanations that they used."""
 
     view: SearchView
-    look: SurrogateTable
+    table: SurrogateTable
     evidence: EvidenceSource
     max_submitted: int = 1
     overrules_left: int = 1
     mode: str = "configs"
     anonymous: bool = False
-    """Nothing that names the workload's origin reaches a program, whose errors the model reads."""
+    """Hides the workload's origin from policy programs too, because the model reads their errors."""
     explain: Explain | None = None
     policies: PolicyRunner | None = None
     looked_up: dict[int, TrialEvidence] = field(default_factory=dict)
-    room_bytes: int = MAX_REPLY_BYTES
-    """For the reply that is being written."""
+    explanations: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Digest of a configuration -> what `explain` returned for it."""
+    max_bytes: int = MAX_REPLY_BYTES
+    """Of the current reply."""
 
-    def answer(self, call: ToolCall, room_bytes: int = MAX_REPLY_BYTES) -> ToolReply:
-        """The reply to one call; what it tells of trials is fitted into the room."""
-        self.room_bytes = room_bytes
+    def answer(self, call: ToolCall, max_bytes: int = MAX_REPLY_BYTES) -> ToolReply:
+        """The reply to one call; descriptions of trials are shortened to fit into `max_bytes`."""
+        self.max_bytes = max_bytes
         if call.arguments is None:
             return ToolReply(f"{call.fault}; call {one_line(call.name, 40)} again with valid arguments", "malformed")
         handlers: dict[str, Callable[[dict[str, Any]], ToolReply]] = {
@@ -98,16 +99,16 @@ class ToolHandlers:
         }
         if call.name not in handlers:
             return ToolReply(
-                f"there is no tool {one_line(call.name, 40)!r}; there are: {', '.join(handlers)}", "unknown tool"
+                f"unknown tool {one_line(call.name, 40)!r}; the tools are: {', '.join(handlers)}", "unknown tool"
             )
         return handlers[call.name](call.arguments)
 
     def is_lookup(self, call: ToolCall) -> bool:
-        """Whether the call only asks."""
+        """Whether the call is a look-up, not a decision."""
         return call.name in LOOKUPS
 
     def find_evidence(self, trial: int) -> TrialEvidence | None:
-        """What that trial left, remembered for the turn's record."""
+        """The evidence of that trial, which is also kept for the turn record."""
         if trial not in self.looked_up:
             found = self.evidence.find(trial)
             if found is not None:
@@ -125,7 +126,10 @@ class ToolHandlers:
             config, problem = read_config(self.view.space, item)
             row = self.view.space.row(config) if config else None
             if config is None or row is None:
-                lines.append(problem or f"{spelled(self.view.space, config or {})}: not legal (`explain` says why)")
+                lines.append(
+                    problem
+                    or f"{format_config(self.view.space, config or {})}: not in the search space (`explain` says why)"
+                )
             else:
                 lines.append(self._describe_row(row))
         if len(raw) > MAX_PREDICTED:
@@ -133,15 +137,15 @@ class ToolHandlers:
         return ToolReply("\n".join(lines))
 
     def _describe_row(self, row: int) -> str:
-        known = next((o for o in self.view.observations if o.row == row), None)
-        if known:
-            return "already tried: " + trial_summary(self.view, known)
-        look = self.look
-        state = " (runs now, or is held back)" if row in self.view.closed else ""
+        tried = next((o for o in self.view.observations if o.row == row), None)
+        if tried:
+            return "already tried: " + trial_summary(self.view, tried)
+        table = self.table
+        state = " (running, or held back)" if row in self.view.closed else ""
         return (
-            f"{spelled(self.view.space, self.view.space.config(row))}: predicted {look.time_N[row]:.4g} s "
-            f"(optimistic {look.low_N[row]:.4g} s), memory {look.memory_gib_N[row]:.3g} GiB, "
-            f"P(fits) {look.fits_N[row]:.2f}{state}"
+            f"{format_config(self.view.space, self.view.space.config(row))}: predicted {table.time_N[row]:.4g} s "
+            f"(optimistic {table.low_N[row]:.4g} s), memory {table.memory_gib_N[row]:.3g} GiB, "
+            f"P(fits) {table.fits_N[row]:.2f}{state}"
         )
 
     def _explain(self, arguments: dict[str, Any]) -> ToolReply:
@@ -149,24 +153,26 @@ class ToolHandlers:
         if config is None:
             return ToolReply(problem, "malformed")
         row = self.view.space.row(config)
-        return ToolReply(self._why_illegal(config) if row is None else f"legal. {self._describe_row(row)}")
+        return ToolReply(
+            self._explain_illegal(config) if row is None else f"in the search space. {self._describe_row(row)}"
+        )
 
     def _trial(self, arguments: dict[str, Any]) -> ToolReply:
         best = best_observation(self.view)
         number = arguments.get("trial")
         reference = best.trial if best and best.trial != number else None
-        return self._tell_trial(number, self.room_bytes, reference=reference, against="the best")
+        return self._describe_trial(number, self.max_bytes, reference=reference, against="the best")
 
     def _compare(self, arguments: dict[str, Any]) -> ToolReply:
         a, b = arguments.get("a"), arguments.get("b")
-        half = self.room_bytes // 2 - 1
+        half = self.max_bytes // 2 - 1
         reference = next((o.trial for o in self.view.observations if o.trial == b and b != a), None)
-        first = self._tell_trial(a, half, reference=reference, against=f"trial {reference}")
-        second = self._tell_trial(b, half)
+        first = self._describe_trial(a, half, reference=reference, against=f"trial {reference}")
+        second = self._describe_trial(b, half)
         return ToolReply(f"{first.text}\n\n{second.text}", first.fault or second.fault)
 
-    def _tell_trial(
-        self, number: object, room_bytes: int, *, reference: int | None = None, against: str = ""
+    def _describe_trial(
+        self, number: object, max_bytes: int, *, reference: int | None = None, against: str = ""
     ) -> ToolReply:
         found = [o for o in self.view.observations if o.trial == number]
         if not found or isinstance(number, bool):
@@ -174,15 +180,14 @@ class ToolHandlers:
             return ToolReply(
                 f"there is no finished trial {one_line(repr(number), 30)}; finished: {trials}", "malformed"
             )
-        summary = clip_bytes(trial_summary(self.view, found[0]), max(room_bytes // 2, 200))
+        summary = clip_bytes(trial_summary(self.view, found[0]), max(max_bytes // 2, 200))
         evidence = self.find_evidence(found[0].trial)
         if evidence is None:
             return ToolReply(summary)
-        theirs = self.find_evidence(reference) if reference is not None else None
-        told = describe_evidence(evidence, theirs, against=against)
-        return ToolReply(
-            "\n".join([summary, *_fit_evidence(told, evidence.log_tail, room_bytes - len(summary.encode()))])
-        )
+        other = self.find_evidence(reference) if reference is not None else None
+        diagnosis = describe_evidence(evidence, other, against=against)
+        left = max_bytes - len(summary.encode())
+        return ToolReply("\n".join([summary, *fit_evidence(diagnosis, evidence.log_tail, left)]))
 
     def _candidates(self, arguments: dict[str, Any]) -> ToolReply:
         rows = open_rows(self.view)
@@ -192,7 +197,7 @@ class ToolHandlers:
         for name, wanted in where.items():
             knob = next((knob for knob in self.view.space.knobs if knob.name == name), None)
             if knob is None:
-                return ToolReply(f"there is no knob {one_line(str(name), 40)!r}", "malformed")
+                return ToolReply(f"unknown knob {one_line(str(name), 40)!r}", "malformed")
             values = wanted if isinstance(wanted, list) else [wanted]
             keep = [knob.choices.index(value) for value in (read_value(knob, v) for v in values) if value is not None]
             rows &= np.isin(self.view.space.codes_NK[:, self.view.space.knobs.index(knob)], keep)
@@ -200,13 +205,13 @@ class ToolHandlers:
         ordered = self._sorted(rows, sort if sort in SORTS else "promise")
         limit = arguments.get("limit")
         count = min(max(limit, 1), MAX_LISTED) if isinstance(limit, int) and not isinstance(limit, bool) else 10
-        return ToolReply(f"{len(ordered)} match\n" + "\n".join(candidate_lines(self.view, self.look, ordered, count)))
+        return ToolReply(f"{len(ordered)} match\n" + "\n".join(candidate_lines(self.view, self.table, ordered, count)))
 
     def _sorted(self, rows: Any, sort: str) -> list[int]:
         if sort == "promise":
-            return [row for row in self.look.order if rows[row]]
+            return [row for row in self.table.order if rows[row]]
         chosen = np.flatnonzero(rows)
-        key = {"time": self.look.time_N, "memory": self.look.memory_gib_N, "fits": -self.look.fits_N}[sort]
+        key = {"time": self.table.time_N, "memory": self.table.memory_gib_N, "fits": -self.table.fits_N}[sort]
         return [int(row) for row in chosen[np.argsort(key[chosen], kind="stable")]]
 
     # decisions
@@ -225,7 +230,7 @@ class ToolHandlers:
             if config is None:
                 refused.append(ToolReply(problem, "malformed"))
                 continue
-            verdict = self._judge(config, item, accepted)
+            verdict = self._check_submission(config, item, accepted)
             if isinstance(verdict, SubmittedConfig):
                 accepted.append(verdict)
             else:
@@ -233,112 +238,97 @@ class ToolHandlers:
         if not accepted:
             return ToolReply("\n".join(reply.text for reply in refused), refused[0].fault)
         dropped = "".join(f" (dropped: {reply.text})" for reply in refused)
-        return ToolReply("accepted" + dropped, decision=Decision(tuple(accepted), **_learnt(arguments)))
+        return ToolReply("accepted" + dropped, decision=Decision(tuple(accepted), **_read_lessons(arguments)))
 
     def _submit_policy(self, arguments: dict[str, Any]) -> ToolReply:
         program = arguments.get("program")
         if not isinstance(program, str) or self.policies is None:
             return ToolReply("program must be the source text of a Python program", "malformed")
-        # What is kept of it is redacted, so what runs is too: a replay runs the same.
+        # The turn record keeps it redacted, so it runs redacted: a replay then runs the same program.
         program = redact(program)
         view = hide_origin(self.view) if self.anonymous else self.view
-        choice: PolicyChoice = self.policies.choose(program, view, self.look)
+        choice: PolicyChoice = self.policies.choose(program, view, self.table)
         if choice.config is None:
             return ToolReply(choice.problem, "policy failed")
-        verdict = self._judge(choice.config, arguments, [])
+        verdict = self._check_submission(choice.config, arguments, [])
         if not isinstance(verdict, SubmittedConfig):
             return ToolReply(
-                f"the program gave {spelled(self.view.space, choice.config)}: {verdict.text}", verdict.fault
+                f"the program returned {format_config(self.view.space, choice.config)}: {verdict.text}", verdict.fault
             )
-        decision = Decision((verdict,), program=program, **_learnt(arguments))
+        decision = Decision((verdict,), program=program, **_read_lessons(arguments))
         return ToolReply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
-    def _judge(
+    def _check_submission(
         self, config: Config, item: Mapping[str, Any], accepted: Sequence[SubmittedConfig]
     ) -> SubmittedConfig | ToolReply:
         row = self.view.space.row(config)
         if row is None:
-            return ToolReply(self._why_illegal(config), "illegal")
-        known = next((o for o in self.view.observations if o.row == row), None)
-        if known:
-            return ToolReply(f"a duplicate: {trial_summary(self.view, known)}. Choose an untried one", "duplicate")
+            return ToolReply(self._explain_illegal(config), "illegal")
+        tried = next((o for o in self.view.observations if o.row == row), None)
+        if tried:
+            return ToolReply(f"a duplicate: {trial_summary(self.view, tried)}. Choose an untried one", "duplicate")
         if row in self.view.closed or any(other.config == config for other in accepted):
-            return ToolReply("it runs already, or is held back because it cannot fit. Choose another", "duplicate")
-        against = self._speaks_against(row)
-        is_far = row not in self.look.order[:FOREMOST]
+            return ToolReply(
+                "it is already running, or is held back because it does not fit. Choose another one", "duplicate"
+            )
+        objection = self._objection(row)
+        is_far = row not in self.table.order[:NUM_PROMISING]
         spent = sum(other.is_overrule for other in accepted)
-        if (against and self.overrules_left - spent <= 0) or (is_far and self.overrules_left <= 0):
+        if (objection and self.overrules_left - spent <= 0) or (is_far and self.overrules_left <= 0):
             text = (
-                f"{against or f'it is not among the {FOREMOST} that the surrogate finds most promising'}. "
-                "You overruled the surrogate before and it did not pay: choose one that it finds "
-                "plausible (see `candidates`)"
+                f"{objection or f'it is not among the {NUM_PROMISING} that the surrogate finds most promising'}. "
+                "You overruled the surrogate before without success: choose one that it finds plausible "
+                "(see `candidates`)"
             )
             return ToolReply(text, "implausible")
         return SubmittedConfig(
             config=config,
             expected_step_time_s=_positive(item.get("expected_step_time_s")),
             expected_memory_gib=_positive(item.get("expected_memory_gib")),
-            is_overrule=bool(against) or is_far,
+            is_overrule=bool(objection) or is_far,
             rationale=one_line(redact(str(item.get("rationale") or "")), 400),
-            is_own_idea=row not in self.look.order[:FIRST_CHOICES],
+            is_own_idea=row not in self.table.order[:NUM_FIRST_CHOICES],
         )
 
-    def _speaks_against(self, row: int) -> str:
-        """Why the surrogate thinks that the row cannot win; empty where it may."""
-        if self.look.fits_N[row] < MIN_FITS:
-            return f"the surrogate gives it a probability of {self.look.fits_N[row]:.2f} to fit"
+    def _objection(self, row: int) -> str:
+        """Why the row cannot win according to the surrogate; empty if it may win."""
+        if self.table.fits_N[row] < MIN_FITS:
+            return f"the surrogate's probability that it fits is {self.table.fits_N[row]:.2f}"
         if self.view.objective != "step_time":
             return ""
         best = best_observation(self.view)
-        low = float(self.look.low_N[row])
+        low = float(self.table.low_N[row])
         if best and best.step_time_s:
             return "" if low < best.step_time_s else f"even its optimistic time, {low:.4g} s, does not beat the best"
         reference = self._best_predicted()
         return f"its optimistic time, {low:.4g} s, is poor" if low > MAX_SLOWER * reference > 0 else ""
 
     def _best_predicted(self) -> float:
-        return float(self.look.time_N[self.look.order[0]]) if self.look.order else 0.0
+        return float(self.table.time_N[self.table.order[0]]) if self.table.order else 0.0
 
-    def _why_illegal(self, config: Config) -> str:
-        rules = [one_line(line, 200) for line in (self.explain(config) if self.explain else ())][:4]
-        near = nearest_rows(self.view.space, config, self.look.order)
-        listed = "; ".join(spelled(self.view.space, self.view.space.config(row)) for row in near)
-        why = "; ".join(rules) or "it is not in the legal set"
-        return f"not legal: {why}. Nearest untried legal ones: {listed or 'none'}"
+    def _explain_illegal(self, config: Config) -> str:
+        if self.explain:
+            self.explanations[config.digest] = tuple(self.explain(config))
+        rules = [one_line(line, 200) for line in self.explanations.get(config.digest, ())][:4]
+        near = nearest_rows(self.view.space, config, self.table.order)
+        listed = "; ".join(format_config(self.view.space, self.view.space.config(row)) for row in near)
+        why = f": {'; '.join(rules)}" if rules else ""
+        return f"not in the search space{why}. Nearest untried configurations: {listed or 'none'}"
 
     def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)
         if best_observation(self.view) is None:
-            return ToolReply("refused: nothing has run successfully yet", "finish refused")
-        if not self.look.nothing_left:
-            return ToolReply(f"refused: {self.look.why}. Submit one of the open candidates", "finish refused")
-        return ToolReply("granted", decision=Decision(finish=reason, **_learnt(arguments)))
+            return ToolReply("refused: no trial has succeeded yet", "finish refused")
+        if not self.table.nothing_left:
+            return ToolReply(f"refused: {self.table.why}. Submit one of the open candidates", "finish refused")
+        return ToolReply("granted", decision=Decision(finish=reason, **_read_lessons(arguments)))
 
 
-_MARKS_BYTES = 80
-"""Of a fence's marks, and of what stands before it."""
-_LEAST_BYTES = 100
-_MOST_BYTES = 1500
-
-
-def _fit_evidence(told: str, log: str, room_bytes: int) -> list[str]:
-    """Diagnosis and the log's end, fenced, within the room; the log has what the diagnosis leaves, at least half."""
-    told, log = told.strip(), log.strip()
-    room = room_bytes // (2 if told and log else 1) - _MARKS_BYTES
-    if not (told or log):
-        return []
-    if room < _LEAST_BYTES:
-        return ["(no room here for diagnosis and log: ask for this trial alone)"]
-    lines = [fence(told, min(room, _MOST_BYTES))] if told else []
-    left = room_bytes - sum(len(line.encode()) for line in lines) - _MARKS_BYTES
-    return lines + (["log tail:", fence_end(log, min(left, _MOST_BYTES))] if log else [])
-
-
-def _learnt(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model says it has learnt: in words, for itself, and as beliefs, for the surrogate."""
+def _read_lessons(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model has learnt: the insight, for its later turns, and the beliefs, for the surrogate."""
     insight = arguments.get("insight")
-    words = one_line(redact(insight), 400) if isinstance(insight, str) else ""
-    return {"insight": words, "beliefs": parse_hints(arguments.get("beliefs"))}
+    text = one_line(redact(insight), 400) if isinstance(insight, str) else ""
+    return {"insight": text, "beliefs": parse_hints(arguments.get("beliefs"))}
 
 
 def _positive(value: object) -> float | None:

@@ -1,4 +1,4 @@
-"""The tools as a provider is told of them."""
+"""The schemas of the tools, as a provider receives them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SORTS = ("promise", "time", "memory", "fits")
 MAX_PREDICTED = 8
 MAX_LISTED = 20
 MAX_LOOKUP_SCHEMA_BYTES = 2000
-"""Of a configuration's schema in the tools that only look up: a longer one stands in `submit` alone."""
+"""Of a configuration's schema in the look-up tools; a longer one appears in `submit` only."""
 
 
 def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec, ...]:
-    """All tools of a turn, in a fixed order; the last two decide."""
+    """All tools of a turn, in a fixed order; the last two are decisions."""
     config, where = config_schema(space), where_schema(space)
     trial = {"type": "integer", "minimum": 1}
     decide = _submit_policy() if mode == "policy" else _submit(config, max_submitted)
@@ -34,22 +34,22 @@ def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec,
         ),
         ToolSpec(
             name="explain",
-            description="Whether a configuration is legal, which rule rejects it, and the nearest legal ones.",
+            description="Whether a configuration is in the search space, which rules it violates, and what is nearest.",
             parameters=_object({"config": config}, "config"),
         ),
         ToolSpec(
             name="trial",
-            description="All that is known of one trial: figures, where its step's time went, failure, log tail.",
+            description="All about one trial: measurements, the time of each part of its step, failure, log tail.",
             parameters=_object({"trial": trial}, "trial"),
         ),
         ToolSpec(
             name="compare",
-            description="Two trials side by side, with the differences of where their time went.",
+            description="Two trials side by side, with the differences in the time of each part of the step.",
             parameters=_object({"a": trial, "b": trial}, "a", "b"),
         ),
         ToolSpec(
             name="candidates",
-            description=f"Untried legal configurations by a filter (knob -> values to keep), at most {MAX_LISTED}.",
+            description=f"Untried configurations that match a filter (knob -> values to keep), at most {MAX_LISTED}.",
             parameters=_object(
                 {
                     "where": where,
@@ -61,8 +61,8 @@ def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec,
         decide,
         ToolSpec(
             name="finish",
-            description="End the search: nothing left could beat the best beyond the noise. Checked first.",
-            parameters=_object({"reason": {"type": "string"}, **_LEARNT}, "reason"),
+            description="End the search: no untried configuration could beat the best beyond the noise. Checked first.",
+            parameters=_object({"reason": {"type": "string"}, **LESSONS}, "reason"),
         ),
     )
 
@@ -83,8 +83,8 @@ def _submit(config: dict[str, Any], max_submitted: int) -> ToolSpec:
     many = {"type": "array", "items": item, "minItems": 1, "maxItems": max_submitted}
     return ToolSpec(
         name="submit",
-        description=f"Decide: run these new legal configurations next, at most {max_submitted}, the best first.",
-        parameters=_object({"configurations": many, **_LEARNT}, "configurations"),
+        description=f"Decide: run these new configurations next, at most {max_submitted}, the best first.",
+        parameters=_object({"configurations": many, **LESSONS}, "configurations"),
     )
 
 
@@ -94,10 +94,10 @@ def _submit_policy() -> ToolSpec:
         description=(
             "Decide: a whole Python program with `generate_config(workload: dict, environment: dict) -> dict`, run in "
             "a sandbox (no files, network, environment; no yield, del, class inheritance, properties; math, json, "
-            "itertools, functools, collections, dataclasses, re are there). workload has config_space (list of {key, "
-            "type, choices, description}), num_layers, num_heads, hidden_size, batch_size, seq_len, moe, ...; "
+            "itertools, functools, collections, dataclasses, re are available). workload has config_space (list of "
+            "{key, type, choices, description}), num_layers, num_heads, hidden_size, batch_size, seq_len, moe, ...; "
             "environment has total_gpus, gpus_per_node, gpu_memory_gb, ...; a third parameter `history` gets the "
-            "finished trials. It must return a new legal configuration: it runs next."
+            "finished trials. It must return a new configuration of the search space, which runs next."
         ),
         parameters=_object(
             {
@@ -105,7 +105,7 @@ def _submit_policy() -> ToolSpec:
                 "rationale": {"type": "string"},
                 "expected_step_time_s": {"type": "number"},
                 "expected_memory_gib": {"type": "number"},
-                **_LEARNT,
+                **LESSONS,
             },
             "program",
             "rationale",
@@ -124,14 +124,14 @@ def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     }
 
 
-_LEARNT: dict[str, Any] = {
+LESSONS: dict[str, Any] = {
     "insight": {
         "type": "string",
-        "description": "what you learnt about this framework and cluster, in words; shown to you again",
+        "description": "what you learnt about this framework and cluster, in words; you see it again in later turns",
     },
     "beliefs": {
         "type": "array",
-        "description": "the same as evidence for the surrogate: parts that take longer or shorter here than it thinks",
+        "description": "evidence for the surrogate: parts of the step that take longer or shorter than it predicts",
         "items": _object({"part": {"enum": list(PARTS)}, "is": {"enum": list(LEVELS)}}, "part", "is"),
     },
 }

@@ -1,4 +1,4 @@
-"""One turn: the model looks up what it wants, then decides; whatever it or its provider does, the turn ends."""
+"""One turn: the model makes look-ups, then decides. Whatever the model or its provider does, the turn ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
-from cclsearch.propose.agent.clock import Clock
 from cclsearch.propose.agent.prompt import MAX_CORRECTIONS, MAX_LOOKUPS, MAX_PROMPT_BYTES, Prompt
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, price_usage
-from cclsearch.propose.agent.providers.parse import MAX_CALLS, call_in_text
-from cclsearch.propose.agent.providers.retry import Patience, ask_patiently
+from cclsearch.propose.agent.providers.parse import MAX_CALLS, find_call_in_text
+from cclsearch.propose.agent.providers.retry import Clock, RetrySettings, ask_with_retries
 from cclsearch.propose.agent.providers.types import (
     Answer,
     CompletionRequest,
@@ -28,20 +27,21 @@ from cclsearch.propose.agent.providers.types import (
     ToolResult,
     ToolSpec,
 )
-from cclsearch.propose.agent.quoting import clip_bytes, fence_line, redact_strings
+from cclsearch.propose.agent.quoting import clip_bytes, quote_line, redact_strings
 from cclsearch.propose.agent.tool_handlers import MAX_REPLY_BYTES, Decision, ToolHandlers, ToolReply
 
 MAX_ECHO_BYTES = 1500
-"""Of one of the model's own earlier texts, when sent back to it."""
+"""Of one of the model's earlier texts when it is sent back to the model."""
 MAX_CALLS_BYTES = 4500
-"""Of the arguments of all calls of one answer, when sent back."""
+"""Of the arguments of all calls of one answer when they are sent back."""
 MIN_REPLY_BYTES = 300
 MAX_ID = 48
 """Characters of a call's identifier that are kept."""
-LEFT_OUT = "(left out: no room)"
+LEFT_OUT = "(left out: size limit)"
 REASONING_PREFIXES = ("anthropic:", "openai:")
+"""Providers whose models may need more output tokens to reason before they answer."""
 MAX_OUTPUT_TOKENS = 16_384
-"""Of one answer of theirs, after answers that were cut off."""
+"""Of one answer of these providers, after answers that were cut off."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class Stall:
     """A turn that ended without a decision."""
 
     cause: str
-    """`duplicate`, `illegal`, `malformed`, `refusal`, `provider`, `limit`, ...: what went wrong last."""
+    """The last fault: `duplicate`, `illegal`, `malformed`, `refusal`, `provider`, `limit`, ..."""
     text: str
-    can_pass: bool = True
-    """Whether the next turn may do better."""
+    is_temporary: bool = True
+    """Whether a later turn may succeed."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request's answer, or the trouble in its place: what a replay needs."""
+    """The answer to one request, or the error in its place, as a replay needs it."""
 
     answer: Answer | None
-    trouble: ErrorKind | None = None
+    error: ErrorKind | None = None
     message: str = ""
     request_bytes: int = 0
     at_s: float = 0.0
@@ -69,19 +69,19 @@ class Exchange:
 
 @dataclass
 class TurnResult:
-    """What a turn came to."""
+    """The decision of a turn or the reason why there is none, and its cost."""
 
     decision: Decision | None
     stall: Stall | None
     cost: Cost
     exchanges: list[Exchange] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    """Short names of what was wrong on the way."""
+    """Short names of the mistakes that were corrected or ended the turn, in order."""
 
 
 @dataclass(frozen=True)
 class TurnSettings:
-    """What a turn runs under."""
+    """The clock, limits and prices of a turn."""
 
     clock: Clock
     jitter: random.Random
@@ -89,14 +89,14 @@ class TurnSettings:
     limits: LlmLimits = field(default_factory=LlmLimits)
     spent: Cost = field(default_factory=Cost)
     """By earlier turns."""
-    patience: Patience = field(default_factory=Patience)
+    retry: RetrySettings = field(default_factory=RetrySettings)
     max_output_tokens: int = 4096
     max_seconds: float = 600.0
-    """Of a whole turn: no further request starts after this."""
+    """Of a whole turn: after this, no further request starts."""
 
 
 class Turn:
-    """Runs one turn to its end."""
+    """Runs one turn until it ends."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Turn:
         settings: TurnSettings,
     ) -> None:
         self._provider = provider
-        self._desk = handlers
+        self._handlers = handlers
         self._system = prompt.system
         self._tools = tuple(tools)
         self._settings = settings
@@ -119,7 +119,7 @@ class Turn:
         self._started_s = settings.clock.now_s()
 
     def run(self) -> TurnResult:
-        """The result; never raises for anything that a provider does."""
+        """The result; raises nothing, whatever a provider does."""
         result = self._result
         while result.decision is None and result.stall is None:
             result.stall = self._limit_stall()
@@ -129,7 +129,7 @@ class Turn:
         return result
 
     def cost_so_far(self) -> Cost:
-        """What the requests that were answered so far took."""
+        """The cost of the requests answered so far."""
         return self._result.cost + Cost(seconds=self._elapsed_s())
 
     def _elapsed_s(self) -> float:
@@ -138,7 +138,7 @@ class Turn:
     def _limit_stall(self) -> Stall | None:
         reached = self._settings.limits.reached(self._settings.spent + self._result.cost)
         if reached:
-            return Stall("limit", f"a limit is reached: {reached}", can_pass=False)
+            return Stall("limit", f"a limit is reached: {reached}", is_temporary=False)
         seconds = self._elapsed_s()
         if seconds > self._settings.max_seconds:
             return Stall("slow", f"the turn took {seconds:.0f} s without a decision")
@@ -152,30 +152,33 @@ class Turn:
         if answer.stop is StopReason.FILTERED:
             self._result.stall = Stall("content filter", "the provider's content filter stopped the answer")
             return
-        complaint = self._complaint(answer)
+        problem = self._problem(answer)
         calls = answer.calls
-        if not calls and not complaint:
-            written = call_in_text(answer.text, {tool.name for tool in request.tools})
+        if not calls and not problem:
+            written = find_call_in_text(answer.text, {tool.name for tool in request.tools})
             calls = (written,) if written else ()
-        if complaint or not calls:
-            name, words = complaint or ("no call", "you called no tool; call one")
-            self._say(Role.ASSISTANT, _echo(answer.text) or "(nothing)")
-            self._correct(name, words)
+        if problem or not calls:
+            fault, text = problem or ("no call", "you called no tool; call one")
+            self._append(Role.ASSISTANT, _echo(answer.text) or "(nothing)")
+            self._correct(fault, text)
             return
         self._take_calls(answer.text, self._unique(calls[:MAX_CALLS]))
 
-    def _complaint(self, answer: Answer) -> tuple[str, str] | None:
+    def _problem(self, answer: Answer) -> tuple[str, str] | None:
         if answer.stop is StopReason.TRUNCATED:
-            most = self._max_output_tokens
+            limit = self._max_output_tokens
             if self._provider.name.startswith(REASONING_PREFIXES):
-                # Models that think first may need more to get to an answer; a server of one's own may have no more.
-                self._max_output_tokens = min(2 * most, MAX_OUTPUT_TOKENS)
+                # A reasoning model may need more tokens to reach its answer; a self-hosted server may not have more.
+                self._max_output_tokens = min(2 * limit, MAX_OUTPUT_TOKENS)
             return (
                 "truncated",
-                f"your answer was cut off after {most} tokens: answer again, briefly, with one tool call",
+                f"your answer was cut off after {limit} tokens: answer again, briefly, with one tool call",
             )
         if answer.stop is StopReason.REFUSED:
-            return "refusal", "you declined; this only chooses settings of a training job. Decide, or call finish"
+            return (
+                "refusal",
+                "you declined; the task is only to choose settings of a training job. Submit, or call finish",
+            )
         if not answer.calls and not answer.text.strip():
             return "empty", "your answer was empty: call a tool"
         return None
@@ -183,17 +186,17 @@ class Turn:
     def _ask(self, request: CompletionRequest) -> Answer | None:
         settings, result = self._settings, self._result
         try:
-            answer = ask_patiently(
-                self._provider, request, clock=settings.clock, patience=settings.patience, jitter=settings.jitter
+            answer = ask_with_retries(
+                self._provider, request, clock=settings.clock, settings=settings.retry, jitter=settings.jitter
             )
         except ProviderError as error:
             result.cost = result.cost + Cost(requests=1)
-            kind, words = error.trouble.value.replace("_", " "), one_line(redact(error.message), 300)
-            result.exchanges.append(Exchange(None, error.trouble, words, request.num_bytes, self._elapsed_s()))
-            if error.trouble in {ErrorKind.MALFORMED, ErrorKind.TOO_LARGE}:
-                self._correct(kind, f"your answer could not be read: {fence_line(words)}. Be brief")
+            kind, text = error.kind.value.replace("_", " "), one_line(redact(error.message), 300)
+            result.exchanges.append(Exchange(None, error.kind, text, request.num_bytes, self._elapsed_s()))
+            if error.kind in {ErrorKind.MALFORMED, ErrorKind.TOO_LARGE}:
+                self._correct(kind, f"your answer could not be read: {quote_line(text)}. Be brief")
             else:
-                result.stall = Stall("provider", f"the provider failed ({kind}: {words})", error.trouble.can_pass)
+                result.stall = Stall("provider", f"the provider failed ({kind}: {text})", error.kind.is_temporary)
             return None
         result.exchanges.append(Exchange(answer, request_bytes=request.num_bytes, at_s=self._elapsed_s()))
         result.cost = result.cost + Cost(usage=answer.usage, usd=price_usage(answer.usage, settings.price), requests=1)
@@ -201,65 +204,65 @@ class Turn:
 
     def _take_calls(self, text: str, calls: Sequence[ToolCall]) -> None:
         echoed = tuple(_echo_call(call, MAX_CALLS_BYTES // len(calls)) for call in calls)
-        said = Message(role=Role.ASSISTANT, text=_echo(text), calls=echoed)
-        room_bytes = self._reply_room(said)
+        answer = Message(role=Role.ASSISTANT, text=_echo(text), calls=echoed)
+        max_bytes = self._max_reply_bytes(answer)
         replies: list[tuple[ToolCall, ToolReply]] = []
         for call in calls:
-            reply = self._reply(call, room_bytes)
+            reply = self._reply(call, max_bytes)
             replies.append((call, reply))
             if reply.decision:
                 self._result.decision = reply.decision
                 return
         results = tuple(
-            ToolResult(id=call.id, text=clip_reply(reply.text, room_bytes), is_error=bool(reply.fault))
+            ToolResult(id=call.id, text=clip_reply(reply.text, max_bytes), is_error=bool(reply.fault))
             for call, reply in replies
         )
-        self._messages.append(said)
-        self._messages.append(Message(role=Role.USER, text=self._urge(), results=results))
-        faults = [reply for call, reply in replies if reply.fault and not self._desk.is_lookup(call)]
+        self._messages.append(answer)
+        self._messages.append(Message(role=Role.USER, text=self._lookups_left(), results=results))
+        faults = [reply for call, reply in replies if reply.fault and not self._handlers.is_lookup(call)]
         if faults:
             self._count_fault(faults[-1].fault, faults[-1].text)
         elif self._lookups > MAX_LOOKUPS:
-            self._count_fault("undecided", f"it made more than {MAX_LOOKUPS} look-ups without deciding")
+            self._count_fault("undecided", f"it made more than {MAX_LOOKUPS} look-ups without a decision")
 
-    def _reply_room(self, said: Message) -> int:
-        """Bytes for each of these calls' results: an equal share of what a request has left without older results."""
+    def _max_reply_bytes(self, answer: Message) -> int:
+        """Bytes for the result of each call of this answer: equal shares of the bytes without older results."""
         older = [self._messages[0], *map(_shrunk, self._messages[1:])]
-        bare = tuple(ToolResult(id=call.id, text="") for call in said.calls)
-        messages = (*older, said, Message(role=Role.USER, text=self._urge(), results=bare))
+        bare = tuple(ToolResult(id=call.id, text="") for call in answer.calls)
+        messages = (*older, answer, Message(role=Role.USER, text=self._lookups_left(), results=bare))
         left = MAX_PROMPT_BYTES - self._request_of(messages).num_bytes
-        # JSON escapes newlines and quotes, so a result's own bytes are not quite what is sent.
-        share = int(left * 0.9) // max(len(said.calls), 1)
+        # JSON escapes newlines and quotes, so more bytes are sent than the result has.
+        share = int(left * 0.9) // max(len(answer.calls), 1)
         return min(max(share, MIN_REPLY_BYTES), MAX_REPLY_BYTES)
 
-    def _reply(self, call: ToolCall, room_bytes: int) -> ToolReply:
-        if self._desk.is_lookup(call):
+    def _reply(self, call: ToolCall, max_bytes: int) -> ToolReply:
+        if self._handlers.is_lookup(call):
             self._lookups += 1
             if self._lookups > MAX_LOOKUPS:
                 return ToolReply(f"refused: {MAX_LOOKUPS} look-ups are used; decide now", "undecided")
-        return self._desk.answer(call, room_bytes)
+        return self._handlers.answer(call, max_bytes)
 
-    def _urge(self) -> str:
+    def _lookups_left(self) -> str:
         left = MAX_LOOKUPS - self._lookups
         return (
             f"{left} look-ups left"
             if left > 0
-            else "no look-ups left: submit or finish now, further look-ups are refused"
+            else "no look-ups left: submit or finish now; further look-ups are refused"
         )
 
-    def _correct(self, fault: str, words: str) -> None:
-        if not self._count_fault(fault, words):
-            self._say(Role.USER, f"That did not work: {words}")
+    def _correct(self, fault: str, text: str) -> None:
+        if not self._count_fault(fault, text):
+            self._append(Role.USER, f"That did not work: {text}")
 
-    def _count_fault(self, fault: str, words: str) -> bool:
-        """Whether that was one fault too many, and the turn is over."""
+    def _count_fault(self, fault: str, text: str) -> bool:
+        """Record a fault; returns whether it was one too many, which ends the turn."""
         self._result.faults.append(fault)
         if len(self._result.faults) <= MAX_CORRECTIONS:
             return False
-        self._result.stall = Stall(fault, describe_faults(self._result.faults, words))
+        self._result.stall = Stall(fault, describe_faults(self._result.faults, text))
         return True
 
-    def _say(self, role: Role, text: str) -> None:
+    def _append(self, role: Role, text: str) -> None:
         last = self._messages[-1]
         if last.role is role:
             self._messages[-1] = last.model_copy(update={"text": f"{last.text}\n{text}"})
@@ -271,7 +274,7 @@ class Turn:
         return self._request_of(self._messages)
 
     def _request_of(self, messages: Sequence[Message]) -> CompletionRequest:
-        """The request with these messages; system and tools stay the same, so that a provider's cache holds."""
+        """The request with these messages; system and tools stay the same, so that the provider can cache them."""
         return CompletionRequest(
             system=self._system,
             messages=tuple(messages),
@@ -280,7 +283,7 @@ class Turn:
         )
 
     def _shrink(self) -> None:
-        """Bring the request within its bound: older look-ups are emptied, then left out, then the last are clipped."""
+        """Bring the request within its bound: empty older look-ups, then leave them out, then clip the last ones."""
         messages = self._messages
         for i in range(1, len(messages) - 1):
             if not self._excess():
@@ -297,7 +300,7 @@ class Turn:
         return max(self._request_of(self._messages).num_bytes - MAX_PROMPT_BYTES, 0)
 
     def _unique(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
-        """The calls with identifiers that no other call of this turn has."""
+        """The calls, each with an identifier that is unique in this turn."""
         unique: list[ToolCall] = []
         for call in calls:
             given = call.id[:MAX_ID]
@@ -310,52 +313,52 @@ class Turn:
         return unique
 
 
-def describe_faults(faults: Sequence[str], words: str) -> str:
-    """Why a turn stalled, for people: what went wrong as often as it did."""
+def describe_faults(faults: Sequence[str], text: str) -> str:
+    """Why a turn stalled, for people; `text` describes the last fault."""
     same = len(set(faults)) == 1
     number = {2: "two", 3: "three"}.get(len(faults), str(len(faults)))
     sentences = {
         "duplicate": "proposals in a row were duplicates",
-        "illegal": "proposals in a row were not legal",
-        "implausible": "proposals in a row overruled the surrogate without credit",
+        "illegal": "proposals in a row were not in the search space",
+        "implausible": "proposals in a row overruled the surrogate without overrules left",
         "refusal": "answers in a row were refusals",
         "truncated": "answers in a row were cut off",
         "empty": "answers in a row were empty",
         "malformed": "calls in a row were malformed",
-        "unknown tool": "calls in a row named no tool there is",
+        "unknown tool": "calls in a row named an unknown tool",
         "no call": "answers in a row called no tool",
         "policy failed": "policy programs in a row failed",
-        "finish refused": "wishes to finish in a row were refused",
-        "undecided": "answers in a row did not decide",
+        "finish refused": "requests to finish in a row were refused",
+        "undecided": "answers in a row contained no decision",
         "malformed answer": "answers in a row could not be read",
-        "answer too large": "answers in a row were too large to be read",
+        "answer too large": "answers in a row were too large to read",
     }
     if same:
         return f"{number} {sentences.get(faults[0], faults[0])}"
-    return f"the turn ended without a legal new configuration ({', '.join(faults)}; last: {one_line(words, 160)})"
+    return f"the turn ended without a new configuration ({', '.join(faults)}; last: {one_line(text, 160)})"
 
 
 def clip_reply(text: str, limit_bytes: int) -> str:
-    """A result within its bound; what was cut is said."""
+    """A result within its bound, with the number of characters that were cut."""
     safe = redact(text)
     clipped = clip_bytes(safe, limit_bytes)
     return safe if clipped == safe else f"{clipped}\n({len(safe) - len(clipped)} characters left out)"
 
 
 def _echo(text: str) -> str:
-    # A text of nothing but spaces, which models put before a call, is refused when it is sent back.
+    # Some models write only whitespace before a call; providers refuse such a text when it is sent back.
     safe = redact(text) if text.strip() else ""
     clipped = clip_bytes(safe, MAX_ECHO_BYTES)
     return safe if clipped == safe else f"{clipped} (cut)"
 
 
 def _echo_call(call: ToolCall, limit_bytes: int) -> ToolCall:
-    """The call as it is sent back: long arguments are elided, the bound holds whatever came."""
-    # Providers refuse a name that no tool could have.
+    """The call as it is sent back; arguments over the bound are left out."""
+    # Providers refuse tool names with other characters.
     name = re.sub(r"[^A-Za-z0-9_-]", "_", redact(call.name))[:64] or "unnamed"
     if len(json.dumps(call.arguments)) <= limit_bytes:
         return call.model_copy(update={"arguments": redact_strings(call.arguments), "name": name})
-    elided = {"elided": "the arguments were too long to be sent back"}
+    elided = {"elided": "the arguments were too long to send back"}
     return call.model_copy(update={"arguments": elided, "name": name})
 
 

@@ -1,4 +1,4 @@
-"""Turns as files: `turns/0007.json` holds what a turn saw and what came back, so that it can be replayed."""
+"""Turns on disk: `turns/0007.json` keeps what a turn was shown and what the provider answered, for a replay."""
 
 from __future__ import annotations
 
@@ -17,22 +17,28 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Failure, Model, Value
 from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.history import MOVE_TOPIC, TURN_TOPIC, past_turns, total_cost
+from cclsearch.propose.agent.prompt import Prompt, PromptInput
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price
 from cclsearch.propose.agent.providers.types import Answer, ErrorKind
 from cclsearch.propose.agent.quoting import redact_strings
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.tool_handlers import Decision, ToolHandlers
+from cclsearch.propose.agent.turn import Exchange, TurnResult
 from cclsearch.propose.base import Observation, ProposerEvent, SearchView
 from cclsearch.space.table import Knob, Space
 
 TURNS_FOLDER = "turns"
 CONTEXT_FILE = "context.json"
 VERSION = 1
+PACKED_FIELDS = {"codes", "look"}
+"""Fields of packed numbers: they hold no secret, but by chance their text may look like one."""
 
 T = TypeVar("T", bound=Model)
 
 
 class KnobRecord(Model):
-    """A knob of the space, as a turn's file keeps it."""
+    """A knob of the search space."""
 
     name: str
     choices: tuple[Value, ...]
@@ -40,7 +46,7 @@ class KnobRecord(Model):
 
 
 class ObservationRecord(Model):
-    """What the agent knew of one finished trial."""
+    """A finished trial as the agent saw it."""
 
     trial: int
     config: Config
@@ -54,7 +60,7 @@ class ObservationRecord(Model):
 
 
 class RemarkRecord(Model):
-    """A remark of the ledger that the turn could read."""
+    """A proposer event of the ledger that the turn could read."""
 
     topic: str
     text: str
@@ -62,7 +68,7 @@ class RemarkRecord(Model):
 
 
 class ContextRecord(Model):
-    """What does not change during a search: `turns/context.json`."""
+    """The part that does not change during a search: `turns/context.json`."""
 
     schema_version: int = VERSION
     model: str
@@ -72,27 +78,27 @@ class ContextRecord(Model):
     card: Card
     knobs: tuple[KnobRecord, ...]
     codes: str
-    """The legal set: int16 codes, row by row, deflated, base 64."""
+    """The configurations of the search space: int16 codes, row by row, deflated, base 64."""
     num_raw: int
     rules: tuple[str, ...]
     objective: str
     goal: str = ""
-    """How its loss is made, as the prompt says it."""
+    """The formula of its loss, as the prompt shows it."""
     seed: int
     prior: tuple[ObservationRecord, ...] = ()
 
     def space(self) -> Space:
-        """The space again; raises UserError where the record is damaged."""
+        """The search space; raises UserError if the record is damaged."""
         flat = _unpack(self.codes, np.int16)
         if len(flat) % max(len(self.knobs), 1):
-            raise UserError(f"the legal set in {CONTEXT_FILE!r} cannot be read: a row of it is cut off")
+            raise UserError(f"the search space in {CONTEXT_FILE!r} cannot be read: its last row is incomplete")
         codes = flat.reshape(-1, len(self.knobs))
         knobs = tuple(Knob(knob.name, knob.choices, knob.description) for knob in self.knobs)
         return Space(knobs, codes, self.num_raw, self.rules)
 
 
-class LookRecord(Model):
-    """What the surrogate thought when the turn was made: what it thinks later, or elsewhere, may be another thing."""
+class SurrogateTableRecord(Model):
+    """The surrogate's table at the time of the turn; computed later, or on another machine, it may differ."""
 
     times: str
     lows: str
@@ -104,8 +110,8 @@ class LookRecord(Model):
     why: str
     record: tuple[str, ...] = ()
 
-    def look(self) -> SurrogateTable:
-        """The look again; raises UserError where the record is damaged."""
+    def table(self) -> SurrogateTable:
+        """The table; raises UserError if the record is damaged."""
         return SurrogateTable(
             time_N=_unpack(self.times, np.float64),
             low_N=_unpack(self.lows, np.float64),
@@ -119,7 +125,7 @@ class LookRecord(Model):
 
 
 class ExchangeRecord(Model):
-    """One question to the provider: its answer, or what came instead."""
+    """One request to the provider: its answer, or the error in its place."""
 
     answer: Answer | None = None
     trouble: ErrorKind | None = None
@@ -129,7 +135,7 @@ class ExchangeRecord(Model):
 
 
 class SubmittedRecord(Model):
-    """One configuration that the turn submitted, with what the agent expected of it."""
+    """One configuration that the turn submitted, with the measurements that the LLM expected."""
 
     config: Config
     expected_step_time_s: float | None = None
@@ -152,18 +158,18 @@ class TurnRecord(Model):
     slots: int
     max_submitted: int
     overrules_left: int
-    look: LookRecord | None = None
-    """None in records of older versions: the surrogate is asked again."""
+    look: SurrogateTableRecord | None = None
+    """The surrogate's table; None in records of older versions, for which a replay computes it."""
     evidence: dict[int, TrialEvidence] = {}
     program: str | None = None
     program_note: str = ""
     explanations: dict[str, tuple[str, ...]] = {}
-    """Configuration's digest -> what the constraints said of it."""
+    """Configuration's digest -> the rules that it violates."""
     limits: LlmLimits = LlmLimits()
     price: Price | None = None
-    """Of the model, where it was known; what the price list says now may be another."""
+    """Of the model, if it was known; the price list may have changed since."""
     max_seconds: float = 600.0
-    """That the turn was given."""
+    """Time limit of the turn."""
     spent: Cost = Cost()
     """By earlier turns."""
     system: str
@@ -198,8 +204,67 @@ class TurnRecord(Model):
         )
 
 
+def make_record(
+    prompt_input: PromptInput, handlers: ToolHandlers, prompt: Prompt, result: TurnResult, number: int
+) -> TurnRecord:
+    """The record of one turn, without its limits, price and time limit."""
+    view = prompt_input.view
+    decision = result.decision or Decision()
+    return TurnRecord(
+        turn=number,
+        observations=tuple(record_observation(o) for o in view.observations),
+        pending=tuple(sorted(view.pending)),
+        held_back=tuple(sorted(view.held_back)),
+        budget_left=view.budget_left,
+        next_trial=view.next_trial,
+        remarks=tuple(
+            RemarkRecord(topic=r.topic, text=r.text, data=dict(r.data))
+            for r in view.remarks
+            if r.topic in {TURN_TOPIC, MOVE_TOPIC}
+        ),
+        slots=prompt_input.slots,
+        max_submitted=handlers.max_submitted,
+        overrules_left=handlers.overrules_left,
+        look=record_surrogate_table(handlers.table),
+        evidence=handlers.looked_up,
+        program=prompt_input.program,
+        program_note=prompt_input.program_note,
+        explanations=dict(handlers.explanations),
+        spent=total_cost(past_turns(view.remarks)),
+        system=prompt.system,
+        user=prompt.user,
+        exchanges=tuple(_record_exchange(exchange) for exchange in result.exchanges),
+        decision=decision_kind(result.decision),
+        submitted=tuple(
+            SubmittedRecord(**{name: getattr(item, name) for name in SubmittedRecord.model_fields})
+            for item in decision.submitted
+        ),
+        finish=decision.finish,
+        insight=decision.insight,
+        beliefs=dict(decision.beliefs),
+        submitted_program=decision.program,
+        stall=result.stall.text if result.stall else "",
+        stall_cause=result.stall.cause if result.stall else "",
+        faults=tuple(result.faults),
+        cost=result.cost,
+    )
+
+
+def decision_kind(decision: Decision | None) -> str:
+    """`submit`, `finish` or `none`."""
+    if decision is None:
+        return "none"
+    return "finish" if decision.finish is not None else "submit"
+
+
+def _record_exchange(e: Exchange) -> ExchangeRecord:
+    return ExchangeRecord(
+        answer=e.answer, trouble=e.error, message=e.message, request_bytes=e.request_bytes, at_s=e.at_s
+    )
+
+
 def record_context(view: SearchView, *, model: str, mode: str, anonymous: bool) -> ContextRecord:
-    """The context of a search, for its folder."""
+    """The context record of a search."""
     return ContextRecord(
         model=model,
         mode=mode,
@@ -215,17 +280,17 @@ def record_context(view: SearchView, *, model: str, mode: str, anonymous: bool) 
     )
 
 
-def record_look(look: SurrogateTable) -> LookRecord:
-    """A look for a turn's file."""
-    return LookRecord(
-        times=_pack(look.time_N, np.float64),
-        lows=_pack(look.low_N, np.float64),
-        memories=_pack(look.memory_gib_N, np.float64),
-        fits=_pack(look.fits_N, np.float64),
-        order=_pack(np.array(look.order, dtype=np.int32), np.int32),
-        nothing_left=look.nothing_left,
-        why=look.why,
-        record=look.record,
+def record_surrogate_table(table: SurrogateTable) -> SurrogateTableRecord:
+    """The surrogate's table as a record."""
+    return SurrogateTableRecord(
+        times=_pack(table.time_N, np.float64),
+        lows=_pack(table.low_N, np.float64),
+        memories=_pack(table.memory_gib_N, np.float64),
+        fits=_pack(table.fits_N, np.float64),
+        order=_pack(np.array(table.order, dtype=np.int32), np.int32),
+        nothing_left=table.nothing_left,
+        why=table.why,
+        record=table.record,
     )
 
 
@@ -237,49 +302,36 @@ def _unpack(packed: str, kind: type[np.generic]) -> NDArray[Any]:
     try:
         return np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype=kind)
     except (ValueError, zlib.error) as error:
-        raise UserError(f"numbers of a turn's record cannot be read: {error}") from None
+        raise UserError(f"the numbers of a turn record cannot be read: {error}") from None
 
 
 def record_observation(o: Observation) -> ObservationRecord:
-    """An observation for a file."""
-    return ObservationRecord(
-        trial=o.trial,
-        config=o.config,
-        loss=o.loss,
-        step_time_s=o.step_time_s,
-        peak_memory_gib=o.peak_memory_gib,
-        failure=o.failure,
-        spread=o.spread,
-        metrics=dict(o.metrics),
-        is_confirmation=o.is_confirmation,
-    )
+    """An observation as a record."""
+    fields = {name: getattr(o, name) for name in ObservationRecord.model_fields}
+    return ObservationRecord(**{**fields, "metrics": dict(o.metrics)})
 
 
 def read_observation(record: ObservationRecord, space: Space) -> Observation:
-    """An observation from a file."""
+    """The observation of a record."""
     return Observation(row=space.row(record.config), **dict(record))
 
 
-_PACKED = {"codes", "look"}
-"""Numbers, which hold no secret: packed, they may look like one by chance."""
-
-
 def write_record(path: Path, record: Model) -> None:
-    """Write one record, redacted string by string, in one atomic step."""
+    """Write one record atomically, with secrets masked in each string."""
     whole = record.model_dump(mode="json")
-    packed = {name: whole.pop(name) for name in _PACKED & set(whole)}
+    packed = {name: whole.pop(name) for name in PACKED_FIELDS & set(whole)}
     data = {**redact_strings(whole), **packed}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(data, indent=1, ensure_ascii=True) + "\n")
 
 
 def read_context(folder: Path) -> ContextRecord:
-    """The context of a run folder; raises UserError where there is none, or it cannot be read."""
+    """The context record of a run folder; raises UserError if it is missing or cannot be read."""
     return _read(folder / TURNS_FOLDER / CONTEXT_FILE, ContextRecord)
 
 
 def read_turns(folder: Path) -> list[TurnRecord]:
-    """All turns of a run folder, oldest first; raises UserError where one cannot be read."""
+    """All turn records of a run folder, oldest first; raises UserError if one cannot be read."""
     paths = sorted((folder / TURNS_FOLDER).glob("[0-9]*.json"))
     return [_read(path, TurnRecord) for path in paths]
 
@@ -294,9 +346,9 @@ def _read(path: Path, model: type[T]) -> T:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data.get("schema_version") if isinstance(data, dict) else None
         if isinstance(version, int) and version > VERSION:
-            raise UserError(f"{str(path)!r} was written by a newer version; upgrade ccl-search to read it")
+            raise UserError(f"{str(path)!r} was written by a newer version of ccl-search; upgrade to read it")
         return model.model_validate(data)
     except FileNotFoundError:
-        raise UserError(f"there is no {str(path)!r}: this run has no LLM turns to replay") from None
+        raise UserError(f"{str(path)!r} does not exist: this run has no LLM turns to replay") from None
     except (OSError, ValueError, ValidationError) as error:
         raise UserError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None

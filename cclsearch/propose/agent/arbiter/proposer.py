@@ -1,34 +1,36 @@
-"""The proposer that lets LLM and fallback take turns, so that a search is never stuck."""
+"""The proposer that alternates between the LLM and the fallback, so that a search never gets stuck."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cclsearch.core.errors import UserError
 from cclsearch.propose.agent.agent import Agent, TurnOutcome, to_proposal
 from cclsearch.propose.agent.arbiter.rules import (
     ArbiterSettings,
+    find_queued,
     find_stall,
     has_improved_since,
     overruled_rows,
     overrules_left,
-    queued,
 )
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
-from cclsearch.propose.agent.arbiter.states import ArbiterPhase, State, next_trial, read_state, write_move
+from cclsearch.propose.agent.arbiter.states import NO_KEY, ArbiterPhase, State, next_trial, read_state, write_move
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
 
-STRATEGIES = ("hybrid", "llm", "optuna")
+MAX_MOVES = 6
+"""Moves within one call: seeds, llm, fallback and back at most."""
+CLOSE_S = 2.0
+"""How long the end of a search waits for a turn in the background."""
 
 
 class Arbiter:
-    """`hybrid` or `llm`: the LLM decides, the fallback steps in; a `Proposer` and a `EventSource`.
+    """`hybrid` or `llm`: the LLM decides, the fallback replaces it after a stall; a `Proposer` and an `EventSource`.
 
-    All state is in the ledger's remarks, but for the one turn that may be under way in the background.
+    All state is in the ledger's events, except for a turn that may be running in the background.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Arbiter:
         rules: ArbiterSettings | None = None,
         grace_s: float = 0.0,
     ) -> None:
-        """`parallel` over 1 runs turns in the background; `grace_s` is how long a free slot waits for one."""
+        """With `parallel` over 1, turns run in the background, and a free slot waits `grace_s` for the result."""
         self.name = strategy
         self._agent = agent
         self._fallback = fallback
@@ -51,16 +53,16 @@ class Arbiter:
         self._remarks: list[ProposerEvent] = []
         self._ending: str | None = None
         self._background: _Background | None = None
-        self._is_fresh = True
+        self._is_first_call = True
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        """Up to `count` new members of the space; empty only where nothing is left, or the search is finished."""
+        """Up to `count` new configurations; empty only if none is left or the search is finished."""
         self._ending = None
-        view = self._collect_overtaken(view)
-        view = self._try_again(view)
+        view = self._collect_stale_turn(view)
+        view = self._resume_llm(view)
         view = replace(view, overruled=overruled_rows(view))
         taken: list[Proposal] = []
-        for _ in range(_MOST_MOVES):
+        for _ in range(MAX_MOVES):
             state = read_state(view)
             before = len(self._remarks)
             taken = self._act(view, state, count)
@@ -76,15 +78,15 @@ class Arbiter:
         return remarks
 
     def close(self) -> None:
-        """See `Closable`: what a turn in the background cost is told, its decision is not waited for."""
+        """See `Closable`: records the cost of a turn in the background, and does not wait for its decision."""
         background, self._background = self._background, None
         if background is None:
             return
         for _ in range(2):
-            thought = background.result(_CLOSE_S)
-            told = drop_decision(thought.event, "too late") if thought else self._agent.describe_under_way()
-            if told:
-                self._remarks.append(told)
+            outcome = background.result(CLOSE_S)
+            event = drop_decision(outcome.event, "too late") if outcome else self._agent.describe_running_turn()
+            if event:
+                self._remarks.append(event)
                 return
 
     def ending(self) -> str | None:
@@ -100,7 +102,7 @@ class Arbiter:
             case ArbiterPhase.LLM | ArbiterPhase.FINISHED:
                 return self._act_llm(view, state, count)
             case ArbiterPhase.FALLBACK if next_trial(view) - state.since_trial >= state.explore:
-                self._move(view, state, ArbiterPhase.LLM, "return", f"{state.explore} trials of new evidence are there")
+                self._move(view, state, ArbiterPhase.LLM, "return", f"{state.explore} trials added new evidence")
                 return []
         return self._propose_fallback(view, count)
 
@@ -109,15 +111,17 @@ class Arbiter:
             seeds = propose_seed(view, self._fallback, self._agent)
             if seeds:
                 return seeds
-        self._move(view, state, ArbiterPhase.LLM, "seeds done", "the seeds are placed" if self._rules.num_seeds else "")
+        self._move(
+            view, state, ArbiterPhase.LLM, "seeds done", "the seeds are proposed" if self._rules.num_seeds else ""
+        )
         return []
 
     def _act_llm(self, view: SearchView, state: State, count: int) -> list[Proposal]:
         stall = find_stall(view, state, self._rules)
         if stall and state.phase is ArbiterPhase.LLM:
-            self._put_aside(view, state, *stall)
+            self._suspend_llm(view, state, *stall)
             return []
-        waiting = queued(view) if state.phase is ArbiterPhase.LLM else None
+        waiting = find_queued(view) if state.phase is ArbiterPhase.LLM else None
         if waiting and waiting[0].submitted and self._turn_is_recent(view, state):
             turn, items = waiting
             return [to_proposal(item, turn.number, self._agent.options.mode) for item in items[:count]]
@@ -125,81 +129,85 @@ class Arbiter:
         if reached:
             self._move(view, self._as_llm(state), ArbiterPhase.OFF, "limit", f"a limit is reached: {reached}")
             return []
-        thought = self._think(view, count)
-        if thought is None:
+        outcome = self._run_turn(view, count)
+        if outcome is None:
             return self._propose_fallback(view, count)
-        return self._use(view, state, thought, count)
+        return self._use(view, state, outcome, count)
 
-    def _use(self, view: SearchView, state: State, thought: TurnOutcome, count: int) -> list[Proposal]:
-        self._remarks.append(thought.event)
-        if thought.stall:
-            self._put_aside(view, state, thought.stall.cause, thought.stall.text, can_pass=thought.stall.can_pass)
+    def _use(self, view: SearchView, state: State, outcome: TurnOutcome, count: int) -> list[Proposal]:
+        self._remarks.append(outcome.event)
+        if outcome.stall:
+            self._suspend_llm(
+                view, state, outcome.stall.cause, outcome.stall.text, is_temporary=outcome.stall.is_temporary
+            )
             return []
-        if thought.finish is not None:
-            return self._finish(view, state, thought.finish)
-        fresh = [proposal for proposal in thought.proposals if _is_open(view, proposal)]
+        if outcome.finish is not None:
+            return self._finish(view, state, outcome.finish)
+        fresh = [proposal for proposal in outcome.proposals if _is_open(view, proposal)]
         if not fresh:
-            # In the background the view moved on: what was new then may run by now.
+            # The turn ran in the background on an older view: its configurations may be running by now.
             return self._propose_fallback(view, count)
         return fresh[:count]
 
     def _finish(self, view: SearchView, state: State, reason: str) -> list[Proposal]:
-        if not self._agent.look(view).nothing_left or best_observation(view) is None:
-            # Found in the background on an older view; what came in since has opened something.
+        if not self._agent.make_table(view).nothing_left or best_observation(view) is None:
+            # The turn ran in the background on an older view: a newer result makes a configuration plausible again.
             return self._propose_fallback(view, 1)
         if state.phase is not ArbiterPhase.FINISHED:
             self._move(view, state, ArbiterPhase.FINISHED, "finish", reason)
-        self._ending = f"the LLM ended the search and the arbiter agrees that nothing plausible is left: {reason}"
+        self._ending = (
+            f"the LLM ended the search, and the surrogate agrees that no configuration could plausibly win: {reason}"
+        )
         return []
 
     # turns
 
-    def _think(self, view: SearchView, count: int) -> TurnOutcome | None:
-        """A turn's result; None while one is under way in the background."""
+    def _run_turn(self, view: SearchView, count: int) -> TurnOutcome | None:
+        """The outcome of a turn; None while it runs in the background."""
         if self._parallel <= 1:
-            return self._think_now(view, count)
+            return self._run_turn_now(view, count)
         if self._background is None:
-            self._background = _Background(lambda: self._think_now(view, count))
-        if self._background.is_overtaken:
+            self._background = _Background(lambda: self._run_turn_now(view, count))
+        if self._background.is_stale:
             return None
-        thought = self._background.result(self._grace_s)
-        if thought is not None:
+        outcome = self._background.result(self._grace_s)
+        if outcome is not None:
             self._background = None
-        return thought
+        return outcome
 
-    def _collect_overtaken(self, view: SearchView) -> SearchView:
-        """The view with the cost of a turn that began before the LLM was put aside, once it has ended."""
+    def _collect_stale_turn(self, view: SearchView) -> SearchView:
+        """The view with the cost of a turn that began before the LLM was suspended, once that turn has ended."""
         background = self._background
-        thought = background.result(0.0) if background and background.is_overtaken else None
-        if thought is None:
+        outcome = background.result(0.0) if background and background.is_stale else None
+        if outcome is None:
             return view
         self._background = None
-        return self._tell(view, drop_decision(thought.event, "overtaken by a move, not used"))
+        return self._add_event(view, drop_decision(outcome.event, "not used, the LLM was suspended meanwhile"))
 
-    def _try_again(self, view: SearchView) -> SearchView:
-        """The view with the LLM back in, where an earlier session had put it off and this one may do better."""
-        fresh, self._is_fresh = self._is_fresh, False
+    def _resume_llm(self, view: SearchView) -> SearchView:
+        """The view with the LLM back in phase `llm`, if an earlier session switched it off and this one may succeed."""
+        fresh, self._is_first_call = self._is_first_call, False
         state = read_state(view)
         if not fresh or state.phase is not ArbiterPhase.OFF or self._agent.limit_reached(view):
             return view
         after = State(ArbiterPhase.LLM, next_trial(view), "resume", "the search was resumed", 0, state.stalls)
-        return self._tell(view, write_move(state, after))
+        return self._add_event(view, write_move(state, after))
 
-    def _tell(self, view: SearchView, event: ProposerEvent) -> SearchView:
+    def _add_event(self, view: SearchView, event: ProposerEvent) -> SearchView:
         self._remarks.append(event)
         return replace(view, remarks=(*view.remarks, event))
 
-    def _think_now(self, view: SearchView, count: int) -> TurnOutcome:
-        most = max(count, self._rules.max_queue if self._parallel <= 1 else count)
+    def _run_turn_now(self, view: SearchView, count: int) -> TurnOutcome:
+        max_submitted = max(count, self._rules.max_queue if self._parallel <= 1 else count)
         return self._agent.run_turn(
             view,
             count,
-            max_submitted=min(most, view.budget_left) or 1,
+            max_submitted=min(max_submitted, view.budget_left) or 1,
             overrules_left=overrules_left(view, self._rules),
         )
 
     def _turn_is_recent(self, view: SearchView, state: State) -> bool:
-        """Whether the latest turn lies after the last move: a queue does not outlive a stall."""
+        """Whether the latest turn came after the last move: a stall drops the queue."""
         for event in reversed(view.remarks):
             if event.topic == "arbiter":
                 return False
@@ -209,17 +217,17 @@ class Arbiter:
 
     # moves
 
-    def _put_aside(self, view: SearchView, state: State, cause: str, reason: str, can_pass: bool = True) -> None:
+    def _suspend_llm(self, view: SearchView, state: State, cause: str, reason: str, is_temporary: bool = True) -> None:
         state = self._as_llm(state)
-        if not can_pass:
+        if not is_temporary:
             self._move(view, state, ArbiterPhase.OFF, cause, reason)
             return
         stalls = 0 if has_improved_since(view, state.since_trial) else state.stalls
-        explore = min(self._rules.explore * 2**stalls, self._rules.explore_most)
+        explore = min(self._rules.explore * 2**stalls, self._rules.max_explore)
         self._move(view, state, ArbiterPhase.FALLBACK, cause, reason, explore=explore, stalls=stalls + 1)
 
     def _as_llm(self, state: State) -> State:
-        """A finished search that goes on after all is the LLM's again."""
+        """The state, with phase `llm` if it was `finished`: the search continues after all."""
         return replace(state, phase=ArbiterPhase.LLM) if state.phase is ArbiterPhase.FINISHED else state
 
     def _move(
@@ -235,45 +243,39 @@ class Arbiter:
         count = before.stalls if stalls is None else stalls
         after = State(phase, next_trial(view), cause, reason, explore, count)
         if self._background and phase is not ArbiterPhase.LLM:
-            self._background.is_overtaken = True
+            self._background.is_stale = True
         self._remarks.append(write_move(before, after))
 
     def _propose_fallback(self, view: SearchView, count: int) -> list[Proposal]:
         return list(self._fallback.propose(view, count))[:count]
 
 
-_MOST_MOVES = 6
-"""Moves within one call: seeds, llm, fallback and back at most."""
-_CLOSE_S = 2.0
-"""How long the end of a search waits for a turn in the background."""
-
-
 class _Background:
     """One call in a daemon thread."""
 
-    def __init__(self, call: object) -> None:
+    def __init__(self, call: Callable[[], TurnOutcome]) -> None:
         self._call = call
-        self.is_overtaken = False
-        """Whether the LLM was put aside since: what it decides was thought out on older evidence."""
-        self._thought: TurnOutcome | None = None
+        self.is_stale = False
+        """Whether the LLM was suspended since: its decision would rest on older evidence."""
+        self._outcome: TurnOutcome | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="llm-turn", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._thought = self._call()  # type: ignore[operator]
+            self._outcome = self._call()
         except BaseException as error:
             self._error = error
 
     def result(self, wait_s: float) -> TurnOutcome | None:
-        """What the call gave; None while it runs. What it raised is raised here."""
+        """The outcome of the call; None while it runs. Raises what the call raised."""
         self._thread.join(wait_s)
         if self._thread.is_alive():
             return None
         if self._error:
             raise self._error
-        return self._thought
+        return self._outcome
 
 
 def _is_open(view: SearchView, proposal: Proposal) -> bool:
@@ -281,14 +283,33 @@ def _is_open(view: SearchView, proposal: Proposal) -> bool:
     return row is not None and row not in view.closed and all(o.row != row for o in view.observations)
 
 
-def make_arbiter(
-    strategy: str, fallback: Proposer, agent: Agent | None, *, parallel: int = 1, rules: ArbiterSettings | None = None
-) -> Proposer:
-    """The proposer of `--strategy` (`optuna` is the fallback alone); raises UserError where an LLM is missing."""
-    if strategy not in STRATEGIES:
-        raise UserError(f"--strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
-    if strategy == "optuna":
-        return fallback
-    if agent is None:
-        raise UserError(f"--strategy {strategy} needs --llm SPEC; without one, use --strategy optuna")
-    return Arbiter(agent, fallback, strategy=strategy, parallel=parallel, rules=rules)
+class NoLlmProposer:
+    """The fallback alone, for a search whose LLM key is missing; the first proposal records the reason once.
+
+    A later `resume` with the key lets the LLM take part.
+    """
+
+    def __init__(self, fallback: Proposer, reason: str) -> None:
+        self.name = fallback.name
+        self._fallback = fallback
+        self._reason = reason
+        self._remarks: list[ProposerEvent] = []
+        self._is_recorded = False
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        """The fallback's proposals."""
+        before = read_state(view, with_llm=False)
+        if not self._is_recorded and before.phase is not ArbiterPhase.OFF:
+            after = State(ArbiterPhase.OFF, next_trial(view), NO_KEY, self._reason)
+            self._remarks.append(write_move(before, after))
+        self._is_recorded = True
+        return self._fallback.propose(view, count)
+
+    def take_events(self) -> Sequence[ProposerEvent]:
+        """See `EventSource`."""
+        remarks, self._remarks = self._remarks, []
+        return remarks
+
+    def ending(self) -> str | None:
+        """See `EventSource`."""
+        return None

@@ -1,4 +1,4 @@
-"""When the LLM stalls by what its trials show, and what credit it has."""
+"""When the LLM's trials show a stall, and how often it may still overrule the surrogate."""
 
 from __future__ import annotations
 
@@ -13,79 +13,78 @@ from cclsearch.propose.base import Observation, SearchView
 
 
 class ArbiterSettings(Model):
-    """The arbiter's numbers."""
+    """The arbiter's thresholds."""
 
     num_seeds: int = 2
     patience: int = 1
-    """Ideas of the LLM's own in a row without an improvement beyond the noise, before it is put aside. A trial that the
-    surrogate would have run as well counts half."""
+    """Consecutive trials of the LLM's own choice without an improvement beyond the noise that suspend it. A trial that
+    the surrogate would have run as well counts half."""
     patience_again: int = 1
-    """The same after it was put aside with trials of its own behind it."""
+    """The same after the LLM was suspended, if it had finished trials before."""
     same_failures: int = 2
-    """Trials of the LLM in a row that fail in the same way."""
+    """Consecutive trials of the LLM with the same kind of failure that suspend it."""
     explore: int = 4
-    """Trials of the fallback after the first stall; doubled with each further one."""
-    explore_most: int = 8
+    """Trials of the fallback after the first stall; each further stall doubles it, up to `max_explore`."""
+    max_explore: int = 8
     overrules: int = 1
-    """Times that the LLM may overrule the surrogate before one of them has paid: beyond them, it chooses among what the
-    surrogate finds most promising."""
+    """How often the LLM may overrule the surrogate before one overrule has improved the best; after that, it chooses
+    among the surrogate's most promising configurations."""
     max_queue: int = 3
-    """Configurations that one turn may submit when trials run one after another."""
+    """Configurations that one turn may submit if trials run one after another."""
 
 
 @dataclass(frozen=True)
-class Judged:
+class LlmTrial:
     """One finished trial of the LLM."""
 
     observation: Observation
     item: SubmittedConfig
     improved: bool
-    """Whether it beat, beyond the noise, the best of all trials that were numbered before it."""
+    """Whether it beat, beyond the noise, the best of all trials with lower numbers."""
 
 
-def judge_trials(view: SearchView) -> list[Judged]:
+def find_llm_trials(view: SearchView) -> list[LlmTrial]:
     """The LLM's finished trials, by number."""
     noise = estimate_noise(view)
     items = {item.config.digest: item for turn in past_turns(view.remarks) for item in turn.submitted}
-    judged: list[Judged] = []
+    trials: list[LlmTrial] = []
     best: float | None = None
     for o in sorted((o for o in view.observations if not o.is_confirmation), key=lambda o: o.trial):
         improved = o.loss is not None and (best is None or o.loss < best - abs(best) * noise)
         if o.config.digest in items:
-            judged.append(Judged(o, items[o.config.digest], improved))
+            trials.append(LlmTrial(o, items[o.config.digest], improved))
         if o.loss is not None:
             best = o.loss if best is None else min(best, o.loss)
-    return judged
+    return trials
 
 
 def find_stall(view: SearchView, state: State, rules: ArbiterSettings) -> tuple[str, str] | None:
-    """Cause and reason for which the LLM should be put aside now, by its trials since it took over; None if none."""
-    judged_all = judge_trials(view)
-    recent = [judged for judged in judged_all if judged.observation.trial >= state.since_trial]
+    """Cause and reason to suspend the LLM now, from its trials since it took over; None if there is none."""
+    all_trials = find_llm_trials(view)
+    recent = [trial for trial in all_trials if trial.observation.trial >= state.since_trial]
     last = recent[-rules.same_failures :]
-    kinds = {judged.observation.failure.kind for judged in last if judged.observation.failure}
-    all_failed = all(judged.observation.failure for judged in last)
+    kinds = {trial.observation.failure.kind for trial in last if trial.observation.failure}
+    all_failed = all(trial.observation.failure for trial in last)
     if len(last) == rules.same_failures and all_failed and len(kinds) == 1:
         kind = next(iter(kinds)).value.replace("_", " ")
         return "same failure", f"its last {len(last)} trials failed in the same way ({kind})"
-    had_its_turn = state.stalls > 0 and len(recent) < len(judged_all)
-    patience = rules.patience_again if had_its_turn else rules.patience
-    idle = list(takewhile(lambda judged: not judged.improved, reversed(recent)))
-    if sum(1.0 if judged.item.is_own_idea else 0.5 for judged in idle) >= patience:
-        how = "trial" if len(idle) == 1 else f"{len(idle)} trials"
-        return "no improvement", f"its last {how} did not improve beyond the noise"
+    was_suspended = state.stalls > 0 and len(recent) < len(all_trials)
+    patience = rules.patience_again if was_suspended else rules.patience
+    idle = list(takewhile(lambda trial: not trial.improved, reversed(recent)))
+    if sum(1.0 if trial.item.is_own_idea else 0.5 for trial in idle) >= patience:
+        trials = "trial" if len(idle) == 1 else f"{len(idle)} trials"
+        return "no improvement", f"its last {trials} did not improve beyond the noise"
     return None
 
 
 def overrules_left(view: SearchView, rules: ArbiterSettings) -> int:
-    """How often the LLM may still overrule the surrogate: each that paid gives one back and one more."""
-    judged = judge_trials(view)
-    paid = sum(j.item.is_overrule and j.improved for j in judged)
-    return rules.overrules + 2 * paid - len(overruled_rows(view))
+    """How often the LLM may still overrule the surrogate; each overrule that improved the best adds two."""
+    num_improved = sum(t.item.is_overrule and t.improved for t in find_llm_trials(view))
+    return rules.overrules + 2 * num_improved - len(overruled_rows(view))
 
 
 def overruled_rows(view: SearchView) -> frozenset[int]:
-    """Rows that the LLM chose against the surrogate and that were taken up: what a stall drops from a queue is free."""
+    """Rows that the LLM chose against the surrogate and that were run; those that a stall dropped do not count."""
     taken = view.taken_N
     rows = (
         view.space.row(item.config) for turn in past_turns(view.remarks) for item in turn.submitted if item.is_overrule
@@ -95,11 +94,11 @@ def overruled_rows(view: SearchView) -> frozenset[int]:
 
 def has_improved_since(view: SearchView, trial: int) -> bool:
     """Whether one of the LLM's trials from that number on was an improvement."""
-    return any(judged.improved for judged in judge_trials(view) if judged.observation.trial >= trial)
+    return any(t.improved for t in find_llm_trials(view) if t.observation.trial >= trial)
 
 
-def queued(view: SearchView) -> tuple[PastTurn, list[SubmittedConfig]] | None:
-    """What the latest turn submitted and is neither measured nor running; None where there is nothing."""
+def find_queued(view: SearchView) -> tuple[PastTurn, list[SubmittedConfig]] | None:
+    """The latest turn and those of its submissions that are neither measured nor running; None if there are none."""
     turns = past_turns(view.remarks)
     if not turns:
         return None

@@ -1,4 +1,4 @@
-"""The first trials of a search: the prediction's best, then a safe default while nothing has run."""
+"""The first trials of a search: the best prediction, then a safe default until a trial succeeds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable, open_rows
 from cclsearch.propose.base import ExpectedOutcome, Proposal, Proposer, SearchView
 
 SAFE = 0.9
-"""Probability of fitting from which a configuration counts as safe."""
+"""Minimum probability of fitting of a safe configuration."""
 
 
 def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Proposal]:
-    """The next seed; empty where it would tell nothing new.
+    """The next seed; empty once a trial has succeeded, because the safe default is not needed then.
 
-    A seed policy that the user named goes first. Once a trial has run, the safe default is not needed.
+    A seed policy that the user named comes first.
     """
     if agent.options.seed_policy and not view.observations and not view.pending:
         found = _from_policy(view, agent)
@@ -24,26 +24,28 @@ def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Pro
     if any(observation.loss is not None for observation in view.observations):
         return []
     if not view.observations and view.next_trial <= 1:
-        return [_as_seed(proposal, "the prediction's best") for proposal in fallback.propose(view, 1)][:1]
-    return _safe_default(view, agent.look(view)) or [_as_seed(p, "next best") for p in fallback.propose(view, 1)][:1]
+        return [_as_seed(proposal, "the best prediction") for proposal in fallback.propose(view, 1)][:1]
+    return (
+        _safe_default(view, agent.make_table(view)) or [_as_seed(p, "next best") for p in fallback.propose(view, 1)][:1]
+    )
 
 
-def _safe_default(view: SearchView, look: SurrogateTable) -> list[Proposal]:
-    """The fastest predicted configuration among those that surely fit; the surest where none does."""
-    open_N = open_rows(view) & np.isfinite(look.time_N)
+def _safe_default(view: SearchView, table: SurrogateTable) -> list[Proposal]:
+    """The fastest predicted configuration of those that are safe; if none is, the one most likely to fit."""
+    open_N = open_rows(view) & np.isfinite(table.time_N)
     if not open_N.any():
         return []
-    safe = open_N & (look.fits_N >= SAFE)
+    safe = open_N & (table.fits_N >= SAFE)
     rows = np.flatnonzero(safe if safe.any() else open_N)
-    key = look.time_N[rows] if safe.any() else -look.fits_N[rows]
+    key = table.time_N[rows] if safe.any() else -table.fits_N[rows]
     row = int(rows[np.argmin(key)])
-    expects = ExpectedOutcome(float(look.time_N[row]), float(look.memory_gib_N[row]), float(look.fits_N[row]))
-    return [Proposal(view.space.config(row), "seed", "a safe default: the fastest that surely fits", expects)]
+    expects = ExpectedOutcome(float(table.time_N[row]), float(table.memory_gib_N[row]), float(table.fits_N[row]))
+    return [Proposal(view.space.config(row), "seed", "a safe default: the fastest that is very likely to fit", expects)]
 
 
 def _from_policy(view: SearchView, agent: Agent) -> list[Proposal]:
     name = agent.options.seed_policy
-    choice = agent.policies.choose(agent.seed_program(view), view, agent.look(view))
+    choice = agent.policies.choose(agent.seed_program(view), view, agent.make_table(view))
     row = view.space.row(choice.config) if choice.config else None
     if choice.config is None or row is None or not open_rows(view)[row]:
         return []

@@ -1,25 +1,27 @@
-"""The arbiter's states and moves, read from and written to the ledger's remarks.
+"""The arbiter's states and moves, read from and written to the ledger's events, and as lines for people.
 
     seeds ----> llm <----> fallback        llm, fallback ----> off (until a resume)        llm ----> finished
 
-seeds     the first trials: the prediction's best, a safe default
-llm       the LLM decides, with the surrogate's view before it
+seeds     the first trials: the best prediction, a safe default
+llm       the LLM decides, and sees the surrogate's predictions
 fallback  the surrogate explores for `explore` trials, then the LLM returns with the new evidence
-off       the LLM cannot come back in this session (wrong key, a limit reached): the surrogate goes on alone
-finished  the LLM wished to end and the arbiter found nothing plausible left
+off       the LLM cannot return in this session (wrong key, a limit reached): the surrogate continues alone
+finished  the LLM asked to end the search, and no configuration could plausibly beat the best
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cclsearch.propose.agent.history import MOVE_TOPIC
+from cclsearch.core.text import one_line
+from cclsearch.propose.agent.history import MOVE_TOPIC, past_turns, total_cost
 from cclsearch.propose.base import ProposerEvent, SearchView
 
 
 class ArbiterPhase(StrEnum):
-    """Who decides."""
+    """Which proposer decides; see the figure above."""
 
     SEEDS = "seeds"
     LLM = "llm"
@@ -36,37 +38,38 @@ ALLOWED = {
     ArbiterPhase.FINISHED: {ArbiterPhase.LLM, ArbiterPhase.FALLBACK, ArbiterPhase.OFF},
 }
 """Phase -> phases that may follow."""
-
-
 NO_KEY = "no key"
-"""The cause of `off` where no LLM took part: a later session with the key begins as if anew."""
+"""The cause of `off` in a session without a key, which a later session with the key ignores."""
+MAX_MOVES_SHOWN = 30
 
 
 @dataclass(frozen=True)
 class State:
-    """Where the arbiter stands."""
+    """The arbiter's phase, since when, and why."""
 
     phase: ArbiterPhase
     since_trial: int
-    """First trial that is proposed in this phase."""
+    """First trial that this phase proposes."""
     cause: str = ""
     reason: str = ""
     """In words, for `status`."""
     explore: int = 0
-    """In `fallback`: trials before the LLM returns."""
+    """In `fallback`: number of trials before the LLM returns."""
     stalls: int = 0
-    """How often the LLM was put aside so far without a success in between."""
+    """How often in a row the LLM was suspended without a success in between."""
 
     def describe(self) -> str:
         """`fallback since trial 7: two proposals in a row were duplicates`."""
-        who = {ArbiterPhase.OFF: "fallback for the rest", ArbiterPhase.SEEDS: "seeds"}.get(self.phase, self.phase.value)
-        return f"{who} since trial {self.since_trial}" + (f": {self.reason}" if self.reason else "")
+        phase = {ArbiterPhase.OFF: "fallback for the rest", ArbiterPhase.SEEDS: "seeds"}.get(
+            self.phase, self.phase.value
+        )
+        return f"{phase} since trial {self.since_trial}" + (f": {self.reason}" if self.reason else "")
 
 
 def read_state(view: SearchView, *, with_llm: bool = True) -> State:
-    """The state that the ledger's remarks tell of; seeds before the first move.
+    """The state after the last move in the ledger; seeds before the first move.
 
-    `with_llm` says whether there is an LLM now: a search that began without a key gets one by `resume`.
+    `with_llm` says whether an LLM takes part now: a search that began without a key can be resumed with one.
     """
     for event in reversed(view.remarks):
         if event.topic == MOVE_TOPIC:
@@ -85,7 +88,7 @@ def read_state(view: SearchView, *, with_llm: bool = True) -> State:
 
 
 def write_move(before: State, after: State) -> ProposerEvent:
-    """The remark of a move; a move that the machine does not know is a bug and raises ValueError."""
+    """The event of a move, for the ledger; raises ValueError if `ALLOWED` forbids the move, which is a bug."""
     if after.phase not in ALLOWED[before.phase]:
         raise ValueError(f"the arbiter cannot move from {before.phase.value} to {after.phase.value}")
     data = {
@@ -101,8 +104,18 @@ def write_move(before: State, after: State) -> ProposerEvent:
 
 
 def next_trial(view: SearchView) -> int:
-    """Number of the next trial, as the search counts or as the observations let guess."""
+    """Number of the next trial: the search's count, or one more than the last observation."""
     return view.next_trial or max((o.trial for o in view.observations), default=0) + 1
+
+
+def format_moves(remarks: Sequence[ProposerEvent]) -> list[str]:
+    """Lines with the moves, oldest first, and the cost of the LLM; empty if no LLM took part."""
+    moves = [one_line(event.text) for event in remarks if event.topic == MOVE_TOPIC]
+    lines = [f"arbiter: {text}" for text in moves[-MAX_MOVES_SHOWN:]]
+    if len(moves) > MAX_MOVES_SHOWN:
+        lines.insert(0, f"arbiter: ({len(moves) - MAX_MOVES_SHOWN} earlier moves are in the ledger)")
+    turns = past_turns(remarks)
+    return [*lines, f"LLM: {len(turns)} turns, {total_cost(turns).describe()}"] if turns else lines
 
 
 def _int(value: object) -> int:

@@ -1,4 +1,4 @@
-"""Which knob a policy program means by a key, and which choice by a value, in the spellings that are about."""
+"""The knob that a key of a policy program means, and the choice that a value means, by the common spellings."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _NAMES = {
 _ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in aliases.split()}
 _YES = {"full", "true", "yes", "on", "enabled", "enable"}
 _NO = {"none", "false", "no", "off", "disabled", "disable"}
-"""What frameworks and published policies write where another has a boolean."""
+"""Words that frameworks and published policies use instead of a boolean."""
 _COMPILE_MODES = {"inductor": True, "eager": False}
 
 
 def find_knob(space: Space, key: str) -> Knob | None:
-    """The knob that is called so, or that another framework calls so; None where there is none."""
+    """The knob with that name, here or in another framework; None if there is none."""
     by_name = {knob.name: knob for knob in space.knobs}
     if key in by_name:
         return by_name[key]
@@ -55,36 +55,36 @@ def find_knob(space: Space, key: str) -> Knob | None:
 
 
 def find_choice(knob: Knob, value: object) -> Value | None:
-    """The choice that was meant: a boolean stands for `full` / `none` and the other way round; None where none is."""
+    """The choice that was meant (a boolean means `full` / `none`, and vice versa); None if there is none."""
     found = read_value(knob, value)
     if found is not None:
         return found
     if isinstance(value, str):
         word = value.strip().lower()
         if word in _YES | _NO:
-            return _of_truth(knob, word in _YES)
-        return _COMPILE_MODES.get(word) if _is_switch(knob) else _of_number(knob, word)
+            return _find_boolean_choice(knob, word in _YES)
+        return _COMPILE_MODES.get(word) if _is_boolean(knob) else _find_number_choice(knob, word)
     if isinstance(value, bool):
-        return _of_truth(knob, value)
-    # `int(tp > 1)` for a knob that is true or false; never the other way round: `tp: True` is a mistake.
-    return value == 1 if value in (0, 1) and _is_switch(knob) else None
+        return _find_boolean_choice(knob, value)
+    # `int(tp > 1)` is accepted for a boolean knob; the reverse is not: `tp: True` is a mistake.
+    return value == 1 if value in (0, 1) and _is_boolean(knob) else None
 
 
-def _of_truth(knob: Knob, value: bool) -> Value | None:
-    if _is_switch(knob):
+def _find_boolean_choice(knob: Knob, value: bool) -> Value | None:
+    if _is_boolean(knob):
         return value
     if knob.name == "zero_stage":
-        # A framework with one kind of sharding has a switch for it.
+        # A framework with one kind of sharding has a boolean for it.
         stages = sorted(choice for choice in knob.choices if isinstance(choice, int))
         return stages[-1] if value and len(stages) == 2 else 0 if not value and 0 in stages else None
     return read_value(knob, "full" if value else "none")
 
 
-def _is_switch(knob: Knob) -> bool:
+def _is_boolean(knob: Knob) -> bool:
     return all(isinstance(choice, bool) for choice in knob.choices)
 
 
-def _of_number(knob: Knob, word: str) -> Value | None:
+def _find_number_choice(knob: Knob, word: str) -> Value | None:
     try:
         return read_value(knob, float(word))
     except ValueError:

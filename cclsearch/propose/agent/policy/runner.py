@@ -1,4 +1,4 @@
-"""Policy programs: what they are given, how they are run, and which configuration of the space they mean."""
+"""Policy programs: their inputs, their run in the sandbox, and the configuration that they choose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
-from cclsearch.propose.agent.configs import nearest_rows, spelled
+from cclsearch.propose.agent.configs import format_config, nearest_rows
 from cclsearch.propose.agent.policy.knob_aliases import find_choice, find_knob
 from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, run_policy
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
@@ -21,46 +21,46 @@ from cclsearch.tasks.training.arch import count_parameters
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """What a program chose."""
+    """The configuration that a program chose, or the reason why there is none."""
 
     config: Config | None
     problem: str = ""
-    """Why there is no configuration; written for the program's author."""
+    """Why there is no configuration, for the program's author."""
     note: str = ""
-    """What was left out or filled in."""
+    """Knobs that were left out or filled in."""
     named: Config | None = None
-    """The knobs that it named, where they make no legal configuration."""
+    """The knobs that it named, if they match no configuration of the search space."""
 
 
 class PolicyRunner(Protocol):
-    """Runs policy programs for the desk."""
+    """Runs policy programs for `ToolHandlers`."""
 
-    def choose(self, program: str, view: SearchView, look: SurrogateTable) -> PolicyChoice: ...
+    def choose(self, program: str, view: SearchView, table: SurrogateTable) -> PolicyChoice: ...
 
 
 class SandboxRunner:
-    """Runs them in the sandbox."""
+    """Runs policy programs in the sandbox."""
 
     def __init__(self, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
 
-    def choose(self, program: str, view: SearchView, look: SurrogateTable) -> PolicyChoice:
-        """The configuration that the program means; it need not be new."""
+    def choose(self, program: str, view: SearchView, table: SurrogateTable) -> PolicyChoice:
+        """The configuration that the program chooses; it may be an old one."""
         try:
             raw = run_policy(program, *policy_inputs(view), limits=self._limits)
         except SandboxError as error:
             return PolicyChoice(None, str(error))
-        return read_choice(view.space, raw, [int(row) for row in look.order])
+        return read_choice(view.space, raw, [int(row) for row in table.order])
 
 
 def hide_origin(view: SearchView) -> SearchView:
-    """The view with nothing in its card that names where the workload comes from."""
+    """The view without the card's fields that name the workload's origin."""
     blank = dict.fromkeys(("name", "title", "family", "framework", "source", "licence"), "")
     return replace(view, card=view.card.model_copy(update=blank))
 
 
 def policy_inputs(view: SearchView) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """The `workload`, `environment` and `history` that a program is given, as published policies read them."""
+    """The inputs `workload`, `environment` and `history` of a program, with the fields that published policies read."""
     return workload_fields(view.card, view.space), environment_fields(view.card, view.space), history_records(view)
 
 
@@ -102,7 +102,7 @@ def workload_fields(card: Card, space: Space) -> dict[str, Any]:
 
 
 def environment_fields(card: Card, space: Space) -> dict[str, Any]:
-    """The hardware as one flat mapping; `min_gpus` is the fewest that a legal configuration may use."""
+    """The hardware as one flat mapping; `min_gpus` is the fewest that a configuration of the search space uses."""
     hardware = card.hardware
     return {
         "gpu_model": hardware.accelerator,
@@ -120,7 +120,7 @@ def environment_fields(card: Card, space: Space) -> dict[str, Any]:
 
 
 def history_records(view: SearchView) -> list[dict[str, Any]]:
-    """Finished trials for a program with a third parameter, `history`."""
+    """Finished trials, for a program with a third parameter `history`."""
     return [
         {
             "config": dict(o.config),
@@ -135,8 +135,8 @@ def history_records(view: SearchView) -> list[dict[str, Any]]:
 def read_choice(space: Space, raw: dict[str, Any], preferred: list[int]) -> PolicyChoice:
     """The configuration that a program's dictionary means.
 
-    Knobs of other spaces are left out, knobs that it does not name are filled in with those of the most promising
-    configuration that agrees with it; both are said.
+    Knobs of other search spaces are left out, and knobs that it does not name are filled in from the most promising
+    configuration that matches it; the note lists both.
     """
     named: dict[str, Value] = {}
     ignored: list[str] = []
@@ -147,22 +147,22 @@ def read_choice(space: Space, raw: dict[str, Any], preferred: list[int]) -> Poli
             continue
         choice = find_choice(knob, value)
         if choice is None:
-            said = one_line(repr(value), 60) + ("" if key == knob.name else f" (as {one_line(key, 40)!r})")
-            return PolicyChoice(None, f"{knob.name} must be one of {list(knob.choices)}; got {said}")
+            got = one_line(repr(value), 60) + ("" if key == knob.name else f" (as {one_line(key, 40)!r})")
+            return PolicyChoice(None, f"{knob.name} must be one of {list(knob.choices)}; got {got}")
         if named.get(knob.name, choice) != choice:
             return PolicyChoice(None, f"{knob.name} is given twice, as {named[knob.name]!r} and as {choice!r}")
         named[knob.name] = choice
     if not named:
         keys = ", ".join(knob.name for knob in space.knobs)
-        return PolicyChoice(None, f"the program named no knob of this space; the knobs are {keys}")
+        return PolicyChoice(None, f"the program named no knob of this search space; the knobs are {keys}")
     filled = _fill(space, named, preferred)
     missing = [knob.name for knob in space.knobs if knob.name not in named and len(knob.choices) > 1]
     notes = [f"left out: {', '.join(ignored[:8])}"] if ignored else []
     notes += [f"filled in: {', '.join(f'{m}={filled[m]}' for m in missing)}"] if missing and filled else []
     if filled is None:
-        near = "; ".join(spelled(space, space.config(row)) for row in nearest_rows(space, named, preferred))
+        near = "; ".join(format_config(space, space.config(row)) for row in nearest_rows(space, named, preferred))
         chosen = Config(named)
-        problem = f"not legal: {chosen}. Nearest untried legal ones: {near or 'none'}"
+        problem = f"not in the search space: {chosen}. Nearest untried configurations: {near or 'none'}"
         return PolicyChoice(None, problem, named=chosen)
     return PolicyChoice(filled, note="; ".join(notes))
 

@@ -1,5 +1,5 @@
-"""Runs a program that somebody else wrote: in an interpreter without files, network or environment, in a process of
-its own without ours, under limits on time, memory and output."""
+"""Runs an untrusted program: in an interpreter without files, network or environment, in a process without our
+environment, under limits on time, memory and output."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ CHILD = Path(__file__).with_name("sandbox_child.py")
 
 
 class SandboxLimits(Model):
-    """What one run of a program may take."""
+    """The limits of one run of a program."""
 
     time_s: float = 3.0
     memory_bytes: int = 128 * 2**20
     output_bytes: int = 64_000
-    """Of what it prints (which is dropped) and, separately, of what it returns."""
+    """Of its printed output (which is dropped) and, separately, of its return value."""
     recursion: int = 300
     program_bytes: int = 60_000
 
     @property
     def wall_s(self) -> float:
-        """After this the process is killed, whatever it does: start-up on a loaded machine included."""
+        """After this time, start-up on a loaded machine included, the process is killed."""
         return 4 * self.time_s + 30.0
 
 
 class SandboxError(Exception):
-    """The program gave no dictionary; the message tells its author why, in one bounded line or traceback."""
+    """The program returned no dictionary; the message gives the reason, in one bounded line or traceback."""
 
 
 def run_policy(
@@ -49,25 +49,25 @@ def run_policy(
     *,
     limits: SandboxLimits | None = None,
 ) -> dict[str, Any]:
-    """What `generate_config(workload, environment)` of that program returns: a flat dictionary of plain values.
+    """The result of `generate_config(workload, environment)` of that program: a flat dictionary of plain values.
 
-    Raises SandboxError where it does not, or where a limit was passed.
+    Raises SandboxError if the result is anything else, or if a limit was exceeded.
     """
     limits = limits or SandboxLimits()
     if "\0" in program or len(program.encode("utf-8", "replace")) > limits.program_bytes:
         raise SandboxError(f"a program must be text of at most {limits.program_bytes:,} bytes")
-    order = {
+    task = {
         "program": program.encode("utf-8", "replace").decode(),
         "inputs": {"workload": workload, "environment": environment, "history": history or []},
         "limits": limits.model_dump(),
     }
-    answer = _run_child(json.dumps(order), limits)
+    answer = _run_child(json.dumps(task), limits)
     if "error" in answer:
         raise SandboxError(_message(str(answer["error"])))
     return _check_result(answer.get("result"))
 
 
-def _run_child(order: str, limits: SandboxLimits) -> dict[str, Any]:
+def _run_child(task: str, limits: SandboxLimits) -> dict[str, Any]:
     process = subprocess.Popen(
         [sys.executable, "-I", str(CHILD)],
         stdin=subprocess.PIPE,
@@ -78,27 +78,27 @@ def _run_child(order: str, limits: SandboxLimits) -> dict[str, Any]:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(order.encode(), timeout=limits.wall_s)
+        output, _ = process.communicate(task.encode(), timeout=limits.wall_s)
     except subprocess.TimeoutExpired:
-        raise SandboxError("the program passed the time limit and was killed") from None
+        raise SandboxError("the program exceeded the time limit and was killed") from None
     finally:
         _end_group(process)
     try:
         answer = json.loads(output[: limits.output_bytes * 8])
     except (ValueError, RecursionError):
-        raise SandboxError("the program broke its sandbox process (memory or recursion limit)") from None
-    return answer if isinstance(answer, dict) else {"error": "the sandbox gave no answer"}
+        raise SandboxError("the program crashed its sandbox process (memory or recursion limit)") from None
+    return answer if isinstance(answer, dict) else {"error": "the sandbox returned no answer"}
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """The interpreter's process goes with its parent, however that ended."""
+    """Kill the whole process group: the interpreter's process must not outlive its parent."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _bare_environment() -> dict[str, str]:
-    """Nothing of ours but where the interpreter lies."""
+    """An environment with only the folder of the Python interpreter."""
     return {"PATH": os.path.dirname(sys.executable), "LANG": "C.UTF-8"}
 
 
@@ -111,16 +111,16 @@ def _check_result(text: object) -> dict[str, Any]:
         raise SandboxError("generate_config must return a dict of knob -> value")
     if len(result) > 200:
         raise SandboxError(f"generate_config returned {len(result)} entries; a configuration has far fewer")
-    told = {key: value for key, value in result.items() if value is not None}
-    for key, value in told.items():
+    given = {key: value for key, value in result.items() if value is not None}
+    for key, value in given.items():
         is_plain = isinstance(value, str | int | float | bool) and not (
             isinstance(value, float) and not math.isfinite(value)
         )
         if not is_plain:
-            raise SandboxError(f"the value of {one_line(key, 40)!r} must be a plain number, word or boolean")
-    if result and not told:
+            raise SandboxError(f"the value of {one_line(key, 40)!r} must be a plain number, string or boolean")
+    if result and not given:
         raise SandboxError("every value that generate_config returned is None")
-    return told
+    return given
 
 
 def _message(error: str) -> str:
@@ -135,8 +135,8 @@ SUBSET = (
     "has math, json, re, itertools, functools, collections (defaultdict, Counter, deque, namedtuple), dataclasses "
     "(dataclass, field), typing, random, copy, bisect, decimal, datetime: write this another way)"
 )
-LISTS = "\n(here a generator expression, map, zip or filter gives a list at once: write next(iter(...)))"
-_LACKS = (
+LISTS = "\n(in the sandbox a generator expression, map, zip or filter returns a list: write next(iter(...)))"
+UNSUPPORTED = (
     "does not yet support",
     "NotImplementedError",
     "ModuleNotFoundError",
@@ -146,11 +146,11 @@ _LACKS = (
 
 
 def _hint(text: str) -> str:
-    """What the author of a program that works elsewhere should know; empty where the fault is in the program."""
+    """A hint if the program uses Python that the sandbox does not support; empty if the mistake is in the program."""
     if "'list' object is not an iterator" in text:
         return LISTS
     unknown = re.search(r"NameError: name '(\w+)' is not defined", text)
     is_built_in = unknown is not None and hasattr(builtins, unknown.group(1))
     compared = re.search(r"not supported between instances of '(\w+)' and '\1'", text)
     is_own_class = compared is not None and not hasattr(builtins, compared.group(1))
-    return SUBSET if is_built_in or is_own_class or any(words in text for words in _LACKS) else ""
+    return SUBSET if is_built_in or is_own_class or any(message in text for message in UNSUPPORTED) else ""

@@ -1,6 +1,7 @@
-"""The process in which a program runs: started with `python -I`, an order on stdin, an answer on stdout.
+"""The process that runs a program: started with `python -I`, a task on stdin, an answer on stdout.
 
-It imports nothing of ours and inherits no environment. The interpreter itself (pydantic-monty) runs in a further one.
+It imports no other module of this package and inherits no environment. The interpreter (pydantic-monty) runs in a
+further process.
 """
 
 import ast
@@ -17,7 +18,7 @@ ADDRESS_SPACE_BYTES = 4 * 2**30
 
 
 def confine(limits: dict[str, Any]) -> None:
-    """Hard limits of the operating system, should the interpreter's own fail."""
+    """Set hard limits of the operating system, in case the interpreter's own fail."""
     cpu_s = int(2 * limits["time_s"]) + 10
     wanted = {
         resource.RLIMIT_CPU: cpu_s,
@@ -26,29 +27,29 @@ def confine(limits: dict[str, Any]) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 64,
     }
-    for what, most in wanted.items():
+    for what, limit in wanted.items():
         hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(what, (most, most))
+            resource.setrlimit(what, (limit, limit))
 
 
 LISTS_AT_ONCE = {"filter", "map", "zip", "enumerate", "reversed"}
-"""What gives an iterator elsewhere and a list in this interpreter, like a generator expression."""
+"""Functions that return a list in this interpreter instead of an iterator, as generator expressions do."""
 
 
 def parse(program: str) -> ast.Module | None:
-    """The program's tree; None where this Python cannot read it (the interpreter may, or says what is wrong)."""
+    """The program's syntax tree; None if this Python cannot parse it (the interpreter may, or reports the error)."""
     try:
         return ast.parse(program)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def ready(program: str, tree: ast.Module | None) -> str:
-    """The program as a module that somebody else imports, in which `next(x for x in y)` finds an iterator.
+def prepare(program: str, tree: ast.Module | None) -> str:
+    """The program as if it were imported, changed so that `next(x for x in y)` gets an iterator.
 
-    What stands under `if __name__ == "__main__":` is left out, as an import leaves it out; lines stay where they were.
+    Code under `if __name__ == "__main__":` is left out, as in an import; line numbers stay the same.
     """
     if tree is None:
         return program
@@ -57,7 +58,7 @@ def ready(program: str, tree: ast.Module | None) -> str:
     for node in _nodes_in_place(tree):
         if isinstance(node, ast.Call) and _is_next_of_list(node):
             given = node.args[0]
-            # A sole generator expression shares its parentheses with the call.
+            # A generator expression as the only argument shares its parentheses with the call.
             shares = given.col_offset == node.func.end_col_offset and given.lineno == node.func.end_lineno
             inserts.append((given.lineno, given.col_offset, b"(iter" if shares else b"iter("))
             inserts.append((given.end_lineno or 0, given.end_col_offset or 0, b")"))
@@ -72,7 +73,7 @@ def ready(program: str, tree: ast.Module | None) -> str:
 
 
 def _nodes_in_place(tree: ast.Module) -> Iterator[ast.AST]:
-    """All nodes but those inside f-strings, whose places Python 3.11 does not know."""
+    """All nodes except those inside f-strings, whose positions Python 3.11 does not give."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -97,16 +98,16 @@ def _asks_for_main(statement: ast.stmt) -> bool:
     return words in (["__name__", "__main__"], ["__main__", "__name__"]) and isinstance(statement.test.ops[0], ast.Eq)
 
 
-def lacks_it(tree: ast.Module | None) -> bool:
-    """Whether nothing of the module is called `generate_config`; where the tree is not known, running it will tell."""
+def lacks_generate_config(tree: ast.Module | None) -> bool:
+    """Whether nothing in the module is called `generate_config`; False if there is no tree, as the run will show it."""
     if tree is None:
         return False
     found = (getattr(node, name, "") for node in ast.walk(tree) for name in ("name", "id", "asname"))
     return "generate_config" not in found
 
 
-def call_of(program: str, tree: ast.Module | None) -> str:
-    """The call that runs the program: by the contract's names where it has them, with the history where it is taken."""
+def write_call(program: str, tree: ast.Module | None) -> str:
+    """The call of `generate_config`, with the arguments that it takes."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)] if tree else []
     found = next((node for node in reversed(functions) if node.name == "generate_config"), None)
     given = "workload, environment" + _history_of(program) if found is None else _arguments_of(found.args)
@@ -119,7 +120,7 @@ def _history_of(program: str) -> str:
 
 
 def _arguments_of(takes: ast.arguments) -> str:
-    """As the reference calls it, `workload=workload, environment=environment`; by place where the names are others."""
+    """The arguments by name, as the reference calls it; by position if the parameters have other names."""
     named = {argument.arg for argument in (*takes.args, *takes.kwonlyargs)}
     if {"workload", "environment"} <= named:
         more = ", history=history" if "history" in named else ""
@@ -130,14 +131,14 @@ def _arguments_of(takes: ast.arguments) -> str:
     return "workload, environment" + (", history" if takes_third else "")
 
 
-def run(order: dict[str, Any]) -> dict[str, Any]:
-    """The answer to an order: a result as JSON text, or an error in words."""
+def run(task: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a task: a result as JSON text, or an error message."""
     import pydantic_monty as monty
 
-    limits = order["limits"]
-    program = order["program"].replace("\r\n", "\n").replace("\r", "\n")
+    limits = task["limits"]
+    program = task["program"].replace("\r\n", "\n").replace("\r", "\n")
     tree = parse(program)
-    if lacks_it(tree):
+    if lacks_generate_config(tree):
         return {"error": "the program defines no function generate_config(workload, environment)"}
     resources = {
         "max_feed_duration_secs": limits["time_s"],
@@ -151,12 +152,12 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     pool = monty.Monty(request_timeout=2 * limits["time_s"] + 5, max_processes=1)
     try:
         with pool, pool.checkout(limits=resources, os_policy=policy, script_name="policy.py") as session:
-            session.feed_run(ready(program, tree), inputs=order["inputs"], print_callback=printed)
-            text = session.feed_run(call_of(program, tree), print_callback=printed)
+            session.feed_run(prepare(program, tree), inputs=task["inputs"], print_callback=printed)
+            text = session.feed_run(write_call(program, tree), print_callback=printed)
     except monty.MontyCrashedError:
-        return {"error": "the program passed the memory or time limit: its interpreter was ended"}
+        return {"error": "the program exceeded the memory or time limit, and its interpreter was stopped"}
     except monty.MontyError as error:
-        return {"error": describe(error)}
+        return {"error": describe_error(error)}
     if not isinstance(text, str):
         return {"error": "generate_config must return a dict of knob -> value"}
     if len(text) > limits["output_bytes"]:
@@ -164,7 +165,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     return {"result": text}
 
 
-def describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """The error with its traceback, bounded."""
     show = getattr(error, "display", None)
     text = str(show("traceback")) if show else str(error)
@@ -172,11 +173,11 @@ def describe(error: Exception) -> str:
 
 
 def main() -> None:
-    order = json.loads(sys.stdin.buffer.read())
-    confine(order["limits"])
+    task = json.loads(sys.stdin.buffer.read())
+    confine(task["limits"])
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        answer = run(order)
+        answer = run(task)
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
     sys.stdout.write(json.dumps(answer))

@@ -1,4 +1,4 @@
-"""Versions of the policy program that a search has seen: `policies/v001.py` ... in the run folder."""
+"""The policy programs of a search, in versions: `policies/v001.py` ... in the run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICIES_FOLDER = "policies"
 
 
 def freeze_seed(options: Mapping[str, Value | None]) -> dict[str, Value | None]:
-    """The options with the text of `seed_policy` (a name or a path) in `seed_program`; raises UserError without one."""
+    """The options, with the text of `seed_policy` (a name or a path) in `seed_program`; raises UserError."""
     name = options.get("seed_policy")
     if not name:
         return dict(options)
@@ -27,14 +27,14 @@ def freeze_seed(options: Mapping[str, Value | None]) -> dict[str, Value | None]:
         raise UserError(f"cannot read the policy {str(path)!r}: {error}") from None
 
 
-class PolicyLibrary:
-    """The programs of one run; without a folder nothing is kept."""
+class PolicyStore:
+    """The programs of one run; without a folder, none is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder / POLICIES_FOLDER if folder else None
 
     def add(self, program: str) -> int | None:
-        """Keep a program; returns its version."""
+        """Write a program; returns its version, None without a folder."""
         if self._folder is None:
             return None
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ class PolicyLibrary:
         return version
 
     def best(self, view: SearchView, seed: str) -> tuple[str, str]:
-        """The program whose configuration measured best so far, and a note on which it is; the seed before that."""
+        """The program whose configuration measured best so far, with a note that names it; before one has, the seed."""
         losses = {o.config.digest: o.loss for o in view.observations if o.loss is not None}
         scored = [
             (losses[item.config.digest], turn.policy)
@@ -56,7 +56,7 @@ class PolicyLibrary:
             text = self._read(version)
             if text is not None:
                 return text, f" (version {version}, loss {loss:.5g})"
-        return seed, " (the seed; it was not measured as a program)"
+        return seed, " (the seed policy; not measured as a program)"
 
     def _versions(self) -> list[int]:
         assert self._folder is not None

@@ -28,14 +28,14 @@ _STOPS = {
 
 
 class AnthropicProvider:
-    """One Anthropic model. The key comes from the caller, is given to the SDK and kept nowhere else."""
+    """One Anthropic model. The key comes from the caller, is passed to the SDK and stored nowhere else."""
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None, timeout_s: float = 120.0) -> None:
         import anthropic
 
         self.name = f"anthropic:{model}"
         self._model = model
-        self._most_s = timeout_s + min(CONNECT_S, timeout_s)
+        self._max_s = timeout_s + min(CONNECT_S, timeout_s)
         self._client = anthropic.Anthropic(
             api_key=api_key,
             base_url=base_url,
@@ -44,18 +44,18 @@ class AnthropicProvider:
         )
 
     def ask(self, request: CompletionRequest) -> Answer:
-        """See `wire.Provider`."""
+        """See `Provider`."""
         body = anthropic_body(self._model, request)
         create = self._client.messages.with_raw_response.create
         try:
-            content = call_within(lambda: create(**body).http_response.content, self._most_s)
-        except Exception as error:  # the SDK's own, and what its HTTP library lets through
+            content = call_within(lambda: create(**body).http_response.content, self._max_s)
+        except Exception as error:  # the SDK's own errors, and those that its HTTP library does not wrap
             raise to_provider_error(error) from None
         return _read_answer(parse_body(content), request)
 
 
 def anthropic_body(model: str, request: CompletionRequest) -> dict[str, Any]:
-    """The request as that protocol has it, marked for the provider's prompt cache.
+    """The request body in that protocol, with marks for the provider's prompt cache.
 
     Tools and system stay the same during a search, the first message during a turn.
     """
@@ -99,9 +99,9 @@ def _read_answer(body: dict[str, Any], request: CompletionRequest) -> Answer:
             texts.append(as_text(block.get("text")))
         elif block.get("type") == "tool_use":
             calls.append(make_call(block.get("id"), block.get("name"), block.get("input"), len(calls)))
-    word = as_text(body.get("stop_reason"))
+    stop_word = as_text(body.get("stop_reason"))
     usage = as_mapping(body.get("usage"))
-    told = Usage(
+    counted = Usage(
         input_tokens=as_count(usage.get("input_tokens")),
         output_tokens=as_count(usage.get("output_tokens")),
         cache_read_tokens=as_count(usage.get("cache_read_input_tokens")),
@@ -110,7 +110,7 @@ def _read_answer(body: dict[str, Any], request: CompletionRequest) -> Answer:
     return Answer(
         text="\n".join(texts),
         calls=tuple(calls),
-        stop=_STOPS.get(word, StopReason.OTHER),
-        stop_word=word[:40],
-        usage=told if told.total else estimate_usage(request, len(json.dumps(body))),
+        stop=_STOPS.get(stop_word, StopReason.OTHER),
+        stop_word=stop_word[:40],
+        usage=counted if counted.total else estimate_usage(request, len(json.dumps(body))),
     )

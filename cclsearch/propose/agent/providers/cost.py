@@ -1,4 +1,4 @@
-"""What the turns cost: tokens, money, seconds, and the limits on them."""
+"""The cost of turns in tokens, money and seconds, and the limits on it."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Price(Model):
     """US dollars per million tokens."""
 
     model: str
-    """Pattern over `protocol:model`, `*` for any part; the first that fits counts."""
+    """Pattern for `protocol:model`, with `*` for any part; the first match counts."""
     input_usd: float = Field(ge=0)
     output_usd: float = Field(ge=0)
     cache_read_usd: float | None = Field(default=None, ge=0)
-    """None: as input."""
+    """None: the price of input."""
     cache_write_usd: float | None = Field(default=None, ge=0)
 
 
 class Prices(Model):
-    """A price list with its date."""
+    """A price list and its date."""
 
     as_of: str
     note: str = ""
     prices: tuple[Price, ...]
 
     def find(self, name: str) -> Price | None:
-        """The price of `protocol:model`; None where the list does not know it."""
+        """The price of `protocol:model`; None if the list does not contain it."""
         return next((price for price in self.prices if fnmatchcase(name, price.model)), None)
 
 
@@ -60,20 +60,22 @@ def prices_path() -> Path:
     return Path(given) if given else PRICES_FILE
 
 
-def describe_unkept(model: str, max_usd: object) -> str | None:
-    """One line where `--max-usd` was asked for and the price of `protocol:model` is not known."""
+def explain_unknown_price(model: str, max_usd: object) -> str | None:
+    """One line if `--max-usd` is set but the price of `protocol:model` is unknown, else None."""
     if max_usd is None or load_prices(prices_path()).find(model) is not None:
         return None
-    why = f"the price of {model} is not known"
-    return f"--max-usd cannot be kept: {why} (use --max-tokens, or give a price list in CCL_SEARCH_PRICES)"
+    return (
+        f"--max-usd has no effect: the price of {model} is unknown (use --max-tokens, or set CCL_SEARCH_PRICES to a "
+        "price list)"
+    )
 
 
 class Cost(Model):
-    """What one turn, or all so far, took."""
+    """The cost of one turn, or of all turns so far."""
 
     usage: Usage = Usage()
     usd: float | None = 0.0
-    """None where the model's price is not known."""
+    """None if the model's price is unknown."""
     seconds: float = 0.0
     requests: int = 0
 
@@ -86,9 +88,15 @@ class Cost(Model):
             requests=self.requests + other.requests,
         )
 
+    def describe(self) -> str:
+        """`12,300 tokens, $0.0410, 12.3 s`."""
+        usd = "price unknown" if self.usd is None else f"${self.usd:.4f}"
+        estimated = " (estimated)" if self.usage.is_estimated else ""
+        return f"{self.usage.total:,} tokens{estimated}, {usd}, {self.seconds:.1f} s"
+
 
 def price_usage(usage: Usage, price: Price | None) -> float | None:
-    """US dollars of these tokens; None without a price."""
+    """Price of these tokens in US dollars; None if the price is unknown."""
     if price is None:
         return None
     read = price.input_usd if price.cache_read_usd is None else price.cache_read_usd
@@ -102,15 +110,15 @@ def price_usage(usage: Usage, price: Price | None) -> float | None:
 
 
 class LlmLimits(Model):
-    """`--max-tokens` and `--max-usd`: over the whole run; None for no limit."""
+    """`--max-tokens` and `--max-usd`, for the whole run; None for no limit."""
 
     max_tokens: int | None = Field(default=None, ge=1)
     max_usd: float | None = Field(default=None, gt=0)
 
     def reached(self, spent: Cost) -> str | None:
-        """Which limit is reached, in words; None while there is room."""
+        """Which limit is reached, in words; None if none is."""
         if self.max_tokens is not None and spent.usage.total >= self.max_tokens:
-            return f"{spent.usage.total:,} of {self.max_tokens:,} tokens are spent"
+            return f"{spent.usage.total:,} of {self.max_tokens:,} tokens are used"
         if self.max_usd is not None and spent.usd is not None and spent.usd >= self.max_usd:
             return f"${spent.usd:.4f} of ${self.max_usd:g} is spent"
         return None

@@ -1,4 +1,4 @@
-"""The HTTP client under both SDKs: an answer is bounded in bytes and in time, and never redirected."""
+"""The HTTP client of both SDKs: an answer is bounded in bytes and in time, and redirects are not followed."""
 
 from __future__ import annotations
 
@@ -14,32 +14,30 @@ from cclsearch.core.text import one_line
 from cclsearch.propose.agent.providers.types import ErrorKind, ProviderError
 
 MAX_ANSWER_BYTES = 4_000_000
-"""No honest answer comes near; what is longer is cut off unread."""
-
-
+"""Far above any real answer; the rest of a longer one is not read."""
 CONNECT_S = 20.0
-"""For the connection, at most."""
+"""Maximum time to connect."""
 
 T = TypeVar("T")
 
 
 class AnswerTooLargeError(Exception):
-    """The body passed the limit."""
+    """The answer is longer than the limit."""
 
 
 class AnswerTooSlowError(Exception):
-    """The answer kept dripping past the deadline."""
+    """The answer was not complete at the deadline."""
 
 
 class AnswerUnreadableError(Exception):
-    """The body is compressed in a way that was not asked for."""
+    """The answer is compressed in a way that was not requested."""
 
 
 def call_within(call: Callable[[], T], timeout_s: float) -> T:
-    """What the call gives, or raises; raises AnswerTooSlowError where it takes longer, whatever it waits for.
+    """The result or the exception of the call; raises AnswerTooSlowError if it takes longer, whatever it waits for.
 
-    An HTTP library bounds each read, and a server that drips headers, or a resolver that hangs, is no read. What is
-    late is left to end in its thread.
+    An HTTP library bounds each read, but not a server that sends headers slowly, nor a resolver that hangs. A late
+    call is abandoned in its daemon thread.
     """
     done: list[T] = []
     failed: list[BaseException] = []
@@ -61,10 +59,10 @@ def call_within(call: Callable[[], T], timeout_s: float) -> T:
 
 
 def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> Any:
-    """An SDK's own HTTP client class, with bounded answers.
+    """An SDK's own HTTP client, with bounded answers.
 
-    `default_client` is `anthropic.DefaultHttpxClient` or `openai.DefaultHttpxClient`; which HTTP library lies beneath
-    differs between releases, so it is taken from there.
+    `default_client` is `anthropic.DefaultHttpxClient` or `openai.DefaultHttpxClient`. The HTTP library below it differs
+    between releases, so it is read from the class.
     """
     base = next(cls for cls in default_client.__mro__ if cls.__module__.split(".")[0].startswith("httpx"))
     httpx = importlib.import_module(base.__module__.split(".")[0])
@@ -96,8 +94,8 @@ def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = 
     def bound(response: Any) -> None:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in {"identity", "gzip", "x-gzip", "deflate"}:
-            raise AnswerUnreadableError("the answer is compressed in a way that was not asked for")
-        # Unpacked here, where the bound is on what comes out.
+            raise AnswerUnreadableError("the answer is compressed in a way that was not requested")
+        # Decompressed here, so that the bound applies to the decompressed bytes.
         response.headers.pop("content-encoding", None)
         response.stream = BoundedStream(response.stream, time.monotonic() + timeout_s, encoding != "identity")
 
@@ -112,11 +110,11 @@ def _unpacked(unpack: Any, chunk: bytes, max_bytes: int) -> bytes:
     try:
         return bytes(unpack.decompress(chunk, max_bytes))
     except zlib.error:
-        raise AnswerUnreadableError("the answer is said to be compressed and is not") from None
+        raise AnswerUnreadableError("the answer's header says that it is compressed, but it is not") from None
 
 
 def to_provider_error(error: Exception) -> ProviderError:
-    """What an SDK's exception means; both SDKs use the same class names, and `status_code` on answers of the server."""
+    """The ProviderError for an SDK's exception; both SDKs use the same class names, and `status_code`."""
     root: BaseException = error
     while True:
         if isinstance(root, AnswerTooLargeError):
@@ -130,7 +128,7 @@ def to_provider_error(error: Exception) -> ProviderError:
         root = root.__cause__
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
-        return _of_status(status, _words_of(error), error)
+        return _of_status(status, _server_message(error), error)
     name = type(error).__name__
     if "Timeout" in name:
         return ProviderError(ErrorKind.TIMEOUT, "no answer in time")
@@ -141,7 +139,7 @@ def to_provider_error(error: Exception) -> ProviderError:
 
 
 def find_error(body: Mapping[str, Any]) -> ProviderError | None:
-    """The error in a body that came with status 200, as gateways send one where what lies behind them failed."""
+    """The error in a body with status 200, which gateways send if the server behind them failed; None if none."""
     found = body.get("error")
     if not found or body.get("choices") or body.get("content"):
         return None
@@ -150,26 +148,26 @@ def find_error(body: Mapping[str, Any]) -> ProviderError | None:
     return _of_status(max(status, 400), one_line(redact(_message_in(body)), 200), None)
 
 
-def _of_status(status: int, words: str, error: Exception | None) -> ProviderError:
+def _of_status(status: int, message: str, error: Exception | None) -> ProviderError:
     codes = {str(getattr(error, name, "")) for name in ("code", "type")}
-    trouble = _trouble_of(status, f"{words} {' '.join(sorted(codes))}")
+    kind = _kind_of_status(status, f"{message} {' '.join(sorted(codes))}")
     hint = ""
     if 300 <= status < 400:
-        hint = " (it redirects, which is not followed: give the address itself)"
-    elif trouble is ErrorKind.UNKNOWN_MODEL and "model" not in words.lower():
-        hint = " (no such path, or no such model: is the address right, with its /v1?)"
-    said = "" if words == str(status) else f": {words}"
-    return ProviderError(trouble, f"HTTP {status}{said}{hint}", _retry_after_s(error))
+        hint = " (the server redirects, which is not followed: use the final address)"
+    elif kind is ErrorKind.UNKNOWN_MODEL and "model" not in message.lower():
+        hint = " (unknown path or model: is the address right, with its /v1?)"
+    shown = "" if message == str(status) else f": {message}"
+    return ProviderError(kind, f"HTTP {status}{shown}{hint}", _retry_after_s(error))
 
 
-def _words_of(error: Exception) -> str:
-    """What the server said, which not every SDK repeats; the SDK's words where it said nothing."""
-    said = one_line(redact(_message_in(getattr(error, "body", None))), 300)
-    return said or _safe(error).removeprefix("Error code: ")
+def _server_message(error: Exception) -> str:
+    """The server's message, which not every SDK repeats; the SDK's own message if the server sent none."""
+    message = one_line(redact(_message_in(getattr(error, "body", None))), 300)
+    return message or _safe(error).removeprefix("Error code: ")
 
 
 def _message_in(body: object) -> str:
-    """What an error's body says: `{"error": {"message": ...}}`, `{"detail": ...}`, `{"error": "..."}`, or text."""
+    """The message in an error's body: `{"error": {"message": ...}}`, `{"detail": ...}`, `{"error": "..."}`, or text."""
     if isinstance(body, Mapping):
         return next((_message_in(body[key]) for key in ("error", "message", "detail", "msg") if body.get(key)), "")
     if isinstance(body, list):
@@ -181,9 +179,9 @@ def _safe(error: BaseException) -> str:
     return one_line(redact(str(error)), 300)
 
 
-def _trouble_of(status: int, words: str) -> ErrorKind:
+def _kind_of_status(status: int, words: str) -> ErrorKind:
     if status == 429:
-        # A used-up quota answers 429 too, and no waiting helps.
+        # A used-up quota answers 429 too, and waiting does not help.
         return ErrorKind.AUTHENTICATION if "insufficient_quota" in words else ErrorKind.RATE_LIMIT
     if status in {401, 402, 403}:
         return ErrorKind.AUTHENTICATION
@@ -197,7 +195,7 @@ def _trouble_of(status: int, words: str) -> ErrorKind:
 
 
 def _retry_after_s(error: Exception | None) -> float | None:
-    """Seconds that the server asks us to wait; None where it does not say or says nonsense."""
+    """Seconds to wait according to the server; None if it gives none or an invalid value."""
     headers = getattr(getattr(error, "response", None), "headers", {})
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:

@@ -1,4 +1,4 @@
-"""The chat-completions protocol, through the OpenAI SDK: OpenAI itself, vLLM, Ollama, SGLang and their like."""
+"""The chat-completions protocol, through the OpenAI SDK: OpenAI itself, vLLM, Ollama, SGLang and others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from cclsearch.propose.agent.providers.http import (
     to_provider_error,
 )
 from cclsearch.propose.agent.providers.parse import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
-from cclsearch.propose.agent.providers.spec import name_model
 from cclsearch.propose.agent.providers.types import (
     MAX_BODY_BYTES,
     Answer,
@@ -26,6 +25,7 @@ from cclsearch.propose.agent.providers.types import (
     StopReason,
     ToolCall,
     Usage,
+    name_model,
 )
 
 _STOPS = {
@@ -40,8 +40,8 @@ _STOPS = {
 class OpenAIProvider:
     """One model behind chat completions. `base_url` None is OpenAI itself.
 
-    A server that refuses tools (some models of Ollama do) is asked for one JSON object of the same schemas instead,
-    from then on; one that refuses schemas too is asked for it in words.
+    If a server refuses tools (some models of Ollama do), further requests ask for one JSON object of the same schemas
+    instead; if it refuses schemas too, the text asks for the object.
     """
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None, timeout_s: float = 120.0) -> None:
@@ -49,10 +49,10 @@ class OpenAIProvider:
 
         self.name = name_model("openai" if base_url is None else "compatible", model, base_url)
         self._model = model
-        self._most_s = timeout_s + min(CONNECT_S, timeout_s)
+        self._max_s = timeout_s + min(CONNECT_S, timeout_s)
         is_openai = base_url is None and not os.environ.get("OPENAI_BASE_URL")
         self._limit = "max_completion_tokens" if is_openai else "max_tokens"
-        self._manner = _Manner.TOOLS
+        self._call_mode = _CallMode.TOOLS
         self._client = openai.OpenAI(
             api_key=api_key,
             base_url=base_url,
@@ -61,50 +61,50 @@ class OpenAIProvider:
         )
 
     def ask(self, request: CompletionRequest) -> Answer:
-        """See `wire.Provider`."""
+        """See `Provider`."""
         while True:
             try:
                 return self._ask(request)
             except ProviderError as error:
-                if error.trouble is not ErrorKind.BAD_REQUEST or not self._gives_way(error.message.lower()):
+                if error.kind is not ErrorKind.BAD_REQUEST or not self._change_request(error.message.lower()):
                     raise
 
-    def _gives_way(self, words: str) -> bool:
-        """Whether what the server objects to can be asked for in another way, which is then kept to."""
-        if self._limit == "max_tokens" and "max_completion_tokens" in words:
+    def _change_request(self, message: str) -> bool:
+        """Change the form of all further requests to one that the server may accept; False if there is none."""
+        if self._limit == "max_tokens" and "max_completion_tokens" in message:
             self._limit = "max_completion_tokens"
-        elif self._manner is _Manner.TOOLS and "tool" in words:
-            self._manner = _Manner.SCHEMA
-        elif self._manner is _Manner.SCHEMA and ("schema" in words or "format" in words):
-            self._manner = _Manner.WORDS
+        elif self._call_mode is _CallMode.TOOLS and "tool" in message:
+            self._call_mode = _CallMode.SCHEMA
+        elif self._call_mode is _CallMode.SCHEMA and ("schema" in message or "format" in message):
+            self._call_mode = _CallMode.TEXT
         else:
             return False
         return True
 
     def _ask(self, request: CompletionRequest) -> Answer:
-        if self._manner is _Manner.TOOLS:
+        if self._call_mode is _CallMode.TOOLS:
             body = chat_body(self._model, request)
         else:
-            body = json_body(self._model, request, with_schema=self._manner is _Manner.SCHEMA)
+            body = json_body(self._model, request, with_schema=self._call_mode is _CallMode.SCHEMA)
         body[self._limit] = request.max_output_tokens
         create = self._client.chat.completions.with_raw_response.create
         try:
-            content = call_within(lambda: create(**body).http_response.content, self._most_s)
-        except Exception as error:  # the SDK's own, and what its HTTP library lets through
+            content = call_within(lambda: create(**body).http_response.content, self._max_s)
+        except Exception as error:  # the SDK's own errors, and those that its HTTP library does not wrap
             raise to_provider_error(error) from None
         return _read_answer(parse_body(content), request)
 
 
-class _Manner(Enum):
-    """How a server is asked to answer with a call."""
+class _CallMode(Enum):
+    """How a request makes a server answer with a call."""
 
     TOOLS = 1
     SCHEMA = 2
-    WORDS = 3
+    TEXT = 3
 
 
 def chat_body(model: str, request: CompletionRequest) -> dict[str, Any]:
-    """The request as chat completions have it, with tools."""
+    """The request body for chat completions, with tools."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": request.system}]
     for message in request.messages:
         messages += _messages(message)
@@ -119,9 +119,9 @@ def chat_body(model: str, request: CompletionRequest) -> dict[str, Any]:
 
 
 def json_body(model: str, request: CompletionRequest, *, with_schema: bool = True) -> dict[str, Any]:
-    """The request for a server without tools: the answer is one JSON object `{"tool": ..., "arguments": {...}}`.
+    """The request body for a server without tools, which answers with one object `{"tool": ..., "arguments": {...}}`.
 
-    The schema of the arguments stands in the text too, where there is room for it twice.
+    The text contains the schema of the arguments too, if both copies fit into the bound.
     """
     body = _json_body(model, request, with_schema=with_schema, in_text=True)
     if with_schema and len(_text_in_json(body).encode()) > MAX_BODY_BYTES:
@@ -146,7 +146,7 @@ def _json_body(model: str, request: CompletionRequest, *, with_schema: bool, in_
 
 
 def _text_in_json(value: object) -> str:
-    """As few bytes as may be: the bound on a request counts those of UTF-8."""
+    """The value as JSON in the fewest bytes: the bound on a request counts UTF-8 bytes."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -194,7 +194,7 @@ def _read_answer(body: dict[str, Any], request: CompletionRequest) -> Answer:
     choices = body.get("choices")
     choice = as_mapping(choices[0]) if isinstance(choices, list) and choices else {}
     failed = find_error({"error": choice.get("error")})
-    if failed:  # as gateways tell that what lies behind them broke off
+    if failed:  # a gateway reports in this way that the server behind it failed
         raise failed
     message = as_mapping(choice.get("message"))
     calls: list[ToolCall] = []
@@ -205,11 +205,11 @@ def _read_answer(body: dict[str, Any], request: CompletionRequest) -> Answer:
         raw = as_mapping(raw)
         function = as_mapping(raw.get("function"))
         calls.append(make_call(raw.get("id"), function.get("name"), function.get("arguments"), len(calls)))
-    word = as_text(choice.get("finish_reason"))
-    stop = StopReason.REFUSED if message.get("refusal") else _STOPS.get(word, StopReason.OTHER)
+    stop_word = as_text(choice.get("finish_reason"))
+    stop = StopReason.REFUSED if message.get("refusal") else _STOPS.get(stop_word, StopReason.OTHER)
     usage = as_mapping(body.get("usage"))
     cached = as_count(as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
-    told = Usage(
+    counted = Usage(
         input_tokens=max(as_count(usage.get("prompt_tokens")) - cached, 0),
         output_tokens=as_count(usage.get("completion_tokens")),
         cache_read_tokens=cached,
@@ -218,6 +218,6 @@ def _read_answer(body: dict[str, Any], request: CompletionRequest) -> Answer:
         text=_text_of(message.get("content")) or as_text(message.get("refusal")),
         calls=tuple(calls),
         stop=stop,
-        stop_word=word[:40],
-        usage=told if told.total else estimate_usage(request, len(json.dumps(body))),
+        stop_word=stop_word[:40],
+        usage=counted if counted.total else estimate_usage(request, len(json.dumps(body))),
     )

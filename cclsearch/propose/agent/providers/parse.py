@@ -1,4 +1,4 @@
-"""Reads what a provider sent: every field may be missing, of another type, or enormous."""
+"""Parses a provider's answer: every field may be missing, of another type, or huge."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from cclsearch.propose.agent.providers.types import (
 )
 
 MAX_TEXT = 20_000
-"""Characters of free text that are kept of one answer."""
+"""Characters of free text that are kept from one answer."""
 MAX_ARGUMENTS = 40_000
-"""Characters of one call's arguments that are still looked at."""
+"""Maximum characters of one call's arguments; longer ones are a fault."""
 MAX_CALLS = 16
-"""Calls of one answer that are looked at."""
+"""Calls of one answer that are read."""
+MAX_BRACES = 200
+"""Opening braces at which a call in a text is searched: a model's reasoning may contain braces too."""
 _MAX_DEPTH = 40
 
 
 def parse_body(content: bytes) -> dict[str, Any]:
-    """The body as a JSON object; raises ProviderError where it is none, or only tells of an error."""
+    """The body as a JSON object; raises ProviderError if it is not one, or if it only reports an error."""
     try:
         body = _clean(json.loads(content))
     except (ValueError, RecursionError):
@@ -40,7 +42,7 @@ def parse_body(content: bytes) -> dict[str, Any]:
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
-    """The value without what JSON or UTF-8 cannot carry back: lone surrogates, NaN, numbers and nesting without end."""
+    """The value without content that JSON or UTF-8 cannot write: lone surrogates, NaN, huge numbers, deep nesting."""
     if depth > _MAX_DEPTH:
         return None
     match value:
@@ -58,35 +60,35 @@ def _clean(value: Any, depth: int = 0) -> Any:
 
 
 def as_mapping(value: object) -> dict[str, Any]:
-    """The value where it is an object, else an empty one."""
+    """The value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_text(value: object) -> str:
-    """The value where it is text, bounded, else nothing."""
+    """The value, bounded, if it is text, else an empty text."""
     return value[:MAX_TEXT] if isinstance(value, str) else ""
 
 
 def as_count(value: object) -> int:
-    """The value where it is a plausible count, else 0."""
+    """The value if it is a plausible count, else 0."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12
     return value if is_count else 0  # type: ignore[return-value]
 
 
 def make_call(call_id: object, name: object, arguments: object, position: int) -> ToolCall:
-    """One call from its raw parts; arguments may come as an object or as JSON text."""
+    """One call from its raw parts; arguments may be an object or JSON text."""
     given_id = call_id if isinstance(call_id, str) and 0 < len(call_id) <= 100 else f"call_{position}"
     given_name = name[:80] if isinstance(name, str) and name else "(no name)"
     parsed, fault = _parse_arguments(arguments)
     return ToolCall(id=given_id, name=given_name, arguments=parsed, fault=fault)
 
 
-def call_in_text(text: str, tool_names: set[str]) -> ToolCall | None:
-    """A call written out as text, `{"tool": NAME, "arguments": {...}}` with or without prose around; None if none."""
+def find_call_in_text(text: str, tool_names: set[str]) -> ToolCall | None:
+    """A call written as text, `{"tool": NAME, "arguments": {...}}`, with or without prose around it; None if none."""
     if len(text) > MAX_ARGUMENTS:
         return None
     start = text.find("{")
-    for _ in range(_MOST_BRACES):
+    for _ in range(MAX_BRACES):
         if start < 0:
             return None
         found = _call_at(text, start, tool_names)
@@ -94,10 +96,6 @@ def call_in_text(text: str, tool_names: set[str]) -> ToolCall | None:
             return found
         start = text.find("{", start + 1)
     return None
-
-
-_MOST_BRACES = 200
-"""Places in a text where a call is looked for: what a model thought aloud may hold braces too."""
 
 
 def _call_at(text: str, start: int, tool_names: set[str]) -> ToolCall | None:
@@ -117,7 +115,7 @@ def _call_at(text: str, start: int, tool_names: set[str]) -> ToolCall | None:
 
 
 def estimate_usage(request: CompletionRequest, num_answer_bytes: int) -> Usage:
-    """Tokens as bytes / 3, for a provider that does not count."""
+    """Tokens estimated as bytes / 3, for a provider that gives no count."""
     return Usage(
         input_tokens=-(-request.num_bytes // BYTES_PER_TOKEN),
         output_tokens=-(-num_answer_bytes // BYTES_PER_TOKEN),
@@ -127,7 +125,7 @@ def estimate_usage(request: CompletionRequest, num_answer_bytes: int) -> Usage:
 
 def _parse_arguments(arguments: object) -> tuple[dict[str, Any] | None, str]:
     for _ in range(2):
-        # Some servers encode them twice.
+        # Some servers encode the arguments twice.
         if not isinstance(arguments, str):
             break
         if len(arguments) > MAX_ARGUMENTS:

@@ -1,48 +1,69 @@
-"""Asks a provider again when that may help: rate limits, overload, time-outs, cut connections; never a wrong key."""
+"""Retries a request that may succeed later: rate limit, overload, timeout, cut connection; never a wrong key."""
 
 from __future__ import annotations
 
 import random
+import time
+from typing import Protocol
 
 import tenacity
 
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.clock import Clock
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, Provider, ProviderError
 
 
-class Patience(Model):
-    """How long one request may take in all."""
+class Clock(Protocol):
+    """Time as the agent measures it; tests replace it, so that a thousand turns of waiting take no time."""
+
+    def now_s(self) -> float:
+        """Seconds of a monotonic clock."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class WallClock:
+    """The machine's monotonic clock."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class RetrySettings(Model):
+    """How often and for how long one request is tried."""
 
     total_s: float = 180.0
     """From the first try to the start of the last."""
     first_wait_s: float = 1.0
-    longest_wait_s: float = 60.0
+    max_wait_s: float = 60.0
     max_tries: int = 8
 
 
-def ask_patiently(
-    provider: Provider, request: CompletionRequest, *, clock: Clock, patience: Patience, jitter: random.Random
+def ask_with_retries(
+    provider: Provider, request: CompletionRequest, *, clock: Clock, settings: RetrySettings, jitter: random.Random
 ) -> Answer:
-    """The answer, after as many tries as patience allows; raises the last ProviderError.
+    """The answer, after as many tries as the settings allow; raises the last ProviderError.
 
-    Waits grow twofold with full jitter on the upper half; `Retry-After` is honoured, and where it asks for more than
-    is left the error is raised at once.
+    Waits double, with full jitter on their upper half. `Retry-After` is honored; if it asks for more time than is
+    left, the error is raised at once.
     """
     started_s = clock.now_s()
 
     def wait_s(state: tenacity.RetryCallState) -> float:
         error = _error_of(state)
-        doubled = min(patience.first_wait_s * 2.0 ** (state.attempt_number - 1), patience.longest_wait_s)
+        doubled = min(settings.first_wait_s * 2.0 ** (state.attempt_number - 1), settings.max_wait_s)
         drawn = doubled * (0.5 + 0.5 * jitter.random())
         return max(drawn, error.retry_after_s or 0.0) if error else drawn
 
     def is_over(state: tenacity.RetryCallState) -> bool:
         used_s = clock.now_s() - started_s + state.upcoming_sleep
-        return state.attempt_number >= patience.max_tries or used_s > patience.total_s
+        return state.attempt_number >= settings.max_tries or used_s > settings.total_s
 
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: isinstance(error, ProviderError) and error.trouble.is_retried),
+        retry=tenacity.retry_if_exception(lambda error: isinstance(error, ProviderError) and error.kind.is_retried),
         stop=is_over,
         wait=wait_s,
         sleep=clock.sleep,

@@ -1,16 +1,17 @@
-"""`--llm SPEC`: which model, over which protocol, with which key."""
+"""`--llm SPEC`: the model, its protocol and its key."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.providers.types import Provider
+from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
+from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
+from cclsearch.propose.agent.providers.types import Provider, name_model
 
 FORMS = "anthropic:MODEL, openai:MODEL, or the URL of an OpenAI-compatible server, http://HOST:PORT/v1#MODEL"
 KEYS = {
@@ -18,10 +19,10 @@ KEYS = {
     "openai": "OPENAI_API_KEY",
     "compatible": "CCL_SEARCH_LLM_API_KEY",
 }
-"""Protocol -> the environment variable that holds its key. A URL never gets OpenAI's own key."""
+"""Protocol -> environment variable with its key. A server by URL never receives OpenAI's own key."""
 TIMEOUT_NAME = "CCL_SEARCH_LLM_TIMEOUT_S"
 TIMEOUT_S = 120.0
-"""For one answer, where `CCL_SEARCH_LLM_TIMEOUT_S` does not say otherwise."""
+"""For one answer, unless `CCL_SEARCH_LLM_TIMEOUT_S` is set."""
 _MODEL = re.compile(r"[A-Za-z0-9][\w.:/@+\-]{0,199}")
 
 
@@ -38,21 +39,21 @@ class LlmSpec(Model):
 
     @property
     def name(self) -> str:
-        """As prices and records call the model."""
+        """The model's name in prices and records."""
         return name_model(self.protocol, self.model, self.base_url)
 
 
 def parse_spec(text: str) -> LlmSpec:
-    """The spec; raises UserError that names the forms there are."""
+    """The spec; raises UserError with the valid forms."""
     url, _, fragment = text.partition("#")
     if url.startswith(("http://", "https://")):
         parts = urlsplit(url)
         if parts.username or parts.password:
-            raise UserError(f"--llm must not hold a password; put the key into {KEYS['compatible']}")
+            raise UserError(f"--llm must not contain a password; put the key into {KEYS['compatible']}")
         if parts.query:
-            raise UserError(f"--llm must hold no query (`?...`); put the key into {KEYS['compatible']}")
+            raise UserError(f"--llm must not contain a query (`?...`); put the key into {KEYS['compatible']}")
         if not parts.hostname or not _MODEL.fullmatch(fragment):
-            raise UserError(f"--llm {text!r} names no model; write {FORMS}")
+            raise UserError(f"--llm {text!r} does not name a model; write {FORMS}")
         return LlmSpec(protocol="compatible", model=fragment, base_url=url.rstrip("/"))
     protocol, _, model = text.partition(":")
     if protocol not in {"anthropic", "openai"} or not _MODEL.fullmatch(model):
@@ -60,21 +61,8 @@ def parse_spec(text: str) -> LlmSpec:
     return LlmSpec(protocol=protocol, model=model)
 
 
-def name_model(protocol: str, model: str, base_url: str | None) -> str:
-    """`protocol:model`, for people and for prices; `local:model` for a compatible server on this machine."""
-    host = urlsplit(base_url).hostname if base_url else None
-    return f"local:{model}" if protocol == "compatible" and host and _is_loopback(host) else f"{protocol}:{model}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def missing_key(spec: LlmSpec, environment: Mapping[str, str] | None = None) -> str | None:
-    """The name of the variable that should hold the key and does not; None where nothing is missing."""
+    """The environment variable of the key if it is required and empty, else None."""
     source = os.environ if environment is None else environment
     if spec.protocol == "compatible" or source.get(spec.key_name, "").strip():
         return None
@@ -82,7 +70,7 @@ def missing_key(spec: LlmSpec, environment: Mapping[str, str] | None = None) -> 
 
 
 def read_timeout_s(environment: Mapping[str, str] | None = None) -> float:
-    """Seconds that one answer may take, for a slow model or a person; raises UserError where it is no such number."""
+    """Timeout of one answer in seconds; raises UserError if the variable is not a valid number."""
     given = (os.environ if environment is None else environment).get(TIMEOUT_NAME, "").strip()
     try:
         seconds = float(given) if given else TIMEOUT_S
@@ -94,15 +82,11 @@ def read_timeout_s(environment: Mapping[str, str] | None = None) -> float:
 
 
 def make_provider(spec: LlmSpec, *, timeout_s: float = TIMEOUT_S) -> Provider:
-    """The provider, with its key from the environment; raises UserError where the key is missing."""
+    """The provider, with its key from the environment; raises UserError if the key is missing."""
     name = missing_key(spec)
     if name:
-        raise UserError(f"{name} is not set; set it, or run without --llm (--strategy optuna needs no key)")
+        raise UserError(f"{name} is not set; set it, or run without --llm (--strategy default needs no key)")
     key = os.environ.get(spec.key_name, "").strip() or "not-needed"
     if spec.protocol == "anthropic":
-        from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
-
         return AnthropicProvider(spec.model, api_key=key, base_url=spec.base_url, timeout_s=timeout_s)
-    from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
-
     return OpenAIProvider(spec.model, api_key=key, base_url=spec.base_url, timeout_s=timeout_s)

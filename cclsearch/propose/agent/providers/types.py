@@ -1,20 +1,22 @@
-"""What passes between the agent and a provider, whatever its wire protocol: request, answer, stop reason, error."""
+"""The types between the agent and any provider: request, answer, stop reason, error."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from cclsearch.core.values import Model
 
 BYTES_PER_TOKEN = 3
-"""As tokens are counted where no tokenizer can be had."""
+"""Tokens are estimated at this rate, because no tokenizer fits all models."""
 MAX_BODY_BYTES = 12_000 * BYTES_PER_TOKEN
-"""Of one request as it goes over the wire."""
+"""Of one request as it is sent."""
 
 
 class ToolSpec(Model):
-    """One thing that the model may call. `parameters` is a JSON schema of type object."""
+    """A tool that the model may call. `parameters` is a JSON schema of type object."""
 
     name: str
     description: str
@@ -22,17 +24,17 @@ class ToolSpec(Model):
 
 
 class ToolCall(Model):
-    """One call that the model made."""
+    """One tool call of the model."""
 
     id: str
     name: str
     arguments: dict[str, Any] | None
-    """None where what came was no JSON object; then `fault` says what it was."""
+    """None if they were not a JSON object; then `fault` says why."""
     fault: str = ""
 
 
 class ToolResult(Model):
-    """What the call with that id gave."""
+    """The result of the call with that id."""
 
     id: str
     text: str
@@ -40,14 +42,14 @@ class ToolResult(Model):
 
 
 class Role(StrEnum):
-    """Who speaks."""
+    """Who wrote a message."""
 
     USER = "user"
     ASSISTANT = "assistant"
 
 
 class Message(Model):
-    """One message; tool results travel in a user message, calls in an assistant message."""
+    """One message; a user message carries tool results, an assistant message carries calls."""
 
     role: Role
     text: str = ""
@@ -56,7 +58,7 @@ class Message(Model):
 
 
 class CompletionRequest(Model):
-    """One question to a provider. `system` and `tools` do not change during a turn, so a provider may cache them."""
+    """One request to a provider. `system` and `tools` do not change during a turn, so a provider may cache them."""
 
     system: str
     messages: tuple[Message, ...]
@@ -65,7 +67,7 @@ class CompletionRequest(Model):
 
     @property
     def num_bytes(self) -> int:
-        """UTF-8 bytes of all that is sent, as JSON."""
+        """UTF-8 bytes of the whole request as JSON."""
         return len(self.model_dump_json().encode())
 
 
@@ -88,7 +90,7 @@ class Usage(Model):
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     is_estimated: bool = False
-    """The provider did not say: counted as bytes / 3."""
+    """Whether the provider gave no count, so that tokens are estimated as bytes / 3."""
 
     @property
     def total(self) -> int:
@@ -105,18 +107,18 @@ class Usage(Model):
 
 
 class Answer(Model):
-    """What came back, validated; nothing in it is trusted."""
+    """A provider's answer, validated; none of its content is trusted."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     stop: StopReason
     stop_word: str = ""
-    """The provider's own word for it."""
+    """The stop reason as the provider wrote it."""
     usage: Usage = Usage()
 
 
 class ErrorKind(StrEnum):
-    """What kind of failure a provider's is."""
+    """The kind of a provider's failure."""
 
     RATE_LIMIT = "rate_limit"
     OVERLOADED = "overloaded"
@@ -131,31 +133,44 @@ class ErrorKind(StrEnum):
 
     @property
     def is_retried(self) -> bool:
-        """Whether the same request may do better a little later."""
+        """Whether the same request may succeed a little later."""
         return self in {self.RATE_LIMIT, self.OVERLOADED, self.SERVER, self.TIMEOUT, self.CONNECTION}
 
     @property
-    def can_pass(self) -> bool:
-        """Whether the provider may do better later in the search; a wrong key stays wrong."""
+    def is_temporary(self) -> bool:
+        """Whether the provider may work again later in the search; a wrong key stays wrong."""
         return self not in {self.AUTHENTICATION, self.UNKNOWN_MODEL, self.BAD_REQUEST}
 
 
 class ProviderError(Exception):
-    """A provider gave no answer. The message is redacted and bounded."""
+    """A request without an answer. The message is redacted and bounded."""
 
-    def __init__(self, trouble: ErrorKind, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, kind: ErrorKind, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.trouble = trouble
+        self.kind = kind
         self.message = message
         self.retry_after_s = retry_after_s
 
 
 class Provider(Protocol):
-    """One model behind one wire protocol."""
+    """One model behind one protocol."""
 
     name: str
-    """`anthropic:MODEL`, ...: for people and for prices; holds no key and no address."""
+    """`anthropic:MODEL`, ...: for people and for prices; contains no key and no address."""
 
     def ask(self, request: CompletionRequest) -> Answer:
-        """The answer to one request, tried once; raises ProviderError."""
+        """The answer to one request, which is sent once; raises ProviderError."""
         ...
+
+
+def name_model(protocol: str, model: str, base_url: str | None) -> str:
+    """`protocol:model`, for people and for prices; `local:model` for a compatible server on this machine."""
+    host = urlsplit(base_url).hostname if base_url else None
+    return f"local:{model}" if protocol == "compatible" and host and _is_loopback(host) else f"{protocol}:{model}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,35 @@
+"""The options of an LLM agent, fixed when a search starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cclsearch.core.content import find_content
+from cclsearch.propose.agent.providers.cost import LlmLimits
+from cclsearch.propose.agent.providers.retry import RetrySettings
+from cclsearch.propose.base import SearchView
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """How an agent works during one search."""
+
+    mode: str = "configs"
+    """`configs` or `policy`."""
+    limits: LlmLimits = field(default_factory=LlmLimits)
+    anonymous: bool = False
+    goal: str = ""
+    """The formula of the objective's loss, in one line."""
+    seed_policy: str | None = None
+    """Name or path of the first policy program; None for the shipped one that fits the card."""
+    seed_program: str | None = None
+    """Source of the first policy program, as it was when the search began."""
+    retry: RetrySettings = field(default_factory=RetrySettings)
+    max_output_tokens: int = 4096
+    max_turn_s: float = 600.0
+
+
+def read_seed_program(view: SearchView, name: str | None) -> str:
+    """Source of the policy program of that name; by default the shipped one that fits the card."""
+    chosen = name or ("moe" if view.card.arch.moe else "dense")
+    return find_content("policies", chosen, ".py").read_text(encoding="utf-8")
