@@ -260,8 +260,8 @@ def test_only_the_runs_own_earlier_attempts_are_ended_on_a_worker(tmp_path: Path
     }
     try:
         pattern = worker.attempts_pattern(str(new), job)
-        wait_for(lambda: worker.find_processes_by_variable(pattern, f"{new}/") == [running[own].pid])
-        worker.kill_marked(pattern, f"{new}/")
+        wait_for(lambda: worker.find_trial_processes(pattern, f"{new}/") == [running[own].pid])
+        worker.kill_trial_processes(pattern, f"{new}/")
         assert running.pop(own).wait(timeout=60)
         assert all(process.poll() is None for process in running.values())
     finally:
@@ -282,7 +282,7 @@ def test_archive_that_a_worker_cannot_have_packed_is_not_unpacked(tmp_path: Path
         member = tarfile.TarInfo(name)
         member.size = 1
         file.addfile(member, io.BytesIO(b"x"))
-    with pytest.raises(ValueError, match="archive holds"):
+    with pytest.raises(ValueError, match="archive contains"):
         unpack_results({0: archive}, tmp_path / "trial", tmp_path / "scratch")
     assert not (tmp_path / "trial").exists()
 
@@ -348,7 +348,7 @@ def test_slice_with_too_few_workers_ends_the_search_in_one_line_and_is_not_left_
     with slices.open_cloud(project / "cloud", accelerator_type="v5litepod-4", **quick) as cloud:
         done = search(project, cloud.profile)
         assert done.returncode == 2
-        assert "wants 2 workers, but there are 1" in done.stderr.strip().splitlines()[-1]
+        assert "needs 2 workers, but there are 1" in done.stderr.strip().splitlines()[-1]
         assert (cloud.resources(), cloud.num_created()) == ({}, 1)
 
 

@@ -1,1 +1,1 @@
-"""TPU VMs: one process a worker of a slice, reached through `gcloud` or over plain SSH."""
+"""TPU VMs: one process per worker of a slice, reached through `gcloud` or over plain SSH."""

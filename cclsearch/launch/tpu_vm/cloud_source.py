@@ -1,4 +1,4 @@
-"""TPU VMs of Google Cloud: one that exists by name, or a queued resource that the search creates and deletes."""
+"""Workers in Google Cloud: an existing TPU VM, or a queued resource that the search creates and deletes."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ RUN_LABEL = "ccl-run"
 REQUEST_FILE = "queued-resource.json"
 LOCATION_FILE = "tpu-site.json"
 READY_CACHE_S = 60.0
-"""How long a slice that was ready is taken to be ready without asking; a worker that is silent makes ask at once."""
+"""Seconds that a ready slice is assumed to stay ready; a silent worker triggers a query at once."""
 LIST_TIMEOUT_S = 120.0
-"""How long listing the zone is tried again after what is known by name has been deleted."""
+"""Seconds that listing the zone is retried after the recorded resource was deleted."""
 _PAUSE_S = 1.0
 _WAITING = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"})
 _OVER = frozenset({"SUSPENDING", "SUSPENDED", "DELETING", "NOT_FOUND"})
 
 
 class QueuedResourceRecord(CloudLocation):
-    """`queued-resource.json` of a run: written before the request is made, so that a kill in between is seen."""
+    """`queued-resource.json` of a run: written before the request, so that a kill during it leaves a record."""
 
     run_id: str
     generation: int
-    """Counts requests: one that was preempted or refused is not asked for again under its name."""
+    """Counts requests: after a preemption or refusal, the next request has another name."""
     name: str
     asked_s: float
     deleted: bool = False
 
 
 class TpuVmSource:
-    """A TPU VM that exists: used, never deleted."""
+    """An existing TPU VM: used, never deleted."""
 
     def __init__(self, settings: TpuSettings, run_dir: Path | None) -> None:
         self.run_dir = run_dir
@@ -83,7 +83,7 @@ class TpuVmSource:
             raise _refused(f"TPU VM {self._name()!r}", error) from None
         if state in GONE_NODE:
             raise UserError(
-                f"the TPU VM {self._name()!r} in {self.settings.zone} is {state}: start it, or name another"
+                f"the TPU VM {self._name()!r} in {self.settings.zone} is {state}; start it, or name another one"
             )
 
     def find_workers(self, run_id: str) -> WorkersState:
@@ -97,7 +97,7 @@ class TpuVmSource:
         return found
 
     def _record_project(self) -> None:
-        """Note the project, once: gcloud's own default may be another when the search is resumed."""
+        """Record the project once: gcloud's default may be another one when the search is resumed."""
         if self.settings.project is None:
             self.settings = resolve_project(self.settings)
             self.gcloud = Gcloud(self.settings)
@@ -110,7 +110,7 @@ class TpuVmSource:
         return None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
-        """It was there before the search, and stays."""
+        """Does nothing: the TPU VM existed before the search."""
 
     def leftovers(self, run_id: str) -> list[Leftover]:
         return []
@@ -127,7 +127,7 @@ class TpuVmSource:
 
 
 class QueuedResourceSource:
-    """One queued resource a search; named after the run, labelled with it, deleted when nothing of the run lives."""
+    """One queued resource per search: named and labeled after the run, deleted when no job of it is left."""
 
     def __init__(self, settings: TpuSettings, resource: QueuedResource, run_dir: Path | None) -> None:
         self.resource, self.run_dir = resource, run_dir
@@ -179,7 +179,7 @@ class QueuedResourceSource:
         return record.run_id if record is not None and not record.deleted else None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
-        """First what is known by name, whatever else fails; then what a list of the zone shows to be the run's."""
+        """Delete the recorded resource first, even if listing fails; then what the zone's list shows of the run."""
         record = self._read_record()
         own = [record.name] if record is not None and not record.deleted else []
         if not own and not thorough:
@@ -193,23 +193,23 @@ class QueuedResourceSource:
                 problems.append(error)
         if problems:
             raise UserError(
-                f"a queued resource of {run_id} may still be there and cost money: {problems[0]};"
-                f" `ccl-search clean {run_id}` tries again, and `gcloud compute tpus queued-resources list` shows it"
+                f"a queued resource of {run_id} may still exist and cost money: {problems[0]};"
+                f" retry with `ccl-search clean {run_id}`, or see `gcloud compute tpus queued-resources list`"
             )
         self._ready = None
         if record is not None:
             self._write(record.model_copy(update={"deleted": True}))
 
     def leftovers(self, run_id: str) -> list[Leftover]:
-        """Queued resources of the zone that carry this run's label or name, in whatever state."""
+        """Return the zone's queued resources with this run's label or name, in any state."""
         require_gcloud(self.settings)
         try:
             return self._find_ours(run_id)
         except GcloudError as error:
-            raise UserError(f"the queued resources cannot be listed: {error}") from None
+            raise UserError(f"could not list the queued resources: {error}") from None
 
     def _find_ours(self, run_id: str) -> list[Leftover]:
-        """Nothing where the run never asked for anything: a name alone may be another's."""
+        """Return nothing if the run never requested anything: another run may have the same name."""
         record, token = self._read_record(), read_token(self.run_dir)
         if record is None and token is None:
             return []
@@ -223,7 +223,7 @@ class QueuedResourceSource:
         return found
 
     def _list_ours(self, run_id: str) -> list[str]:
-        """Names of what the zone has of the run, asked for until patience is over; raises GcloudError then."""
+        """Return the names of the run's resources in the zone; retries, then raises GcloudError."""
         deadline = time.monotonic() + min(LIST_TIMEOUT_S, self.settings.delete_patience_s)
         while True:
             try:
@@ -251,7 +251,7 @@ class QueuedResourceSource:
             return find_node_workers(self.gcloud, record.name)
         if state in _OVER:
             return WorkersLost(
-                _failure(FailureKind.PREEMPTED, Stage.RUN, f"{named} is {state}: its TPU VM was taken away")
+                _failure(FailureKind.PREEMPTED, Stage.RUN, f"{named} is {state}: its TPU VM was preempted")
             )
         if state == "FAILED":
             why = one_line(str(_error_message(found) or "no reason given"), 300)
@@ -259,16 +259,16 @@ class QueuedResourceSource:
         waited_min = (time.time() - record.asked_s) / 60
         limit = self.settings.queue_limit_min
         if state in _WAITING and limit is not None and waited_min > limit:
-            message = f"{named} was {state} for {waited_min:.0f} min, the profile's queue_limit_min is {limit:g}"
+            message = f"{named} was {state} for {waited_min:.0f} min, more than queue_limit_min ({limit:g})"
             try:
                 self.release(record.run_id)
-            except UserError as error:  # told with the attempt, which ends; `close` tries again
+            except UserError as error:  # reported with the failed attempt; `close` retries
                 message = f"{message}; {error}"
             return WorkersLost(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, message))
         return WorkersPending(f"{named}: {state}", uncertain=state not in _WAITING)
 
     def _delete_until_gone(self, names: list[str], deadline: float | None = None) -> None:
-        """Ask for deletion until none is there; raises GcloudError when patience is over, or nobody is logged in."""
+        """Request deletion until all are gone; raise GcloudError at the deadline, or at once without a login."""
         if deadline is None:
             deadline = time.monotonic() + self.settings.delete_patience_s
         pause_s = _PAUSE_S
@@ -284,7 +284,7 @@ class QueuedResourceSource:
             if not left:
                 return
             if time.monotonic() > deadline or (problem is not None and problem.is_denied):
-                raise problem or GcloudError(f"{', '.join(left)} did not go away", "")
+                raise problem or GcloudError(f"still listed after deletion: {', '.join(left)}", "")
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 15.0)
 
@@ -295,14 +295,14 @@ class QueuedResourceSource:
             return False
 
     def _read_record(self) -> QueuedResourceRecord | None:
-        """The request as it is on disk; as it was last seen where the folder is away for a while."""
+        """Return the recorded request, read from disk; the last one seen if the folder is unavailable for a while."""
         found = read_model(self.run_dir / REQUEST_FILE, QueuedResourceRecord) if self.run_dir else None
         self._request = found or self._request
         return self._request
 
     def _write(self, request: QueuedResourceRecord) -> None:
         if self.run_dir is None:
-            raise ValueError("a queued resource needs a run's folder to be remembered in")
+            raise ValueError("a queued resource must be recorded in a run's folder, but there is none")
         self._request = request
         write_model(self.run_dir / REQUEST_FILE, request)
 
@@ -317,7 +317,7 @@ def make_worker_source(settings: TpuSettings, run_dir: Path | None) -> WorkerSou
 
 
 def find_node_workers(gcloud: Gcloud, name: str) -> WorkersState:
-    """How a TPU VM stands; raises GcloudError."""
+    """Return the state of a TPU VM's workers; raises GcloudError."""
     node = gcloud.describe_node(name)
     state = str(node["state"])
     if state in GONE_NODE:
@@ -329,7 +329,7 @@ def find_node_workers(gcloud: Gcloud, name: str) -> WorkersState:
 
 
 def _unanswered(error: GcloudError, what: str) -> WorkersPending:
-    """gcloud fails now and may answer later; UserError where it will not before the user logs in."""
+    """Return the state for a gcloud that may answer later; UserError if the user must log in first."""
     raise_if_denied(error, what)
     return WorkersPending(f"gcloud does not answer: {one_line(str(error), 120)}", uncertain=True, unanswered=True)
 
@@ -340,7 +340,7 @@ def _state(item: Mapping[str, Any]) -> str:
 
 
 def _labels(item: Mapping[str, Any]) -> list[str]:
-    """Values of the run's label on the TPU VMs of a queued resource (it has none of its own)."""
+    """Return the run labels of a queued resource's TPU VMs (the resource itself has no labels)."""
     specs = (item.get("tpu") or {}).get("nodeSpec") or []
     return [str(((spec.get("node") or {}).get("labels") or {}).get(RUN_LABEL, "")) for spec in specs]
 
@@ -353,7 +353,7 @@ def _error_message(item: Mapping[str, Any]) -> object:
 
 
 def _refused(what: str, error: GcloudError) -> Exception:
-    """The search cannot go on (quota, rights), or this attempt cannot (stock-out, the service is away)."""
+    """Return UserError if no retry can help (quota, rights), else TrialError (no capacity, service unavailable)."""
     if error.is_permanent:
         return UserError(f"{what} was refused: {one_line(str(error), 400)}")
     return TrialError(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, f"{what}: {one_line(str(error), 400)}"))
@@ -366,15 +366,17 @@ def _failure(kind: FailureKind, stage: Stage, message: str) -> Failure:
 def _check_program(settings: TpuSettings) -> Check:
     found = shutil.which(settings.gcloud)
     remedy = "" if found else "install the Google Cloud CLI, or name it with `gcloud:` in the profile"
-    return Check(name="gcloud", ok=found is not None, detail=found or "is not to be found", remedy=remedy)
+    return Check(
+        name="gcloud", ok=found is not None, detail=found or f"{settings.gcloud!r} was not found", remedy=remedy
+    )
 
 
 def _check_call(gcloud: Gcloud, name: str, *words: str) -> Check:
     try:
         answer = gcloud.ask_json(*words)
     except GcloudError as error:
-        remedy = "see that `gcloud auth list`, the project and the zone are right"
+        remedy = "check `gcloud auth list`, the project and the zone"
         return Check(name=name, ok=False, detail=one_line(str(error), 300), remedy=remedy)
     state = str(answer.get("state", "")) if isinstance(answer, Mapping) else f"{len(answer or [])} requests"
     gone = state in GONE_NODE
-    return Check(name=name, ok=not gone, detail=state, remedy="start it, or name another" if gone else "")
+    return Check(name=name, ok=not gone, detail=state, remedy="start it, or name another one" if gone else "")

@@ -1,7 +1,7 @@
 """The documented commands of `gcloud compute tpus`, as argument lists, and workers reached through them.
 
-Forms follow the reference pages of `tpu-vm ssh`, `tpu-vm scp`, `tpu-vm describe` and `queued-resources create`,
-`describe`, `list`, `delete` (docs/tpu.md names them); answers are asked for as JSON.
+The arguments follow the reference pages of `tpu-vm ssh`, `tpu-vm scp`, `tpu-vm describe` and `queued-resources create`,
+`describe`, `list`, `delete` (docs/tpu.md names them); answers are requested as JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cclsearch.launch.tpu_vm.worker_group import (
 )
 
 GONE_NODE = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "NOT_FOUND"})
-"""States of a TPU VM in which its workers are not coming back by themselves."""
+"""States of a TPU VM whose workers do not come back by themselves."""
 
 _NOT_FOUND = re.compile(r"NOT_FOUND|not found|notFound|was not found", re.IGNORECASE)
 _EXISTS = re.compile(r"ALREADY_EXISTS|already exists", re.IGNORECASE)
@@ -44,11 +44,11 @@ _DENIED = re.compile(
     r"|PERMISSION_DENIED|has not been used in project",
     re.IGNORECASE,
 )
-"""No login, or no rights. Where the sign-in service is away for a while gcloud speaks of "auth tokens" too."""
+"""No login, or no rights. A message about "auth tokens" alone does not count: outages of the login service have it."""
 
 
 class GcloudError(Exception):
-    """A command was refused; the message is gcloud's own last word."""
+    """A gcloud command failed; the message is gcloud's own error line."""
 
     def __init__(self, message: str, whole: str) -> None:
         super().__init__(message)
@@ -56,58 +56,59 @@ class GcloudError(Exception):
         self.exists = bool(_EXISTS.search(whole))
         self.is_stock_out = bool(_STOCK_OUT.search(whole))
         self.is_denied = bool(_DENIED.search(whole))
-        """Whether nobody is logged in, or has no right to ask: so it stays until the user mends it."""
+        """Whether the login or the rights are missing, until the user fixes that."""
         self.is_permanent = self.is_denied or (bool(_PERMANENT.search(whole)) and not self.is_stock_out)
-        """Whether asking again would be refused again: quota, rights, a wrong name."""
+        """Whether a retry would fail again: quota, rights, a wrong name."""
 
 
 class Gcloud:
-    """Calls `gcloud` with project and zone of the profile."""
+    """Calls `gcloud` with the project and zone of the profile."""
 
     def __init__(self, settings: TpuSettings) -> None:
         self.settings = settings
 
     def where(self) -> list[str]:
-        place = [f"--zone={self.settings.zone}"]
-        return [*place, *([f"--project={self.settings.project}"] if self.settings.project else []), "--quiet"]
+        zone = [f"--zone={self.settings.zone}"]
+        return [*zone, *([f"--project={self.settings.project}"] if self.settings.project else []), "--quiet"]
 
     def ask(self, *words: str, timeout_s: float = CALL_S) -> str:
-        """What the command prints; raises GcloudError where it is refused."""
+        """Return what the command prints; raises GcloudError if it fails."""
         done = run_program([self.settings.gcloud, "compute", "tpus", *words, *self.where()], timeout_s=timeout_s)
         if done.returncode:
             raise GcloudError(explain_refusal(done.stderr, done.returncode), done.stderr)
         return done.stdout
 
     def find_default_project(self) -> str:
-        """The project that gcloud takes where none is named; UserError where there is none."""
+        """Return gcloud's default project; UserError if it has none."""
         done = run_program([self.settings.gcloud, "config", "get-value", "project", "--quiet"], timeout_s=CALL_S)
         lines = done.stdout.split()
         if done.returncode or len(lines) != 1 or lines[0] == "(unset)":
             why = f": {explain_refusal(done.stderr, done.returncode)}" if done.returncode else ""
             raise UserError(
-                f"gcloud knows no project{why}; give `project:` in the profile, or `gcloud config set project ID`"
+                f"gcloud has no default project{why}; set `project:` in the profile,"
+                " or run `gcloud config set project ID`"
             )
         return lines[0]
 
     def ask_json(self, *words: str) -> Any:
-        """The command's answer as JSON; raises GcloudError where it is refused or is none."""
+        """Return the command's answer, parsed from JSON; raises GcloudError if it fails or is not JSON."""
         text = self.ask(*words, "--format=json")
         try:
             return json.loads(text or "null")
         except ValueError:
-            raise GcloudError(f"gcloud answered no JSON: {one_line(text, 100)}", "") from None
+            raise GcloudError(f"gcloud's answer is not JSON: {one_line(text, 100)}", "") from None
 
     def describe_node(self, name: str) -> Mapping[str, Any]:
-        """The TPU VM; `state` is NOT_FOUND where there is none."""
+        """Return the TPU VM; `state` is NOT_FOUND if it does not exist."""
         return self._describe("tpu-vm", name)
 
     def describe_queued(self, name: str) -> Mapping[str, Any]:
-        """The queued resource; its `state` is NOT_FOUND where there is none."""
+        """Return the queued resource; its `state` is NOT_FOUND if it does not exist."""
         found = self._describe("queued-resources", name)
         return {"state": {"state": "NOT_FOUND"}} if found["state"] == "NOT_FOUND" else found
 
     def create_queued(self, name: str, resource: QueuedResource, labels: Mapping[str, str]) -> None:
-        """Ask for a queued resource with one TPU VM of the same name; one that exists already is as good."""
+        """Request a queued resource with one TPU VM of the same name; succeeds if it exists already."""
         words = ["queued-resources", "create", name, f"--node-id={name}"]
         words += [f"--accelerator-type={resource.accelerator_type}", f"--runtime-version={resource.runtime_version}"]
         words += {"on-demand": [], "spot": ["--spot"], "reserved": ["--reserved"]}[resource.tier]
@@ -127,7 +128,7 @@ class Gcloud:
                 raise
 
     def delete_queued(self, name: str) -> None:
-        """Ask for the queued resource and its TPU VM to be deleted; one that is gone already is as good."""
+        """Request the deletion of the queued resource and its TPU VM; succeeds if it does not exist."""
         try:
             self.ask("queued-resources", "delete", name, "--force", "--async")
         except GcloudError as error:
@@ -135,7 +136,7 @@ class Gcloud:
                 raise
 
     def list_queued(self) -> list[Mapping[str, Any]]:
-        """Every queued resource of the zone."""
+        """Return every queued resource of the zone."""
         found = self.ask_json("queued-resources", "list")
         return [item for item in found or [] if isinstance(item, Mapping)]
 
@@ -150,7 +151,7 @@ class Gcloud:
 
 
 class GcloudWorkerGroup:
-    """The workers of a TPU VM through `gcloud compute tpus tpu-vm ssh` and `scp`."""
+    """The workers of a TPU VM, reached through `gcloud compute tpus tpu-vm ssh` and `scp`."""
 
     def __init__(self, gcloud: Gcloud, name: str, node: Mapping[str, Any]) -> None:
         self.gcloud, self.name = gcloud, name
@@ -162,7 +163,7 @@ class GcloudWorkerGroup:
         return self._addresses
 
     def push(self, file: Path, name: str, processes: Sequence[int]) -> Mapping[int, str]:
-        """Copied to every worker of the slice: `--worker` of `scp` takes one number or `all`."""
+        """Copy to every worker of the slice: `--worker` of `scp` takes one number or `all`."""
         words = ["compute", "tpus", "tpu-vm", "scp", str(file), f"{self._target()}:{name}", "--worker=all"]
         done = self._run([*words, *self._flags("scp")], COPY_S)
         return {0: explain_refusal(done.stderr, done.returncode)} if done.returncode else {}
@@ -194,14 +195,14 @@ class GcloudWorkerGroup:
             return None
         if state not in GONE_NODE:
             return None
-        return f"the TPU VM {self.name!r} is {state}: it was preempted, stopped or deleted under the trial"
+        return f"the TPU VM {self.name!r} is {state}: it was preempted, stopped or deleted while the trial ran"
 
     def _target(self) -> str:
         user = self.gcloud.settings.user
         return f"{user}@{self.name}" if user else self.name
 
     def _flags(self, program: str) -> list[str]:
-        """Flags for ssh or scp, each as one word without a space: gcloud hands it on as it is."""
+        """Return flags for ssh or scp, each one word without a space: gcloud passes it on unchanged."""
         settings = self.gcloud.settings
         options = [f"ConnectTimeout={settings.connect_timeout_s}", "BatchMode=yes", *settings.ssh_options]
         flags = [f"--{program}-flag=-o{option}" for option in options]
@@ -214,27 +215,27 @@ class GcloudWorkerGroup:
 
 
 def explain_refusal(text: str, code: int) -> str:
-    """gcloud's own `ERROR:` line where there is one, else the last line."""
+    """Return gcloud's `ERROR:` line if there is one, else the last line."""
     lines = [line for line in text.splitlines() if line.startswith("ERROR:")]
     return one_line(lines[0].removeprefix("ERROR:").strip(), 400) if lines else shorten_error(text, code)
 
 
 def raise_if_denied(error: GcloudError, what: str) -> None:
-    """UserError where the error stays until the user logs in or is given rights; what runs there goes on meanwhile."""
+    """Raise UserError if the user must log in or get rights first; jobs on the workers keep running meanwhile."""
     if error.is_denied:
         raise UserError(
-            f"{what} cannot be asked about: {one_line(str(error), 300)}; log in (`gcloud auth login`) or mend the"
-            " rights, then `ccl-search resume RUN` goes on with what runs; until then it is there and may cost money"
-            " (`ccl-search clean RUN` deletes what the search made)"
+            f"gcloud denies access to {what}: {one_line(str(error), 300)}; log in (`gcloud auth login`) or fix the"
+            " rights, then run `ccl-search resume RUN`, which adopts running jobs; until then the resource may cost"
+            " money (`ccl-search clean RUN` deletes what the search created)"
         )
 
 
 def require_gcloud(settings: TpuSettings) -> None:
-    """UserError where there is no gcloud to call."""
+    """Raise UserError if the gcloud command was not found."""
     import shutil
 
     if shutil.which(settings.gcloud) is None:
         raise UserError(
-            f"{settings.gcloud!r} is not to be found here: install the Google Cloud CLI, name it with `gcloud:` in the"
+            f"{settings.gcloud!r} was not found here; install the Google Cloud CLI, set `gcloud:` to its path in the"
             " profile, or list the workers under `hosts:` to reach them over plain SSH"
         )

@@ -1,4 +1,4 @@
-"""A job on this side: its record, the archive that goes out, the logs that stream in, the results that come back."""
+"""A job's local files: its record, the bundle for the workers, the logs fetched so far, the unpacked results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SCRIPT_SUFFIXES = (".py", ".txt", ".yml", ".json")
 
 
 class TpuJobRecord(Model):
-    """`job.json` of an attempt's folder: written before anything starts anywhere."""
+    """`job.json` of an attempt's folder: written before anything starts on a worker."""
 
     run_id: str
     trial: int
@@ -54,11 +54,11 @@ class TpuJobRecord(Model):
     timeout_s: float
     submitted_s: float
     token: str = ""
-    """The run's own token: two runs of one name may use the same workers."""
+    """The run's token: two runs of the same name may use the same workers."""
 
     @property
     def folder(self) -> Path:
-        """Where the attempt's own files are."""
+        """Local folder of the attempt's own files."""
         return attempt_folder(self.trial_dir, self.attempt)
 
     @property
@@ -68,21 +68,21 @@ class TpuJobRecord(Model):
 
 
 class TpuStartRecord(Model):
-    """`begun.json`: the workers were told to start; where."""
+    """`begun.json`: the workers were asked to start, and which ones."""
 
     place: str
-    """Resource whose workers have it; empty for plain hosts."""
+    """Resource whose workers run it; empty for plain hosts."""
     started_s: float
     coordinator: str = ""
 
 
 def attempt_folder(trial_dir: Path, attempt: int) -> Path:
-    """Where one attempt's own files are."""
+    """Return the local folder of one attempt's own files."""
     return trial_dir / f"tpu-a{attempt}"
 
 
 def read_model(path: Path, model: type[M]) -> M | None:
-    """The file as that model; None where it is missing or not of that form."""
+    """Return the file as that model; None if it is missing or invalid."""
     try:
         return model.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -90,22 +90,22 @@ def read_model(path: Path, model: type[M]) -> M | None:
 
 
 def write_model(path: Path, value: Model) -> None:
-    """Written whole or not at all."""
+    """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, value.model_dump_json(indent=1))
 
 
 def count_processes(job: Job) -> int:
-    """One process a host: as many hosts as the ranks fill."""
+    """Return the number of processes: one per host that the ranks need."""
     return -(-job.payload.num_ranks // job.payload.ranks_per_node)
 
 
 def render_run_script(job: Job, framework: Framework, environment: Mapping[str, str], settings: TpuSettings) -> str:
-    """`run.sh` of a worker; what differs between workers (trial folder, process, coordinator) is set around it."""
+    """Return `run.sh` of a worker; `worker.py` sets what differs between workers (folder, process, coordinator)."""
     if framework.runner != "process":
         raise UserError(
-            f"framework {framework.name!r} starts one process a rank (torchrun); on TPU VMs one process drives all"
-            " devices of its host: use a framework with `runner: process` (maxtext, jax-cpu)"
+            f"framework {framework.name!r} starts one process per rank (torchrun), but on TPU VMs one process drives"
+            " all devices of its host; use a framework with `runner: process` (maxtext, jax-cpu)"
         )
     trial = trial_environment(job.trial_dir, job.payload)
     own = {name: value for name, value in trial.items() if name not in ("CCL_TRIAL_DIR", "CCL_CONFIG")}
@@ -123,7 +123,7 @@ def _quote_home(program: str) -> str:
 
 
 def write_bundle(path: Path, job: Job, framework: Framework, texts: Mapping[str, str]) -> None:
-    """The archive for the workers: `worker.py`, `run.sh`, `job.json`, `config.json` and the scripts' folder."""
+    """Write the archive for the workers: `worker.py`, `run.sh`, `job.json`, `config.json` and the scripts' folder."""
     files = {name: text.encode() for name, text in texts.items()}
     files["worker.py"] = WORKER_PROGRAM.read_bytes()
     files["config.json"] = (job.trial_dir / CONFIG_FILE).read_bytes()
@@ -131,7 +131,7 @@ def write_bundle(path: Path, job: Job, framework: Framework, texts: Mapping[str,
         if source.suffix in _SCRIPT_SUFFIXES and source.is_file():
             files[f"scripts/{source.name}"] = source.read_bytes()
     if sum(map(len, files.values())) > BUNDLE_BYTES:
-        raise UserError(f"the scripts beside {str(framework.script_path)!r} are over {BUNDLE_BYTES // 2**20} MiB")
+        raise UserError(f"the files in the folder of {str(framework.script_path)!r} exceed {BUNDLE_BYTES // 2**20} MiB")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as archive:
         for name, data in files.items():
@@ -141,7 +141,7 @@ def write_bundle(path: Path, job: Job, framework: Framework, texts: Mapping[str,
 
 
 def append_logs(folder: Path, process: int, stdout: bytes, stderr: bytes) -> None:
-    """Keep what a process's logs gained; their length here is what has been fetched."""
+    """Append new log output of a process; the local length is what has been fetched."""
     for name, text in (("stdout", stdout), ("stderr", stderr)):
         if text:
             with open(folder / f"w{process}.{name}", "ab") as file:
@@ -149,7 +149,7 @@ def append_logs(folder: Path, process: int, stdout: bytes, stderr: bytes) -> Non
 
 
 def log_offsets(folder: Path, num_processes: int) -> str:
-    """`0=STDOUT:STDERR,1=...` as `worker.py` takes it."""
+    """Return `0=STDOUT:STDERR,1=...`, the fetched bytes of each log, as `worker.py` takes it."""
     sizes = [
         ":".join(str(_size(folder / f"w{process}.{name}")) for name in ("stdout", "stderr"))
         for process in range(num_processes)
@@ -158,7 +158,7 @@ def log_offsets(folder: Path, num_processes: int) -> str:
 
 
 def merge_logs(folder: Path, trial_dir: Path, num_processes: int) -> None:
-    """`stdout.log` and `stderr.log` from every process's own; lines name the process where it has peers."""
+    """Write `stdout.log` and `stderr.log` from every process's logs; with several, lines name the process."""
     for name, target in (("stdout", STDOUT_FILE), ("stderr", STDERR_FILE)):
         partial = trial_dir / f".{target}.part"
         with open(partial, "wb") as out:
@@ -174,9 +174,9 @@ def merge_logs(folder: Path, trial_dir: Path, num_processes: int) -> None:
 
 
 def unpack_results(archives: Mapping[int, Path], trial_dir: Path, scratch: Path) -> None:
-    """Bring traces, failures and, last of all, `result.json` into the trial's folder.
+    """Unpack traces, failures and, last of all, `result.json` into the trial's folder.
 
-    Raises ValueError where an archive holds what no worker packs.
+    Raises ValueError if an archive contains other files.
     """
     shutil.rmtree(scratch, ignore_errors=True)
     for process, archive in sorted(archives.items()):
@@ -197,14 +197,14 @@ def unpack_results(archives: Mapping[int, Path], trial_dir: Path, scratch: Path)
 
 def _move(source: Path, trial_dir: Path, relative: Path, process: int) -> None:
     target = trial_dir / relative
-    if target.exists():  # two hosts of one name: keep both
+    if target.exists():  # two hosts with the same name: keep both
         target = trial_dir / relative.parts[0] / f"process{process}" / Path(*relative.parts[1:])
     target.parent.mkdir(parents=True, exist_ok=True)
     os.replace(source, target)
 
 
 def _unpack(archive: Path, target: Path) -> None:
-    """Regular files under the known names only: a worker is not trusted with a path."""
+    """Extract only regular files with known names: a worker's paths are not trusted."""
     total = 0
     try:
         with tarfile.open(archive, "r:gz") as file:
@@ -213,10 +213,10 @@ def _unpack(archive: Path, target: Path) -> None:
                 if member.isdir() or not member.isreg():
                     continue
                 if not parts or parts[0] not in (RESULT_FILE, TRACE_FOLDER, "failures") or ".." in parts:
-                    raise ValueError(f"the worker's archive holds {member.name!r}")
+                    raise ValueError(f"the worker's archive contains {member.name!r}")
                 total += member.size
                 if total > RETURN_BYTES:
-                    raise ValueError(f"the worker's archive holds over {RETURN_BYTES // 2**30} GiB")
+                    raise ValueError(f"the worker's archive exceeds {RETURN_BYTES // 2**30} GiB")
                 path = target.joinpath(*parts)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 content = file.extractfile(member)
@@ -224,7 +224,7 @@ def _unpack(archive: Path, target: Path) -> None:
                     with open(path, "wb") as out:
                         shutil.copyfileobj(content, out)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"the worker's archive cannot be read: {error}") from None
+        raise ValueError(f"the worker's archive could not be read: {error}") from None
 
 
 def _size(path: Path) -> int:
@@ -235,23 +235,23 @@ def _size(path: Path) -> int:
 
 
 def clear_folder(trial_dir: Path) -> None:
-    """Take away what an earlier attempt left that would be read as this one's."""
+    """Remove files of an earlier attempt that would be read as this one's."""
     (trial_dir / RESULT_FILE).unlink(missing_ok=True)
     for name in (TRACE_FOLDER, "failures"):
         shutil.rmtree(trial_dir / name, ignore_errors=True)
 
 
 def read_status(folder: Path) -> JobStatus | None:
-    """The attempt's end, once it is known."""
+    """Return the attempt's final status; None if it has not ended."""
     return read_model(folder / STATUS_FILE, JobStatus)
 
 
 def find_failure(record: TpuJobRecord, by_process: Mapping[int, WorkerAnswer]) -> Failure | None:
-    """Why there is no sound result; None where there is one."""
+    """Return why there is no valid result, from the workers' answers and the trial's files; None if there is one."""
     if (record.trial_dir / RESULT_FILE).is_file():
         return None
     if any(answer.reason == "timeout" for answer in by_process.values()):
-        message = f"no result after {record.timeout_s:g} s: every process of the trial was ended"
+        message = f"no result after {record.timeout_s:g} s, so every process of the trial was ended"
         return Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
     for process, answer in by_process.items():
         if answer.oom:

@@ -1,8 +1,8 @@
-"""The `tpu-vm` launcher: one process a worker of a slice, started once, followed by polling, its files brought back.
+"""The `tpu-vm` launcher: one process per worker of a slice, started once, polled, its files copied back.
 
-An attempt's record is written here before anything starts there, the workers claim an attempt by an exclusive file,
-and a queued resource carries the run's label and a name made of it: so whatever a killed search left is found again
-and nothing is started twice.
+An attempt's record is written locally before anything starts on a worker, the workers claim an attempt by an exclusive
+file, and a queued resource has the run's label and a name made from it. So a resumed search finds everything that a
+killed one left, and nothing is started twice.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from cclsearch.space.framework import Framework, load_framework
 
 BUNDLE_FILE = "bundle.tar.gz"
 DEADLINE_S = 120.0
-"""How long past a trial's own time limit a worker may take to say that it ended it."""
+"""Seconds beyond a trial's time limit that a worker may take to report that it ended the trial."""
 PEER_GRACE_S = 20.0
-"""How long the other processes may go on after one of them has ended."""
+"""Seconds that the other processes may continue after one of them has ended."""
 STOP_S = 60.0
 CLOUD_PATIENCE_FACTOR = 5
-"""How many times longer a TPU VM that was just made may take to let anyone in."""
+"""How many times `lost_after_s` a new TPU VM may take to accept connections."""
 
 
 @LAUNCHERS.register("tpu-vm")
@@ -80,22 +80,22 @@ class TpuVmLauncher:
 
     @classmethod
     def from_profile(cls, profile: Profile) -> TpuVmLauncher:
-        """The launcher of a profile; UserError where its own fields are wrong or name no workers."""
+        """Return the launcher of a profile; UserError if its own fields are wrong or name no workers."""
         settings = profile.read_settings(TpuSettings)
         where = profile.source or profile.name
         if len(settings.sources) != 1:
-            said = " and ".join(settings.sources) or "none of them"
+            given = " and ".join(settings.sources) or "none of them"
             raise UserError(
                 f"{where}: a TPU profile needs exactly one of `hosts` (workers over SSH), `tpu` (a TPU VM by name)"
-                f" and `queued_resource`, but it has {said}: copy it into your project's launchers/ and fill it in"
+                f" and `queued_resource`, but it has {given}; copy it into your project's launchers/ and fill it in"
             )
         if not settings.hosts and settings.zone is None:
-            raise UserError(f"{where}: `zone` must say where the TPU is (us-central1-a)")
+            raise UserError(f"{where}: `zone` must name the zone of the TPU (us-central1-a)")
         for name in profile.environment:
             if is_secret_name(name):
                 raise UserError(
-                    f"{where}: {name} looks like a secret, and a job's environment is kept with its evidence:"
-                    " leave it out, or read it from a file of yours in a line of `setup`"
+                    f"{where}: {name} looks like a secret, and a job's environment is stored with its results;"
+                    " remove it, or read it from a file of yours in a line of `setup`"
                 )
         return cls(profile, settings)
 
@@ -105,7 +105,7 @@ class TpuVmLauncher:
         return load_framework(self.profile.require_framework())
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
-        """Record each attempt and ask for workers; `poll` starts it once they are there."""
+        """Record each attempt and request workers; `poll` starts it when they are ready."""
         handles = []
         for job in jobs:
             self._run_ids.add(job.run_id)
@@ -131,11 +131,11 @@ class TpuVmLauncher:
         return handles
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
-        """Where these jobs are; what waits for workers is started here once they are there."""
+        """Return the status of these jobs; starts waiting jobs whose workers are ready."""
         return [self._poll_one(handle) for handle in handles]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
-        """End these jobs on every worker that can be reached, and wait until they are gone there."""
+        """Stop these jobs on every reachable worker and wait until their processes are gone."""
         for handle in handles:
             record = _read_record(handle)
             if record is None or read_status(record.folder) is not None:
@@ -148,36 +148,34 @@ class TpuVmLauncher:
             self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
 
     def find(self, run_id: str) -> list[Handle]:
-        """Every attempt of the run that was recorded, whether or not the ledger knows of it."""
+        """Return every recorded attempt of the run, whether or not it is in the ledger."""
         self._run_ids.add(run_id)
         return [_make_handle(record) for record in self._records() if record.run_id == run_id]
 
     def render(self, job: Job) -> str:
-        """The script that every worker runs."""
+        """Return the script that every worker runs."""
         return render_run_script(job, self.framework, self.profile.environment, self.settings)
 
     def check(self) -> list[Check]:
-        """Whether the workers, or the cloud, can be reached from here."""
+        """Check whether the workers, or the cloud, can be reached from here."""
         return self.worker_source.check()
 
     def close(self) -> None:
-        """Delete what was created for the search unless a job of it still lives there."""
-        remembered = (
-            self.worker_source.recorded_run()
-        )  # killed while it deleted: the resumed search has no job to speak of
-        for run_id in sorted(self._run_ids | ({remembered} if remembered else set())):
+        """Delete what was created for the search unless it has an unfinished job there."""
+        recorded = self.worker_source.recorded_run()  # a search killed during deletion has no job left to name its run
+        for run_id in sorted(self._run_ids | ({recorded} if recorded else set())):
             if not self._is_open(run_id):
                 self.worker_source.release(run_id)
         self._run_ids.clear()
 
     def leftovers(self, run_id: str) -> list[Leftover]:
-        """Attempts without an end, and resources with the run's label."""
+        """Return the attempts that have not ended, and the resources with the run's label."""
         open_jobs = [r for r in self._records() if r.run_id == run_id and read_status(r.folder) is None]
-        jobs = [Leftover(kind="job", name=r.name, state="no end is known") for r in open_jobs]
+        jobs = [Leftover(kind="job", name=r.name, state="not known to have ended") for r in open_jobs]
         return [*jobs, *self.worker_source.leftovers(run_id)]
 
     def remove_leftovers(self, run_id: str) -> None:
-        """End the jobs and delete the resources; UserError where one cannot be deleted."""
+        """Stop the jobs and delete the resources; UserError if one cannot be deleted."""
         self.cancel([_make_handle(record) for record in self._records() if record.run_id == run_id])
         self.worker_source.release(run_id, thorough=True)
         self._run_ids.discard(run_id)
@@ -185,7 +183,7 @@ class TpuVmLauncher:
     def _poll_one(self, handle: Handle) -> JobStatus:
         record = _read_record(handle)
         if record is None:
-            return _fail(FailureKind.LAUNCHER, f"the files of {handle.job_name} are gone")
+            return _fail(FailureKind.LAUNCHER, f"the files of job {handle.job_name} are missing")
         self._run_ids.add(record.run_id)
         known = read_status(record.folder)
         if known is not None:
@@ -207,7 +205,7 @@ class TpuVmLauncher:
         return self._start(record, found) if start is None else self._poll_processes(record, found.group, start)
 
     def _wait_uncertain(self, record: TpuJobRecord, start: TpuStartRecord | None, found: WorkersPending) -> JobStatus:
-        """The cloud does not say how the slice is: the attempt is given up when its own time and patience are over."""
+        """The state of the slice is unknown: wait, and fail the attempt when its time limit and a margin are over."""
         patience_s = record.timeout_s + DEADLINE_S + self.settings.lost_after_s * CLOUD_PATIENCE_FACTOR
         if start is None:
             over = self._waited(record, -1, "cloud", patience_s)
@@ -215,18 +213,20 @@ class TpuVmLauncher:
             over = time.time() > start.started_s + patience_s
         if not over:
             return JobStatus(state=JobState.QUEUED if start is None else JobState.RUNNING, note=found.note)
-        message = f"{found.note}; and the time that the trial may take is over"
+        message = f"{found.note}, and the trial's time limit has passed"
         stage = Stage.SUBMIT if start is None else Stage.RUN
         return self._fail_attempt(record, Failure(stage=stage, kind=FailureKind.LAUNCHER, message=message))
 
     def _start(self, record: TpuJobRecord, ready: WorkersReady) -> JobStatus:
-        """Copy the files out and start the processes, the coordinator's first."""
+        """Copy the files to the workers and start the processes, the coordinator's first."""
         group, folder = ready.group, record.folder
         if record.num_processes > len(group.addresses):
-            message = f"the trial wants {record.num_processes} workers, but there are {len(group.addresses)}"
-            self._finish(record, _fail(FailureKind.LAUNCHER, message, Stage.SUBMIT))  # or nothing would be released
+            message = f"the trial needs {record.num_processes} workers, but there are {len(group.addresses)}"
+            self._finish(
+                record, _fail(FailureKind.LAUNCHER, message, Stage.SUBMIT)
+            )  # otherwise nothing would be released
             raise UserError(
-                f"{message}: correct the profile's `hardware` (num_accelerators, accelerators_per_node), or add hosts"
+                f"{message}; correct the profile's `hardware` (num_accelerators, accelerators_per_node), or add hosts"
             )
         processes, name = range(record.num_processes), f"{record.remote_name}.tar.gz"
         errors = group.push(folder / BUNDLE_FILE, name, processes)
@@ -256,19 +256,19 @@ class TpuVmLauncher:
         return JobStatus(state=JobState.RUNNING, note=f"started on {record.num_processes} workers")
 
     def _cannot_start(self, record: TpuJobRecord, errors: Mapping[int, str]) -> JobStatus:
-        """A worker did not take the job: hopeless at once, else after a while."""
+        """A worker did not accept the job: fail at once if a retry cannot help, else after a while."""
         process, error = sorted(errors.items())[0]
-        told = f"worker {process} cannot be reached: {one_line(error, 300)}"
-        if self.settings.hosts and is_permanent_error(error):  # a new TPU VM may take a while to know the key
-            self._fail_attempt(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=told))
-            raise UserError(f"{told}; `ccl-search launcher check {self.profile.name}` tries each worker")
+        message = f"worker {process} cannot be reached: {one_line(error, 300)}"
+        if self.settings.hosts and is_permanent_error(error):  # a new TPU VM may take a while to accept the key
+            self._fail_attempt(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message))
+            raise UserError(f"{message}; run `ccl-search launcher check {self.profile.name}`, which tries each worker")
         patience_s = self.settings.lost_after_s * (1 if self.settings.hosts else CLOUD_PATIENCE_FACTOR)
         if not self._waited(record, -1, "begin", patience_s):
-            return JobStatus(state=JobState.QUEUED, note=told)
-        return self._fail_attempt(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.NODE_FAILED, message=told))
+            return JobStatus(state=JobState.QUEUED, note=message)
+        return self._fail_attempt(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.NODE_FAILED, message=message))
 
     def _poll_processes(self, record: TpuJobRecord, group: WorkerGroup, start: TpuStartRecord) -> JobStatus:
-        """Ask every process how it is, take in what its logs gained, and act on what has ended or is lost."""
+        """Query every process, append new log output, and handle processes that have ended or are lost."""
         answers = self._ask(record, group)
         lost = self._find_lost(record, group, answers)
         if lost is not None:
@@ -280,9 +280,9 @@ class TpuVmLauncher:
         if ended and self._waited(record, -1, "peers", PEER_GRACE_S):
             self._stop(record, group)
         if time.time() > start.started_s + record.timeout_s + DEADLINE_S:
-            message = f"no end after {record.timeout_s:g} s: the processes were ended"
+            message = f"not ended after {record.timeout_s:g} s, so the processes were ended"
             return self._fail_attempt(record, Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message))
-        note = f"{len(by_process) - len(ended)} of {record.num_processes} processes run"
+        note = f"{len(by_process) - len(ended)} of {record.num_processes} processes running"
         if answers.silent:
             note += f"; worker {min(answers.silent)} does not answer"
         return JobStatus(state=JobState.RUNNING, note=note)
@@ -304,7 +304,7 @@ class TpuVmLauncher:
         return WorkerAnswers(merged, silent)
 
     def _find_lost(self, record: TpuJobRecord, group: WorkerGroup, answers: WorkerAnswers) -> Failure | None:
-        """Why the trial is lost: a slice that was taken away, a worker that lost it or has been silent for too long."""
+        """Return why the trial is lost: slice preempted, worker restarted, or worker silent for too long; else None."""
         cloud = group.explain_loss() if answers.silent else None
         for process in range(record.num_processes):
             answer = answers.by_process.get(process)
@@ -317,7 +317,7 @@ class TpuVmLauncher:
                 continue
             self._since.pop((record.name, process, "silent"), None)
             if answer.state in ("vanished", "absent"):
-                what = "no longer knows the trial: it was restarted, or its processes were killed"
+                what = "lost the trial: it was restarted, or its processes were killed"
                 return self._node_failed(group, process, what)
         return None
 
@@ -326,7 +326,7 @@ class TpuVmLauncher:
         return Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message, rank=process)
 
     def _collect(self, record: TpuJobRecord, group: WorkerGroup, by_process: Mapping[int, WorkerAnswer]) -> JobStatus:
-        """Every process has ended: bring back what they left, and say what came of it."""
+        """Copy the files of the ended processes back and return the job's final status."""
         folder = record.folder
         archives = {}
         for process in by_process:
@@ -337,7 +337,7 @@ class TpuVmLauncher:
             except Unreachable as error:
                 if not self._waited(record, process, "pull", self.settings.lost_after_s):
                     return JobStatus(state=JobState.RUNNING, note=f"worker {process}: {one_line(str(error), 100)}")
-                message = f"what worker {process} left cannot be brought back: {one_line(str(error), 200)}"
+                message = f"the files of worker {process} could not be copied back: {one_line(str(error), 200)}"
                 return self._fail_attempt(
                     record, Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message)
                 )
@@ -355,7 +355,7 @@ class TpuVmLauncher:
         return status
 
     def _fail_attempt(self, record: TpuJobRecord, failure: Failure) -> JobStatus:
-        """The attempt is over without its results: end what can be reached of it."""
+        """End the attempt without results; stop its processes on reachable workers."""
         group = None if failure.kind is FailureKind.PREEMPTED else self._find_group(record)
         if group is not None:
             self._end_processes(record, group)
@@ -368,7 +368,7 @@ class TpuVmLauncher:
         return status
 
     def _end_processes(self, record: TpuJobRecord, group: WorkerGroup) -> None:
-        """Stop every process that answers, and look again until none of them runs."""
+        """Stop every process that answers, and repeat until none of them runs."""
         deadline = time.monotonic() + STOP_S
         while True:
             answers = self._stop(record, group)
@@ -390,7 +390,7 @@ class TpuVmLauncher:
             group.call(guard, ["sweep", remote], _own_processes(record, group))
 
     def _find_group(self, record: TpuJobRecord) -> WorkerGroup | None:
-        """The workers that may run the job; None where there are none any more."""
+        """Return the workers that may run the job; None if there are none any more."""
         found = self.worker_source.find_workers(record.run_id)
         return found.group if isinstance(found, WorkersReady) else None
 
@@ -401,7 +401,7 @@ class TpuVmLauncher:
         return f"exec python3 {self._remote(record)}/worker.py"
 
     def _waited(self, record: TpuJobRecord, process: int, what: str, patience_s: float) -> bool:
-        """Whether that has been so for long enough; the first call starts the time."""
+        """Whether `patience_s` has passed since the first call with these arguments."""
         since = self._since.setdefault((record.name, process, what), time.monotonic())
         return time.monotonic() - since >= patience_s
 
@@ -418,7 +418,7 @@ class TpuVmLauncher:
 
 
 def _own_processes(record: TpuJobRecord, group: WorkerGroup) -> range:
-    """Processes of the job that have a worker."""
+    """Return the processes of the job that have a worker."""
     return range(min(record.num_processes, len(group.addresses)))
 
 

@@ -1,4 +1,4 @@
-"""What tells a run's things from those of another run of its name, in the cloud and on workers; and where they are."""
+"""Unique names and labels of a run's cloud resources and folders on workers, and the cloud location they are in."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ _STEM_LENGTH = 36
 
 
 class RunToken(Model):
-    """`tpu-identity.json` of a run: made once, before anything of the run is made elsewhere."""
+    """`tpu-identity.json` of a run: written once, before anything is created in the cloud or on workers.
+
+    It distinguishes the run from another one of the same name.
+    """
 
     token: str
 
 
 class CloudLocation(Model):
-    """Where in the cloud a thing is: gcloud's own defaults may be others tomorrow."""
+    """Project and zone of a resource, recorded because gcloud's defaults may change."""
 
     project: str | None = None
     zone: str | None = None
 
 
 def read_token(run_dir: Path | None) -> str | None:
-    """The run's token; None where none was made yet, so that nothing of the run can carry one."""
+    """Return the run's token; None if none was made yet, so no resource of the run has one."""
     record = read_model(run_dir / TOKEN_FILE, RunToken) if run_dir is not None else None
     return record.token if record is not None else None
 
 
 def make_token(run_dir: Path | None) -> str:
-    """The run's token, made at the first call; empty where there is no run."""
+    """Return the run's token, made at the first call; empty without a run."""
     if run_dir is None:
         return ""
     token = read_token(run_dir)
@@ -47,29 +50,29 @@ def make_token(run_dir: Path | None) -> str:
 
 
 def make_label(run_id: str, token: str) -> str:
-    """The run's label: lower-case letters, digits and dashes, at most 51 (a label may have 63)."""
+    """Return the run's label: lower-case letters, digits and dashes, at most 51 (a label may have 63)."""
     stem = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:_STEM_LENGTH]
     return f"ccl-{stem}-{token}"
 
 
 def name_resource(run_id: str, token: str, generation: int) -> str:
-    """The name of a run's queued resource and of its TPU VM: what the cloud allows, and no other run's."""
+    """Return the name of a run's queued resource and of its TPU VM: valid in the cloud and unique to the run."""
     return f"{make_label(run_id, token)}-g{generation}"
 
 
 def has_label_name(label: str, name: str) -> bool:
-    """Whether a queued resource has a name made of that label."""
+    """Whether that is the name of a queued resource made from that label."""
     return re.fullmatch(re.escape(label) + r"-g\d+", name) is not None
 
 
 def with_location(settings: TpuSettings, location: CloudLocation | None) -> TpuSettings:
-    """The settings with the project and zone that were noted; as they are where none were."""
-    noted = location.model_dump(include={"project", "zone"}, exclude_none=True) if location is not None else {}
-    return settings.model_copy(update=noted)
+    """Return the settings with the recorded project and zone; unchanged if none are recorded."""
+    recorded = location.model_dump(include={"project", "zone"}, exclude_none=True) if location is not None else {}
+    return settings.model_copy(update=recorded)
 
 
 def resolve_project(settings: TpuSettings) -> TpuSettings:
-    """The settings with the project that gcloud would take now; UserError where it has none."""
+    """Return the settings with a project, by default gcloud's; UserError if gcloud has none."""
     if settings.project is not None:
         return settings
     return settings.model_copy(update={"project": Gcloud(settings).find_default_project()})

@@ -1,4 +1,4 @@
-"""A TPU profile's own fields: which machines, how they are reached, and what runs there."""
+"""The TPU fields of a profile: which machines to use, how to reach them, and what to run there."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _check_folder(value: str) -> str:
 
 def _check_id(value: str) -> str:
     if not re.fullmatch(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", value):
-        raise ValueError("must be lower-case letters, digits and dashes, beginning with a letter, at most 63")
+        raise ValueError("must be at most 63 lower-case letters, digits and dashes, beginning with a letter")
     return value
 
 
 def _read_target(value: Any) -> Any:
-    """A host from `user@host:port`."""
+    """Return the parts of `user@host:port`; a mapping is returned unchanged."""
     if not isinstance(value, str):
         return value
     match = _TARGET.fullmatch(value)
@@ -63,24 +63,24 @@ ResourceId = Annotated[str, AfterValidator(_check_id)]
 
 
 class HostTarget(Model):
-    """One worker reached over plain SSH."""
+    """One worker, reached over plain SSH."""
 
     host: Word
     user: Word | None = None
     port: Annotated[int, BeforeValidator(lambda v: int(v) if isinstance(v, str) and v.isdigit() else v)] | None = None
     address: Word | None = None
-    """Where the other workers reach it, if not under `host`."""
+    """Address for the other workers, if it is not `host`."""
 
 
 class QueuedResource(Model):
-    """What is asked of the queue of Cloud TPU, once a search; deleted at its end."""
+    """The queued resource that a search requests from Cloud TPU once, and deletes at its end."""
 
     accelerator_type: Word
     """`v5litepod-16`, `v5p-8`, `v6e-8`."""
     runtime_version: Word
     tier: Literal["on-demand", "spot", "reserved"] = "on-demand"
     valid_until: Annotated[str, Field(pattern=r"^\d+[smhd]$")] | None = None
-    """How long the request may wait, as `--valid-until-duration` takes it (`6h`); None waits without end."""
+    """Maximum wait of the request, as in `--valid-until-duration` (`6h`); None: no limit."""
     network: Word | None = None
     subnetwork: Word | None = None
     service_account: Word | None = None
@@ -89,18 +89,18 @@ class QueuedResource(Model):
 
 
 class TpuSettings(Model):
-    """How workers are found and used. Exactly one of `hosts`, `tpu` and `queued_resource`."""
+    """The TPU fields of a profile, with exactly one of `hosts`, `tpu` and `queued_resource`."""
 
     hosts: tuple[Annotated[HostTarget, BeforeValidator(_read_target)], ...] = ()
     """Workers in order; the first is the coordinator."""
     tpu: ResourceId | None = None
-    """Name of a TPU VM that exists."""
+    """Name of an existing TPU VM."""
     queued_resource: QueuedResource | None = None
     project: Word | None = None
     zone: Word | None = None
     user: Word | None = None
     key_file: Word | None = None
-    """Private key for ssh; ssh's own choice (or gcloud's) where none is given."""
+    """Private key for ssh; None: chosen by ssh or gcloud."""
     ssh_options: tuple[SshOption, ...] = ()
     internal_ip: bool = False
     """`--internal-ip`: reach the workers inside the network."""
@@ -110,27 +110,27 @@ class TpuSettings(Model):
     setup: tuple[ShellLine, ...] = ()
     """Lines of shell before the run script (`source ~/maxtext/venv/bin/activate`)."""
     remote_dir: RemoteFolder = ".ccl-search"
-    """Folder on the workers, from the home folder unless it begins with a slash."""
+    """Folder on the workers, relative to the home folder unless it begins with a slash."""
     keep_remote: bool = False
-    """Leave a finished trial's files on the workers."""
+    """Keep a finished trial's files on the workers."""
     poll_s: float | None = Field(default=None, gt=0)
-    """Seconds between two polls: 2 over plain SSH, 10 through gcloud, where none is given."""
+    """Seconds between two polls; None: 2 over plain SSH, 10 through gcloud."""
     connect_timeout_s: int = Field(default=15, ge=1)
     lost_after_s: float = Field(default=60.0, ge=0)
-    """How long a worker may be out of reach, or the others may go on after one failed, before the trial is ended."""
+    """Seconds that a worker may be unreachable before the trial is ended."""
     queue_limit_min: float | None = Field(default=None, gt=0)
-    """Longest wait for a queued resource, in minutes; None waits as long as it takes."""
+    """Maximum wait for a queued resource, in minutes; None: no limit."""
     delete_patience_s: float = Field(default=900.0, gt=0)
-    """How long deleting is tried again before it is told as failed."""
+    """Seconds that a deletion is retried before it is reported as failed."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TpuSettings:
         if self.hosts and len({(h.host, h.port) for h in self.hosts}) < len(self.hosts):
-            raise ValueError("each of hosts must be there once")
+            raise ValueError("each of hosts must be listed only once")
         return self
 
     @property
     def sources(self) -> list[str]:
-        """Which of the three ways to find workers the profile gives."""
+        """Which of the three sources of workers the profile sets."""
         given = {"hosts": self.hosts, "tpu": self.tpu, "queued_resource": self.queued_resource}
         return [name for name, value in given.items() if value]

@@ -1,7 +1,7 @@
-"""Runs on a worker: starts the trial's process under a supervisor that outlives the connection, and tells how it is.
+"""Runs on a worker: starts the trial's process under a supervisor that outlives the connection, and reports its state.
 
 Standard library only, Python 3.8 or newer. Each call prints one JSON line that begins with `CCL-WORKER `, so that the
-answers of many workers may share a stream. The folder is a job's: what was copied lies in it, and each process keeps
+answers of many workers can share a stream. The folder belongs to one job and has the copied files; each process keeps
 its own state in `w<N>/` (`claim.json`, `end.json`, logs, `trial/`, `out.tar.gz`).
 """
 
@@ -42,7 +42,7 @@ def main() -> int:
     folder = os.path.realpath(args.folder)
     process = args.process if args.process is not None else find_process(args.addresses.split(","))
     if process is None:
-        print("this worker finds none of its addresses among " + args.addresses, file=sys.stderr)
+        print("none of this worker's addresses is among " + args.addresses, file=sys.stderr)
         return 3
     answer = {"process": process}
     answer.update(ACTIONS[args.action](folder, process, args))
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def find_process(addresses: list[str]) -> int | None:
-    """Which worker this is: the place of the address that was connected to, or of any own one, in the list."""
+    """Return this worker's index in the list, by the address of the connection or any other own address."""
     own = os.environ.get("SSH_CONNECTION", "").split()[2:3]
     if not (own and own[0] in addresses):
         try:
@@ -63,10 +63,10 @@ def find_process(addresses: list[str]) -> int | None:
 
 
 def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Start this process of the job, once however often it is asked; what other attempts of the run left is ended."""
+    """Start this process of the job, only at the first call; kill processes of the run's other attempts."""
     job = read_json(os.path.join(folder, "job.json"))
     own = os.path.join(folder, f"w{process}")
-    kill_marked(attempts_pattern(folder, job), but=folder + os.sep)
+    kill_trial_processes(attempts_pattern(folder, job), but=folder + os.sep)
     os.makedirs(os.path.join(own, "trial"), exist_ok=True)
     claim = {"port": choose_port() if process == 0 else 0, "boot": boot_id(), "at": time.time()}
     if not claim_file(os.path.join(own, "claim.json"), claim):
@@ -85,7 +85,7 @@ def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]
 
 
 def status(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
-    """How this process is, and what its logs have gained since the offsets that the caller has."""
+    """Return the state of this process and its log output beyond the caller's offsets."""
     own = os.path.join(folder, f"w{process}")
     answer = read_state(own)
     wanted = dict(item.split("=") for item in args.offsets.split(",") if item)
@@ -97,14 +97,14 @@ def status(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any
 
 
 def stop(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
-    """End this process of the job and everything that it started."""
+    """End this process of the job and every process that it started."""
     own = os.path.join(folder, f"w{process}")
     if os.path.isdir(folder):
         os.makedirs(own, exist_ok=True)
         claim_file(os.path.join(own, "claim.json"), {"port": 0, "boot": boot_id(), "at": time.time(), "void": True})
         with open(os.path.join(own, "stop"), "w"):
             pass
-        kill_marked(re.compile(re.escape(os.path.join(own, "trial"))))
+        kill_trial_processes(re.compile(re.escape(os.path.join(own, "trial"))))
         deadline = time.time() + 15
         while read_state(own)["state"] == "running" and time.time() < deadline:
             time.sleep(0.05)
@@ -112,7 +112,7 @@ def stop(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sweep(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Remove what the job left on this worker."""
+    """Remove the job's files on this worker."""
     shutil.rmtree(os.path.join(folder, f"w{process}"), ignore_errors=True)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if not any(name.startswith("w") and name[1:].isdigit() for name in names):
@@ -124,7 +124,7 @@ ACTIONS = {"start": start, "status": status, "stop": stop, "sweep": sweep}
 
 
 def read_state(own: str) -> dict[str, Any]:
-    """State of the process: absent, running, ended (with its exit code and reason), or vanished."""
+    """Return the state of the process: absent, running, ended (with exit code and reason), or vanished."""
     claim, end = read_json(os.path.join(own, "claim.json")), read_json(os.path.join(own, "end.json"))
     if not claim:
         return {"state": "absent"}
@@ -142,7 +142,7 @@ def read_state(own: str) -> dict[str, Any]:
 
 
 def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordinator: str) -> None:
-    """Run the script to its end, its time limit, or the wish to stop; then pack what it left, and say so last."""
+    """Run the script until it ends, times out or is stopped; pack its files, and write `end.json` last."""
     trial = os.path.join(own, "trial")
     write_json(
         os.path.join(own, "supervisor.json"), {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "boot": boot_id()}
@@ -166,7 +166,7 @@ def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordina
             start_new_session=True,
         )
         reason = watch(script, own, trial, job["timeout_s"])
-        kill_marked(re.compile(re.escape(trial)))
+        kill_trial_processes(re.compile(re.escape(trial)))
         code = script.wait()
     oom = code in (-9, 137) and count_oom_kills() > oom_before
     pack(trial, os.path.join(own, "out.tar.gz"))
@@ -174,7 +174,7 @@ def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordina
 
 
 def watch(script: subprocess.Popen[bytes], own: str, trial: str, timeout_s: float) -> str:
-    """Wait for the script; why the wait ended."""
+    """Wait for the script; return why the wait ended."""
     deadline, result_at = time.time() + timeout_s, None
     while script.poll() is None:
         if os.path.exists(os.path.join(own, "stop")):
@@ -190,7 +190,7 @@ def watch(script: subprocess.Popen[bytes], own: str, trial: str, timeout_s: floa
 
 
 def pack(trial: str, target: str) -> None:
-    """What goes back to the search, as one archive."""
+    """Pack the files for the search into one archive."""
     with tarfile.open(target + ".part", "w:gz", compresslevel=1) as archive:
         for name in OUTPUTS:
             path = os.path.join(trial, name)
@@ -200,18 +200,18 @@ def pack(trial: str, target: str) -> None:
 
 
 def attempts_pattern(folder: str, job: dict[str, Any]) -> re.Pattern[str]:
-    """Trial folders of all attempts of the run, and of no run whose name begins with this one's."""
+    """Return the pattern of this run's trial folders; a run whose name only begins like this one's does not match."""
     suffix = "-" + job["token"] if job.get("token") else ""
     start = os.path.join(os.path.dirname(folder), job["run_id"])
     return re.compile(re.escape(start) + r"-t\d+-a\d+" + re.escape(suffix) + r"/w\d+/trial")
 
 
-def kill_marked(pattern: re.Pattern[str], but: str = "") -> None:
-    """End every process whose trial folder is of that form, and does not begin with `but`."""
+def kill_trial_processes(pattern: re.Pattern[str], but: str = "") -> None:
+    """Kill every process whose trial folder matches, unless it begins with `but`."""
     deadline = time.time() + 12
     hard = time.time() + 2
     while time.time() < deadline:
-        found = find_processes_by_variable(pattern, but)
+        found = find_trial_processes(pattern, but)
         if not found:
             return
         for pid in found:
@@ -220,8 +220,8 @@ def kill_marked(pattern: re.Pattern[str], but: str = "") -> None:
         time.sleep(0.1)
 
 
-def find_processes_by_variable(pattern: re.Pattern[str], but: str = "") -> list[int]:
-    """Living processes whose trial folder is of that form."""
+def find_trial_processes(pattern: re.Pattern[str], but: str = "") -> list[int]:
+    """Return the running processes whose trial folder matches, unless it begins with `but`."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -240,7 +240,7 @@ def find_processes_by_variable(pattern: re.Pattern[str], but: str = "") -> list[
 
 
 def detach() -> None:
-    """Leave the connection: a session of one's own, no terminal, no open stream."""
+    """Detach from the connection: own session, no terminal, no open stream."""
     os.setsid()
     if os.fork():
         os._exit(0)
@@ -251,7 +251,7 @@ def detach() -> None:
 
 
 def choose_port() -> int:
-    """A free port below those that outgoing connections take."""
+    """Return a free port below the range of outgoing connections."""
     for _ in range(200):
         port = random.SystemRandom().randrange(20000, 30000)
         with socket.socket() as probe:
@@ -264,7 +264,7 @@ def choose_port() -> int:
 
 
 def claim_file(path: str, data: dict[str, Any]) -> bool:
-    """Write the file if nobody has; whether it was us."""
+    """Write the file unless it exists; return whether this call wrote it."""
     partial = f"{path}.{os.getpid()}"
     write_json(partial, data)
     try:
@@ -277,7 +277,7 @@ def claim_file(path: str, data: dict[str, Any]) -> bool:
 
 
 def read_from(path: str, offset: int) -> tuple[bytes, bool]:
-    """The next piece of a file from an offset, and whether there is more."""
+    """Return the next piece of a file from an offset, and whether there is more."""
     try:
         with open(path, "rb") as file:
             file.seek(offset)
@@ -288,7 +288,7 @@ def read_from(path: str, offset: int) -> tuple[bytes, bool]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The file as a mapping; empty where it is missing or no JSON."""
+    """Return the file as a mapping; empty if it is missing or not a JSON object."""
     try:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
@@ -298,7 +298,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:
-    """Written whole or not at all, and synced."""
+    """Write the file atomically, synced to disk."""
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(data, file)
         file.flush()
@@ -307,7 +307,7 @@ def write_json(path: str, data: dict[str, Any]) -> None:
 
 
 def boot_id() -> str:
-    """This start of the machine; empty where it cannot be told."""
+    """Return the id of this boot of the machine; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -316,7 +316,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When that process started; None where there is none, or it is a zombie."""
+    """Return when that process started, in ticks; None if it does not exist or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -326,7 +326,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def count_oom_kills() -> int:
-    """How many processes the kernel has killed for memory since boot."""
+    """Return how many processes the kernel has killed for memory since boot."""
     try:
         with open("/proc/vmstat", encoding="ascii") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)

@@ -1,4 +1,4 @@
-"""Workers as the launcher sees them: commands to all, files out, one archive back; and those over plain SSH."""
+"""The workers of a slice: run commands on them, copy files to and from them; here also those over plain SSH."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _PERMANENT = (
 
 
 class Unreachable(Exception):
-    """A worker, or the way to it, does not answer."""
+    """A worker, or the connection to it, does not answer."""
 
 
 @dataclass(frozen=True)
 class WorkerAnswer:
-    """What one worker said of its process of a job."""
+    """What one worker answered about its process of a job."""
 
     state: str
-    """absent, running, ended, vanished."""
+    """`absent`, `running`, `ended` or `vanished`."""
     port: int = 0
     code: int | None = None
     reason: str = ""
@@ -53,39 +53,39 @@ class WorkerAnswer:
 
 @dataclass(frozen=True)
 class WorkerAnswers:
-    """One round: process -> answer, and process -> why there is none."""
+    """Answers of one round: process -> answer, or process -> why there is none."""
 
     by_process: Mapping[int, WorkerAnswer]
     silent: Mapping[int, str] = field(default_factory=dict)
 
 
 class WorkerGroup(Protocol):
-    """The workers of one slice, in order."""
+    """The workers of one slice, in order of their process numbers."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where workers reach each other."""
+        """Addresses at which the workers reach each other."""
         ...
 
     def push(self, file: Path, name: str, processes: Sequence[int]) -> Mapping[int, str]:
-        """Copy a file into the home folder of these workers; process -> why it failed."""
+        """Copy a file into the home folder of these workers; return process -> error for failed copies."""
         ...
 
     def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> WorkerAnswers:
-        """Run a shell command and then `worker.py` with these arguments on each; `command` is a fixed text."""
+        """Run the shell text `command`, which ends in a call of `worker.py`, with these arguments on each worker."""
         ...
 
     def pull(self, process: int, path: str, target: Path) -> None:
-        """Copy one file back; raises Unreachable."""
+        """Copy one file from a worker; raises Unreachable."""
         ...
 
     def explain_loss(self) -> str | None:
-        """Why workers may be gone (preempted, deleted); None where nothing is known."""
+        """Return why the workers were lost (preempted, deleted); None if unknown."""
         ...
 
 
 def run_program(command: Sequence[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run without a shell, without secrets, without a terminal; a program that hangs is ended and told as 255."""
+    """Run a program without shell, secrets or terminal; one that exceeds the timeout is killed and returns 255."""
     try:
         return subprocess.run(
             command,
@@ -100,19 +100,19 @@ def run_program(command: Sequence[str], *, timeout_s: float) -> subprocess.Compl
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 255, "", f"no answer within {timeout_s:g} s")
     except FileNotFoundError:
-        raise UserError(f"{command[0]!r} is not to be found here: install it, or put it on PATH") from None
+        raise UserError(f"{command[0]!r} was not found here; install it, or put it on PATH") from None
     except OSError as error:
-        raise UserError(f"{command[0]!r} cannot be run: {error}") from None
+        raise UserError(f"{command[0]!r} could not be run: {error}") from None
 
 
 def _tool_environment() -> dict[str, str]:
-    """Without secrets, but with what gcloud itself is signed in by; neither ssh nor gcloud hands it to a worker."""
+    """Return the environment without secrets, but with gcloud's own login, which is not passed to a worker."""
     own = {name: value for name, value in os.environ.items() if name.startswith("CLOUDSDK_")}
     return {**public_environment(), **own}
 
 
 def read_answers(text: str) -> dict[int, WorkerAnswer]:
-    """Every worker's answer among whatever else stands in the text."""
+    """Return every worker's answer in the text, which may contain other output."""
     found = {}
     for line in text.splitlines():
         start = line.find(MARK)
@@ -141,18 +141,18 @@ def _read_answer(data: Mapping[str, Any]) -> WorkerAnswer:
 
 
 def shorten_error(text: str, code: int) -> str:
-    """The last telling line of what a program said."""
+    """Return the last meaningful line of a program's error output."""
     lines = [line for line in text.splitlines() if line.strip() and "Permanently added" not in line]
     return one_line(lines[-1], 300) if lines else f"exit code {code} and no message"
 
 
 def is_permanent_error(text: str) -> bool:
-    """Whether trying again would not help: the key, the name or the options are wrong."""
+    """Whether a retry cannot help: the key, the host name or the options are wrong."""
     return any(mark in text.lower() for mark in _PERMANENT)
 
 
 class SshWorkerGroup:
-    """Hosts over plain SSH; no cloud."""
+    """Hosts over plain SSH, without a cloud."""
 
     def __init__(self, settings: TpuSettings) -> None:
         self.settings = settings
@@ -177,9 +177,9 @@ class SshWorkerGroup:
             done = run_program([*self.ssh_command(process), text], timeout_s=CALL_S)
             return read_answers(done.stdout).get(process), shorten_error(done.stderr, done.returncode)
 
-        told = _map(ask, processes)
-        answers = {process: answer for process, (answer, _) in told.items() if answer is not None}
-        return WorkerAnswers(answers, {process: why for process, (answer, why) in told.items() if answer is None})
+        replies = _map(ask, processes)
+        answers = {process: answer for process, (answer, _) in replies.items() if answer is not None}
+        return WorkerAnswers(answers, {process: why for process, (answer, why) in replies.items() if answer is None})
 
     def pull(self, process: int, path: str, target: Path) -> None:
         host = self.hosts[process]
@@ -192,7 +192,7 @@ class SshWorkerGroup:
         return None
 
     def ssh_command(self, process: int) -> list[str]:
-        """The command that runs a shell text on that host, without the text."""
+        """Return the ssh command for that host, to which a shell text is appended."""
         host = self.hosts[process]
         return ["ssh", *self._options(host, "-p"), "-T", "--", _target(host, self.settings)]
 
@@ -213,7 +213,7 @@ def _target(host: HostTarget, settings: TpuSettings) -> str:
 
 
 def _map(function: Any, processes: Iterable[int]) -> dict[int, Any]:
-    """The function of every process at once."""
+    """Call the function for every process in parallel; return process -> result."""
     wanted = list(processes)
     with ThreadPoolExecutor(max_workers=max(1, min(32, len(wanted)))) as pool:
         return dict(zip(wanted, pool.map(function, wanted), strict=True))

@@ -1,4 +1,4 @@
-"""Where the workers come from: hosts that are named, or (through `gcloud`) a TPU VM that exists or is asked for."""
+"""Where workers come from: the protocol, and hosts named in the profile (`cloud_source` has the TPU VMs)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cclsearch.launch.tpu_vm.worker_group import (
 
 @dataclass(frozen=True)
 class WorkersReady:
-    """The workers are there; `name` tells them from later ones."""
+    """The workers are ready; `name` distinguishes them from later ones."""
 
     group: WorkerGroup
     name: str
@@ -28,18 +28,18 @@ class WorkersReady:
 
 @dataclass(frozen=True)
 class WorkersPending:
-    """Not yet."""
+    """The workers are not ready yet."""
 
     note: str
     uncertain: bool = False
-    """Whether it could not be told: a job that runs there is not given up for it before its time is over."""
+    """Whether the state is unknown: a job that runs there is then kept until its time limit has passed."""
     unanswered: bool = False
-    """Whether that is because nobody answered."""
+    """Whether the state is unknown because gcloud did not answer."""
 
 
 @dataclass(frozen=True)
 class WorkersLost:
-    """They will not come, or are gone."""
+    """The workers will not become ready, or were lost."""
 
     failure: Failure
 
@@ -48,45 +48,45 @@ WorkersState = WorkersReady | WorkersPending | WorkersLost
 
 
 class WorkerSource(Protocol):
-    """The source of a search's workers. `run_id` labels whatever is created."""
+    """The source of a search's workers. `run_id` labels everything that is created."""
 
     def request(self, run_id: str) -> None:
-        """See that workers are there or asked for; UserError where that can never work, TrialError where not now."""
+        """Request workers unless they exist; UserError if that can never work, TrialError if it fails now."""
         ...
 
     def find_workers(self, run_id: str) -> WorkersState:
-        """How it stands; UserError where the user must log in first."""
+        """Return the state of the workers; UserError if the user must log in first."""
         ...
 
     def recorded_run(self) -> str | None:
-        """The run whose request is remembered here and not known to be deleted."""
+        """Return the run whose recorded request is not known to be deleted, or None."""
         ...
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
-        """Delete what was created for the run, until it is gone; UserError where it cannot be.
+        """Delete what was created for the run and wait until it is gone; UserError if that fails.
 
-        `thorough` looks for the run's label too, where nothing here remembers a request.
+        `thorough` also searches by the run's label if no request is recorded.
         """
         ...
 
     def leftovers(self, run_id: str) -> list[Leftover]:
-        """What was created for the run and still exists."""
+        """Return what was created for the run and still exists."""
         ...
 
     def check(self) -> list[Check]:
-        """Whether it works from here."""
+        """Check whether the workers can be reached from here."""
         ...
 
 
 class HostsSource:
-    """Hosts named in the profile: always there, never ours to delete."""
+    """Hosts named in the profile: always there, never deleted."""
 
     def __init__(self, settings: TpuSettings) -> None:
         self.settings = settings
         self._group = SshWorkerGroup(settings)
 
     def request(self, run_id: str) -> None:
-        """Nothing has to be asked for."""
+        """Does nothing: the hosts exist."""
 
     def find_workers(self, run_id: str) -> WorkersState:
         return WorkersReady(self._group, "")
@@ -95,7 +95,7 @@ class HostsSource:
         return None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
-        """Nothing was created."""
+        """Does nothing: nothing was created."""
 
     def leftovers(self, run_id: str) -> list[Leftover]:
         return []
@@ -108,7 +108,7 @@ class HostsSource:
 
         found = shutil.which(name)
         remedy = "" if found else "install an OpenSSH client"
-        return Check(name=name, ok=found is not None, detail=found or f"{name} is not to be found", remedy=remedy)
+        return Check(name=name, ok=found is not None, detail=found or f"{name} was not found", remedy=remedy)
 
     def _check_hosts(self) -> Sequence[Check]:
         checks = []
@@ -119,8 +119,8 @@ class HostsSource:
             detail = f"{host.host}: python3 {done.stdout.strip()}"
             if not ok:
                 detail = f"{host.host}: {shorten_error(done.stderr, done.returncode)}"
-            remedy = "" if ok else "see that `ssh` to it works without a password, and that it has python3"
+            remedy = "" if ok else "check that `ssh` to it works without a password and that it has python3"
             if is_permanent_error(done.stderr):
-                remedy = "correct `user`, `key_file` or the host's name; accept its host key once by hand"
+                remedy = "correct `user`, `key_file` or the host's name, or accept its host key once by hand"
             checks.append(Check(name=f"worker {process}", ok=ok, detail=detail, remedy=remedy))
         return checks
