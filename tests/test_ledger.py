@@ -84,6 +84,6 @@ def test_a_ledger_of_a_newer_version_is_refused_with_what_to_do(tmp_path: Path) 
         list(read_events(path))
 
 
-def test_a_folder_without_a_ledger_is_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run folder"):
+def test_a_folder_without_a_ledger_is_not_a_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run folder"):
         list(read_events(tmp_path / "ledger.jsonl"))

@@ -1,1 +1,1 @@
-"""The ledger and its views: what happened, for good."""
+"""The ledger of a run: its events, the state folded from them, and the writer."""

@@ -1,4 +1,4 @@
-"""What the ledger holds: one closed model an event, told apart by `event`."""
+"""The events of the ledger: one closed model per event, distinguished by `event`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LEDGER_VERSION = 1
 
 
 class Purpose(StrEnum):
-    """Why a trial runs."""
+    """Purpose of a trial."""
 
     SEARCH = "search"
     CONFIRMATION = "confirmation"
-    """A new run of a finalist; counted apart from the budget."""
+    """A new run of a finalist; does not cost budget."""
 
 
 class SearchStarted(Model):
@@ -33,23 +33,23 @@ class SearchStarted(Model):
     ledger_version: int = LEDGER_VERSION
     engine_version: str
     spec_sha256: str
-    """Of `search.yaml`, so that a changed input is seen."""
+    """Hash of `search.yaml`, to detect changed inputs."""
 
 
 class SearchResumed(Model):
-    """The search goes on in another process."""
+    """The search continues in another process."""
 
     event: Literal["search_resumed"] = "search_resumed"
     time_s: float
     engine_version: str
     budget: int
-    """Trials in all, as raised by `resume --budget`."""
+    """Total number of trials, as raised by `resume --budget`."""
     confirm: int = 0
-    """Finalists to run again, as raised by `resume --confirm`."""
+    """Number of finalists to run again, as raised by `resume --confirm`."""
 
 
 class TrialProposed(Model):
-    """A trial was decided on; from here on it exists."""
+    """A trial was proposed; it exists from this event on."""
 
     event: Literal["trial_proposed"] = "trial_proposed"
     time_s: float
@@ -63,7 +63,7 @@ class TrialProposed(Model):
 
 
 class TrialSubmitting(Model):
-    """Written before the launcher is asked: after a kill, this attempt is looked for by name."""
+    """Written before the job is submitted: after a kill, the job of this attempt is searched for by name."""
 
     event: Literal["trial_submitting"] = "trial_submitting"
     time_s: float
@@ -72,7 +72,7 @@ class TrialSubmitting(Model):
 
 
 class TrialSubmitted(Model):
-    """The launcher took the job; `handle` finds it again."""
+    """The launcher accepted the job; `handle` identifies it."""
 
     event: Literal["trial_submitted"] = "trial_submitted"
     time_s: float
@@ -82,7 +82,7 @@ class TrialSubmitted(Model):
 
 
 class TrialRepeated(Model):
-    """An attempt that says nothing of the configuration; the trial goes again and costs no budget."""
+    """An attempt that says nothing about the configuration; the trial is retried and costs no budget."""
 
     event: Literal["trial_repeated"] = "trial_repeated"
     time_s: float
@@ -90,11 +90,11 @@ class TrialRepeated(Model):
     attempt: int
     reason: str
     failure: Failure | None = None
-    """None where the run itself was sound but disturbed."""
+    """None if the run was valid but disturbed by other processes."""
 
 
 class TrialFinished(Model):
-    """The trial's end, judged: nothing changes it any more."""
+    """The trial finished and was evaluated; its outcome is final."""
 
     event: Literal["trial_finished"] = "trial_finished"
     time_s: float
@@ -102,11 +102,11 @@ class TrialFinished(Model):
     attempt: int
     outcome: Outcome
     result_sha256: str | None = None
-    """Of `result.json` as judged, so that a later edit is seen."""
+    """Hash of the evaluated `result.json`, to detect later edits."""
 
 
 class Note(Model):
-    """Something that people, `status` and the report should know: arbiter moves, LLM turns, what was held back."""
+    """Information for `status` and the report: arbiter moves, LLM turns, configurations held back."""
 
     event: Literal["note"] = "note"
     time_s: float
@@ -116,7 +116,7 @@ class Note(Model):
 
 
 class SearchStopped(Model):
-    """Stopped before its end (Ctrl-C, a deadline): `resume` goes on."""
+    """The search stopped early (Ctrl-C, a deadline); `resume` continues it."""
 
     event: Literal["search_stopped"] = "search_stopped"
     time_s: float
@@ -124,7 +124,7 @@ class SearchStopped(Model):
 
 
 class SearchEnded(Model):
-    """The search came to its end."""
+    """The search is complete."""
 
     event: Literal["search_ended"] = "search_ended"
     time_s: float

@@ -1,4 +1,4 @@
-"""The append-only truth of a search: one JSON object a line, each synced to disk before anything depends on it."""
+"""The append-only ledger of a search: one JSON object per line, synced to disk before anything depends on it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LEDGER_FILE = "ledger.jsonl"
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The ledger's events in order, each checked whole.
+    """The ledger's events in order, each fully validated.
 
-    A last line that was torn by a kill or a full disk never happened and is left out. Raises UserError where a line
-    before it is not an event (named by its number), or the ledger was written by a newer version.
+    An incomplete last line (after a kill or on a full disk) is ignored. Raises UserError if an earlier line is not an
+    event (with its line number), or if the ledger was written by a newer version.
     """
     for number, line in enumerate(_read_lines(path), 1):
         yield _parse(path, number, line)
@@ -36,7 +36,7 @@ def fold_ledger(path: Path) -> RunState:
             state.apply(line, offset)
         except (msgspec.MsgspecError, ValidationError, KeyError, ValueError, OverflowError):
             _parse(path, number, line)
-            raise UserError(f"{str(path)!r} line {number} tells of a trial that was never proposed") from None
+            raise UserError(f"{str(path)!r} line {number} is about a trial that was never proposed") from None
         if number == 1 and b'"ledger_version":1,' not in line:
             _parse(path, number, line)
         offset += len(line) + 1
@@ -44,11 +44,11 @@ def fold_ledger(path: Path) -> RunState:
 
 
 def _read_lines(path: Path) -> list[bytes]:
-    """Whole lines of the file, without their ends."""
+    """Complete lines of the file, without line ends."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{str(path.parent)!r} is no run folder: it has no {LEDGER_FILE}") from None
+        raise UserError(f"{str(path.parent)!r} is not a run folder: it has no {LEDGER_FILE}") from None
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
     return data.split(b"\n")[:-1]
@@ -63,7 +63,7 @@ def _parse(path: Path, number: int, line: bytes) -> Event:
         first = error.errors(include_url=False)[0]
         raise UserError(
             f"{str(path)!r} line {number} is not an event of this version: {first['msg']};"
-            " the lines before it are sound: cut the file there to go on from them"
+            " the lines before it are valid: to continue from them, cut the file before this line"
         ) from None
     if isinstance(event, SearchStarted) and event.ledger_version > LEDGER_VERSION:
         _refuse_newer(path, line)
@@ -85,7 +85,7 @@ def _refuse_newer(path: Path, line: bytes) -> None:
 
 
 class Ledger:
-    """The ledger opened for writing; its run folder must be locked by the caller."""
+    """The ledger, opened for writing; the caller must have locked the run folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,12 +93,12 @@ class Ledger:
         self._end = self._cut_torn_line()
 
     def append(self, event: Event) -> tuple[bytes, int]:
-        """Write one event and sync it; returns its line and where that begins.
+        """Write one event and sync it; return its line and the line's offset.
 
-        On an error (disk full) the file is left as it was and OSError is raised; UserError where another wrote to it.
+        On an error (disk full) the file is restored and OSError is raised; UserError if another process wrote to it.
         """
         if os.fstat(self._fd).st_size != self._end:
-            raise UserError(f"{str(self.path)!r} was written to by another process meanwhile")
+            raise UserError(f"{str(self.path)!r} was written by another process since this one opened it")
         line = EVENT.dump_json(event, exclude_defaults=False) + b"\n"
         try:
             written = 0
@@ -112,9 +112,9 @@ class Ledger:
         return line, offset
 
     def check_present(self) -> None:
-        """Raise OSError where the file is not where it was: its file system went away, or its folder was moved."""
-        held, found = os.fstat(self._fd), os.stat(self.path)
-        if (held.st_dev, held.st_ino) != (found.st_dev, found.st_ino):
+        """Raise OSError if the file at the path is another one: its file system is gone, or its folder was moved."""
+        opened, found = os.fstat(self._fd), os.stat(self.path)
+        if (opened.st_dev, opened.st_ino) != (found.st_dev, found.st_ino):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.path))
 
     def close(self) -> None:

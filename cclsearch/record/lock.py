@@ -1,7 +1,7 @@
-"""One writer a folder, also on file systems without locks, and after a kill or a reboot.
+"""A lock for one writer per folder that works on file systems without locks, and after a kill or a reboot.
 
-The lock is a file made by an atomic link; it names host, boot, process and the process's start. On the same host the
-dead are told from the living exactly; another host's lock counts as dead once it was not refreshed for ten minutes.
+The lock is a file created by an atomic link; it names host, boot, process and the process's start time. On the same
+host it is known exactly whether the holder runs; a lock of another host is stale if not refreshed for ten minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REFRESH_EVERY_S = 60.0
 
 
 class FolderLock:
-    """Context manager that holds `folder/lock`; raises UserError while a living process holds it."""
+    """Context manager that locks a folder by `folder/lock`; raises UserError if a running process has the lock."""
 
     def __init__(self, folder: Path, *, purpose: str = "search") -> None:
         self.path = folder / "lock"
@@ -38,10 +38,10 @@ class FolderLock:
             if holder is not None and _is_alive(holder, self.path):
                 raise UserError(
                     f"{str(self.path.parent)!r} is in use by process {holder.get('pid')} on"
-                    f" {holder.get('host')} ({holder.get('purpose', 'search')}); wait for it, or stop it"
+                    f" {holder.get('host')} ({holder.get('purpose', 'search')}). Wait for it, or stop it"
                 )
-            self._remove_dead(holder)
-        raise UserError(f"cannot lock {str(self.path.parent)!r}: others keep taking {str(self.path)!r}")
+            self._remove_stale(holder)
+        raise UserError(f"cannot lock {str(self.path.parent)!r}: other processes keep taking {str(self.path)!r}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -51,9 +51,9 @@ class FolderLock:
                 self.path.unlink()
 
     def check_held(self) -> None:
-        """Raise UserError where another took it over; a lock that was taken away and that nobody has is made again.
+        """Raise UserError if another process took the lock over; recreate a lock file that was deleted.
 
-        A process that slept or hung so long that it passed for dead must not write beside the one that goes on.
+        A process that was suspended so long that it counted as dead must not write while another one continues the run.
         """
         try:
             holder = self.path.read_text()
@@ -62,7 +62,7 @@ class FolderLock:
                 return
             holder = ""
         except OSError:
-            return  # the file system is away: writing will say so
+            return  # the file system is unavailable: the next write reports it
         if holder != self._own_text:
             found = _read(self.path) or {}
             raise UserError(
@@ -70,7 +70,7 @@ class FolderLock:
             )
 
     def refresh(self) -> None:
-        """Show that the holder lives; to be called now and then."""
+        """Update the lock's time stamp if it is due; to be called regularly while the lock is in use."""
         if time.monotonic() - self._refreshed > REFRESH_EVERY_S:
             self._refreshed = time.monotonic()
             with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ class FolderLock:
                 return True
             except FileExistsError:
                 return False
-            except OSError:  # a file system without hard links: exclusive creation does
+            except OSError:  # a file system without hard links: use exclusive creation
                 return self._create_exclusively()
         except OSError as error:
             raise UserError(f"cannot write in {str(self.path.parent)!r}: {error.strerror}") from None
@@ -101,10 +101,10 @@ class FolderLock:
         except FileExistsError:
             return False
 
-    def _remove_dead(self, holder: dict[str, object] | None) -> None:
-        """Move the dead lock aside first, so that of two who find it dead only one removes it."""
+    def _remove_stale(self, holder: dict[str, object] | None) -> None:
+        """Rename the stale lock first, so that only one of two processes that find it stale removes it."""
         if holder is None and self.path.exists() and time.time() - self.path.stat().st_mtime < 2:
-            time.sleep(0.1)  # just being written, without hard links
+            time.sleep(0.1)  # being written right now, on a file system without hard links
             return
         aside = self.path.with_name(f"lock.dead.{socket.gethostname()}.{os.getpid()}")
         try:
@@ -120,7 +120,7 @@ class FolderLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a living process holds the folder's lock."""
+    """Whether a running process has the folder's lock."""
     path = folder / "lock"
     holder = _read(path)
     return holder is not None and _is_alive(holder, path)

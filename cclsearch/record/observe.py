@@ -1,4 +1,4 @@
-"""What the ledger's trials teach a proposer."""
+"""Observations for proposers from the trials of the ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cclsearch.space.table import Space
 
 
 class Observer:
-    """Turns finished trials into observations, each once, however often it is asked."""
+    """Converts finished trials to observations, each only once."""
 
     def __init__(self, space: Space | None = None) -> None:
         self._space = space
@@ -18,7 +18,7 @@ class Observer:
         self._num_taken = 0
 
     def observe(self, state: RunState) -> Observations:
-        """Finished trials in order of their numbers; what the infrastructure failed teaches nothing and is left out."""
+        """Finished trials in order of their numbers, without infrastructure failures."""
         for number in state.finish_order[self._num_taken :]:
             observation = observe_trial(state.trials[number], self._space)
             if observation is not None:
@@ -28,7 +28,7 @@ class Observer:
 
 
 def observe_trial(trial: Trial, space: Space | None = None) -> Observation | None:
-    """One trial as an observation; None while it runs, and where the infrastructure failed it."""
+    """The trial as an observation; None while it runs and for an infrastructure failure."""
     outcome = trial.outcome
     if outcome is None or (outcome.failure and outcome.failure.kind.is_infrastructure):
         return None

@@ -1,8 +1,8 @@
-"""What the ledger says now: a fold over its lines.
+"""The state of a search, folded from the lines of its ledger.
 
-Of each trial only what a search asks for all the time is kept in memory (finished, its loss, whether it costs budget)
-and where its lines stand; the trial itself is read from the ledger when somebody wants it. So a ledger of 100,000
-events opens in under a second, and a search of 10,000 trials stays small.
+Only frequently needed data of each trial stays in memory (finished, loss, whether it costs budget, offsets of its
+lines); the trial itself is read from the ledger on demand. So a ledger of 100,000 events opens in under a second, and
+a search of 10,000 trials needs little memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _OutcomeFields(msgspec.Struct):
 
 
 class LedgerLine(msgspec.Struct, tag_field="event", tag="note"):
-    """What the fold needs of any event; of a note, no more than that it was."""
+    """The fields of an event that the fold needs; this base class also stands for notes."""
 
     time_s: float
 
@@ -100,17 +100,17 @@ _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyLine)
 
 
 def decode_line(line: bytes) -> LedgerLine:
-    """What the fold needs of one line; raises msgspec.MsgspecError where it is no event."""
+    """The fields of one line that the fold needs; raises msgspec.MsgspecError if it is not an event."""
     decoded: LedgerLine = _DECODER.decode(line)
     return decoded
 
 
 @dataclass
 class RunState:
-    """A search, folded from its ledger; changed by `apply` alone."""
+    """The state of a search, folded from its ledger; only `apply` changes it."""
 
     path: Path | None = None
-    """The ledger that the trials are read from."""
+    """The ledger from which trials are read."""
     run_id: str = ""
     spec_sha256: str = ""
     started_s: float = 0.0
@@ -123,17 +123,17 @@ class RunState:
     num_spent: int = 0
     """Trials that count against the budget, running ones included."""
     num_lost_in_a_row: int = 0
-    """Trials that the infrastructure failed, since one ended otherwise."""
+    """Consecutive infrastructure failures: trials that failed so since the last one that did not."""
     is_allocation_over: bool = False
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
     trials: Trials = field(init=False)
     finish_order: array[int] = field(default_factory=lambda: array("i"))
-    """Numbers of the finished trials, in the order in which they finished."""
+    """Numbers of the finished trials, in order of finishing."""
     _resumed_at: int = 0
-    """The last trial before the search was last resumed."""
+    """Highest trial number when the search was last resumed."""
     _open: dict[int, None] = field(default_factory=dict)
     _ranked: array[int] = field(default_factory=lambda: array("i"))
-    """Numbers of the ranked trials, in the order in which they finished."""
+    """Numbers of the ranked trials, in order of finishing."""
     _first_ranked: int | None = None
     _lost: list[int] = field(default_factory=list)
 
@@ -141,7 +141,7 @@ class RunState:
         self.trials = Trials(self.path)
 
     def apply(self, line: bytes, offset: int) -> None:
-        """Take in the ledger's next line, which stands at that offset; raises msgspec.MsgspecError for no event."""
+        """Apply the ledger's next line, which starts at `offset`; raises msgspec.MsgspecError if it is not an event."""
         event = decode_line(line)
         self.last_s = max(self.last_s, event.time_s)
         match event:
@@ -150,8 +150,8 @@ class RunState:
             case _FinishedLine():
                 self._finish(event)
             case _RepeatedLine():
-                over = event.failure is not None and event.failure.kind == FailureKind.ALLOCATION_ENDED
-                self.is_allocation_over = self.is_allocation_over or over
+                ended = event.failure is not None and event.failure.kind == FailureKind.ALLOCATION_ENDED
+                self.is_allocation_over = self.is_allocation_over or ended
             case _SubmittingLine() | _SubmittedLine():
                 pass
             case _StartedLine():
@@ -168,7 +168,7 @@ class RunState:
 
     @property
     def unfinished(self) -> list[Trial]:
-        """Trials that were proposed and have no outcome, oldest first."""
+        """Proposed trials without an outcome, oldest first."""
         return [self.trials[number] for number in self._open]
 
     @property
@@ -177,23 +177,23 @@ class RunState:
 
     @property
     def lost(self) -> list[Trial]:
-        """Trials of the search that the infrastructure failed for good since it began or was last resumed."""
+        """Trials of the search whose last attempt was an infrastructure failure, since it began or was last resumed."""
         return [self.trials[number] for number in sorted(set(self._lost)) if not self.trials.costs_budget(number)]
 
     @property
     def first_ranked(self) -> Trial | None:
-        """The ranked trial of the search that finished first: the baseline, once and for all; None before there is one.
+        """The baseline: the first ranked trial of the search to finish; it never changes; None before there is one.
 
-        Not the one with the lowest number: where several run at once, that one may finish last.
+        Not the one with the lowest number: with parallel trials that one may finish last.
         """
         return None if self._first_ranked is None else self.trials[self._first_ranked]
 
     @property
     def best(self) -> Trial | None:
-        """The first ranked trial of the best configuration; None where none ranks.
+        """The first ranked trial of the best configuration; None if no trial is ranked.
 
-        The lowest mean loss wins, but for luck: a configuration that ran less often takes the place of one that ran
-        more often only where it beats it beyond the noise.
+        The lowest mean loss wins, except for lucky runs: a configuration with fewer runs replaces one with more runs
+        only if it is better by more than the noise.
         """
         groups = self._group_ranked()
         if not groups:
@@ -207,7 +207,7 @@ class RunState:
         return {group[0]: [self._loss(number) for number in group] for group in self._group_ranked()}
 
     def runs_of(self, config: Config) -> list[Trial]:
-        """Ranked runs of one configuration, confirmations included, in the order in which they finished."""
+        """Ranked runs of one configuration, including confirmations, in order of finishing."""
         same = next((group for group in self._group_ranked() if self.trials[group[0]].config == config), [])
         return [self.trials[number] for number in same]
 
@@ -221,7 +221,7 @@ class RunState:
         return sum(self._loss(number) for number in numbers) / len(numbers)
 
     def _choose_best(self, groups: list[list[int]]) -> list[int]:
-        """The best of those that ran most often, unless one that ran less often beats it beyond the noise."""
+        """The best group with the most runs, unless one with fewer runs is better by more than the noise."""
         from cclsearch.stats.noise import estimate_noise, is_better
 
         noise = estimate_noise(list(self.losses_by_trial().values()))
@@ -237,7 +237,7 @@ class RunState:
         return self.trials.loss(number) or 0.0
 
     def _group_ranked(self) -> list[list[int]]:
-        """The ranked runs of each configuration, in the order in which they finished; made anew, so nothing is kept."""
+        """The ranked runs of each configuration, in order of finishing; computed on each call, not cached."""
         runs_of: dict[int, list[int]] = {}
         for number in self._ranked:
             runs_of.setdefault(self.trials.config_key(number), []).append(number)

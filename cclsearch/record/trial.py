@@ -1,4 +1,4 @@
-"""One trial as the ledger's events tell it."""
+"""One trial, folded from its events in the ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cclsearch.score.outcome import Outcome
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial as the ledger knows it."""
+    """One trial of a search."""
 
     number: int
     config: Config
@@ -33,11 +33,11 @@ class Trial:
     turn: int | None
     proposed_s: float
     attempt: int = 0
-    """Attempts that were begun."""
+    """Number of started attempts."""
     handle: Handle | None = None
-    """Of the attempt that runs now; None before the launcher answered and after the end."""
+    """Handle of the running attempt; None before the launcher accepted it and after its end."""
     repeats: tuple[str, ...] = ()
-    """Why earlier attempts did not count."""
+    """Reasons why earlier attempts were retried."""
     outcome: Outcome | None = None
     finished_s: float | None = None
     result_sha256: str | None = None
@@ -48,7 +48,7 @@ class Trial:
 
     @property
     def costs_budget(self) -> bool:
-        """Whether it counts against the budget: searched, and no fault of the infrastructure."""
+        """Whether it counts against the budget: proposed by the search, and not an infrastructure failure."""
         if self.purpose is not Purpose.SEARCH:
             return False
         failure = self.outcome.failure if self.outcome else None
@@ -56,12 +56,12 @@ class Trial:
 
     @property
     def loss(self) -> float | None:
-        """The loss by which it ranks; None where it does not."""
+        """The loss used for ranking; None if it is not ranked."""
         return self.outcome.loss if self.outcome and self.outcome.is_ranked else None
 
 
 def fold_trial(events: Iterable[Event]) -> Trial:
-    """The trial after its events, which begin with its proposal; events of other kinds say nothing of it."""
+    """The trial after its events, which begin with its proposal; other kinds of events are ignored."""
     trial: Trial | None = None
     for event in events:
         trial = _open(event) if isinstance(event, TrialProposed) else _apply(trial, event)

@@ -1,4 +1,4 @@
-"""The trials of a ledger: what a search asks for all the time in columns, the trials themselves read when wanted."""
+"""The trials of a ledger: frequently needed fields in columns, the trials themselves read on demand."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cclsearch.record.event import EVENT, Event
 from cclsearch.record.trial import Trial, fold_trial
 
 MAX_CACHED = 256
-"""Finished trials that stay in memory after somebody wanted them."""
+"""Maximum number of trials in memory after they were read."""
 
 _IS_SEARCH, _COSTS_BUDGET, _IS_FINISHED = 1, 2, 4
 
 
 class Trials(Mapping[int, Trial]):
-    """Trial number -> trial, in the order of the proposals; some fifty bytes of memory a trial.
+    """Trial number -> trial, in the order of the proposals; about fifty bytes of memory per trial.
 
-    Every question about a trial that was never proposed raises KeyError.
+    Every method raises KeyError for a trial that was never proposed.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -32,30 +32,30 @@ class Trials(Mapping[int, Trial]):
         self._numbers = array("i")
         self._flags = array("B")
         self._losses = array("d")
-        """NaN where it does not rank."""
+        """NaN if the trial is not ranked."""
         self._keys = array("q")
-        """Of the configuration, as it was proposed: 64 bits of a hash tell those of any search apart."""
+        """64-bit hash of the proposed configuration, which distinguishes the configurations of any search."""
         self._last_extents = array("i")
         self._offsets = array("q")
-        """Offset in the ledger of each piece: lines of one trial that follow each other."""
+        """Offset in the ledger of each extent: consecutive lines of one trial."""
         self._num_lines = array("i")
-        """Lines of each piece."""
+        """Number of lines of each extent."""
         self._previous_extents = array("i")
-        """Piece of the same trial that came before; -1 for its first."""
+        """Previous extent of the same trial; -1 for its first."""
         self._end = -1
-        """Where the last line of any trial ends."""
+        """Offset after the last line of any trial."""
         self._index_of: dict[int, int] = {}
-        """Number -> place of the trials that are not numbered 1, 2, 3, ... as they came."""
+        """Number -> index, only for trials whose number is not index + 1."""
         self._cache: OrderedDict[int, Trial] = OrderedDict()
 
     def __getitem__(self, number: int) -> Trial:
-        kept = self._cache.get(number)
-        if kept is None:
-            kept = self._read(self._index(number))
-            self._cache[number] = kept
+        trial = self._cache.get(number)
+        if trial is None:
+            trial = self._read(self._index(number))
+            self._cache[number] = trial
             while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
-        return kept
+        return trial
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._numbers)
@@ -72,7 +72,7 @@ class Trials(Mapping[int, Trial]):
         return max(self._numbers, default=0)
 
     def propose(self, number: int, config: bytes, *, is_search: bool) -> None:
-        """Enter a trial, whose first line is to be added; one that was there already begins anew."""
+        """Add a trial without lines; a trial with the same number is reset."""
         flags = (_IS_SEARCH | _COSTS_BUDGET) if is_search else 0
         key = int.from_bytes(hashlib.blake2b(config, digest_size=8).digest(), signed=True)
         index = self._find(number)
@@ -87,7 +87,7 @@ class Trials(Mapping[int, Trial]):
         self._last_extents[index] = -1
 
     def add_line(self, number: int, offset: int, end: int) -> None:
-        """One more line of that trial stands there."""
+        """Add a line of that trial, from `offset` to `end` in the ledger."""
         index, last = self._index(number), len(self._offsets) - 1
         if offset == self._end and self._last_extents[index] == last >= 0:
             self._num_lines[last] += 1
@@ -100,7 +100,7 @@ class Trials(Mapping[int, Trial]):
         self._cache.pop(number, None)
 
     def finish(self, number: int, *, costs_budget: bool, loss: float | None) -> None:
-        """The trial has ended; `loss` is None where it does not rank."""
+        """Mark the trial as finished; `loss` is None if it is not ranked."""
         index = self._index(number)
         is_search = self._flags[index] & _IS_SEARCH
         self._flags[index] = is_search | _IS_FINISHED | (_COSTS_BUDGET if costs_budget else 0)
@@ -108,7 +108,7 @@ class Trials(Mapping[int, Trial]):
             self._losses[index] = loss
 
     def is_search(self, number: int) -> bool:
-        """Whether it was proposed by the search itself (a confirmation was not)."""
+        """Whether the search proposed the trial (not a confirmation)."""
         return bool(self._flags[self._index(number)] & _IS_SEARCH)
 
     def costs_budget(self, number: int) -> bool:
@@ -118,12 +118,12 @@ class Trials(Mapping[int, Trial]):
         return bool(self._flags[self._index(number)] & _IS_FINISHED)
 
     def loss(self, number: int) -> float | None:
-        """The loss by which it ranks; None where it does not, or not yet."""
+        """The loss used for ranking; None if it is not ranked (yet)."""
         loss = self._losses[self._index(number)]
         return None if math.isnan(loss) else loss
 
     def config_key(self, number: int) -> int:
-        """The same for every trial of one configuration."""
+        """Key that is equal for all trials of one configuration."""
         return self._keys[self._index(number)]
 
     def _find(self, number: int) -> int | None:
@@ -156,5 +156,5 @@ class Trials(Mapping[int, Trial]):
             return EVENT.validate_json(line)
         except ValidationError:
             raise UserError(
-                f"{str(self._path)!r} is damaged, or another file took its place: a line is not what it was"
+                f"{str(self._path)!r} is damaged or was replaced: a line changed since it was first read"
             ) from None

@@ -1,4 +1,4 @@
-"""A run folder that is being written: its lock, its ledger, its state, and whoever watches."""
+"""The writer of a run folder: its lock, its ledger, its state, and callbacks for events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Watcher = Callable[[Event, RunState], None]
 
 
 class RunWriter:
-    """Context manager over one run folder, locked; `record` is the only way in which a search's state changes."""
+    """Context manager that locks a run folder; only `record` changes the state of the search."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,12 +48,12 @@ class RunWriter:
         self.lock.__exit__(kind, error, trace)
 
     def watch(self, watcher: Watcher) -> None:
-        """Call this one after each event from now on."""
+        """Call this function after each event from now on."""
         self._watchers.append(watcher)
 
     def record(self, event: Event) -> None:
-        """Put one event on disk, fold it in, tell the watchers; raises UserError where another writes here now."""
-        assert self._ledger is not None, "the book is not open"
+        """Write one event, apply it to the state, call the watchers; UserError if another process wrote here."""
+        assert self._ledger is not None, "the ledger is not open"
         self._ledger.check_present()
         self.lock.check_held()
         line, offset = self._ledger.append(event)
@@ -63,10 +63,10 @@ class RunWriter:
             watch(event, self.state)
 
     def check_present(self) -> None:
-        """Raise OSError where the run folder is not where it was: what is missing in it proves nothing then."""
-        assert self._ledger is not None, "the book is not open"
+        """Raise OSError if the run folder is gone or replaced: then a missing file in it proves nothing."""
+        assert self._ledger is not None, "the ledger is not open"
         self._ledger.check_present()
 
     def trial_folder(self, number: int) -> Path:
-        """`trials/0007`: the evidence of trial 7."""
+        """Folder with the evidence of a trial, for example `trials/0007`."""
         return self.folder / "trials" / f"{number:04d}"
