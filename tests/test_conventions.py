@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -122,10 +123,28 @@ def test_a_class_name_occurs_once() -> None:
     assert [name for name, count in Counter(classes).items() if count > 1] == []
 
 
+def test_dependencies_are_declared_and_imported() -> None:
+    """`tzdata` is data for `zoneinfo`, not a module; `pydantic_core` is a part of pydantic."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.split(r"[^\w-]", text)[0] for text in project["dependencies"]}
+    optional = {re.split(r"[^\w-]", text)[0] for texts in project["optional-dependencies"].values() for text in texts}
+    module = {"pyyaml": "yaml", "pillow": "PIL", "pydantic-monty": "pydantic_monty"}
+    imported = set()
+    for path in ENGINE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported |= {name.split(".")[0] for name in names}
+    foreign = imported - set(sys.stdlib_module_names) - {"cclsearch", "pydantic_core"}
+    declared = {module.get(name, name) for name in required}
+    assert sorted(declared - foreign - {"tzdata"}) == []
+    assert sorted(foreign - declared - {module.get(name, name) for name in optional}) == []
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from cclsearch.cli import main; main(['--help']);"
-        "heavy = {'numpy', 'pandas', 'optuna', 'openai', 'anthropic', 'torch', 'jax', 'scipy', 'plotly', 'pydantic'};"
+        "heavy = {'numpy', 'pandas', 'optuna', 'openai', 'anthropic', 'torch', 'jax', 'scipy', 'sqlalchemy', 'pydantic'};"
         "print('HEAVY', sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
