@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from privileges import permissions_hold
 
-from cclsearch.cli import COMMANDS, EXIT_BROKEN_OFF, main
+from cclsearch.cli import COMMANDS, EXIT_INTERRUPTED, main
 from cclsearch.core.errors import UserError, require_writable, writing_to
 
 TRACE = str(Path(__file__).parent / "recorded" / "gloo-ddp2")
@@ -50,10 +50,10 @@ MISTAKES: list[tuple[str, str]] = [
     ("run -w wl2 --launcher replay --name a/b", "not 'a/b'"),
     ("run -w wl2 --launcher replay --name last", "'last' is reserved"),
     ("run -w wl2 --launcher replay --name first", "choose another --name, or run `ccl-search resume "),
-    ("run -w wl2 --launcher replay --llm openai:m --strategy random", "--strategy random asks no LLM"),
+    ("run -w wl2 --launcher replay --llm openai:m --strategy random", "--strategy random does not use an LLM"),
     ("run -w wl2 --launcher replay --max-usd 1 --llm-mode policy", "--llm-mode and --max-usd: no LLM takes part"),
     ("run -w wl2 --launcher replay --runs empty", "cannot create the run folder"),
-    ("run -w wl2 --launcher replay --seed 4294967296", "--seed: must be under 4294967296"),
+    ("run -w wl2 --launcher replay --seed 4294967296", "--seed: must be less than 4294967296"),
     ("sweep -w wl2 --launcher replay --weights 1:0:0.1", "they are '1:0:0.1'"),
     ("sweep -w wl2 --launcher replay --seed-policy dense", "--seed-policy: no LLM takes part"),
     ("show first x", "TRIAL: must be a whole number of at least 1, not 'x'"),
@@ -171,14 +171,14 @@ def test_a_wrong_name_in_the_settings_is_said_to_stand_there(
         return
     assert code == 2
     assert "'nowhere'" in told
-    assert told.endswith(f"({name} of ccl-search.yaml)\n")
+    assert told.endswith(f"(`{name}` in ccl-search.yaml)\n")
 
 
 @pytest.mark.parametrize(
     ("command", "interrupted", "says"),
     [
-        ("init p", "builtins.input", "ccl-search: broken off\n"),
-        ("run -w wl2", "cclsearch.plan.plan.plan_search", "`ccl-search resume last` goes on with it\n"),
+        ("init p", "builtins.input", "ccl-search: Interrupted\n"),
+        ("run -w wl2", "cclsearch.plan.plan.plan_search", "Continue with `ccl-search resume last`\n"),
     ],
 )
 def test_ctrl_c_is_one_line_and_says_how_a_search_goes_on(
@@ -193,7 +193,7 @@ def test_ctrl_c_is_one_line_and_says_how_a_search_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(interrupted, interrupt)
-    assert main(shlex.split(command)) == EXIT_BROKEN_OFF
+    assert main(shlex.split(command)) == EXIT_INTERRUPTED
     told = capsys.readouterr().err
     assert told.endswith(says)
     assert told.count("\n") == 1

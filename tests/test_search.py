@@ -136,7 +136,7 @@ def test_dry_run_shows_space_proposals_and_script_and_writes_nothing(
 ) -> None:
     assert main([*SEARCH, "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "legal configurations" in shown
+    assert "valid configurations" in shown
     assert "first proposals" in shown
     assert not (project / "runs").exists()
 

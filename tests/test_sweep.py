@@ -10,7 +10,7 @@ import pytest
 from recorded_runs import search, write_recording
 
 from cclsearch.analysis.pareto import gather_pareto_page, make_pareto_objective
-from cclsearch.cli import EXIT_BROKEN_OFF, main
+from cclsearch.cli import EXIT_INTERRUPTED, main
 from cclsearch.core.errors import UserError
 from cclsearch.plugins import METRICS
 from cclsearch.recording.join import find_family, join_recordings
@@ -77,7 +77,7 @@ def test_a_kill_while_a_sweep_is_made_leaves_nothing_that_is_taken_for_a_run(
     command = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--budget", "6", "--name", "s"]
     with monkeypatch.context() as broken:
         broken.setattr("cclsearch.run.folder.write_spec", killed)
-        assert main(command) == EXIT_BROKEN_OFF
+        assert main(command) == EXIT_INTERRUPTED
     assert (Path("runs") / "s" / "sweep.json").is_file()
     assert main(["status", "s"]) == 2
     assert main(command) == 0
@@ -89,7 +89,7 @@ def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family: Path, capsy
     args = ["--recording", str(toy), "--name", "s", "--dry-run"]
     assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
     shown = capsys.readouterr().out
-    assert "27 legal configurations" in shown
+    assert "27 valid configurations" in shown
     assert "strategy pareto" in shown
     assert not Path("runs").exists()
 

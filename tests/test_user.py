@@ -187,7 +187,7 @@ def test_a_run_in_another_folder_is_named_so_that_its_hint_works(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*REPLAY, "--budget", "2", "--name", "r", "--runs", "else where"]) == 0
-    [hint] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("see more:")]
+    [hint] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("details:")]
     assert f"ccl-search best '{project / 'else where' / 'r'}'" in hint
     assert main(["best", str(project / "else where" / "r")]) == 0
 
@@ -358,7 +358,7 @@ def test_each_way_in_which_a_run_script_fails_is_recorded_as_what_it_is(
     assert main([*MINE, "--budget", "5", "--timeout-min", "0.2"]) == 1
     told = capsys.readouterr()
     assert "Traceback" not in told.err
-    assert "go on:    ccl-search resume r --budget 10" in told.out
+    assert "continue: ccl-search resume r --budget 10" in told.out
     trials = load_run(project / "runs" / "r").state.trials.values()
     failures = {str(t.config["way"]): t.outcome.failure for t in trials if t.outcome and t.outcome.failure}
     wanted = {
@@ -401,7 +401,7 @@ def test_an_interrupt_cancels_the_trial_that_runs_and_resume_goes_on(project: Pa
         process.wait(timeout=60)
     assert b"Traceback" not in err
     assert process.returncode == 1
-    assert b"go on:    ccl-search resume r" in out
+    assert b"continue: ccl-search resume r" in out
     run = load_run(folder)
     assert run.standing == "stopped"
     [waiting] = run.state.unfinished

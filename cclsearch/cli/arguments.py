@@ -1,4 +1,4 @@
-"""Types and groups of arguments that several commands share."""
+"""Argument types, and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def whole_number(text: str) -> int:
 
 
 def seed_number(text: str) -> int:
-    """A whole number that every generator takes as its seed."""
+    """A whole number that every random generator accepts as a seed."""
     number = whole_number(text)
     if number >= 2**32:
-        raise argparse.ArgumentTypeError(f"must be under {2**32}, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be less than {2**32}, not {text!r}")
     return number
 
 
@@ -50,12 +50,18 @@ def positive_float(text: str) -> float:
 
 
 def add_runs_folder(parser: argparse.ArgumentParser) -> None:
-    """`--runs`: where searches are kept."""
-    parser.add_argument("--runs", metavar="FOLDER", type=Path, help="folder of searches (default: the project's runs/)")
+    """Add `--runs`, the folder of runs."""
+    parser.add_argument("--runs", metavar="FOLDER", type=Path, help="folder of runs (default: the project's runs/)")
+
+
+def add_llm_limits(parser: argparse.ArgumentParser) -> None:
+    """Add `--max-tokens` and `--max-usd`, limits over the whole search."""
+    parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="limit on the LLM's tokens")
+    parser.add_argument("--max-usd", type=positive_float, metavar="X", help="limit on the LLM's cost in US dollars")
 
 
 def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """`RUN`: a run's name under the runs folder, its folder, or `last`."""
+    """Add `RUN`: a run's name, its folder, or `last`."""
     what = "a run's name, its folder, or `last`"
     parser.add_argument("run", metavar="RUN", nargs="?" if optional else None, help=what)
     add_runs_folder(parser)

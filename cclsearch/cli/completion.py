@@ -1,7 +1,7 @@
-"""`ccl-search completion SHELL`: a script that completes commands, options and names.
+"""`ccl-search completion SHELL`: prints a script that completes commands, options and names.
 
-The scripts are thin: each asks `ccl-search completion --words ...` what may stand at the cursor, so that the parsers
-of the commands are all that has to be kept up; where that is nothing, the shell offers files.
+Each script calls `ccl-search completion --words ...` for the candidates at the cursor, so the commands' own parsers are
+the only source. If there are no candidates, the shell offers files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NAMES = {
     "run": "runs",
     "learn_from": "runs",
 }
-"""Argument, by the name under which a parser keeps it -> kind of the names that it takes."""
+"""Destination of an argument in its parser -> kind of names that it accepts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--words",
         nargs=argparse.REMAINDER,
         metavar="WORD",
-        help="print what may stand in place of the last of these words; what the scripts ask",
+        help="print the candidates for the last of these words (used by the scripts)",
     )
 
 
@@ -76,26 +76,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def complete_words(words: Sequence[str]) -> list[str]:
-    """What may stand in place of the last word, after those before it; empty where only a file or a figure may."""
+    """Return the candidates for the last word, given the words before it; empty for a file or a number."""
     *before, current = _join_equals(words) or [""]
     if not before:
-        return _starting(current, [*COMMANDS, "--help", "--version"])
+        return _filter_prefix(current, [*COMMANDS, "--help", "--version"])
     if before[0] not in COMMANDS:
         return []
     parser, argument = find_argument(make_parser(before[0]), before[1:])
     if current.startswith("--") and "=" in current and "--" not in before:
         option, _, value = current.partition("=")
         named = next((a for a in parser._actions if option in a.option_strings), None)
-        return [f"{option}={name}" for name in _starting(value, list_names(named))]
+        return [f"{option}={name}" for name in _filter_prefix(value, list_names(named))]
     if current.startswith("-"):
-        return _starting(current, [option for action in parser._actions for option in action.option_strings])
-    return _starting(current, list_names(argument))
+        return _filter_prefix(current, [option for action in parser._actions for option in action.option_strings])
+    return _filter_prefix(current, list_names(argument))
 
 
 def find_argument(
     parser: argparse.ArgumentParser, words: Sequence[str]
 ) -> tuple[argparse.ArgumentParser, argparse.Action | None]:
-    """The parser (a sub-command's, where one was named) and the argument that the word after `words` belongs to."""
+    """Return the argument that follows `words`, and its parser (that of the subcommand, if one was given)."""
     positionals = [action for action in parser._actions if not action.option_strings]
     option: argparse.Action | None = None
     for n, word in enumerate(words):
@@ -112,7 +112,7 @@ def find_argument(
 
 
 def list_names(argument: argparse.Action | None) -> list[str]:
-    """What an argument may be, as far as it can be listed: its choices, or names of content, of runs, of plugins."""
+    """Return the values of an argument that can be listed: its choices, or names of content, runs and plugins."""
     from cclsearch.core.content import list_content
     from cclsearch.launch.profile import list_profiles
     from cclsearch.plan.target import list_recordings
@@ -142,9 +142,9 @@ def list_names(argument: argparse.Action | None) -> list[str]:
 
 
 def _join_equals(words: Sequence[str]) -> list[str]:
-    """The words as they were typed apart from `--option=value`: bash hands that over in three, its `=` alone."""
+    """Drop each `=` on its own: bash splits `--option=value` into three words."""
     return [word for n, word in enumerate(words) if word != "=" or n == 0] + [""] * (list(words[-1:]) == ["="])
 
 
-def _starting(prefix: str, names: Sequence[str]) -> list[str]:
+def _filter_prefix(prefix: str, names: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""Drives a search from the terminal: watchers, signals, the summary at the end. `run`, `resume` and `sweep` use it."""
+"""Runs a search in the terminal: live output, signals, the final summary. Used by `run`, `resume` and `sweep`."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from cclsearch.search.session import Session, begin_or_resume, open_session
 
 
 def drive_search(
-    folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0, remarks: Sequence[ProposerEvent] = ()
+    folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0, events: Sequence[ProposerEvent] = ()
 ) -> int:
-    """Run or go on with the search in `folder`; returns 0 with a best configuration, 1 without one.
+    """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one.
 
-    `remarks` are what the user changed for the rest of the search: the ledger keeps them.
+    `events` record what the user changed for the rest of the search, such as limits on the LLM.
     """
     stop = StopSignal(leave_jobs=args.on_interrupt == "leave")
     with listen_for_stop(stop):
         session = open_session(folder, stop=stop)
-        with RunWriter(folder) as writer, tell_unwritable(folder, args.runs):
+        with RunWriter(folder) as writer, explain_write_errors(folder, args.runs):
             begin_or_resume(writer, session, budget=budget, confirm=confirm)
-            for remark in remarks:
-                writer.record(Note(time_s=time.time(), topic=remark.topic, text=remark.text, data=dict(remark.data)))
+            for event in events:
+                writer.record(Note(time_s=time.time(), topic=event.topic, text=event.text, data=dict(event.data)))
             _search(writer, session, args)
             state = writer.state
-    with tell_unwritable(folder, args.runs):
-        _tell_end(session.spec, state, folder, args)
+    with explain_write_errors(folder, args.runs):
+        _print_result(session.spec, state, folder, args)
         return EXIT_OK if state.best else EXIT_FAILED
 
 
-def _tell_end(spec: RunSpec, state: RunState, folder: Path, args: argparse.Namespace) -> None:
+def _print_result(spec: RunSpec, state: RunState, folder: Path, args: argparse.Namespace) -> None:
     if args.json:
         from cclsearch.report.summary import summarize_as_json
 
@@ -67,42 +67,42 @@ def _search(writer: RunWriter, session: Session, args: argparse.Namespace) -> No
             print(f"note: {plain(line)}", flush=True)
     with contextlib.ExitStack() as stack:
         if args.json and not args.quiet:
-            writer.watch(stop_unread(watch_json(), session.stop))
+            writer.watch(stop_when_unread(watch_json(), session.stop))
         elif not args.quiet:
             live = sys.stdout.isatty()
             shown = stack.enter_context(_table(session.spec, total)) if live else watch_lines(total)
-            writer.watch(stop_unread(shown, session.stop))
+            writer.watch(stop_when_unread(shown, session.stop))
         try:
             run_search(writer, session)
         except UserError as error:
             name = name_run(writer.folder, args.runs)
-            ways = f"`ccl-search resume {name}` goes on, `ccl-search clean {name}` removes jobs that it left"
-            raise UserError(f"{error}; the search stopped and kept all it had: {ways}") from None
+            ways = f"continue with `ccl-search resume {name}`, or cancel its jobs with `ccl-search clean {name}`"
+            raise UserError(f"{error}; the search stopped, every finished trial is kept: {ways}") from None
 
 
 @contextlib.contextmanager
-def tell_unwritable(folder: Path, runs: Path | None) -> Iterator[None]:
-    """Around what writes a run's ledger: an OSError in it is a UserError that says what is kept and how to go on."""
+def explain_write_errors(folder: Path, runs: Path | None) -> Iterator[None]:
+    """Turn an OSError while writing a run into a UserError that says what is kept and how to continue."""
     try:
         yield
     except BrokenPipeError:
-        raise  # whoever read the output is gone: no fault of the disk
+        raise  # the reader of the output has gone, which is not an error of the disk
     except OSError as error:
         raise UserError(
-            f"cannot go on writing {str(folder)!r}: {error.strerror or error}; every finished trial is kept:"
-            f" make room, then `ccl-search resume {name_run(folder, runs)}`"
+            f"cannot write to {str(folder)!r}: {error.strerror or error}; every finished trial is kept."
+            f" Fix that, then run `ccl-search resume {name_run(folder, runs)}`"
         ) from None
 
 
-def stop_unread(watch: Watcher, stop: StopSignal) -> Watcher:
-    """The same watcher, which asks for a clean stop once whoever read the output is gone (`ccl-search run | head`)."""
+def stop_when_unread(watch: Watcher, stop: StopSignal) -> Watcher:
+    """Return the watcher, requesting a clean stop when the reader of its output has gone (`ccl-search run | head`)."""
 
     def guarded(event: Event, state: RunState) -> None:
         try:
             watch(event, state)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            stop.request("nobody reads the output any more")
+            stop.request("the reader of the output has gone")
 
     return guarded
 
@@ -116,7 +116,7 @@ def _table(spec: RunSpec, total: int) -> LiveTable:
 
 @contextlib.contextmanager
 def listen_for_stop(stop: StopSignal) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP ask for a clean stop; a second Ctrl-C breaks off at once."""
+    """Let Ctrl-C, SIGTERM and SIGHUP request a clean stop; a second Ctrl-C interrupts at once."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:
@@ -132,7 +132,7 @@ def listen_for_stop(stop: StopSignal) -> Iterator[None]:
 
 
 def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None = None) -> None:
-    """The result, and what to type next."""
+    """Print the result, and the next command."""
     name = name_run(folder, runs)
     ending = state.ended.reason if state.ended else (state.stopped.reason if state.stopped else "")
     if ending:
@@ -140,8 +140,8 @@ def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
     if state.stopped and not state.ended:
-        print(f"go on:    ccl-search resume {name}")
+        print(f"continue: ccl-search resume {name}")
     elif state.best is None:
-        print(f"go on:    ccl-search resume {name} --budget {state.num_spent + spec.limits.budget}")
+        print(f"continue: ccl-search resume {name} --budget {state.num_spent + spec.limits.budget}")
     else:
-        print(f"see more: ccl-search best {name}    ccl-search report {name}")
+        print(f"details:  ccl-search best {name}    ccl-search report {name}")

@@ -1,4 +1,4 @@
-"""What `--dry-run` shows: the space, the first proposals and the job script. Nothing is written or submitted."""
+"""`--dry-run`: prints the search space, the first proposals and the job script. Nothing is written or submitted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_PROPOSALS = 3
 
 
 def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
-    """Print the plan of a search that would be kept in `runs_folder`; returns the exit code."""
+    """Print the plan of a search whose run would be in `runs_folder`; returns the exit code."""
     spec, space = plan.spec, plan.space
     proposals = first_proposals(plan)
     script = render_first(plan, proposals[0], runs_folder) if proposals else ""
@@ -34,19 +34,19 @@ def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
         return EXIT_OK
     for line in spec.banner:
         print(f"note: {plain(line)}")
-    print(f"space: {len(space):,} legal configurations of {space.num_raw:,} combinations")
+    print(f"space: {len(space):,} valid configurations of {space.num_raw:,} combinations")
     for knob in space.knobs:
         print(f"  {knob.name}: {', '.join(format_knob_value(choice) for choice in knob.choices)}")
     print(f"first proposals of strategy {spec.strategy}:")
     for proposal in proposals:
         print(f"  {proposal.config}  ({one_line(proposal.rationale, 160) or proposal.proposer})")
     print(f"job script of the first ({spec.profile.name}):\n{plain(script).rstrip()}")
-    print("nothing was run: leave out --dry-run to start")
+    print("nothing was run; start the search without --dry-run")
     return EXIT_OK
 
 
 def first_proposals(plan: Plan) -> list[Proposal]:
-    """What would run first, as far as that can be said before anything was measured (an LLM is not asked)."""
+    """Return the proposals that would run first, before any measurement; an LLM is not asked."""
     spec, space = plan.spec, plan.space
     view = SearchView(
         card=spec.card,
@@ -64,7 +64,7 @@ def first_proposals(plan: Plan) -> list[Proposal]:
 
 
 def render_first(plan: Plan, proposal: Proposal, runs_folder: Path) -> str:
-    """The job script of the first proposal, as it would be submitted."""
+    """Return the job script of the first proposal, as it would be submitted."""
     spec = plan.spec
     trial = Trial(
         number=1,

@@ -1,4 +1,4 @@
-"""`ccl-search resume`: go on with a search that was stopped or killed."""
+"""`ccl-search resume`: continue a search that was stopped or killed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cclsearch.cli.arguments import add_run, positive_float, positive_int, whole_number
+from cclsearch.cli.arguments import add_llm_limits, add_run, positive_int, whole_number
 from cclsearch.cli.run import add_output_arguments
 
 if TYPE_CHECKING:
@@ -18,11 +18,10 @@ EXAMPLE = "ccl-search resume last --budget 25"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
-        "-b", "--budget", type=positive_int, default=0, metavar="N", help="raise the budget to N trials in all"
+        "-b", "--budget", type=positive_int, default=0, metavar="N", help="raise the budget to N trials in total"
     )
-    parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="run N finalists again")
-    parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="tokens that the LLM may use in all")
-    parser.add_argument("--max-usd", type=positive_float, metavar="X", help="money that the LLM may cost in all")
+    parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="run N finalists once more")
+    add_llm_limits(parser)
     add_output_arguments(parser)
 
 
@@ -31,12 +30,12 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.run.catalog import find_run
 
     folder = find_run(args.run, args.runs)
-    remarks = _read_limits(folder, args)
-    return drive_search(folder, args, budget=args.budget, confirm=args.confirm, remarks=remarks)
+    events = _read_limits(folder, args)
+    return drive_search(folder, args, budget=args.budget, confirm=args.confirm, events=events)
 
 
 def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[ProposerEvent, ...]:
-    """What the ledger is told of new limits on the LLM; raises UserError where no LLM takes part."""
+    """Return new limits on the LLM as events for the ledger; raises UserError if no LLM takes part."""
     from cclsearch.core.errors import UserError
     from cclsearch.propose.agent.history import limits_event
     from cclsearch.propose.agent.providers.cost import LlmLimits, explain_unknown_price
@@ -47,7 +46,7 @@ def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[ProposerEvent,
         return ()
     llm = read_spec(folder).llm
     if llm is None:
-        raise UserError("--max-tokens and --max-usd limit an LLM, and none takes part in this search")
+        raise UserError("--max-tokens and --max-usd limit an LLM, but none takes part in this search")
     unkept = explain_unknown_price(parse_spec(llm).name, args.max_usd)
     if unkept and not (args.json or args.quiet):
         print(f"note: {unkept}", flush=True)

@@ -1,4 +1,4 @@
-"""`ccl-search sweep`: one search over a whole front; each configuration is measured once and scored at every weight."""
+"""`ccl-search sweep`: one search for a whole Pareto front; each trial is scored at every weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_runs_folder, positive_int
-from cclsearch.cli.run import add_earlier, add_output_arguments, add_search_arguments, make_request, naming_settings
+from cclsearch.cli.run import add_output_arguments, add_search_arguments, add_warm_starts, make_request, naming_settings
 
 EXAMPLE = "ccl-search sweep --workload wl2 --objective composite --weights 0:1:0.1 --budget 40"
 
@@ -17,9 +17,9 @@ EXAMPLE = "ccl-search sweep --workload wl2 --objective composite --weights 0:1:0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
     parser.add_argument("-b", "--budget", type=positive_int, default=40, metavar="N", help="trials (default: 40)")
-    parser.add_argument("--weights", metavar="A:B:STEP", help="weights to score at, or a list (default: 0:1:0.1)")
+    parser.add_argument("--weights", metavar="A:B:STEP", help="range or list of weights to score at (default: 0:1:0.1)")
     add_search_arguments(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show space and first proposals; run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show search space and first proposals; run nothing")
     add_output_arguments(parser)
     add_runs_folder(parser)
 
@@ -39,10 +39,10 @@ def run(args: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as joined:
             with naming_settings(args):
                 planned = plan_sweep(make_request(args), weights, Path(joined))
-            return show_plan(add_earlier(planned.plan, args), place, as_json=args.json)
+            return show_plan(add_warm_starts(planned.plan, args), place, as_json=args.json)
     with naming_settings(args):
         planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
-    folder = create_sweep(replace(planned, plan=add_earlier(planned.plan, args)), place)
+    folder = create_sweep(replace(planned, plan=add_warm_starts(planned.plan, args)), place)
     code = drive_search(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):
         from cclsearch.analysis.pareto import gather_pareto_page
@@ -50,5 +50,5 @@ def run(args: argparse.Namespace) -> int:
         from cclsearch.run.folder import load_run
 
         print_pareto(gather_pareto_page([load_run(folder)]))
-        print(f"draw it: ccl-search pareto {name_run(folder, args.runs)}")
+        print(f"charts: ccl-search pareto {name_run(folder, args.runs)}")
     return code
