@@ -1,4 +1,4 @@
-"""Makes docs/pictures/run.svg: the table of a real search of wl2 over its recording, as the terminal shows it.
+"""Draws docs/pictures/run.svg: the table of a real search of wl2 on its recording, as the terminal shows it.
 
 python docs/make_screenshot.py
 """

@@ -1,4 +1,4 @@
-"""A run page with everything in it, hostile text included, for tests of reports."""
+"""A complete run page with hostile text, for tests of reports."""
 
 from __future__ import annotations
 

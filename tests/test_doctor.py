@@ -1,4 +1,4 @@
-"""`doctor`: finds what is there, says what to do about what is not, and shows no key."""
+"""`doctor`: finds what is installed, says what to do about what is missing, and shows no key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cclsearch.cli import main
 
 
 def put_command(folder: Path, name: str, script: str) -> None:
-    """An executable of that name: what the machine under examination has on its PATH."""
+    """Put an executable of that name on the PATH of the examined machine."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
@@ -30,7 +30,7 @@ def details() -> dict[str, tuple[bool, str, str]]:
     return {f.check.name: (f.check.ok, f.check.detail, f.check.remedy) for f in examine_machine()}
 
 
-def test_a_bare_machine_can_still_run_and_every_lack_has_a_remedy(project: Path, commands: Path) -> None:
+def test_a_bare_machine_can_run_and_every_missing_thing_has_a_remedy(project: Path, commands: Path) -> None:
     findings = examine_machine()
     assert all(finding.check.ok for finding in findings if finding.is_required)
     assert all(finding.check.remedy for finding in findings if not finding.check.ok)
@@ -38,7 +38,7 @@ def test_a_bare_machine_can_still_run_and_every_lack_has_a_remedy(project: Path,
     assert {"gpus", "slurm", "gcloud", "ssh", "chromium", "ANTHROPIC_API_KEY", "OPENAI_API_KEY"} <= lacking
 
 
-def test_what_is_there_is_found(project: Path, commands: Path) -> None:
+def test_installed_things_are_found(project: Path, commands: Path) -> None:
     put_command(
         commands, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 81559 MiB'; echo 'NVIDIA H100 80GB HBM3, 81559 MiB'"
     )
@@ -50,7 +50,7 @@ def test_what_is_there_is_found(project: Path, commands: Path) -> None:
     assert "nothing is submitted" in found["slurm"][1]
 
 
-def test_a_driver_that_fails_and_half_a_slurm_are_told(project: Path, commands: Path) -> None:
+def test_a_failing_driver_and_an_incomplete_slurm_are_reported(project: Path, commands: Path) -> None:
     put_command(commands, "nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     put_command(commands, "sbatch", "exit 0")
     found = details()
@@ -59,22 +59,22 @@ def test_a_driver_that_fails_and_half_a_slurm_are_told(project: Path, commands: 
     assert (found["slurm"][0], "squeue" in found["slurm"][1]) == (False, True)
 
 
-def test_gpus_are_none_without_the_command(commands: Path) -> None:
-    assert check_gpus().detail == "no nvidia-smi"
+def test_there_are_no_gpus_without_nvidia_smi(commands: Path) -> None:
+    assert check_gpus().detail == "no command nvidia-smi"
 
 
 def test_keys_are_named_and_never_shown(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "value-that-nobody-may-see")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "secret-value")
     assert main(["doctor"]) == 0
     assert main(["doctor", "--json"]) == 0
     shown = capsys.readouterr().out
-    assert "value-that-nobody" not in shown
+    assert "secret-value" not in shown
     assert "set (not shown)" in shown
 
 
-def test_settings_that_are_wrong_make_doctor_fail(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_settings_make_doctor_fail(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "ccl-search.yaml").write_text("launchr: x\n")
     assert main(["doctor", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
@@ -83,7 +83,7 @@ def test_settings_that_are_wrong_make_doctor_fail(project: Path, capsys: pytest.
     assert all("launchr" in check["detail"] for check in wrong)
 
 
-def test_a_runs_folder_that_cannot_be_is_told(project: Path) -> None:
+def test_a_runs_folder_that_cannot_exist_is_reported(project: Path) -> None:
     (project / "runs").write_text("a file in its place")
     found = details()
     assert not found["runs folder"][0]

@@ -60,13 +60,13 @@ MISTAKES: list[tuple[str, str]] = [
     ("show first 7", "has 1 trials, but no trial 7"),
     ("admit first --trial 7", "trial 7 is not among its 1"),
     ("resume first --confirm 2", "cannot be confirmed"),
-    ("report first --all", "leave out first, or --all"),
+    ("report first --all", "give either --all or first"),
     ("report first --out folder", "cannot write 'folder'"),
     ("pareto first --out empty", "cannot write 'empty/pareto.html'"),
-    ("export first --to csv --out folder", "'folder' is there already"),
+    ("export first --to csv --out folder", "'folder' exists already"),
     ("export first --to csv --out empty/x.csv", "cannot write 'empty/x.csv'"),
     ("export first --to optuna --out LONG", "cannot write 'LONG'"),
-    ("export first --trials best", "go with `--to cards`"),
+    ("export first --trials best", "need `--to cards`"),
     ("space -w wl2 --config tp=1", "`space list` does not accept it"),
     ("predict -w wl2 --png folder", "--png: 'folder' is a folder; name a file"),
     ("predict -w wl2 --png LONG", "cannot write 'LONG'"),
@@ -133,8 +133,8 @@ def test_what_a_message_says_to_type_works_as_it_stands(mistakes: Path, capsys: 
 def test_a_run_that_cannot_be_read_is_left_out_of_all(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--all", "--out", "all.html", "--no-png"]) == 0
     shown = capsys.readouterr().out
-    assert "note: newer is left out: " in shown
-    assert "note: broken is left out: " in shown
+    assert "note: newer is skipped: " in shown
+    assert "note: broken is skipped: " in shown
     assert (mistakes / "all.html").is_file()
 
 

@@ -1,4 +1,4 @@
-"""Exports: what other tools read agrees with the ledger, secrets stay behind, and nothing leaves its folder."""
+"""Exports: they agree with the ledger, contain no secrets, and write nothing outside their folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_table_agrees_with_the_ledger_and_leaves_missing_cells_empty(run: Ru
     assert {row["provenance"] for row in rows} == {"recorded"}
 
 
-def test_parquet_holds_the_same_with_types(run: Run) -> None:
+def test_parquet_contains_the_same_with_types(run: Run) -> None:
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     assert main(["export", "r", "--to", "parquet", "--out", "t.parquet"]) == 0
@@ -66,7 +66,7 @@ def test_optuna_opens_the_study_and_finds_the_same_best(run: Run, capsys: pytest
     assert failed.user_attrs["failure_kind"] == "out_of_memory"
 
 
-def test_a_front_becomes_a_study_with_several_directions(project: Path) -> None:
+def test_a_pareto_objective_becomes_a_study_with_several_directions(project: Path) -> None:
     import optuna
 
     toy = write_recording(project / "toy")
@@ -77,7 +77,7 @@ def test_a_front_becomes_a_study_with_several_directions(project: Path) -> None:
     assert study.best_trials
 
 
-def test_a_card_loads_again_and_its_manifest_holds(run: Run) -> None:
+def test_a_card_loads_again_and_its_manifest_is_correct(run: Run) -> None:
     assert main(["export", "r", "--to", "cards", "--trials", "best", "--out", "cards"]) == 0
     folder = next(Path("cards").iterdir())
     path = folder / f"{folder.name}.yaml"
@@ -95,7 +95,7 @@ def test_a_card_loads_again_and_its_manifest_holds(run: Run) -> None:
         assert hashlib.sha256((folder / "evidence" / name).read_bytes()).hexdigest() == facts["sha256"]
 
 
-def test_evidence_leaves_secrets_links_and_strangers_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLUSTER_PASSWORD", SECRET)
     trial = tmp_path / "trial"
     (trial / "trace" / "deep").mkdir(parents=True)
@@ -109,14 +109,14 @@ def test_evidence_leaves_secrets_links_and_strangers_behind(tmp_path: Path, monk
     outside.write_text("not ours", encoding="utf-8")
     (trial / "trace" / "link.json").symlink_to(outside)
     (trial / "stderr.log").symlink_to(outside)
-    (trial / "notes.txt").write_text("no part of the evidence", encoding="utf-8")
+    (trial / "notes.txt").write_text("not part of the evidence", encoding="utf-8")
 
     manifest = copy_evidence(trial, tmp_path / "copy")
 
     assert set(manifest) == {
         "stdout.log", "trace/rank0.json", "trace/deep/rank1.json.gz", "trace/rank2.xplane.pb", "trace/rank3.xplane.pb",
     }  # fmt: skip
-    assert manifest["trace/rank2.xplane.pb"] == {"left_out": "binary, and it holds a secret"}
+    assert manifest["trace/rank2.xplane.pb"] == {"left_out": "binary file that contains a secret"}
     copied = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
     assert len(copied) == 4
     for path in copied:
@@ -126,11 +126,11 @@ def test_evidence_leaves_secrets_links_and_strangers_behind(tmp_path: Path, monk
     assert (tmp_path / "copy" / "stdout.log").read_bytes().endswith(b"\xff\xfe caf\xc3\xa9\n")
 
 
-def test_nothing_is_written_over_and_no_name_leaves_the_folder(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_is_overwritten_and_no_name_leaves_the_folder(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     Path("t.csv").write_text("mine", encoding="utf-8")
     assert main(["export", "r", "--out", "t.csv"]) == 2
     assert Path("t.csv").read_text(encoding="utf-8") == "mine"
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     from dataclasses import replace
 
     from cclsearch.export.cards import write_cards

@@ -1,4 +1,4 @@
-"""Reports: what they show, that text from outside stays text, and that they work in a real browser."""
+"""Reports: their content, escaping of text from outside, and behavior in a real browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cclsearch.search.session import rebuild_space
 
 
 class Elements(HTMLParser):
-    """Every tag with its attributes, and the text outside scripts and styles."""
+    """Every tag of a page with its attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Elements(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_lets_no_script_in() -> None:
+def test_the_page_loads_nothing_and_allows_no_foreign_script() -> None:
     page = render_page([make_page()])
     elements = Elements(page)
     assert len(elements.of("script")) == 2
@@ -72,7 +72,7 @@ def test_the_data_in_the_page_is_json_that_cannot_end_its_element() -> None:
         dump_for_script({"loss": float("nan")})
 
 
-def test_what_was_not_measured_here_says_so_in_page_and_charts() -> None:
+def test_figures_that_were_not_measured_are_marked_in_page_and_charts() -> None:
     page = make_page(provenance="recorded")
     assert 'class="badge recorded"' in render_page([page])
     scene = draw_progress(page)
@@ -98,7 +98,7 @@ def test_charts_without_data_are_left_out_and_not_drawn_empty() -> None:
     assert "no such" not in render_page([empty])
 
 
-def test_causes_stand_side_by_side_and_add_up() -> None:
+def test_the_causes_chart_compares_best_and_baseline() -> None:
     scene = draw_causes(make_page())
     assert scene is not None
     bars = [item for item in scene.items if isinstance(item, Rect)]
@@ -107,7 +107,7 @@ def test_causes_stand_side_by_side_and_add_up() -> None:
     assert "baseline: compute 0.6 s" in scene.summary
 
 
-def test_a_ranking_compares_only_equal_work_on_equal_hardware_of_one_provenance() -> None:
+def test_a_ranking_compares_only_equal_work_hardware_and_provenance() -> None:
     pages = [
         make_page("a", framework="megatron"),
         make_page("b", framework="torchtitan", trials=(make_trial(1, 0.4),), best=1),
@@ -124,14 +124,14 @@ def test_a_ranking_compares_only_equal_work_on_equal_hardware_of_one_provenance(
     assert len([item for item in scene.items if isinstance(item, Rect)]) == 4
 
 
-def test_overlap_and_mfu_stand_against_step_time_with_their_correlation() -> None:
+def test_a_metric_is_plotted_against_step_time_with_its_correlation() -> None:
     scene = draw_against_step_time([make_page()], "mfu", "MFU")
     assert scene is not None
     assert "rank correlation of MFU with step time -1.00" in scene.summary
     assert draw_against_step_time([make_page()], "absent", "absent") is None
 
 
-def test_every_chart_has_a_title_and_a_description_for_those_who_cannot_see_it() -> None:
+def test_every_chart_has_a_title_and_a_text_alternative() -> None:
     svgs = re.findall(r"<svg.*?</svg>", render_page([make_page()]), flags=re.S)
     assert len(svgs) >= 5
     for svg in svgs:
@@ -153,13 +153,13 @@ def luminance(color: str) -> float:
 
 @pytest.mark.parametrize("mode", [0, 1])
 @pytest.mark.parametrize("role", ["ink", "muted", "blue", "orange", "green", "purple", "yellow"])
-def test_text_and_series_stand_out_from_light_and_dark_paper(role: str, mode: int) -> None:
+def test_text_and_series_contrast_with_light_and_dark_backgrounds(role: str, mode: int) -> None:
     lights = sorted((luminance(PALETTE[role][mode]), luminance(PALETTE["paper"][mode])))
     needed = 4.5 if role in ("ink", "muted") else 3.0
     assert (lights[1] + 0.05) / (lights[0] + 0.05) >= needed
 
 
-def test_scales_hold_their_values_and_ticks_are_round() -> None:
+def test_scales_contain_their_values_and_ticks_are_round() -> None:
     scale = fit_scale([0.013, 4.2], 0, 100)
     assert scale.log
     assert all(scale.low <= tick <= scale.high for tick in make_ticks(scale))
@@ -201,7 +201,7 @@ def test_the_command_writes_a_page_and_pictures_for_one_run_and_for_all(
     assert "there is no run 'nowhere'" in capsys.readouterr().err
 
 
-def test_the_winners_untried_neighbours_come_with_what_is_expected_of_them(project: Path) -> None:
+def test_untried_neighbors_of_the_winner_have_a_predicted_step_time(project: Path) -> None:
     run = search(write_recording(project / "toy"), "a", budget=3)
     best = run.state.best
     assert best is not None
@@ -217,7 +217,7 @@ def test_the_winners_untried_neighbours_come_with_what_is_expected_of_them(proje
     assert all(neighbor.trial is not None for neighbor in build_page(whole).neighbors)
 
 
-def test_a_run_in_which_nothing_ended_has_a_report_too(project: Path) -> None:
+def test_a_run_without_a_finished_trial_has_a_report(project: Path) -> None:
     run = search(write_recording(project / "toy"), "a", budget=1)
     first = (run.folder / "ledger.jsonl").read_text(encoding="utf-8").splitlines()[:2]
     (run.folder / "ledger.jsonl").write_text("\n".join(first) + "\n", encoding="utf-8")
@@ -262,7 +262,7 @@ addEventListener("load", () => {
 
 
 def browse(page: str, folder: Path, *, width: int, dark: bool = False) -> dict[str, object]:
-    """What the probe saw in the page, opened from disk in a real browser."""
+    """Values that the probe read in the page, opened from disk in a real browser."""
     path = folder / "page.html"
     open_policy = re.sub(r"script-src 'sha256-[^']+'", "script-src 'unsafe-inline'", page)
     path.write_text(open_policy.replace("</body>", PROBE + "</body>"), encoding="utf-8")
@@ -275,13 +275,13 @@ def browse(page: str, folder: Path, *, width: int, dark: bool = False) -> dict[s
         shown = dump_page([*command, "--virtual-time-budget=2000", "--dump-dom", path.as_uri()])
         found = re.search(r'<pre id="probe">(.*?)</pre>', shown, flags=re.S)
         if found:
-            told: dict[str, object] = json.loads(html.unescape(found.group(1)))
-            return told
+            values: dict[str, object] = json.loads(html.unescape(found.group(1)))
+            return values
     raise AssertionError(f"the page left no probe in three tries: {shown[-500:]!r}")
 
 
 def dump_page(command: list[str]) -> str:
-    """What the browser printed; empty where it hung (a browser on a busy machine may)."""
+    """Output of the browser; empty if it hung, as it may on a busy machine."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False).stdout
     except subprocess.TimeoutExpired:
@@ -290,18 +290,18 @@ def dump_page(command: list[str]) -> str:
 
 @pytest.mark.serial
 @pytest.mark.skipif(
-    BROWSER is None and not os.environ.get("CCL_REQUIRE_CHROMIUM"), reason="there is no chromium on this machine"
+    BROWSER is None and not os.environ.get("CCL_REQUIRE_CHROMIUM"), reason="chromium is not installed on this machine"
 )
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (500, True)])
 def test_the_page_works_in_a_real_browser(tmp_path: Path, width: int, dark: bool) -> None:
-    assert BROWSER is not None, "CCL_REQUIRE_CHROMIUM is set, and there is no chromium"
-    told = browse(render_page([make_page()]), tmp_path, width=width, dark=dark)
-    assert told["up"] == sorted(told["up"])  # type: ignore[type-var, arg-type]
-    assert told["down"] == sorted(told["up"], reverse=True)  # type: ignore[type-var, arg-type]
-    assert told["sort"] == "ascending"
-    assert told["focused"] is True
-    assert (told["shown"], told["count"]) == (1, "1 of 7 rows")
-    assert told["title"] == "demo", "text from outside ran as a script"
-    assert told["wide"] == 0, "the page itself scrolls sideways"
-    assert told["paper"] == ("rgb(18, 22, 28)" if dark else "rgb(255, 255, 255)")
-    assert told["charts"] >= 5  # type: ignore[operator]
+    assert BROWSER is not None, "CCL_REQUIRE_CHROMIUM is set, but chromium is not installed"
+    seen = browse(render_page([make_page()]), tmp_path, width=width, dark=dark)
+    assert seen["up"] == sorted(seen["up"])  # type: ignore[type-var, arg-type]
+    assert seen["down"] == sorted(seen["up"], reverse=True)  # type: ignore[type-var, arg-type]
+    assert seen["sort"] == "ascending"
+    assert seen["focused"] is True
+    assert (seen["shown"], seen["count"]) == (1, "1 of 7 rows")
+    assert seen["title"] == "demo", "text from outside ran as a script"
+    assert seen["wide"] == 0, "the page itself scrolls sideways"
+    assert seen["paper"] == ("rgb(18, 22, 28)" if dark else "rgb(255, 255, 255)")
+    assert seen["charts"] >= 5  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""What a report of a long search is learned from."""
+"""Predictions in the report of a long search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cclsearch.core.values import Config
 from cclsearch.propose.observations import Observation
 
 
-def test_a_long_search_teaches_by_the_trials_around_its_winner() -> None:
+def test_a_long_search_is_predicted_from_the_trials_nearest_its_winner() -> None:
     configs = [Config(tp=tp, pp=pp, bucket=n) for n in range(40) for tp in (1, 2, 4) for pp in (1, 2)]
     seen = [Observation(number, config, number, 1.0) for number, config in enumerate(configs, 1)]
     picked = pick_nearest(seen, configs[77])

@@ -152,11 +152,11 @@ def test_three_metrics_make_a_front_too(family: Path, capsys: pytest.CaptureFixt
         (["--metrics", "step_time_s,nonsense"], "there is no metric 'nonsense'"),
         (["--objective", "step_time"], "needs an objective with a parameter 'weight' or with several metrics"),
         (["--objective", "composite", "--weights", "0:2:1"], "weights must be from:to:step"),
-        (["--weights", "0:1:0.5"], "run 'a' is no sweep over weights"),
+        (["--weights", "0:1:0.5"], "run 'a' is not a sweep over weights"),
         (["--objective", "pareto", "--weights", "0:1:0.5"], "'pareto' has several metrics and no parameter 'weight'"),
         (["--metrics", "step_time_s,overlap", "--weights", "0,1"], "--metrics and --weights exclude each other"),
         (["--metrics", "step_time_s,overlap", "--objective", "pareto"], "--metrics and --objective exclude each other"),
-        (["--metrics", "step_time_s,hfu"], "neither more nor less hfu is better in itself"),
+        (["--metrics", "step_time_s,hfu"], "hfu has no better direction of its own"),
         (["--metrics", ""], "two or three different metrics"),
     ],
 )
@@ -206,7 +206,7 @@ def test_runs_of_different_work_have_no_common_front(family: Path, capsys: pytes
     search(family / "toy-8", "a", budget=2)
     search(family / "other", "b", budget=2)
     assert main(["pareto", "a", "b"]) == 2
-    assert "have no common front: their work differs" in capsys.readouterr().err
+    assert "have no common Pareto front: work differs" in capsys.readouterr().err
 
 
 def test_a_weight_that_does_not_enter_linearly_is_refused(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What is computed from finished runs: re-evaluation, report pages, Pareto fronts over several runs."""
+"""Analysis of finished runs: re-evaluation, report pages, Pareto fronts over several runs."""

@@ -1,4 +1,4 @@
-"""The front of one run or of several on the same work: from ledgers to what the drawings and tables show."""
+"""The Pareto front of one run, or of several runs of the same work, as data for charts and tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cclsearch.stats.pareto import (
 
 @dataclass(frozen=True)
 class _Measured:
-    """One configuration with all its admitted runs."""
+    """One configuration with the mean metrics of its admitted runs."""
 
     run: Run
     trial: Trial
@@ -46,11 +46,11 @@ def gather_pareto_page(
     metrics: Sequence[str] | None = None,
     weights: Sequence[float] | None = None,
 ) -> ParetoPage:
-    """The front of these runs together.
+    """The Pareto front of these runs together.
 
-    Axes are `metrics`, or those of `objective`, or of what the first run was a sweep of, or else step time and the
-    number of accelerators. Raises UserError where the runs do not compare, nothing of them can be placed, or what was
-    asked for excludes each other.
+    The axes are `metrics`, or the metrics of `objective`, or those of the first run's sweep, or else step time and
+    number of accelerators. Raises UserError if the runs are not comparable, no trial has all the metrics, or the
+    arguments exclude each other.
     """
     _check_comparable(runs)
     front_of, sweep = _choose_objective(runs[0], objective, metrics, weights)
@@ -62,16 +62,16 @@ def gather_pareto_page(
 
 
 def make_pareto_objective(metrics: Sequence[str]) -> Objective:
-    """An objective with these two or three metrics beside each other; raises UserError for an unknown one."""
+    """An unweighted objective of these two or three metrics; raises UserError for an unknown metric."""
     if not 2 <= len(set(metrics)) <= MAX_PARETO_METRICS or len(set(metrics)) < len(metrics):
-        raise UserError(f"a front is over two or three different metrics, not {', '.join(metrics) or 'none'}")
+        raise UserError(f"a Pareto front needs two or three different metrics, not {', '.join(metrics) or 'none'}")
     terms = []
     for name in metrics:
         info = find_metric(name, "--metrics")
         if info.direction is None:
             raise UserError(
-                f"--metrics: neither more nor less {name} is better in itself; name an objective that says which"
-                " (`--objective FILE`, with `direction` beside the metric)"
+                f"--metrics: {name} has no better direction of its own; name an objective that gives its `direction`"
+                " (`--objective FILE`)"
             )
         direction = info.direction
         reciprocal = info.is_positive and direction is Direction.MAXIMIZE
@@ -87,7 +87,7 @@ def _choose_objective(
     if metrics is not None:
         if objective is not None or weights is not None:
             other = "--objective" if objective is not None else "--weights"
-            raise UserError(f"--metrics and {other} exclude each other: metrics beside each other have no weights")
+            raise UserError(f"--metrics and {other} exclude each other: a Pareto front over metrics has no weights")
         return make_pareto_objective(metrics), None
     if objective is not None:
         sweep, front_of = describe_sweep(objective, weights)
@@ -98,7 +98,7 @@ def _choose_objective(
         return drop_weights(sweep_of_run.at_0), changed
     if weights is not None:
         raise UserError(
-            f"--weights: run {run.spec.run_id!r} is no sweep over weights; name the objective that they weigh"
+            f"--weights: run {run.spec.run_id!r} is not a sweep over weights; name a weighted objective"
             " (`--objective composite`)"
         )
     if run.spec.objective.is_multi:
@@ -116,13 +116,13 @@ def _check_comparable(runs: Sequence[Run]) -> None:
         ):
             if ours != theirs:
                 raise UserError(
-                    f"runs {first.spec.run_id!r} and {run.spec.run_id!r} have no common front: their {what} differs"
+                    f"runs {first.spec.run_id!r} and {run.spec.run_id!r} have no common Pareto front: {what} differs"
                     f" ({clean(ours)}; {clean(theirs)})"
                 )
 
 
 def _collect(run: Run) -> list[_Measured]:
-    """One entry a configuration: its first admitted trial, with the mean of each metric over its runs."""
+    """One entry per configuration: its first admitted trial, with the mean of each metric over its runs."""
     grouped: dict[Config, list[Trial]] = {}
     for trial in run.state.trials.values():
         if trial.loss is not None and trial.outcome is not None:
@@ -177,7 +177,7 @@ def _build_page(
     positive_M = np.all(values_NM > 0, axis=0)
     reference = np.where(positive_M, np.exp(reference_M), reference_M)
     return ParetoPage(
-        title=clean(runs[0].spec.card.title) if len(runs) == 1 else f"the front of {_names(runs)}",
+        title=clean(runs[0].spec.card.title) if len(runs) == 1 else f"Pareto front of {_names(runs)}",
         runs=tuple(run.spec.run_id for run in runs),
         work=describe_work(runs[0].spec),
         provenance=runs[0].spec.provenance.value,
@@ -194,7 +194,7 @@ def _build_page(
 
 
 def _natural(term: Term, minimized: float) -> float:
-    """The metric's own value, scaled, that was turned into this minimised one."""
+    """The scaled value of the metric, from its minimized form."""
     if term.direction is Direction.MINIMIZE:
         return minimized
     return 1.0 / minimized if term.reciprocal else -minimized
@@ -203,7 +203,7 @@ def _natural(term: Term, minimized: float) -> float:
 def _score(
     placed: list[tuple[_Measured, tuple[float, ...]]], sweep: Sweep | None, runs: Sequence[Run]
 ) -> tuple[list[tuple[float, float]] | None, dict[int, tuple[float, float]]]:
-    """Each point's score at weight 0 and 1, and the weights that choose it; nothing where there are no weights."""
+    """Score of each point at weight 0 and 1, and the weights that choose it; None and empty without weights."""
     if sweep is None or sweep.at_0 is None:
         return None, {}
     baseline = runs[0].state.first_ranked
@@ -229,7 +229,7 @@ def _list_weights(points: Sequence[ParetoPoint], sweep: Sweep | None) -> tuple[t
 
 
 def _interval(measured: _Measured, objective: Objective) -> tuple[float, float] | None:
-    """Interval of the first metric from the run-to-run noise; None where nothing was measured here."""
+    """Interval of the first metric from the run-to-run noise; None if nothing was measured here."""
     if measured.run.spec.provenance is not Provenance.MEASURED:
         return None
     value = measured.metrics[objective.metrics[0]] * objective.terms[0].scale
@@ -251,14 +251,14 @@ def _grow(
     reference_M: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
     total: float,
 ) -> tuple[float, ...]:
-    """Share of the hypervolume after each trial that counts, in order; a failed one adds nothing but itself."""
-    where = {(m.run.spec.run_id, m.trial.number): n for n, (m, _) in enumerate(placed)}
+    """Share of the hypervolume after each trial that costs budget, in order; a failed trial repeats the last share."""
+    rows = {(m.run.spec.run_id, m.trial.number): n for n, (m, _) in enumerate(placed)}
     order, shares = [], []
     for run in runs:
         for trial in sorted(run.state.trials.values(), key=lambda t: (t.finished_s or float("inf"), t.number)):
             if not trial.costs_budget or trial.outcome is None:
                 continue
-            row = where.get((run.spec.run_id, trial.number))
+            row = rows.get((run.spec.run_id, trial.number))
             if row is not None:
                 order.append(row)
             shares.append(len(order))
@@ -271,7 +271,7 @@ def _grow(
 def _notes(runs: Sequence[Run], without_scores: bool) -> tuple[str, ...]:
     notes = [line for run in runs for line in run.spec.banner]
     if runs[0].spec.provenance is not Provenance.MEASURED:
-        notes.append("each configuration was read once: the noise of the source is unknown, so no intervals are drawn")
+        notes.append("the noise of the source is unknown, so no intervals are drawn")
     if without_scores:
         notes.append("no scores: a metric of the objective was not measured in every admitted trial")
     return tuple(dict.fromkeys(clean(line) for line in notes))

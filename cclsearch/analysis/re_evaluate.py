@@ -1,4 +1,4 @@
-"""Judging a run's trials again from the evidence on disk, and comparing that with what the ledger took down."""
+"""Re-evaluates the trials of a run from the evidence on disk, and compares the result with the ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cclsearch.search.trial_input import make_input
 
 @dataclass(frozen=True)
 class ReEvaluation:
-    """One trial: what the ledger holds, and what its evidence says now."""
+    """One trial: its outcome in the ledger, and its outcome from the present evidence."""
 
     trial: Trial
     then: Outcome
@@ -30,7 +30,7 @@ class ReEvaluation:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ranked in the ledger and its evidence no longer carries it."""
+        """Whether it is ranked in the ledger, but no longer by its evidence."""
         return self.then.is_ranked and not self.now.is_ranked
 
     @property
@@ -39,7 +39,7 @@ class ReEvaluation:
 
     @property
     def reason(self) -> str:
-        """Why it is not ranked now, in one line; empty where it is."""
+        """Why it is not ranked now, in one line; empty if it is."""
         if self.now.admission and self.now.admission.reasons:
             return "; ".join(self.now.admission.reasons)
         if self.now.failure:
@@ -48,13 +48,13 @@ class ReEvaluation:
 
 
 def re_evaluate_run(run: Run, *, thresholds: Thresholds = DEFAULT) -> list[ReEvaluation]:
-    """Every finished trial judged again, in order of their numbers. Nothing on disk changes."""
+    """Re-evaluate every finished trial, ordered by number. Changes nothing on disk."""
     finished = [trial for trial in run.state.trials.values() if trial.outcome is not None]
     return [re_evaluate_trial(run, trial, thresholds=thresholds) for trial in finished]
 
 
 def re_evaluate_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAULT) -> ReEvaluation:
-    """One finished trial judged again from `result.json` and its traces, their hashes held against the ledger's."""
+    """Re-evaluate one finished trial from `result.json` and its traces, with hashes checked against the ledger."""
     assert trial.outcome is not None
     folder, spec = run.trial_folder(trial.number), run.spec
     then = trial.outcome
@@ -82,17 +82,17 @@ def re_evaluate_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAUL
     )
     now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
     if then.failure is not None and now.failure is None and found == trial.result_sha256:
-        now = then  # the launcher's own reason (a timeout, a lost node) stands over what the script left
+        now = then  # the launcher's reason (a timeout, a lost node) overrides the files that the script left
     return ReEvaluation(trial, then, now)
 
 
 def is_spec_unchanged(run: Run) -> bool:
-    """Whether the run's frozen inputs are still those that the ledger began with."""
+    """Whether the frozen inputs of the run are the ones with which the ledger started."""
     return run.state.spec_sha256 in ("", hash_file(run.folder / SPEC_FILE))
 
 
 def write_admissions(run: Run, re_evaluated: list[ReEvaluation]) -> list[Path]:
-    """Write `admission.json` and `metrics.json` of every trial anew; returns the trials' folders. The ledger stays."""
+    """Rewrite `admission.json` and `metrics.json` of every trial; returns their folders. The ledger does not change."""
     folders = []
     for entry in re_evaluated:
         folder = run.trial_folder(entry.trial.number)
@@ -104,5 +104,5 @@ def write_admissions(run: Run, re_evaluated: list[ReEvaluation]) -> list[Path]:
 def _describe_missing(failure: Failure, found: str | None) -> Failure:
     if found is not None:
         return failure
-    message = "result.json is gone; the ledger holds its hash"
+    message = "result.json is missing, although the ledger has its hash"
     return failure.model_copy(update={"message": message})

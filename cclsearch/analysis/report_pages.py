@@ -1,4 +1,4 @@
-"""Pages for reports, with what only the whole search can tell: the winner's expected neighbours, a sweep's front."""
+"""Report pages with parts that need the search space: predicted neighbors of the winner, and a sweep's Pareto front."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from cclsearch.search.sweep import read_sweep
 from cclsearch.space.table import Space
 
 MAX_PREDICTED = 8
-"""Neighbours that were not run and are shown with what the model expects of them."""
+"""How many neighbors that did not run are shown, with their predicted step time."""
 MAX_OBSERVATIONS = 100
-"""Trials of a long search that what is expected of a neighbour is learned from."""
+"""How many trials of a long search the prediction of neighbors uses."""
 MIN_P_SUCCESS = 0.5
-"""Probability of success that such a neighbour must have."""
+"""Minimum predicted probability of success of such a neighbor."""
 
 
 def build_page(run: Run) -> RunPage:
-    """What a report shows of a run; the winner's untried neighbours come with what the calibrated model expects."""
+    """The report page of a run, with the step times that the calibrated model predicts for untried neighbors."""
     page = gather_run(run)
     return replace(page, neighbors=(*page.neighbors, *predict_neighbors(run)))
 
 
 def draw_pareto_charts(runs: Sequence[Run]) -> list[Scene]:
-    """The drawings of the front where the one run is a sweep or has several metrics; else none."""
+    """Charts of the Pareto front if the only run is a sweep or has several metrics; else none."""
     if len(runs) != 1 or not (runs[0].spec.objective.is_multi or read_sweep(runs[0].folder)):
         return []
     try:
@@ -47,7 +47,7 @@ def draw_pareto_charts(runs: Sequence[Run]) -> list[Scene]:
 
 
 def predict_neighbors(run: Run) -> list[Neighbor]:
-    """Untried configurations one step from the winner, with their expected step time over the winner's measured one."""
+    """Untried configurations one step from the winner, with predicted step times relative to the winner's."""
     best = run.state.best
     time_s = best.outcome.metrics.get("step_time_s") if best and best.outcome else None
     if best is None or not time_s:
@@ -69,10 +69,10 @@ def predict_neighbors(run: Run) -> list[Neighbor]:
     posterior = fit_posterior(view) if steps else None
     if posterior is None:
         return []
-    where = {int(row): m for m, row in enumerate(posterior.rows_m)}
+    index = {int(row): m for m, row in enumerate(posterior.rows_m)}
     found = []
     for row in steps:
-        m = where.get(row)
+        m = index.get(row)
         if m is not None and posterior.p_success_m[m] >= MIN_P_SUCCESS:
             ratio = float(np.exp(posterior.log_time_m[m])) / time_s
             found.append(Neighbor(describe_change(best.config, space.config(row)), ratio, None))
@@ -95,7 +95,7 @@ def pick_nearest(observations: Sequence[Observation], config: Config) -> Sequenc
 
 
 def find_steps(space: Space, config: Config) -> list[int | None]:
-    """Rows one step away (the next choice of a knob, or one degree up and another down); None: no member."""
+    """Rows one step away (next choice of a knob, or one degree up and another down); None if not in the space."""
     moved: list[dict[str, Value]] = []
     for knob in space.knobs:
         at = knob.choices.index(config[knob.name])

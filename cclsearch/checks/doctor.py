@@ -1,4 +1,4 @@
-"""Examines the machine: each check says what it found and, where that is too little, what to do about it."""
+"""Examines the machine: each check says what it found and, if something is missing, what to do."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ KEYS = {"ANTHROPIC_API_KEY": "anthropic:MODEL", "OPENAI_API_KEY": "openai:MODEL"
 
 @dataclass(frozen=True)
 class Finding:
-    """A check, and whether anything works without it."""
+    """A check, and whether ccl-search needs it in every case."""
 
     check: Check
     is_required: bool = False
 
 
 def examine_machine() -> list[Finding]:
-    """Everything that a search may want of this machine, what is required first. Never shows a key's value."""
+    """Check everything that a search may need from this machine, required things first. Never shows a key's value."""
     return list(_examine())
 
 
@@ -43,15 +43,13 @@ def _examine() -> Iterator[Finding]:
     yield Finding(_check_temporary(), is_required=True)
     yield Finding(_check_settings(), is_required=True)
     yield Finding(
-        _check_package("torch", "the workloads tiny and tiny-moe train with it: pip install 'ccl-search[torch]'")
+        _check_package("torch", "needed for the workloads tiny and tiny-moe: pip install 'ccl-search[torch]'")
     )
-    yield Finding(_check_package("jax", "the workload tiny-jax trains with it: pip install 'ccl-search[jax]'"))
+    yield Finding(_check_package("jax", "needed for the workload tiny-jax: pip install 'ccl-search[jax]'"))
     yield Finding(check_gpus())
     yield Finding(_check_slurm())
-    yield Finding(
-        _check_command("gcloud", "TPU slices are created with it: install the Google Cloud CLI, or name hosts")
-    )
-    yield Finding(_check_command("ssh", "TPU VMs and plain hosts are reached with it: install an OpenSSH client"))
+    yield Finding(_check_command("gcloud", "needed to create TPU slices: install the Google Cloud CLI, or name hosts"))
+    yield Finding(_check_command("ssh", "needed for TPU VMs and plain hosts: install an OpenSSH client"))
     yield Finding(_check_browser())
     yield from (Finding(_check_key(name, use)) for name, use in KEYS.items())
 
@@ -68,17 +66,17 @@ def _check_runs_folder() -> Check:
     try:
         folder = project_root() / load_settings().runs
     except UserError as error:
-        return Check(name="runs folder", ok=False, detail=str(error), remedy="mend ccl-search.yaml")
-    remedy = f"make {str(folder)!r} writable, or choose another with --runs FOLDER"
+        return Check(name="runs folder", ok=False, detail=str(error), remedy="correct ccl-search.yaml")
+    remedy = f"make {str(folder)!r} writable, or choose another folder with --runs FOLDER"
     return _check_write("runs folder", folder, remedy)
 
 
 def _check_temporary() -> Check:
-    return _check_write("temporary folder", Path(tempfile.gettempdir()), "point TMPDIR at a folder that can be written")
+    return _check_write("temporary folder", Path(tempfile.gettempdir()), "set TMPDIR to a writable folder")
 
 
 def _check_write(name: str, folder: Path, remedy: str) -> Check:
-    """Writes and removes a small file in the folder, or in the nearest folder above it that exists."""
+    """Write and remove a small file in the folder, or in the nearest existing folder above it."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".ccl-search-") as file:
@@ -87,8 +85,10 @@ def _check_write(name: str, folder: Path, remedy: str) -> Check:
     except OSError as error:
         return Check(name=name, ok=False, detail=f"{folder}: {error.strerror or error}", remedy=remedy)
     if free_gib < 0.2:
-        return Check(name=name, ok=False, detail=f"{folder}: only {free_gib:.2f} GiB free", remedy="free some space")
-    return Check(name=name, ok=True, detail=f"{folder} can be written, {free_gib:.0f} GiB free")
+        return Check(
+            name=name, ok=False, detail=f"{folder}: only {free_gib:.2f} GiB free", remedy="free at least 0.2 GiB"
+        )
+    return Check(name=name, ok=True, detail=f"{folder} is writable, {free_gib:.0f} GiB free")
 
 
 def _check_settings() -> Check:
@@ -98,7 +98,7 @@ def _check_settings() -> Check:
     try:
         settings = load_settings()
     except UserError as error:
-        return Check(name="project", ok=False, detail=str(error), remedy=f"mend {path}")
+        return Check(name="project", ok=False, detail=str(error), remedy=f"correct {path}")
     detail = (
         f"{path}: launcher {settings.launcher or 'none'}" if path.is_file() else f"{path.parent}: no {SETTINGS_FILE}"
     )
@@ -106,30 +106,32 @@ def _check_settings() -> Check:
 
 
 def _check_package(name: str, remedy: str) -> Check:
-    """Found without importing it: that takes seconds, and a broken build may end the process."""
+    """Find a package without importing it: an import takes seconds, and a broken build may end the process."""
     if importlib.util.find_spec(name) is None:
         return Check(name=name, ok=False, detail="not installed", remedy=remedy)
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        version = "of unknown version"
+        version = "unknown version"
     return Check(name=name, ok=True, detail=version)
 
 
 def check_gpus() -> Check:
     """The GPUs that `nvidia-smi` lists, by name and memory."""
-    remedy = "without GPUs here, run on a cluster (--launcher NAME), on a recording (wl2) or on the CPU (tiny)"
+    remedy = "run on a cluster (--launcher NAME), on a recording (--workload wl2) or on the CPU (--workload tiny)"
     if shutil.which("nvidia-smi") is None:
-        return Check(name="gpus", ok=False, detail="no nvidia-smi", remedy=remedy)
+        return Check(name="gpus", ok=False, detail="no command nvidia-smi", remedy=remedy)
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(name="gpus", ok=False, detail=f"nvidia-smi: {one_line(str(error))}", remedy="mend the driver")
+        return Check(
+            name="gpus", ok=False, detail=f"nvidia-smi: {one_line(str(error))}", remedy="repair the NVIDIA driver"
+        )
     names = [one_line(line, 60) for line in done.stdout.splitlines() if line.strip()]
     if done.returncode != 0 or not names:
-        said = one_line(done.stderr or done.stdout) or f"exit {done.returncode}"
-        return Check(name="gpus", ok=False, detail=f"nvidia-smi: {said}", remedy=remedy)
+        answer = one_line(done.stderr or done.stdout) or f"exit {done.returncode}"
+        return Check(name="gpus", ok=False, detail=f"nvidia-smi: {answer}", remedy=remedy)
     kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     return Check(name="gpus", ok=True, detail=kinds)
 
@@ -137,13 +139,18 @@ def check_gpus() -> Check:
 def _check_slurm() -> Check:
     missing = [command for command in SLURM_COMMANDS if shutil.which(command) is None]
     if not missing:
-        detail = f"{', '.join(SLURM_COMMANDS)} are there; nothing is submitted unless you name a profile"
+        detail = f"found {', '.join(SLURM_COMMANDS)}; nothing is submitted unless you name a profile"
         return Check(name="slurm", ok=True, detail=detail)
     if "sbatch" in missing:
-        remedy = "to use a Slurm cluster, run on its login node with --launcher slurm-generic or a profile of your own"
-        return Check(name="slurm", ok=False, detail="no sbatch here", remedy=remedy)
-    detail = f"sbatch is there, but {', '.join(missing)} not"
-    return Check(name="slurm", ok=False, detail=detail, remedy="install Slurm's client commands, or load its module")
+        remedy = "to use a Slurm cluster, run on its login node with --launcher slurm-generic or your own profile"
+        return Check(name="slurm", ok=False, detail="no command sbatch", remedy=remedy)
+    detail = f"found sbatch, but not {', '.join(missing)}"
+    return Check(
+        name="slurm",
+        ok=False,
+        detail=detail,
+        remedy="install Slurm's client commands, or load the module that provides them",
+    )
 
 
 def _check_command(name: str, remedy: str) -> Check:
@@ -153,13 +160,13 @@ def _check_command(name: str, remedy: str) -> Check:
 
 def _check_browser() -> Check:
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    remedy = "only developers need it, to check the look of report.html: install chromium"
+    remedy = "only developers need it, to test report.html: install chromium"
     return Check(name="chromium", ok=path is not None, detail=path or "not found", remedy="" if path else remedy)
 
 
 def _check_key(name: str, use: str) -> Check:
     present = bool(os.environ.get(name, "").strip())
-    remedy = f"set {name} in the environment to use --llm {use}; without it the optimizer proposes alone"
+    remedy = f"set {name} in the environment to use --llm {use}; without an LLM the strategy alone proposes trials"
     return Check(
         name=name, ok=present, detail="set (not shown)" if present else "not set", remedy="" if present else remedy
     )

@@ -1,4 +1,4 @@
-"""`ccl-search admit RUN`: which trials may be ranked and why, judged again from the evidence on disk."""
+"""`ccl-search admit RUN`: re-evaluate from the evidence on disk which trials are admitted, and why."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ EXAMPLE = "ccl-search admit last\n  ccl-search admit last --trial 1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--trial", metavar="N", type=positive_int, help="every rule over this trial")
-    parser.add_argument("--write", action="store_true", help="write admission.json of each trial anew")
+    parser.add_argument("--trial", metavar="N", type=positive_int, help="show every rule for this trial")
+    parser.add_argument("--write", action="store_true", help="rewrite admission.json of each trial")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     if args.trial is not None:
         trial = loaded.state.trials.get(args.trial)
         if trial is None or trial.outcome is None:
-            what = "has not ended" if trial else f"is not among its {len(loaded.state.trials)}"
-            raise UserError(f"run {loaded.spec.run_id!r}: trial {args.trial} {what}")
+            problem = "has not finished" if trial else f"is not among its {len(loaded.state.trials)} trials"
+            raise UserError(f"run {loaded.spec.run_id!r}: trial {args.trial} {problem}")
         re_evaluated = [re_evaluate_trial(loaded, trial)]
     else:
         re_evaluated = re_evaluate_run(loaded)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_table(loaded, re_evaluated, whole=args.trial is not None)
         if changed:
-            print("search.yaml was changed after the search began: the frozen inputs are not what the trials ran with")
+            print("search.yaml was changed after the search started: it no longer contains the inputs of the trials")
     return EXIT_FAILED if changed or any(entry.is_lost for entry in re_evaluated) else EXIT_OK
 
 
@@ -66,7 +66,9 @@ def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool) -> 
                 sign = {True: "yes", False: "NO", None: "-"}[verdict.ok]
                 print(plain(f"        {sign:<4}{verdict.rule:<14}{one_line(verdict.detail, 240)}"))
     if any(entry.is_lost for entry in re_evaluated):
-        print("trials that ranked are no longer carried by their evidence; the ledger keeps what it judged then")
+        print(
+            "The evidence of the marked trials no longer supports their ranking. The ledger keeps its earlier result."
+        )
 
 
 def _as_json(run: Run, re_evaluated: list[ReEvaluation], changed: bool) -> dict[str, object]:

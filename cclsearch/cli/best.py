@@ -14,7 +14,7 @@ EXAMPLE = "ccl-search best last\n  ccl-search best last --json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
-        "--json", action="store_true", help="print JSON: run, trial, config, figures, evidence, provenance"
+        "--json", action="store_true", help="print JSON: run, trial, config, figures, confidence, evidence, provenance"
     )
 
 

@@ -1,4 +1,4 @@
-"""`ccl-search doctor`: what is there to work with, and what to do about what is missing."""
+"""`ccl-search doctor`: what this machine provides, and what to do about what is missing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ EXAMPLE = "ccl-search doctor"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Only the form of the answer."""
+    """Add the only option: the form of the answer."""
     parser.add_argument("--json", action="store_true", help="one JSON object for machines")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line a check; 1 where something without which nothing works is missing."""
+    """Print one line per check; returns 1 if something required is missing."""
     from cclsearch.checks.doctor import examine_machine
     from cclsearch.core.text import one_line
 
@@ -29,6 +29,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"{mark:<4}{finding.check.name:<22}{one_line(finding.check.detail)}")
         if not finding.check.ok:
             print(f"{'':<26}-> {one_line(finding.check.remedy, 300)}")
-    print("\neverything needed is there" if usable else "\nwhat is marked NO must be mended first")
-    print("(-- is not there, and needed only for what its line says)")
+    print("\nEverything required is present." if usable else "\nFix the checks marked NO first.")
+    print("(--: missing, and needed only for the purpose in its line)")
     return 0 if usable else 1

@@ -1,4 +1,4 @@
-"""`ccl-search export RUN`: a search for other tools, as a table, an Optuna study, or CCL-Bench cards with evidence."""
+"""`ccl-search export RUN`: export a search as a table, an Optuna study, or CCL-Bench cards with evidence."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ EXAMPLE = "ccl-search export last --to csv\n  ccl-search export last --to cards 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--to", choices=("csv", "parquet", "optuna", "cards"), default="csv", help="default: csv")
-    parser.add_argument("--out", metavar="PATH", type=Path, help="file (cards: folder; default: in the run's folder)")
     parser.add_argument(
-        "--trials", choices=("best", "ranked", "all"), help="with --to cards: of which trials (default: ranked)"
+        "--out", metavar="PATH", type=Path, help="file, or for cards a folder (default: in the run folder)"
     )
-    parser.add_argument("--no-traces", action="store_true", help="with --to cards: leave the traces out")
+    parser.add_argument(
+        "--trials", choices=("best", "ranked", "all"), help="with --to cards: which trials (default: ranked)"
+    )
+    parser.add_argument("--no-traces", action="store_true", help="with --to cards: without traces")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.run.folder import load_run
 
     if args.to != "cards" and (args.trials or args.no_traces):
-        raise UserError(f"--trials and --no-traces go with `--to cards`: {args.to} has every trial and no traces")
+        raise UserError(f"--trials and --no-traces need `--to cards`: {args.to} contains every trial and no traces")
     loaded = load_run(find_run(args.run, args.runs))
     if args.to == "cards":
         trials = _choose_trials(loaded, args.trials or "ranked")

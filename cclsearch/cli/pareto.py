@@ -1,4 +1,4 @@
-"""`ccl-search pareto RUN...`: the front of a sweep or of several runs, in figures and drawings."""
+"""`ccl-search pareto RUN...`: the Pareto front of a sweep or of several runs, as a table and charts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ EXAMPLE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="*", help="names or folders of runs (default: the latest)")
-    parser.add_argument("-o", "--objective", metavar="NAME", help="objective whose metrics and weights are used")
-    parser.add_argument("--weights", metavar="A:B:STEP", help="weights to score at, or a list")
-    parser.add_argument("--metrics", metavar="A,B", help="two or three metrics, in place of an objective")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, help="where files go (default: the run's folder)")
+    parser.add_argument("-o", "--objective", metavar="NAME", help="objective whose metrics and weights apply")
+    parser.add_argument("--weights", metavar="A:B:STEP", help="weights for the scores, as a range or a list")
+    parser.add_argument("--metrics", metavar="A,B", help="two or three metrics instead of an objective")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder of the files (default: the run folder)")
     parser.add_argument("--no-png", action="store_true", help="no pictures")
-    parser.add_argument("--dark", action="store_true", help="pictures on dark paper")
-    parser.add_argument("--json", action="store_true", help="print JSON and write no file")
+    parser.add_argument("--dark", action="store_true", help="pictures with a dark background")
+    parser.add_argument("--json", action="store_true", help="print JSON and write no files")
     add_runs_folder(parser)
 
 
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(pareto_as_json(page)))
         return EXIT_OK
-    place = args.out or (folders[0] if len(folders) == 1 else runs_folder(args.runs))
-    written = write_pareto_page(page, place, png=not args.no_png, dark=args.dark)
+    folder = args.out or (folders[0] if len(folders) == 1 else runs_folder(args.runs))
+    written = write_pareto_page(page, folder, png=not args.no_png, dark=args.dark)
     print_pareto(page)
     for path in written:
         print(plain(f"wrote {path}"))
@@ -57,15 +57,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_pareto(page: ParetoPage) -> None:
-    """The front as a table, and where the choice flips."""
+    """Print the Pareto front as a table, with the weights that choose each point."""
     from cclsearch.core.text import plain
     from cclsearch.draw.axes import show_number
 
     mark = "" if page.provenance == "measured" else f" ({page.provenance})"
-    print(plain(f"front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials"))
+    print(
+        plain(f"Pareto front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials")
+    )
     for point in page.front:
         figures = "  ".join(f"{a.metric}={show_number(v)}" for a, v in zip(page.axes, point.values, strict=True))
-        extra = "  the knee" if point.is_knee else ""
+        extra = "  knee" if point.is_knee else ""
         if point.chosen:
             extra += f"  weights {show_number(point.chosen[0])} to {show_number(point.chosen[1])}"
         name = f"trial {point.trial}" if len(page.runs) == 1 else point.name
@@ -73,7 +75,7 @@ def print_pareto(page: ParetoPage) -> None:
 
 
 def pareto_as_json(page: ParetoPage) -> dict[str, object]:
-    """The front as plain data."""
+    """The Pareto front as plain data."""
     return {
         "runs": list(page.runs),
         "provenance": page.provenance,

@@ -1,4 +1,4 @@
-"""`ccl-search report RUN...`: one page, and pictures, of a search or of several beside each other."""
+"""`ccl-search report RUN...`: an HTML page and pictures of one search, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ EXAMPLE = "ccl-search report last\n  ccl-search report --all --out ranking.html"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="*", help="names or folders of runs (default: the latest)")
-    parser.add_argument("--all", action="store_true", help="every run of the project, ranked")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="the page (default: report.html in the run's folder)")
-    parser.add_argument("--no-png", action="store_true", help="write the page only")
+    parser.add_argument("--all", action="store_true", help="all runs of the project, ranked")
     parser.add_argument(
-        "--dark", action="store_true", help="pictures on dark paper (the page follows the reader's choice)"
+        "--out", metavar="FILE", type=Path, help="file of the page (default: report.html in the run folder)"
+    )
+    parser.add_argument("--no-png", action="store_true", help="write only the page")
+    parser.add_argument(
+        "--dark", action="store_true", help="pictures with a dark background (the page follows the browser's setting)"
     )
     add_runs_folder(parser)
 
@@ -35,13 +37,13 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.run.folder import load_run
 
     if args.all and args.run:
-        raise UserError(f"--all shows every run there is: leave out {' '.join(args.run)}, or --all")
+        raise UserError(f"--all includes every run: give either --all or {' '.join(args.run)}")
     named = dict.fromkeys(find_run(name, args.runs) for name in args.run or [LAST]) if not args.all else {}
     runs = _load_all(args.runs) if args.all else [load_run(folder) for folder in named]
     pages = [build_page(run) for run in runs]
-    place = runs[0].folder if len(runs) == 1 else runs_folder(args.runs)
+    folder = runs[0].folder if len(runs) == 1 else runs_folder(args.runs)
     written = write_report(
-        pages, args.out or place / "report.html", png=not args.no_png, dark=args.dark, extra=draw_pareto_charts(runs)
+        pages, args.out or folder / "report.html", png=not args.no_png, dark=args.dark, extra=draw_pareto_charts(runs)
     )
     print(plain(f"report:   {written[0]}"))
     if len(written) > 1:
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load_all(chosen: Path | None) -> list[Run]:
-    """Every run of the project; one that cannot be read is left out, and said so."""
+    """Every run of the project; an unreadable one is skipped with a note."""
     from cclsearch.core.errors import UserError
     from cclsearch.core.text import plain
     from cclsearch.run.catalog import list_runs, runs_folder
@@ -61,8 +63,8 @@ def _load_all(chosen: Path | None) -> list[Run]:
         try:
             runs.append(load_run(folder))
         except UserError as error:
-            print(plain(f"note: {folder.name} is left out: {error}"))
+            print(plain(f"note: {folder.name} is skipped: {error}"))
     if not runs:
-        make = "`ccl-search run --workload wl2 --budget 15` makes one"
-        raise UserError(f"there is no run in {str(runs_folder(chosen))!r} yet: {make}")
+        start = "start one with `ccl-search run --workload wl2 --budget 15`"
+        raise UserError(f"no runs in {str(runs_folder(chosen))!r} yet: {start}")
     return runs

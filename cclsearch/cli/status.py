@@ -51,7 +51,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows))
     elif not rows:
-        print("no searches yet; start one:  ccl-search run --workload wl2 --budget 15")
+        print("no searches yet; start one: ccl-search run --workload wl2 --budget 15")
     for row in [] if as_json else rows:
         print(plain(_row_text(row)))
     return EXIT_OK

@@ -1,4 +1,4 @@
-"""Scales, ticks and frames of a chart."""
+"""Scales, ticks and the frame of a chart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cclsearch.draw.scene import Item, Path, Text
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels, straight or by ratio."""
+    """Maps values to pixels, linearly or logarithmically."""
 
     low: float
     high: float
@@ -30,19 +30,19 @@ class Scale:
 def fit_scale(
     values: Sequence[float], start: float, end: float, *, log: bool | None = None, zero: bool = False, pad: float = 0.06
 ) -> Scale:
-    """A scale that holds all the values with some room; by ratio where they span more than a factor of 5."""
+    """A scale that contains all values with some padding; logarithmic if they span more than a factor of 5."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if log is None:
         log = low > 0 and high / low > 5 and not zero
     if log and low > 0:
-        room = max((high / low) ** pad, 1.05)
-        return Scale(low / room, high * room, start, end, log=True)
-    room = (high - low) * pad or abs(high) * 0.1 or 1.0
-    return Scale(0.0 if zero and low >= 0 else low - room, high + room, start, end)
+        padding = max((high / low) ** pad, 1.05)
+        return Scale(low / padding, high * padding, start, end, log=True)
+    padding = (high - low) * pad or abs(high) * 0.1 or 1.0
+    return Scale(0.0 if zero and low >= 0 else low - padding, high + padding, start, end)
 
 
 def make_ticks(scale: Scale, count: int = 5) -> list[float]:
-    """Round values on the scale."""
+    """Round values inside the scale."""
     if scale.log:
         return _log_ticks(scale.low, scale.high, count)
     span = (scale.high - scale.low) / max(count, 1)
@@ -67,7 +67,7 @@ def _log_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def show_number(value: float) -> str:
-    """The number with about three digits that matter: `0.0123`, `1.23`, `123`, `12,300`, `1.2e+09`."""
+    """The number with about three significant digits: `0.0123`, `1.23`, `123`, `12,300`, `1.2e+09`."""
     size = abs(value)
     if size == 0:
         return "0"
@@ -80,7 +80,7 @@ def show_number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """The plotting area of a chart with its two scales."""
+    """The plotting area of a chart: its two scales."""
 
     x: Scale
     y: Scale
@@ -110,7 +110,7 @@ class Frame:
         y_ticks: Sequence[float] | None = None,
         x_names: Sequence[str] | None = None,
     ) -> list[Item]:
-        """Grid, ticks and labels; `x_names` stand in for the numbers of `x_ticks`."""
+        """Grid, ticks and labels; `x_names` replace the numbers of `x_ticks`."""
         items: list[Item] = []
         for tick in make_ticks(self.y) if y_ticks is None else y_ticks:
             y = self.y(tick)

@@ -1,8 +1,9 @@
-"""A scene as PNG, with Pillow: no browser, no display. Drawn twice as large and scaled down, for smooth edges."""
+"""Renders a scene as PNG with Pillow, without browser or display. Draws at twice the size for smooth edges."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from functools import cache
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ Point = tuple[float, float]
 
 
 def write_png(scene: Scene, path: FilePath, *, scale: float = 2.0, dark: bool = False) -> None:
-    """Write the scene as a PNG of `scale` pixels a unit, on light or dark paper."""
+    """Write the scene as a PNG with `scale` pixels per unit, on a light or dark background."""
     from PIL import Image, ImageDraw
 
     factor = scale * OVERSAMPLE
@@ -31,7 +32,7 @@ def write_png(scene: Scene, path: FilePath, *, scale: float = 2.0, dark: bool = 
 
 
 class _Brush:
-    """Paints items on one image."""
+    """Draws items on one image."""
 
     def __init__(self, draw: ImageDraw.ImageDraw, factor: float, dark: bool) -> None:
         self.draw, self.factor, self.dark = draw, factor, dark
@@ -123,9 +124,7 @@ class _Brush:
 def _dashes(
     points: list[tuple[float, float]], on: float, off: float
 ) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """The pieces of a dashed line through the points."""
-    import math
-
+    """The dashes of a line through the points."""
     pieces: list[tuple[Point, Point]] = []
     drawn = True
     left = on

@@ -1,12 +1,13 @@
-"""A drawing as plain data: shapes in pixels, colours by role. It becomes SVG (light and dark) or PNG."""
+"""A drawing as plain data: shapes in pixels, colors by role. It is rendered as SVG (light and dark) or PNG."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 Role = str
-"""Colour by what it is for: a key of `PALETTE`."""
+"""Purpose of a color: a key of `PALETTE`."""
 
 PALETTE: dict[Role, tuple[str, str]] = {
     "paper": ("#ffffff", "#12161c"),
@@ -28,8 +29,8 @@ PALETTE: dict[Role, tuple[str, str]] = {
     "scale5": ("#14568e", "#8bbde6"),
     "onscale": ("#ffffff", "#0b1016"),
 }
-"""Role -> colour on light and on dark paper. The series hues are Okabe and Ito's, which colour-blind people tell apart,
-darkened or lightened to 4.5:1 against the paper; no meaning rests on colour alone: marks differ in shape too."""
+"""Role -> color on a light and on a dark background. The series hues are Okabe and Ito's, which color-blind people can
+distinguish, darkened or lightened to a contrast of 4.5:1. Marks also differ in shape: color alone means nothing."""
 
 SERIES: tuple[Role, ...] = ("blue", "orange", "green", "purple", "yellow", "gray", "brown")
 SCALE: tuple[Role, ...] = tuple(f"scale{n}" for n in range(6))
@@ -41,7 +42,7 @@ Anchor = Literal["start", "middle", "end"]
 
 @dataclass(frozen=True)
 class Path:
-    """A line through points; closed and filled where `fill` is set."""
+    """A line through points; closed and filled if `fill` is set."""
 
     points: tuple[tuple[float, float], ...]
     color: Role | None = "ink"
@@ -54,7 +55,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Rect:
-    """A box, its corner at the top left."""
+    """A box; `x` and `y` are its top left corner."""
 
     x: float
     y: float
@@ -90,7 +91,7 @@ class Text:
     color: Role = "ink"
     bold: bool = False
     upright: bool = False
-    """Turned by a quarter, read from below."""
+    """Rotated by 90 degrees, read from bottom to top."""
 
 
 Item = Path | Rect | Mark | Text
@@ -101,19 +102,17 @@ class Scene:
     """A whole drawing."""
 
     name: str
-    """Stem of its file: letters, digits and dashes."""
+    """Stem of its file name: letters, digits and dashes."""
     title: str
     summary: str
-    """What it shows, for those who cannot see it."""
+    """Text alternative for people who cannot see the drawing."""
     width: float
     height: float
     items: tuple[Item, ...]
 
 
 def outline(mark: Mark) -> tuple[tuple[float, float], ...]:
-    """Corners of a mark's shape; a circle and a ring have none."""
-    import math
-
+    """Corners of a mark's shape; empty for a circle, a ring and a cross."""
     r, x, y = mark.size / 2, mark.x, mark.y
     if mark.shape == "square":
         r *= 0.88

@@ -1,4 +1,4 @@
-"""A scene as SVG inside a page: colours are the page's CSS variables, so that dark mode needs no second drawing."""
+"""Renders a scene as SVG. Colors are CSS variables of the page, so that dark mode needs no second drawing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cclsearch.draw.scene import PALETTE, Item, Mark, Path, Rect, Scene, Text, o
 
 
 def render_svg(scene: Scene, *, standalone: bool = False) -> str:
-    """The scene as an `<svg>` element with title and description; `standalone` brings its colours."""
+    """The scene as an `<svg>` element with title and description; `standalone` includes the colors."""
     size = f'viewBox="0 0 {_n(scene.width)} {_n(scene.height)}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{scene.name}-t {scene.name}-d"'
     fixed = f' width="{_n(scene.width)}" height="{_n(scene.height)}"' if standalone else ""
@@ -23,7 +23,7 @@ def render_svg(scene: Scene, *, standalone: bool = False) -> str:
 
 
 def palette_css() -> str:
-    """CSS that defines every role's colour, light and dark."""
+    """CSS that defines the color of every role, light and dark."""
     light = ";".join(f"--{role}:{colors[0]}" for role, colors in PALETTE.items())
     dark = ";".join(f"--{role}:{colors[1]}" for role, colors in PALETTE.items())
     return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"

@@ -1,1 +1,1 @@
-"""Runs for other tools: tables, Optuna studies, CCL-Bench cards."""
+"""Export of runs to other tools: tables, Optuna studies, CCL-Bench cards."""

@@ -1,4 +1,4 @@
-"""Trials as CCL-Bench v1 workload cards, each with its evidence package: what ran, what it left, secrets masked."""
+"""Exports trials as CCL-Bench v1 workload cards, each with its evidence: inputs, outputs and traces, secrets masked."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ MANIFEST_FILE = "manifest.json"
 
 
 def write_cards(run: Run, trials: Sequence[Trial], folder: Path, *, traces: bool = True) -> list[Path]:
-    """One folder a trial under `folder`: `<name>.yaml`, the card, and `evidence/` with a manifest of hashes.
+    """Write one folder per trial into `folder`: the card `<name>.yaml`, and `evidence/` with a manifest of hashes.
 
-    Returns the folders. Raises UserError where one of them is there already or cannot be written: none is made then.
+    Returns the folders. Raises UserError, and creates none, if one of them exists or cannot be written.
     """
     prefix = f"{safe_stem(run.spec.card.name)}-{safe_stem(run.spec.run_id)}"
     targets = [folder / f"{prefix}-t{trial.number:04d}" for trial in trials]
     with writing_to(folder):
-        there = next((target for target in targets if target.exists()), None)
-        if there is not None:
-            raise UserError(f"{str(there)!r} is there already: name another folder with --out")
+        existing = next((target for target in targets if target.exists()), None)
+        if existing is not None:
+            raise UserError(f"{str(existing)!r} exists already: name another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
         with staging_folder(folder) as stage:
             for trial, target in zip(trials, targets, strict=True):
@@ -63,7 +63,7 @@ def _write_card(run: Run, trial: Trial, target: Path, *, traces: bool) -> None:
 
 
 def make_card(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The trial as a CCL-Bench v1 card: the workload that was fixed, the plan that was chosen, what it measured."""
+    """The trial as a CCL-Bench v1 card: the fixed workload, the chosen parallel plan, and the metrics."""
     spec, outcome = run.spec, trial.outcome
     provenance = "" if spec.provenance.value == "measured" else f" ({spec.provenance.value}: nothing was run here)"
     card: dict[str, Any] = {
@@ -92,9 +92,9 @@ def make_card(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]])
 
 
 def copy_evidence(source: Path, target: Path, *, traces: bool = True) -> dict[str, dict[str, Any]]:
-    """Copy a trial's evidence, text with its secrets masked; returns relative path -> size and SHA-256 of the copy.
+    """Copy a trial's evidence with secrets masked in text; returns size and SHA-256 of each copy by relative path.
 
-    Links, other than plain files, and binary files that hold a secret are left out and say so in the result.
+    Links and special files are skipped; binary files that contain a secret are left out, and listed with the reason.
     """
     manifest: dict[str, dict[str, Any]] = {}
     for relative, path in _evidence_files(source, traces=traces):
@@ -126,11 +126,11 @@ def _evidence_files(source: Path, *, traces: bool) -> Iterator[tuple[str, Path]]
 
 
 def _copy_masked(source: Path, target: Path) -> str | None:
-    """Copy one file; returns why it was left out instead."""
+    """Copy one file; returns None, or why it was left out."""
     name = source.name.removesuffix(".gz")
     if not name.endswith(TEXT_SUFFIXES):
         if _holds_secret(source):
-            return "binary, and it holds a secret"
+            return "binary file that contains a secret"
         shutil.copyfile(source, target)
         return None
     try:
@@ -147,7 +147,7 @@ def _copy_masked(source: Path, target: Path) -> str | None:
 
 
 def _mask_stream(read: IO[bytes] | gzip.GzipFile, write: IO[bytes] | gzip.GzipFile) -> None:
-    """Copy by whole lines, so that no secret is cut in two; a line of a very long file is masked piece by piece."""
+    """Copy block by block of whole lines, so that no secret is split and long files need little memory."""
     while lines := read.readlines(CHUNK_BYTES):
         text = b"".join(lines).decode("utf-8", errors="surrogateescape")
         write.write(redact(text).encode("utf-8", errors="surrogateescape"))
@@ -207,7 +207,7 @@ def _describe_workload(card: Card, num_accelerators: int) -> dict[str, Any]:
 
 
 def _describe_plan(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The parallel degrees in the template's words: sharded data parallelism where the parameters are sharded."""
+    """The parallel degrees under CCL-Bench's names; data parallelism is `dp_shard` if the parameters are sharded."""
     sharded = config.get("zero_stage") == 3 or config.get("fsdp") in (True, 1)
     dp = config.get("dp", 1)
     plan = {"dp_replicate": 1 if sharded else dp, "dp_shard": dp if sharded else 1}

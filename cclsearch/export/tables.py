@@ -1,4 +1,4 @@
-"""A run for other tools: a table (CSV, Parquet) and an Optuna study."""
+"""Exports a run as a table (CSV, Parquet) or an Optuna study."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def tabulate_run(page: RunPage) -> pd.DataFrame:
-    """One row a trial: what ran, what came of it, and every metric; `config.*` and `metric.*` are columns of their own.
+    """A table with one row per trial: configuration (`config.*`), result, and every metric (`metric.*`).
 
-    What was not measured is missing, never 0.
+    A figure that was not measured is missing, never 0.
     """
     import pandas as pd
 
@@ -33,7 +33,7 @@ def tabulate_run(page: RunPage) -> pd.DataFrame:
 
 
 def write_csv(run: Run, path: Path) -> None:
-    """The table as CSV in UTF-8; text that a spreadsheet would take for a formula gets a quote before it."""
+    """Write the table as CSV in UTF-8; text that a spreadsheet would read as a formula gets a leading quote."""
     table = tabulate_run(gather_run(run))
     for column in table.columns:
         if table[column].dtype.name in ("object", "string", "str"):
@@ -44,21 +44,22 @@ def write_csv(run: Run, path: Path) -> None:
 
 
 def write_parquet(run: Run, path: Path) -> None:
-    """The table as Parquet; raises UserError where pyarrow is missing."""
+    """Write the table as Parquet; raises UserError if pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise UserError("Parquet needs pyarrow: `pip install ccl-search[parquet]`, or export to csv") from None
+        raise UserError("Parquet needs pyarrow: `pip install pyarrow`, or use `--to csv`") from None
     _require_new(path)
     with writing_to(path), replacing(path) as partial:
         tabulate_run(gather_run(run)).to_parquet(partial, index=False)
 
 
 def write_optuna(run: Run, path: Path) -> str:
-    """The run as a study in an SQLite file that optuna-dashboard opens; returns the storage's URL.
+    """Write the run as a study in an SQLite file that optuna-dashboard opens; returns the URL of the storage.
 
-    Ranked trials are COMPLETE with their loss (one value a metric for a front, in its own direction), failed and
-    refused ones FAIL with the reason among their attributes, those still running are left out.
+    Ranked trials are COMPLETE with their loss (for a Pareto objective one value per metric, in its own direction).
+    Failed trials and trials that were not admitted are FAIL, with the reason in their attributes. Running trials are
+    left out.
     """
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
@@ -162,9 +163,9 @@ def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any
 
 
 def _require_new(path: Path) -> None:
-    """Make the file's folder; raises UserError where the file is there already, or cannot be written."""
+    """Create the file's folder; raises UserError if the file exists or cannot be written."""
     with writing_to(path):
         if path.exists():
-            raise UserError(f"{str(path)!r} is there already: name another file with --out, or take it away")
+            raise UserError(f"{str(path)!r} exists already: remove it, or name another file with --out")
         path.parent.mkdir(parents=True, exist_ok=True)
     require_writable(path, "--out")
