@@ -33,18 +33,19 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     model = script.Model(trial, mesh)
     trainer = script.Trainer.__new__(script.Trainer)
     trainer.trial, trainer.model, trainer.accumulation = trial, model, int(data["gradient_accumulation"])
-    places = {name: model.place(spec) for name, (_, spec) in model.specs.items()}
+    shardings = {name: model.sharding(spec) for name, (_, spec) in model.specs.items()}
     weights = {
-        name: jax.ShapeDtypeStruct(shape, np.float32, sharding=places[name]) for name, (shape, _) in model.specs.items()
+        name: jax.ShapeDtypeStruct(shape, np.float32, sharding=shardings[name])
+        for name, (shape, _) in model.specs.items()
     }
     rows = dp * trial.micro_batch_size
     tokens = jax.ShapeDtypeStruct(
         (trainer.accumulation, rows, data["seq_len"] + 1),
         np.int32,
-        sharding=model.place((None, ("data", "expert"), None)),
+        sharding=model.sharding((None, ("data", "expert"), None)),
     )
-    count = jax.ShapeDtypeStruct((), np.float32, sharding=model.place(()))
-    out = (places, (places, places), model.place(()))
+    count = jax.ShapeDtypeStruct((), np.float32, sharding=model.sharding(()))
+    out = (shardings, (shardings, shardings), model.sharding(()))
     step = jax.jit(trainer._train_step, donate_argnums=(0, 1), out_shardings=out)
     found = step.lower(weights, (weights, weights), tokens, count).compile().memory_analysis()
     return {
