@@ -1,11 +1,12 @@
-"""Fits `cclsearch/tasks/training/prior.json`: what is believed of the multipliers before anything was measured.
+"""Fits `cclsearch/tasks/training/prior.json`: the prior of the multipliers before any measurement.
 
     python benchmarks/fit_prior.py LANDSCAPES [--leave-out FAMILY] [--out FILE]
 
 Empirical Bayes over families (a family is a framework: the card's `framework`): the multipliers of each landscape are
 calibrated on all its rows, averaged within its family, and the families averaged with a physical guess that counts as
-one more family. The spread between families and between landscapes, floored by the physical guess's own, becomes the
-prior's width. Nothing is fitted to a single landscape; `--leave-out` is how the honest figures are made.
+one more family. The spread between families and between landscapes becomes the prior's width, with a lower bound from
+the physical guess. No constant is fitted to a single landscape. `--leave-out` fits without one framework, for held-out
+figures.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from cclsearch.tasks.training import memory, time
 from cclsearch.tasks.training.prediction import PRIOR_FILE, Priors, model_of, read_priors
 
 GUESS_FILE = Path(__file__).with_name("prior_guess.json")
-"""Multipliers and widths from the literature and from physics, before any landscape was seen."""
+"""Multipliers and widths from the literature and from physics, without any landscape."""
 ROUNDS = 2
 GUESS_WEIGHT = 1.0
-"""Families that the guess counts for."""
+"""Number of families that the guess counts as."""
 SD_FLOOR_SHARE = 0.7
-"""A fitted width is at least this share of the guessed one: few families say little about the spread of all."""
+"""A fitted width is at least this share of the guessed one: few families determine the spread poorly."""
 
 
 def fit_prior(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Prior data in the form of `prior.json`, from these landscapes alone (and the guess)."""
+    """Return prior data in the format of `prior.json`, from these landscapes and the guess only."""
     guess = json.loads(GUESS_FILE.read_text(encoding="utf-8"))
     data = json.loads(json.dumps(guess))
     for _ in range(ROUNDS):
@@ -48,11 +49,11 @@ def fit_prior(recordings: Sequence[Recording]) -> dict[str, Any]:
 
 
 def _with_widths(data: dict[str, Any], guess: dict[str, Any]) -> dict[str, Any]:
-    """The fitted means with the guessed widths, so that no round narrows what the next may find."""
+    """Return the fitted means with the guessed widths, so that no round narrows the next one."""
     wide = json.loads(json.dumps(data))
     for part in ("time", "memory"):
-        for name, held in wide[part]["log_multipliers"].items():
-            held[1] = guess[part]["log_multipliers"][name][1]
+        for name, mean_sd in wide[part]["log_multipliers"].items():
+            mean_sd[1] = guess[part]["log_multipliers"][name][1]
     return wide
 
 
@@ -93,21 +94,23 @@ def _known(rows: Sequence[int], values: Any, noise_n: Any) -> CalibrationData:
 def _pool(
     fits: dict[str, list[Posterior]], names: Sequence[str], guess: dict[str, list[float]]
 ) -> dict[str, list[float]]:
-    """Families count the same, however many landscapes they hold; what none can tell keeps the guess."""
+    """Return multiplier -> (mean, width): families have equal weight; one that no family determines keeps the guess."""
     pooled = {}
     for p, name in enumerate(names):
         guess_mean, guess_sd = guess[name]
         means, weights, within = [guess_mean], [GUESS_WEIGHT], []
         for posteriors in fits.values():
             values = np.array([posterior.theta_P[p] for posterior in posteriors])
-            told = np.array([1 - (posterior.multiplier_sd()[p] / guess_sd) ** 2 for posterior in posteriors]).clip(0, 1)
-            if told.sum() < 0.2:
+            certainty = np.array([1 - (posterior.multiplier_sd()[p] / guess_sd) ** 2 for posterior in posteriors]).clip(
+                0, 1
+            )
+            if certainty.sum() < 0.2:
                 continue
-            mean = float(np.average(values, weights=told + 1e-6))
+            mean = float(np.average(values, weights=certainty + 1e-6))
             means.append(mean)
-            weights.append(float(min(told.sum(), 1.0)))
-            doubt = np.array([posterior.multiplier_sd()[p] ** 2 for posterior in posteriors])
-            within.append(float(np.average((values - mean) ** 2 + doubt, weights=told + 1e-6)))
+            weights.append(float(min(certainty.sum(), 1.0)))
+            variance = np.array([posterior.multiplier_sd()[p] ** 2 for posterior in posteriors])
+            within.append(float(np.average((values - mean) ** 2 + variance, weights=certainty + 1e-6)))
         if not within:
             pooled[name] = [guess_mean, guess_sd]
             continue

@@ -1,10 +1,10 @@
-"""Mutation score of scoring and space: of small wrong changes to their code, the share that their tests notice.
+"""Mutation score of score, space and stats: the share of small wrong changes to their code that their tests detect.
 
 `python benchmarks/mutation.py --count 60` copies the repository's code and tests to a temporary folder, changes one
-operator, comparison or constant at a time (a fixed random sample), and runs the tests of these rooms: first the files
-that name the changed module, then, where those notice nothing, the others. Every operator, comparison, number and truth
-value outside annotations is a place. None are: words (messages, names, documentation), the length at which a message is
-cut (`one_line`), and `strict=` of `zip`, which like `assert` is the code's word about itself.
+operator, comparison or constant at a time (a fixed random sample) and runs the tests of these packages: first the files
+that import the changed module, then, if the mutant survives, the others. Every operator, comparison, number and boolean
+outside annotations can be mutated. Not mutated are texts (messages, names, documentation), the maximum length of a
+message (`one_line`), and `strict=` of `zip`, which is an assertion like `assert`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CODE = ("cclsearch/score/*.py", "cclsearch/space/*.py", "cclsearch/stats/*.py")
 TESTS = (
     "test_admission", "test_admit", "test_evaluate", "test_noise", "test_objective", "test_space", "test_framework",
     "test_collect", "test_thresholds", "test_catalog", "test_expression",
-    "test_build", "test_parse", "test_table", "test_rules_of_degrees", "test_rules_of_knobs",
+    "test_build", "test_parse", "test_table", "test_degree_rules", "test_knob_rules",
 )  # fmt: skip
 COPIED = ("cclsearch", "tests", "launchers", "objectives", "policies", "workloads")
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -37,13 +37,13 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.USub: ast.UAdd, ast.Not: ast.UAdd,
 }  # fmt: skip
 WAIT_S = 120.0
-UNNOTICED = (0, 5)
-"""Exit codes of pytest: every test passed, or none was there to run."""
+SURVIVED = (0, 5)
+"""Exit codes of pytest for a surviving mutant: every test passed, or there was none to run."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One place that can be changed: the n-th of its file."""
+    """One possible mutation: the n-th of its file."""
 
     path: str
     number: int
@@ -52,7 +52,7 @@ class Site:
 
 
 class Mutator(ast.NodeTransformer):
-    """Counts the places of a module; changes the one with the number asked for."""
+    """Numbers the possible mutations of a module and applies the one with number `target`."""
 
     def __init__(self, target: int | None = None) -> None:
         self.target = target
@@ -112,7 +112,7 @@ class Mutator(ast.NodeTransformer):
 
 
 def find_sites(root: Path) -> Iterator[Site]:
-    """Every place in that code, in order."""
+    """Yield every possible mutation of the code, in order."""
     for pattern in CODE:
         for path in sorted(root.glob(pattern)):
             mutator = Mutator()
@@ -122,13 +122,13 @@ def find_sites(root: Path) -> Iterator[Site]:
 
 
 def mutate(code: str, number: int) -> str:
-    """The code with that one change."""
+    """Return the code with this one mutation."""
     tree = Mutator(number).visit(ast.parse(code))
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def order_tests(tests: Path, module: str) -> tuple[list[str], list[str]]:
-    """Test files that name the module (or are named for it), and the other ones."""
+    """Return the test files that import the module or are named after it, and the other ones."""
     own = [
         name
         for name in TESTS
@@ -138,20 +138,20 @@ def order_tests(tests: Path, module: str) -> tuple[list[str], list[str]]:
     return own, [name for name in TESTS if name not in own]
 
 
-def is_noticed(folder: Path, site: Site) -> bool:
-    """Whether a test fails over the copy, that place changed."""
+def is_killed(folder: Path, site: Site) -> bool:
+    """Return whether a test fails on the copy with this mutation."""
     path = folder / site.path
     original = path.read_text(encoding="utf-8")
     path.write_text(mutate(original, site.number), encoding="utf-8")
     try:
         groups = order_tests(folder / "tests", site.path.removesuffix(".py").replace("/", "."))
-        return any(run_tests(folder, names) not in UNNOTICED for names in groups if names)
+        return any(run_tests(folder, names) not in SURVIVED for names in groups if names)
     finally:
         path.write_text(original, encoding="utf-8")
 
 
 def run_tests(folder: Path, names: Sequence[str], *, keep_bytecode: bool = False) -> int:
-    """Exit code of those tests over a copy, in a forked process; -1 where they hang (which is noticed too)."""
+    """Return the exit code of these tests on the copy, run in a forked process; -1 if they hang (also a kill)."""
     child = os.fork()
     if not child:
         code = 99
@@ -182,11 +182,11 @@ def run_tests(folder: Path, names: Sequence[str], *, keep_bytecode: bool = False
 
 
 def measure() -> None:
-    """Change, test, count, print what was not noticed."""
+    """Test a sample of mutants; print the survivors and the mutation score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="places of files whose path holds this word")
+    parser.add_argument("--only", default="", help="only mutate files whose path contains this text")
     args = parser.parse_args()
     import hypothesis
     import msgspec
@@ -206,17 +206,17 @@ def measure() -> None:
         sites = [site for site in find_sites(folder) if args.only in site.path]
         chosen = random.Random(args.seed).sample(sites, min(args.count, len(sites)))
         if run_tests(folder, TESTS, keep_bytecode=True) != 0:
-            raise SystemExit(f"the tests fail without any change (with {len(loaded)} packages loaded)")
-        noticed = 0
+            raise SystemExit(f"the tests fail without any mutation (with {len(loaded)} packages loaded)")
+        killed = 0
         for count, site in enumerate(chosen, 1):
-            if is_noticed(folder, site):
-                noticed += 1
+            if is_killed(folder, site):
+                killed += 1
             else:
-                print(f"not noticed: {site.path}:{site.line} {site.what}", flush=True)
+                print(f"survived: {site.path}:{site.line} {site.what}", flush=True)
             if count % 10 == 0:
-                print(f"{noticed} of {count} noticed", flush=True)
+                print(f"{killed} of {count} killed", flush=True)
     with contextlib.suppress(ZeroDivisionError):
-        print(f"mutation score: {noticed} of {len(chosen)} noticed ({noticed / len(chosen):.1%}), {len(sites)} places")
+        print(f"mutation score: {killed} of {len(chosen)} killed ({killed / len(chosen):.1%}), of {len(sites)} mutants")
 
 
 if __name__ == "__main__":

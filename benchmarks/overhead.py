@@ -1,8 +1,8 @@
-"""What the engine itself costs: start-up, a search in which nothing runs, a trial, a long ledger.
+"""Overhead of the engine: start-up, a replayed search, one trial, loading a long ledger.
 
     python benchmarks/overhead.py [--repeats 5]
 
-Prints one line a figure: median and range over the repeats, with the goal beside it.
+Prints one line per figure: median and range over the repeats, and the goal.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
-    say("ccl-search --help", measure(lambda: run("--help"), repeats), "goal 0.150 s")
-    say("an empty Python", measure(lambda: subprocess.run([sys.executable, "-c", ""], check=True), repeats), "")
+    report("ccl-search --help", measure(lambda: run("--help"), repeats), "goal 0.150 s")
+    report("empty Python process", measure(lambda: subprocess.run([sys.executable, "-c", ""], check=True), repeats), "")
     with tempfile.TemporaryDirectory() as scratch:
         search = ["run", "--workload", "wl2", "--launcher", "replay", "--quiet", "--runs", scratch]
-        say("15-trial replay search", fifteen := measure(lambda: run(*search, "--budget", "15"), repeats), "goal 3 s")
+        report(
+            "15-trial replay search", fifteen := measure(lambda: run(*search, "--budget", "15"), repeats), "goal 3 s"
+        )
         one = measure(lambda: run(*search, "--budget", "1"), repeats)
         per_trial = (statistics.median(fifteen) - statistics.median(one)) / 14
-        print(f"{'engine time a trial (15 less 1, over 14)':<42} {per_trial * 1e3:8.1f} ms    goal 20 ms")
+        print(f"{'engine time per trial ((t_15 - t_1) / 14)':<42} {per_trial * 1e3:8.1f} ms    goal 20 ms")
         ledger = Path(scratch) / "long.jsonl"
         count = write_long_ledger(ledger)
         loaded = measure(lambda: fold_ledger(ledger), repeats)
-        say(f"ledger of {count:,} events loaded", loaded, "goal 1 s")
+        report(f"ledger of {count:,} events loaded", loaded, "goal 1 s")
 
 
 def run(*arguments: str) -> None:
@@ -46,7 +48,7 @@ def run(*arguments: str) -> None:
 
 
 def measure(action: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each repeat, after one that warms the caches."""
+    """Return the seconds of each repeat, after one that warms the caches."""
     action()
     seconds = []
     for _ in range(repeats):
@@ -56,13 +58,13 @@ def measure(action: Callable[[], object], repeats: int) -> list[float]:
     return seconds
 
 
-def say(what: str, seconds: list[float], goal: str) -> None:
-    middle = statistics.median(seconds)
-    print(f"{what:<42} {middle:8.3f} s  ({min(seconds):.3f} to {max(seconds):.3f})    {goal}")
+def report(label: str, seconds: list[float], goal: str) -> None:
+    median = statistics.median(seconds)
+    print(f"{label:<42} {median:8.3f} s  ({min(seconds):.3f} to {max(seconds):.3f})    {goal}")
 
 
 def write_long_ledger(path: Path, trials: int = 25_000) -> int:
-    """A ledger of 4 events a trial; synced once, since writing is not what is measured."""
+    """Write a ledger with 4 events per trial and return their number; fsync is off, since only loading is measured."""
     import os
 
     sync, os.fsync = os.fsync, lambda fd: None

@@ -1,17 +1,17 @@
-"""A sweep against one search for each weight, on recordings with the number of accelerators as a dimension.
+"""Compares a sweep with one search per weight, on recordings with the number of accelerators as a dimension.
 
     python benchmarks/pareto.py [FOLDER ...] [--seeds 3] [--budget 15] [--json FILE]
 
-FOLDER holds recordings; those of the same work on different numbers of accelerators are joined into one problem each.
-Without any, the recordings that ship with the project are used. Three ways look trials up in the same table:
+FOLDER contains recordings (default: those shipped with the project). Recordings of the same work on different numbers
+of accelerators are joined into one problem each. Three methods read trials from the same table:
 
-- by weight (the naive way): a search of `--budget` trials with the default strategy at each of the weights 0, 0.1, ...,
-  1 of the composite score;
-- by size: a search for the step time at each number of accelerators, `--budget` trials each;
+- by weight (the naive method): one search of `--budget` trials with the default strategy for each weight 0, 0.1, ..., 1
+  of the composite score;
+- by size: one search for the step time at each number of accelerators, `--budget` trials each;
 - the sweep: one search with the `pareto` strategy.
 
-Failures count as trials, and nothing is known of a row before it is asked for. The hypervolume is over logarithms of
-step time and accelerators, up to the nadir of the table's own front, as a share of the whole table's.
+Failures count as trials, and a search knows nothing of a row before it asks for it. The hypervolume is computed on
+logarithms of step time and accelerators, up to the nadir of the table's Pareto front, as a share of the table's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Loss = Callable[[dict[str, float]], float]
 
 @dataclass(frozen=True)
 class Problem:
-    """One joined recording with what its whole table would give."""
+    """One joined recording, with the reference point and hypervolume of its whole table."""
 
     recording: Recording
     reference_2: np.ndarray
@@ -49,19 +49,19 @@ class Problem:
     """Hypervolume of the whole table."""
 
     def share(self, rows: Sequence[int]) -> float:
-        """Hypervolume of these rows as a share of the whole table's."""
+        """Return the hypervolume of these rows as a share of the whole table's."""
         points = self.points(rows)
         return measure_hypervolume(log_axes(points), self.reference_2) / self.full if len(points) else 0.0
 
     def points(self, rows: Sequence[int]) -> np.ndarray:
-        """(n, 2) step time and accelerators of those rows that have a time."""
+        """(n, 2) step time and number of accelerators of the rows that have a time."""
         times = [(self.recording.rows[row].step_time_s, row) for row in rows]
         sizes = self.recording.space.num_accelerators_N
         return np.array([[t, float(sizes[row])] for t, row in times if t is not None]).reshape(-1, 2)
 
 
 def make_problem(recording: Recording) -> Problem:
-    """The problem with its reference point taken from the whole table's front."""
+    """Return the problem, with the reference point from the Pareto front of the whole table."""
     rows = range(len(recording.rows))
     bare = Problem(recording, np.zeros(2), 1.0)
     points = bare.points(rows)
@@ -71,7 +71,7 @@ def make_problem(recording: Recording) -> Problem:
 
 
 def find_problems(folders: Sequence[Path], into: Path) -> list[tuple[Recording, list[Recording]]]:
-    """Each family of recordings below these folders, joined; recordings that stand alone are left out."""
+    """Return each family of recordings below these folders, joined; recordings without a family are left out."""
     joined: dict[str, tuple[Recording, list[Recording]]] = {}
     seen: set[Path] = set()
     for folder in (path for root in folders for path in find_recordings(root)):
@@ -86,7 +86,7 @@ def find_problems(folders: Sequence[Path], into: Path) -> list[tuple[Recording, 
 
 
 def replay(problem: Problem, proposer: Proposer, budget: int, *, seed: int, objective: str, loss: Loss) -> list[int]:
-    """Rows in the order in which that proposer asks for them."""
+    """Return the rows in the order in which the proposer asks for them."""
     recording = problem.recording
     rows: list[int] = []
     seen: list[Observation] = []
@@ -111,7 +111,7 @@ def replay(problem: Problem, proposer: Proposer, budget: int, *, seed: int, obje
 
 
 def observe(recording: Recording, row: int, trial: int, loss: Loss) -> Observation:
-    """What a search sees of that row."""
+    """Return the observation that a search gets for this row."""
     measured = recording.rows[row]
     if measured.step_time_s is None:
         kind = FailureKind.OUT_OF_MEMORY if measured.status == "oom" else FailureKind.CRASHED
@@ -131,7 +131,7 @@ def observe(recording: Recording, row: int, trial: int, loss: Loss) -> Observati
 
 
 def compare(problem: Problem, members: Sequence[Recording], *, seed: int, budget: int) -> dict[str, float]:
-    """What each way needs and reaches."""
+    """Return the trials that each method needs and the hypervolume and score that it reaches."""
     naive = run_naive(problem, seed=seed, budget=budget)
     by_weight = [rows[n] for n in range(budget) for rows in naive if n < len(rows)]
     by_size = run_by_size(problem, members, seed=seed, budget=budget)
@@ -156,7 +156,10 @@ def compare(problem: Problem, members: Sequence[Recording], *, seed: int, budget
 
 
 def score_found(problem: Problem, rows: Sequence[int]) -> float:
-    """Best composite score of these rows over the table's best, mean over weights; references: the middle size."""
+    """Return the best composite score of these rows over the table's best, averaged over the weights.
+
+    The reference configuration is the front's point of the middle size.
+    """
     every, found = problem.points(range(len(problem.recording.rows))), problem.points(rows)
     if not len(found):
         return 0.0
@@ -172,7 +175,7 @@ def score_found(problem: Problem, rows: Sequence[int]) -> float:
 
 
 def run_by_size(problem: Problem, members: Sequence[Recording], *, seed: int, budget: int) -> list[int]:
-    """Rows of the joined problem that a search at each number of accelerators asks for, side by side."""
+    """Return the rows that one search per number of accelerators asks for, interleaved, of the joined problem."""
     orders = []
     for member in members:
         alone = Problem(member, problem.reference_2, 1.0)
@@ -184,7 +187,7 @@ def run_by_size(problem: Problem, members: Sequence[Recording], *, seed: int, bu
 
 
 def run_naive(problem: Problem, *, seed: int, budget: int) -> list[list[int]]:
-    """One search at each weight, the references those of the search's first success."""
+    """Return the rows of one search per weight; each uses its first success as reference."""
     runs = []
     for weight in WEIGHTS:
         objective = load_objective("composite", {"weight": weight})
@@ -195,7 +198,7 @@ def run_naive(problem: Problem, *, seed: int, budget: int) -> list[list[int]]:
 
 
 def make_loss(objective: Objective) -> Loss:
-    """The objective's loss with the first metrics that it sees as the baseline."""
+    """Return the objective's loss function, with the first metrics it gets as the baseline."""
     baseline: list[dict[str, float]] = []
 
     def loss(metrics: dict[str, float]) -> float:

@@ -1,10 +1,10 @@
-"""BoTorch and SMAC as peers in the bench: neither is a dependency of this project.
+"""BoTorch and SMAC as strategies of the bench; neither is a dependency of this project.
 
-    pip install botorch smac          # with torch from the constraints file, in an environment of its own
+    pip install botorch smac          # with torch from the constraints file, in a separate environment
     python benchmarks/peers.py benchmarks/landscapes --seeds 3 --strategies default botorch smac
 
-Each is the library's own model and acquisition over the legal set, as Optuna's samplers are in `ccl-search bench`: five
-random trials first, losses on a log scale, failures told as twice the worst. The arguments are those of `bench`.
+Each is the library's own model and acquisition over the search space, as Optuna's samplers are in `ccl-search bench`:
+five random trials first, losses on a log scale, failures as twice the worst loss. The arguments are those of `bench`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ NUM_RANDOM = 5
 
 @dataclass(frozen=True)
 class ModelProposer:
-    """Random members first, then the one of the legal set that a peer's acquisition finds best."""
+    """Proposes random configurations first, then the one with the best acquisition value of the library."""
 
     name: str
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        """One member that was not tried."""
+        """Return one untried configuration."""
         rng = np.random.default_rng([view.seed, len(view.observations)])
         free = open_rows(view)
         if not len(free):
             return ()
-        rows, losses = told(view)
+        rows, losses = collect_losses(view)
         if len(rows) < NUM_RANDOM or np.ptp(losses) == 0:
             chosen = rng.choice(free)
         else:
@@ -47,18 +47,18 @@ class ModelProposer:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 chosen = free[int(np.argmax(score(view, rows, losses, free, int(rng.integers(2**31)))))]
-        return [Proposal(view.space.config(int(chosen)), self.name, f"the best acquisition of {self.name}")]
+        return [Proposal(view.space.config(int(chosen)), self.name, f"best acquisition value of {self.name}")]
 
 
-def told(view: SearchView) -> tuple[Any, Any]:
-    """Rows that were tried, and their log losses; a failed one has twice the worst."""
+def collect_losses(view: SearchView) -> tuple[Any, Any]:
+    """Return the tried rows and their log losses; a failed one has twice the worst loss."""
     worst = max((o.loss for o in view.observations if o.loss is not None), default=1.0)
     rows = [o.row for o in view.observations]
     return np.array(rows), np.log([PENALTY * worst if o.loss is None else o.loss for o in view.observations])
 
 
 def ask_botorch(view: SearchView, rows: Any, losses: Any, free: Any, seed: int) -> Any:
-    """Log expected improvement under BoTorch's default Gaussian process; words one-hot, numbers in order."""
+    """Return the log expected improvement under BoTorch's default Gaussian process; categories one-hot."""
     import torch
     from botorch.acquisition import LogExpectedImprovement
     from botorch.fit import fit_gpytorch_mll
@@ -83,7 +83,7 @@ def ask_botorch(view: SearchView, rows: Any, losses: Any, free: Any, seed: int) 
 
 
 def ask_smac(view: SearchView, rows: Any, losses: Any, free: Any, seed: int) -> Any:
-    """Expected improvement under SMAC's random forest."""
+    """Return the expected improvement under SMAC's random forest."""
     from ConfigSpace import Categorical, ConfigurationSpace, OrdinalHyperparameter
     from scipy.stats import norm
     from smac.model.random_forest.random_forest import RandomForest

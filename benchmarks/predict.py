@@ -1,10 +1,10 @@
-"""How well time and memory are predicted: the figures of `predict.md`.
+"""Measures how well time and memory are predicted: the figures of `predict.md`.
 
-    python benchmarks/predict.py LANDSCAPES [LANDSCAPES ...] [--repeats 10]
+    python benchmarks/predict.py LANDSCAPES [LANDSCAPES ...]
 
-For each landscape, with constants fitted on the landscapes of the other frameworks alone: rank correlation and error of
-the step time, and accuracy of fits or fails, with nothing measured and after 3 and 5 trials of the default strategy
-(judged on the rows that were not tried). And the seconds that a million configurations take.
+For each landscape, with constants fitted only on the landscapes of the other frameworks: rank correlation and error of
+the step time, and accuracy of "fits or fails", before any measurement and after 3 and 5 trials of the default strategy
+(evaluated on the untried rows). Also prints the seconds that a million configurations take.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from cclsearch.tasks.training.prediction import Priors, load_priors, model_of, p
 
 AFTER = (0, 3, 5)
 NEAR = 2.0
-"""The error is also given over the rows within this factor of the best, which is where a choice is made."""
+"""The error is also printed over the rows within this factor of the best, among which a search chooses."""
 COLUMNS = ("rank", "error", "error near best", "fits or fails")
 
 
-def judge(recording: Recording, seen: Sequence[Observation], priors: Priors) -> list[float]:
-    """Rank correlation, median error, median error near the best, and accuracy of fits or fails, on untried rows."""
+def evaluate(recording: Recording, seen: Sequence[Observation], priors: Priors) -> list[float]:
+    """Return rank correlation, median error, median error near the best and fits-or-fails accuracy, on untried rows."""
     model = model_of(recording.card, recording.space)
     tried = {o.row for o in seen}
     rows = np.array([n for n in range(len(recording.rows)) if n not in tried])
     log_time = fit_time_models(model, seen, (), priors).mean(rows)
-    works = fit_feasibility(model, seen, priors).predict(rows)[2]
+    p_success = fit_feasibility(model, seen, priors).predict(rows)[2]
     measured = np.array([recording.rows[n].step_time_s or np.nan for n in rows])
     ok = np.isfinite(measured)
     error = np.abs(np.expm1(log_time[ok] - np.log(measured[ok])))
@@ -50,12 +50,12 @@ def judge(recording: Recording, seen: Sequence[Observation], priors: Priors) -> 
         float(spearmanr(log_time[ok], measured[ok]).statistic),
         float(np.median(error)),
         float(np.median(error[near])) if near.any() else float("nan"),
-        float(np.mean((works >= 0.5) == ok)),
+        float(np.mean((p_success >= 0.5) == ok)),
     ]
 
 
-def judge_one(task: tuple[Path, tuple[Path, ...]]) -> tuple[str, list[list[float]]]:
-    """The figures of one landscape after 0, 3 and 5 trials."""
+def evaluate_one(task: tuple[Path, tuple[Path, ...]]) -> tuple[str, list[list[float]]]:
+    """Return the name of one landscape and its figures after 0, 3 and 5 trials."""
     path, folders = task
     recording = load_recording(path)
     others = [r for r in load_all(folders) if r.card.framework != recording.card.framework]
@@ -65,7 +65,7 @@ def judge_one(task: tuple[Path, tuple[Path, ...]]) -> tuple[str, list[list[float
     figures = []
     for trial in range(max(AFTER) + 1):
         if trial in AFTER:
-            figures.append(judge(recording, seen, priors))
+            figures.append(evaluate(recording, seen, priors))
         view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), 15 - trial, 0)
         config = proposer.propose(view, 1)[0].config
         seen.append(table.ask(trial, recording.space.row(config), config))
@@ -73,7 +73,7 @@ def judge_one(task: tuple[Path, tuple[Path, ...]]) -> tuple[str, list[list[float
 
 
 def time_a_million(recording: Recording) -> float:
-    """Seconds for a million configurations of that card, all parts included; the best of three."""
+    """Return the seconds for a million configurations of the recording's card, all parts included; best of three."""
     knobs = (
         Knob("tp", (1, 2, 4, 8)),
         Knob("pp", (1, 2, 4, 8, 16)),
@@ -103,12 +103,12 @@ def main() -> None:
     print(f"{'landscape':<26}" + "".join(f"{column:>24}" for column in COLUMNS))
     everything = []
     with ProcessPoolExecutor(2) as pool:
-        for name, figures in pool.map(judge_one, [(r.folder, folders) for r in recordings if r.folder]):
+        for name, figures in pool.map(evaluate_one, [(r.folder, folders) for r in recordings if r.folder]):
             everything.append(figures)
             cells = [" ".join(f"{figures[k][c]:>7.2f}" for k in range(len(AFTER))) for c in range(len(COLUMNS))]
             print(f"{name:<26}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
-    middle = np.nanmedian(np.array(everything), axis=0)
-    cells = [" ".join(f"{middle[k, c]:>7.2f}" for k in range(len(AFTER))) for c in range(len(COLUMNS))]
+    median = np.nanmedian(np.array(everything), axis=0)
+    cells = [" ".join(f"{median[k, c]:>7.2f}" for k in range(len(AFTER))) for c in range(len(COLUMNS))]
     print(f"{'median':<26}" + "".join(f"{cell:>24}" for cell in cells))
     print(f"a million configurations: {time_a_million(recordings[0]):.2f} s")
 

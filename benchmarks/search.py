@@ -1,10 +1,10 @@
-"""How well the default strategy does on landscapes that its constants were not fitted on: the figures of `search.md`.
+"""Measures the default strategy on landscapes that its constants were not fitted on: the figures of `search.md`.
 
     python benchmarks/search.py LANDSCAPES [LANDSCAPES ...] [--seeds 20] [--without NAME] [--json FILE]
 
-Three splits. `shipped`: constants as shipped (fitted on all landscapes given: an upper bound). `landscape`: each
-landscape is searched with constants fitted on all others. `framework`: with constants fitted on the landscapes of the
-other frameworks alone. Constants are refitted from the guess each time by `fit_prior.py`.
+Three splits. `shipped`: constants as shipped (fitted on all landscapes: an upper bound). `landscape`: each landscape is
+searched with constants fitted on all others. `framework`: with constants fitted only on the landscapes of the other
+frameworks. `fit_prior.py` refits the constants from the guess each time.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ SPLITS: dict[str, Callable[[Recording, Recording], bool]] = {
     "landscape": lambda fitted, searched: fitted.folder != searched.folder,
     "framework": lambda fitted, searched: fitted.card.framework != searched.card.framework,
 }
-"""Split -> whether a landscape may be fitted on when another is searched."""
+"""Split -> whether the constants for searching one landscape may be fitted on another."""
 
 
 def load_all(folders: Sequence[Path]) -> list[Recording]:
-    """Every landscape under these folders; one that is there twice counts once."""
+    """Return every landscape below these folders; of those with the same name, one."""
     found = {path.name: path for folder in folders for path in find_recordings(folder)}
     return [load_recording(path) for path in found.values()]
 
 
 def search_one(task: tuple[Path, tuple[Path, ...], str, int]) -> tuple[str, list[ReplayedSearch]]:
-    """All seeds of one landscape under one split."""
+    """Return the searches of all seeds on one landscape under one split."""
     path, folders, split, seeds = task
     recording = load_recording(path)
     priors: Priors = load_priors()
@@ -53,14 +53,18 @@ def main() -> None:
     parser.add_argument("landscapes", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--splits", nargs="+", default=["shipped", *SPLITS], choices=["shipped", *SPLITS])
-    parser.add_argument("--without", nargs="+", default=[], help="landscapes; a row more for all but each of them")
+    parser.add_argument(
+        "--without", nargs="+", default=[], help="landscapes; for each, prints one more row over all others"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     folders = tuple(args.landscapes)
     recordings = load_all(folders)
     unknown = set(args.without) - {r.name for r in recordings}
     if unknown or args.seeds < 1:
-        parser.error(f"no landscape {min(unknown)!r}" if unknown else f"--seeds must be at least 1; got {args.seeds}")
+        parser.error(
+            f"there is no landscape {min(unknown)!r}" if unknown else f"--seeds must be at least 1; got {args.seeds}"
+        )
     tasks = [(r.folder, folders, split, args.seeds) for split in args.splits for r in recordings if r.folder]
     with ProcessPoolExecutor(2) as pool:
         played = list(pool.map(search_one, tasks))
@@ -76,10 +80,10 @@ def main() -> None:
             figures[split][f"no {landscape}"] = summarize([search for search in own if search.landscape != landscape])
         for name, summary in figures[split].items():
             gmean = summary["best_over_optimum"]["gmean"]
-            told = " ".join(f"{gmean[k]:.4f}" for k in gmean)
+            means = " ".join(f"{gmean[k]:.4f}" for k in gmean)
             worst, share = summary["best_over_optimum"]["worst"]["15"], summary["within_5pct"]["15"]
             print(
-                f"{split:<10}{name:<24}{told}  worst {worst:.3f}  within 5 % {share:.1%}  "
+                f"{split:<10}{name:<24}{means}  worst {worst:.3f}  within 5 % {share:.1%}  "
                 f"failed {summary['failed_share']:.1%}  duplicates {summary['duplicate_share']:.1%}",
                 flush=True,
             )

@@ -1,11 +1,11 @@
-"""Writes simulated landscapes: for trying a strategy on what nobody has measured. Simulated, never evidence.
+"""Writes simulated landscapes, to try a strategy on unmeasured problems. They are simulated and never evidence.
 
     python benchmarks/simulate.py OUT [--count 40] [--seed 0]
 
 Each is a random model (1B to 175B, some mixtures of experts), a random cluster (4 to 512 accelerators) and a random
-framework: multipliers of every part drawn more widely than any prior assumes, effects that the closed form does not
-hold (a smooth random field over the knobs, words of a `kernel`), hiccups of 1 in 20 runs, and configurations that run
-out of memory or crash. The format is that of the measured ones, so `ccl-search bench` runs them.
+framework: multipliers of every part with wider distributions than the priors, effects that the closed form does not
+model (a smooth random field over the knobs, choices of a `kernel` knob), hiccups in 1 of 20 runs, and configurations
+that run out of memory or crash. The format is that of measured landscapes, so `ccl-search bench` runs them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KERNELS = ("torch", "fused", "flash_attention2", "flash_attention2 + norm")
 
 
 def simulate(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A card as YAML data and the rows of `trials.csv`."""
+    """Return a card as YAML data and the rows of `trials.csv`."""
     data, knobs = _draw_problem(rng, name)
     card = card_from_mapping(data, name)
     names = list(knobs)
@@ -53,12 +53,12 @@ def simulate(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], list[
     model = model_of(card, space)
     every = np.arange(len(rows))
     log_time = model.log_time(every)(rng.normal(0.2, 0.7, len(time.MULTIPLIERS)) * _narrow(time.MULTIPLIERS))
-    log_time = log_time + _field(rng, model, 0.12) + _words(rng, rows)
+    log_time = log_time + _field(rng, model, 0.12) + _kernel_effect(rng, rows)
     log_time = log_time + rng.normal(0, rng.choice([0.005, 0.02, 0.1]), len(rows))
     hiccup = rng.random(len(rows)) < 0.05
     log_time = log_time + hiccup * rng.exponential(0.7, len(rows))
     spread = rng.normal(0, 0.35, len(memory.MULTIPLIERS)) * _narrow(memory.MULTIPLIERS)
-    log_gib = model.log_memory(every)(spread + _draw_ways(rng))
+    log_gib = model.log_memory(every)(spread + _draw_memory_hypothesis(rng))
     log_gib = log_gib + _field(rng, model, 0.05)
     crash = _field(rng, model, 1.0) > rng.uniform(1.5, 3.0)
     out = log_gib > np.log(0.95 * card.hardware.memory_gib)
@@ -78,8 +78,8 @@ def _draw_problem(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], 
     size = rng.choice(list(MODELS))
     hidden, layers, heads, ffn = MODELS[str(size)]
     chip, memory_gb, up, out = CLUSTERS[rng.integers(len(CLUSTERS))]
-    least = {"1b": 2, "3b": 2, "7b": 3, "13b": 3, "30b": 4, "70b": 5, "175b": 6}[str(size)]
-    accelerators = int(2 ** rng.integers(least, 10))
+    min_log2 = {"1b": 2, "3b": 2, "7b": 3, "13b": 3, "30b": 4, "70b": 5, "175b": 6}[str(size)]
+    accelerators = int(2 ** rng.integers(min_log2, 10))
     batch, seq = int(2 ** rng.integers(6, 11)), int(rng.choice([1024, 2048, 4096]))
     node = min(8, accelerators)
     powers = tuple(2**n for n in range(10))
@@ -121,7 +121,7 @@ def _card(
     hardware = {"network_topo": {"bandwidth_gbps": [out, up]}, "xpu_spec": xpu}
     return {
         "version": 1,
-        "description": f"simulated {size} on {accelerators} {chip} ({name}); no figure here was measured",
+        "description": f"simulated {size} on {accelerators} {chip} ({name}); nothing was measured",
         "source": "simulated by benchmarks/simulate.py",
         "workload": {"model": model, "data": {"batch_size": work[0], "seq_len": work[1]}, "hardware": hardware},
         "Model-executor": {"framework": {"name": "simulated"}},
@@ -136,15 +136,14 @@ def _is_legal(row: dict[str, Any], card: Any) -> bool:
     return bool((row["dp"] * row["tp"]) % row.get("ep", 1) == 0)
 
 
-def _draw_ways(rng: np.random.Generator) -> np.ndarray:
-    """Log multipliers of what frameworks hold or do not hold: states and sequences whole or shared out, gradients of
-    four bytes or of two."""
+def _draw_memory_hypothesis(rng: np.random.Generator) -> np.ndarray:
+    """Return log multipliers of the memory: states and sequences replicated or sharded, gradients of 4 or 2 bytes."""
     less = {"unsharded": -5.0, "replicated": -5.0, "gradients": float(np.log(0.5))}
     return np.array([less.get(name, 0.0) * (rng.random() < 0.5) for name in memory.MULTIPLIERS])
 
 
 def _narrow(names: tuple[str, ...]) -> np.ndarray:
-    """What belongs to arithmetic varies less than what belongs to links and hosts."""
+    """Return the scale of each multiplier's spread: arithmetic varies less than links and hosts."""
     tight = {"scale": 0.6, "gemm": 0.3, "attention": 0.6, "bubble": 0.4, "states": 0.4, "all": 0.2, "gradients": 0.6}
     return np.array([tight.get(name, 1.0) for name in names])
 
@@ -155,8 +154,8 @@ def _field(rng: np.random.Generator, model: Any, size: float) -> np.ndarray:
     return np.asarray(vectors @ (np.sqrt(np.maximum(values, 0)) * rng.standard_normal(len(values))))
 
 
-def _words(rng: np.random.Generator, rows: list[dict[str, Any]]) -> np.ndarray:
-    effect = {word: rng.normal(0, 0.2) for word in KERNELS}
+def _kernel_effect(rng: np.random.Generator, rows: list[dict[str, Any]]) -> np.ndarray:
+    effect = {choice: rng.normal(0, 0.2) for choice in KERNELS}
     return np.array([effect[row["kernel"]] if "kernel" in row else 0.0 for row in rows])
 
 

@@ -1,7 +1,7 @@
-"""Every layout of a small card really trained, three times each: how much layouts differ, how much repeats do.
+"""Trains every layout of a small card three times: how much layouts differ, and how much repeats do.
 
-Then a search with its usual budget over the same space, and where its choice stands among all of them. Interrupted, it
-goes on where it stopped: each finished trial is a folder of `--runs` with its `result.json`.
+Then runs a search with its usual budget over the same space and reports the rank of its choice among all layouts. If
+interrupted, it continues where it stopped: each finished trial has a folder in `--runs` with its `result.json`.
 
     python benchmarks/tiny_landscape.py --runs runs/tiny-landscape --out benchmarks/tiny_landscape.md
 """
@@ -29,7 +29,7 @@ from cclsearch.space.framework import load_framework
 
 TIMEOUT_S = 300.0
 DISTURBED_CORES = 0.3
-"""A repeat with more foreign load than this is run once more."""
+"""A repeat with more CPU load from other processes than this is run once more."""
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/tiny_landscape.md"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=int, default=15)
-    parser.add_argument("--seeds", type=int, default=1, help="searches to run, seeds 0, 1, ...")
+    parser.add_argument("--seeds", type=int, default=1, help="number of searches, with seeds 0, 1, ...")
     args = parser.parse_args()
     runs = args.runs.absolute()
     times_s = measure_landscape(args.workload, runs, args.repeats)
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure_landscape(workload: str, runs: Path, repeats: int) -> dict[Config, list[float] | str]:
-    """Configuration -> median step time of each repeat, or the kind of its failure."""
+    """Return configuration -> median step time of each repeat, or the kind of its failure."""
     card = load_card(workload)
     framework = load_framework(card.framework)
     space = build_space(card, framework)
@@ -72,7 +72,7 @@ def measure_landscape(workload: str, runs: Path, repeats: int) -> dict[Config, l
 
 
 def read_or_run(launcher: object, card: Card, config: Config, folder: Path, number: int) -> float | str:
-    """Median step time of one trial, from its folder where it ran before; twice where it was disturbed."""
+    """Return the median step time of one trial, read from its folder if it ran before; retry once under load."""
     for _ in range(2):
         kept = folder / "outcome.json"
         if kept.is_file():
@@ -100,7 +100,7 @@ def read_or_run(launcher: object, card: Card, config: Config, folder: Path, numb
 
 
 def make_input(card: Card, config: Config, number: int) -> TrialInput:
-    """The trial as a search would run it, without its profiled window."""
+    """Return the trial's input as a search would write it, without a profiled window."""
     ranks = config.as_int("tp") * config.as_int("dp") * config.as_int("pp")
     rows = config.as_int("dp") * config.as_int("micro_batch_size")
     return TrialInput(
@@ -119,7 +119,7 @@ def make_input(card: Card, config: Config, number: int) -> TrialInput:
 
 
 def run_search(workload: str, runs: Path, budget: int, seed: int) -> dict[str, object]:
-    """What the search's command says is best; the search is a run folder of its own, resumed where it is there."""
+    """Return the answer of `ccl-search best` for one search; resumes the search's run folder if it exists."""
     folder = runs / f"search-{seed}"
     kept = runs / f"search-{seed}.json"
     if not kept.is_file():
@@ -137,7 +137,7 @@ def run_search(workload: str, runs: Path, budget: int, seed: int) -> dict[str, o
 def render(
     workload: str, times_s: dict[Config, list[float] | str], searches: Sequence[dict[str, object]], repeats: int
 ) -> str:
-    """The report: range and spread, the best and worst layouts, and where each search's choice stands."""
+    """Return the report: range and spread, all layouts by step time, and the rank of each search's choice."""
     timed = {config: times for config, times in times_s.items() if isinstance(times, list) and times}
     failed = {config: kind for config, kind in times_s.items() if isinstance(kind, str)}
     ranked = sorted(timed, key=lambda config: statistics.median(timed[config]))
@@ -145,27 +145,27 @@ def render(
     spreads = sorted((max(times) - min(times)) / statistics.median(times) for times in timed.values())
     best = median[ranked[0]]
     lines = [
-        f"# The whole landscape of `{workload}`, measured",
+        f"# The landscape of `{workload}`, measured in full",
         "",
         f"{len(times_s)} layouts, {repeats} repeats each, one at a time on this machine"
         f" ({len(failed)} failed). Step time is the median of the unprofiled window.",
         "",
         f"- Layouts: {best:.3f} s to {median[ranked[-1]]:.3f} s, a range of {median[ranked[-1]] / best:.2f}x.",
-        f"- Repeats of one layout: spread (max - min over median) {statistics.median(spreads):.1%} in the middle,"
+        f"- Repeats of one layout: spread ((max - min) / median) {statistics.median(spreads):.1%} in the median,"
         f" {spreads[-1]:.1%} at worst.",
         "",
-        "| rank | layout | step time (s) | over the best | repeats (s) |",
+        "| rank | layout | step time (s) | above the best | repeats (s) |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for place, config in enumerate(ranked, start=1):
+    for rank, config in enumerate(ranked, start=1):
         repeats_s = " ".join(f"{time_s:.3f}" for time_s in timed[config])
-        lines.append(f"| {place} | {config} | {median[config]:.3f} | {median[config] / best - 1:.1%} | {repeats_s} |")
+        lines.append(f"| {rank} | {config} | {median[config]:.3f} | {median[config] / best - 1:.1%} | {repeats_s} |")
     lines += [f"| - | {config} | {kind} | | |" for config, kind in failed.items()]
     lines += [
         "",
         "## What the search chose",
         "",
-        "| seed | choice | its place | over the best |",
+        "| seed | choice | rank | above the best |",
         "| --- | --- | --- | --- |",
     ]
     for seed, answer in enumerate(searches):
