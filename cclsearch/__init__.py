@@ -1,3 +1,3 @@
-"""ccl-search: finds the fastest way to split LLM training over many accelerators."""
+"""ccl-search: finds the fastest configuration for LLM training on many accelerators."""
 
 __version__ = "0.1.0"
