@@ -216,9 +216,9 @@ def test_a_night_stopped_while_the_launcher_is_unavailable_is_not_complete(
         raise UnavailableError("the queue does not answer, so jobs may go on")
 
     monkeypatch.setattr(NightLauncher, "cancel", away)
-    cut = run_stopped(1)
-    assert (cut.exit_code, cut.stopped) == (4, True)
-    assert "does not answer" in cut.jobs[0].text
+    interrupted = run_stopped(1)
+    assert (interrupted.exit_code, interrupted.stopped) == (4, True)
+    assert "does not answer" in interrupted.jobs[0].text
 
 
 def test_a_trial_that_lost_its_node_is_trouble_and_one_that_only_waits_is_not(
@@ -288,11 +288,11 @@ def test_a_stopped_night_continues_the_same_search(nightly_project: Path) -> Non
         return ran(job, time_of(job))
 
     DECIDE.append(stopping)
-    cut = run_night(load_nightly(write()), Path("runs").absolute(), stop=stop)
+    interrupted = run_night(load_nightly(write()), Path("runs").absolute(), stop=stop)
     DECIDE.append(lambda job: ran(job, time_of(job)))
-    assert load_run(Path("runs") / str(cut.jobs[0].run)).standing == "stopped"
+    assert load_run(Path("runs") / str(interrupted.jobs[0].run)).standing == "stopped"
     again = night(code=0)
-    assert again.jobs[0].run == cut.jobs[0].run
+    assert again.jobs[0].run == interrupted.jobs[0].run
     assert again.jobs[0].resumed
     run = load_run(Path("runs") / str(again.jobs[0].run))
     assert run.standing == "ended"
@@ -346,36 +346,36 @@ def run_stopped(after: int, **changes: Any) -> NightSummary:
 def test_a_night_stopped_by_a_signal_is_continued_and_its_spending_counts(nightly_project: Path) -> None:
     jobs = [{**BASE["jobs"][0], "name": "a"}, {**BASE["jobs"][0], "name": "b"}]
     more: dict[str, Any] = {"jobs": jobs, "budget": {"trials": 7}}
-    cut = run_stopped(2, **more)
-    assert cut.stopped
-    assert "stopped before its end" in cut.text
-    assert cut.spent.trials == 2
+    interrupted = run_stopped(2, **more)
+    assert interrupted.stopped
+    assert "stopped before its end" in interrupted.text
+    assert interrupted.spent.trials == 2
     again = night(**more)
-    assert again.night == cut.night
+    assert again.night == interrupted.night
     assert not again.stopped
     assert again.spent.trials == 7
     assert [job.trials for job in again.jobs] == [4, 3]
-    assert night(**more).night != cut.night
+    assert night(**more).night != interrupted.night
 
 
 def test_an_interrupted_trial_counts_for_the_night_that_finishes_it(nightly_project: Path) -> None:
-    cut = run_stopped(2)
-    assert cut.spent.trials == 2
+    interrupted = run_stopped(2)
+    assert interrupted.spent.trials == 2
     again = night(budget={"trials": 3})
-    assert (again.jobs[0].run, again.jobs[0].resumed) == (cut.jobs[0].run, True)
+    assert (again.jobs[0].run, again.jobs[0].resumed) == (interrupted.jobs[0].run, True)
     assert (again.spent.trials, again.jobs[0].trials) == (3, 3)
-    assert len(load_run(Path("runs") / str(cut.jobs[0].run)).state.trials) == 5
+    assert len(load_run(Path("runs") / str(interrupted.jobs[0].run)).state.trials) == 5
 
 
 def test_a_stop_after_the_last_trial_completes_the_night(nightly_project: Path) -> None:
-    cut = run_stopped(4, budget={"trials": 4})
-    assert cut.spent.trials == 4
-    assert not cut.stopped
-    assert night(budget={"trials": 4}).night != cut.night
+    interrupted = run_stopped(4, budget={"trials": 4})
+    assert interrupted.spent.trials == 4
+    assert not interrupted.stopped
+    assert night(budget={"trials": 4}).night != interrupted.night
 
 
 def test_pruning_does_not_touch_a_run_that_tonight_continued(nightly_project: Path) -> None:
-    cut = run_stopped(1, start="22:00 UTC")
+    interrupted = run_stopped(1, start="22:00 UTC")
     summary = night(keep={"nights": 1})
     assert summary.jobs[0].resumed
     assert summary.pruned.trials == 0
@@ -384,7 +384,7 @@ def test_pruning_does_not_touch_a_run_that_tonight_continued(nightly_project: Pa
     night(keep={"nights": 2})
     assert len(list(trials.glob("*/result.json"))) == 6
     assert night(keep={"nights": 2}).pruned.nights == (summary.night,)
-    winners = {one.jobs[0].best.trial for one in (cut, summary) if one.jobs[0].best}
+    winners = {one.jobs[0].best.trial for one in (interrupted, summary) if one.jobs[0].best}
     assert {int(path.parent.name) for path in trials.glob("*/result.json")} == winners
 
 

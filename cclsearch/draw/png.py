@@ -42,16 +42,21 @@ class _Brush:
             case Path():
                 self._path(item)
             case Rect():
-                box = [self._s(v) for v in (item.x, item.y, item.x + item.width, item.y + item.height)]
+                box = [self._scale(v) for v in (item.x, item.y, item.x + item.width, item.y + item.height)]
                 if box[2] > box[0] and box[3] > box[1]:
-                    self.draw.rectangle(box, fill=self._c(item.fill), outline=self._c(item.stroke), width=self._w(1))
+                    self.draw.rectangle(
+                        box,
+                        fill=self._color_of(item.fill),
+                        outline=self._color_of(item.stroke),
+                        width=self._line_width(1),
+                    )
             case Mark():
                 self._mark(item)
             case Text():
                 self._text(item)
 
     def _path(self, path: Path) -> None:
-        points = [(self._s(x), self._s(y)) for x, y in path.points]
+        points = [(self._scale(x), self._scale(y)) for x, y in path.points]
         if path.fill and len(points) > 2:
             self.draw.polygon(points, fill=self._blend(path.fill, path.opacity))
         if not path.color or len(points) < 2:
@@ -60,27 +65,27 @@ class _Brush:
         if path.fill:
             points.append(points[0])
         if path.dash is None:
-            self.draw.line(points, fill=color, width=self._w(path.width), joint="curve")
+            self.draw.line(points, fill=color, width=self._line_width(path.width), joint="curve")
             return
-        for start, end in _dashes(points, self._s(path.dash[0]), self._s(path.dash[1])):
-            self.draw.line([start, end], fill=color, width=self._w(path.width))
+        for start, end in _dashes(points, self._scale(path.dash[0]), self._scale(path.dash[1])):
+            self.draw.line([start, end], fill=color, width=self._line_width(path.width))
 
     def _mark(self, mark: Mark) -> None:
-        color, r = self._c(mark.color), mark.size / 2
-        box = [self._s(v) for v in (mark.x - r, mark.y - r, mark.x + r, mark.y + r)]
+        color, r = self._color_of(mark.color), mark.size / 2
+        box = [self._scale(v) for v in (mark.x - r, mark.y - r, mark.x + r, mark.y + r)]
         hollow = mark.hollow or mark.shape == "ring"
         if mark.shape in ("circle", "ring"):
-            fill = self._c("paper") if hollow else color
-            self.draw.ellipse(box, fill=fill, outline=color, width=self._w(1.8))
+            fill = self._color_of("paper") if hollow else color
+            self.draw.ellipse(box, fill=fill, outline=color, width=self._line_width(1.8))
         elif mark.shape == "cross":
             left, top, right, bottom = box
-            self.draw.line([(left, top), (right, bottom)], fill=color, width=self._w(2.2))
-            self.draw.line([(left, bottom), (right, top)], fill=color, width=self._w(2.2))
+            self.draw.line([(left, top), (right, bottom)], fill=color, width=self._line_width(2.2))
+            self.draw.line([(left, bottom), (right, top)], fill=color, width=self._line_width(2.2))
         else:
-            points = [(self._s(x), self._s(y)) for x, y in outline(mark)]
-            self.draw.polygon(points, fill=self._c("paper") if hollow else color)
+            points = [(self._scale(x), self._scale(y)) for x, y in outline(mark)]
+            self.draw.polygon(points, fill=self._color_of("paper") if hollow else color)
             if hollow:
-                self.draw.line([*points, points[0]], fill=color, width=self._w(1.8), joint="curve")
+                self.draw.line([*points, points[0]], fill=color, width=self._line_width(1.8), joint="curve")
 
     def _text(self, text: Text) -> None:
         from PIL import Image, ImageDraw
@@ -88,11 +93,11 @@ class _Brush:
         font = _font(round(text.size * self.factor))
         stroke = max(1, round(text.size * self.factor / 45)) if text.bold else 0
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[text.anchor]
-        color = self._c(text.color)
-        place = (self._s(text.x), self._s(text.y))
+        color = self._color_of(text.color)
+        position = (self._scale(text.x), self._scale(text.y))
         if not text.upright:
             self.draw.text(
-                place, text.text, fill=color, font=font, anchor=anchor, stroke_width=stroke, stroke_fill=color
+                position, text.text, fill=color, font=font, anchor=anchor, stroke_width=stroke, stroke_fill=color
             )
             return
         left, top, right, bottom = font.getbbox(text.text, anchor="ls")
@@ -101,7 +106,7 @@ class _Brush:
         ImageDraw.Draw(stencil).text((2 - left, 2 - top), text.text, fill=255, font=font, anchor="ls")
         turned = stencil.rotate(90, expand=True)
         shift = {"start": turned.height, "middle": turned.height / 2, "end": 0}[text.anchor]
-        corner = (round(place[0] + top), round(place[1] - shift))
+        corner = (round(position[0] + top), round(position[1] - shift))
         self.draw.bitmap(corner, turned, fill=color)
 
     def _blend(self, role: str, opacity: float) -> str:
@@ -111,13 +116,13 @@ class _Brush:
         mixed = (round(f * opacity + b * (1 - opacity)) for f, b in zip(front, back, strict=True))
         return "#" + "".join(f"{part:02x}" for part in mixed)
 
-    def _c(self, role: str | None) -> str | None:
+    def _color_of(self, role: str | None) -> str | None:
         return None if role is None else _color(role, self.dark)
 
-    def _s(self, length: float) -> float:
+    def _scale(self, length: float) -> float:
         return length * self.factor
 
-    def _w(self, width: float) -> int:
+    def _line_width(self, width: float) -> int:
         return max(1, round(width * self.factor))
 
 

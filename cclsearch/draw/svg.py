@@ -9,9 +9,9 @@ from cclsearch.draw.scene import PALETTE, Item, Mark, Path, Rect, Scene, Text, o
 
 def render_svg(scene: Scene, *, standalone: bool = False) -> str:
     """The scene as an `<svg>` element with title and description; `standalone` includes the colors."""
-    size = f'viewBox="0 0 {_n(scene.width)} {_n(scene.height)}"'
+    size = f'viewBox="0 0 {_num(scene.width)} {_num(scene.height)}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{scene.name}-t {scene.name}-d"'
-    fixed = f' width="{_n(scene.width)}" height="{_n(scene.height)}"' if standalone else ""
+    fixed = f' width="{_num(scene.width)}" height="{_num(scene.height)}"' if standalone else ""
     body = "\n".join(_render(item) for item in scene.items)
     paper = f'<rect width="100%" height="100%" style="fill:{_color("paper")}"/>' if standalone else ""
     return (
@@ -40,26 +40,28 @@ def _render(item: Item) -> str:
         case Rect():
             fill = f"fill:{_color(item.fill)}" if item.fill else "fill:none"
             stroke = f";stroke:{_color(item.stroke)}" if item.stroke else ""
-            box = f'x="{_n(item.x)}" y="{_n(item.y)}" width="{_n(item.width)}" height="{_n(item.height)}"'
+            box = f'x="{_num(item.x)}" y="{_num(item.y)}" width="{_num(item.width)}" height="{_num(item.height)}"'
             return _with_tip("rect", f'{box} style="{fill}{stroke}"', item.tip)
         case Mark():
             return _mark(item)
         case Text():
-            turn = f' transform="rotate(-90 {_n(item.x)} {_n(item.y)})"' if item.upright else ""
+            turn = f' transform="rotate(-90 {_num(item.x)} {_num(item.y)})"' if item.upright else ""
             bold = ' font-weight="600"' if item.bold else ""
-            place = f'x="{_n(item.x)}" y="{_n(item.y)}" font-size="{_n(item.size)}" text-anchor="{item.anchor}"'
-            return f'<text {place}{bold}{turn} style="fill:{_color(item.color)}">{escape(item.text)}</text>'
+            position = (
+                f'x="{_num(item.x)}" y="{_num(item.y)}" font-size="{_num(item.size)}" text-anchor="{item.anchor}"'
+            )
+            return f'<text {position}{bold}{turn} style="fill:{_color(item.color)}">{escape(item.text)}</text>'
 
 
 def _path(path: Path) -> str:
-    points = " ".join(f"{_n(x)},{_n(y)}" for x, y in path.points)
+    points = " ".join(f"{_num(x)},{_num(y)}" for x, y in path.points)
     style = f"fill:{_color(path.fill) if path.fill else 'none'}"
     if path.color:
-        style += f";stroke:{_color(path.color)};stroke-width:{_n(path.width)}"
+        style += f";stroke:{_color(path.color)};stroke-width:{_num(path.width)}"
     if path.dash:
-        style += f";stroke-dasharray:{_n(path.dash[0])} {_n(path.dash[1])}"
+        style += f";stroke-dasharray:{_num(path.dash[0])} {_num(path.dash[1])}"
     if path.opacity < 1:
-        style += f";opacity:{_n(path.opacity)}"
+        style += f";opacity:{_num(path.opacity)}"
     return _with_tip("polygon" if path.fill else "polyline", f'points="{points}" style="{style}"', path.tip)
 
 
@@ -68,16 +70,16 @@ def _mark(mark: Mark) -> str:
     hollow = mark.hollow or mark.shape == "ring"
     paint = f"fill:{_color('paper')};stroke:{color};stroke-width:1.8" if hollow else f"fill:{color}"
     if mark.shape in ("circle", "ring"):
-        shape = f'cx="{_n(mark.x)}" cy="{_n(mark.y)}" r="{_n(mark.size / 2)}" style="{paint}"'
+        shape = f'cx="{_num(mark.x)}" cy="{_num(mark.y)}" r="{_num(mark.size / 2)}" style="{paint}"'
         return _with_tip("circle", shape, mark.tip)
     if mark.shape == "cross":
         r = mark.size / 2
         arms = (
-            f"M{_n(mark.x - r)} {_n(mark.y - r)}L{_n(mark.x + r)} {_n(mark.y + r)}"
-            f"M{_n(mark.x - r)} {_n(mark.y + r)}L{_n(mark.x + r)} {_n(mark.y - r)}"
+            f"M{_num(mark.x - r)} {_num(mark.y - r)}L{_num(mark.x + r)} {_num(mark.y + r)}"
+            f"M{_num(mark.x - r)} {_num(mark.y + r)}L{_num(mark.x + r)} {_num(mark.y - r)}"
         )
         return _with_tip("path", f'd="{arms}" style="fill:none;stroke:{color};stroke-width:2.2"', mark.tip)
-    points = " ".join(f"{_n(x)},{_n(y)}" for x, y in outline(mark))
+    points = " ".join(f"{_num(x)},{_num(y)}" for x, y in outline(mark))
     return _with_tip("polygon", f'points="{points}" style="{paint}"', mark.tip)
 
 
@@ -91,5 +93,5 @@ def _color(role: str) -> str:
     return f"var(--{role})"
 
 
-def _n(number: float) -> str:
+def _num(number: float) -> str:
     return f"{number:.1f}".rstrip("0").rstrip(".") if number % 1 else str(int(number))

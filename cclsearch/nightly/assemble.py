@@ -12,7 +12,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance
 from cclsearch.nightly.compare import Comparison, NightVerdict, compare_night
 from cclsearch.nightly.config import NightlyConfig
-from cclsearch.nightly.history import Night, describe_figure, find_runs, mean_of, read_earlier, read_night
+from cclsearch.nightly.history import Night, find_runs, mean_of, name_figure, read_earlier, read_night
 from cclsearch.nightly.night import NightlyJobState, NightRun, show_time
 from cclsearch.nightly.prune import Pruned
 from cclsearch.nightly.summary import (
@@ -53,7 +53,7 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
         "objective": redact(job.objective),
     }
     if state.folder is None:
-        text = state.error or night.find_end() or "the night was stopped before its turn"
+        text = state.error or night.find_end_reason() or "the night was stopped before its turn"
         verdict = NightVerdict.TROUBLE if state.is_trouble else NightVerdict.NO_RESULT
         return JobNights(JobSummary(**base, verdict=verdict, text=one_line(f"did not run: {text}", 400)))
     run = load_run(state.folder)
@@ -75,7 +75,7 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
         resumed=state.resumed,
         verdict=compared.verdict,
         text=redact(one_line(compared.text, 600)),
-        figure=describe_figure(run.spec),
+        figure=name_figure(run.spec),
         best=_summarize_best(tonight, compared) if best else None,
         trials=tonight.num_trials,
         failed=len(tonight.failed),
@@ -128,7 +128,7 @@ def assemble_summary(
     """Summary of the whole night."""
     notes = (STOPPED,) if is_stopped else ()
     verdicts = [job.summary.verdict for job in jobs]
-    spent, window = night.find_spent(), night.window
+    spent, window = night.count_spent_tonight(), night.window
     return NightSummary(
         name=night.config.name,
         night=window.stamp,

@@ -10,7 +10,7 @@ from cclsearch.core.redact import is_secret_name
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.profile import Profile
-from cclsearch.nightly.history import Night, RankedRun, describe_figure, mean_of, read_surroundings
+from cclsearch.nightly.history import Night, RankedRun, mean_of, name_figure, read_surroundings
 from cclsearch.record.trial import Trial
 from cclsearch.score.outcome import Outcome
 from cclsearch.stats.noise import Noise, confidence_better, estimate_noise
@@ -230,27 +230,27 @@ def _decide_verdict(
     tolerance: float,
     confidence: float,
 ) -> tuple[NightVerdict, str]:
-    figure = describe_figure(tonight.run.spec)
+    figure = name_figure(tonight.run.spec)
     faster, slower = ("faster", "slower") if figure == "step_time_s" else ("better", "worse")
     if worse:
         most = max(worse, key=lambda change: change.ratio or float("inf"))
         return NightVerdict.REGRESSED, _describe_regression(most, len(worse), f"{slower} than on", figure)
     best = tonight.best
     assert best is not None
-    held = [night for night in earlier if night.samples]
-    if not held:
+    nights = [night for night in earlier if night.samples]
+    if not nights:
         return NightVerdict.FIRST, "first night of this work: nothing to compare with"
     # dict.fromkeys keeps the order in which they ran: among equals the first one counts, as a set would not ensure
-    pooled = dict.fromkeys(config for night in held for config in night.samples)
-    champion = min(pooled, key=lambda config: mean_of(find_reference(config, held)))
-    if best != champion and best not in pooled:
-        old = [s.value for s in tonight.samples.get(champion) or find_reference(champion, held)]
+    pooled = dict.fromkeys(config for night in nights for config in night.samples)
+    best_before = min(pooled, key=lambda config: mean_of(find_reference(config, nights)))
+    if best != best_before and best not in pooled:
+        old = [s.value for s in tonight.samples.get(best_before) or find_reference(best_before, nights)]
         new = [s.value for s in tonight.samples[best]]
         before, now = _mean(old), mean_of(tonight.samples[best])
         sure, ratio = confidence_better(new, old, noise), now / before
         if sure >= confidence and ratio < 1 - tolerance:
             values = _show_change(figure, before, now, ratio, sure)
-            return NightVerdict.IMPROVED, f"{best} is {faster} than the best so far ({champion}): {values}"
+            return NightVerdict.IMPROVED, f"{best} is {faster} than the best so far ({best_before}): {values}"
     if better:
         most = min(better, key=lambda change: change.ratio or 1.0)
         values = _show_change(figure, most.before, most.now, most.ratio, 1 - most.confidence)
@@ -258,8 +258,8 @@ def _decide_verdict(
     text = f"the best is {best}"
     if noise.is_measured:
         text += f"; run-to-run noise {noise.relative:.1%}"
-    if champion not in tonight.samples:
-        refused = [trial for trial in tonight.refused if trial.config == champion]
+    if best_before not in tonight.samples:
+        refused = [trial for trial in tonight.refused if trial.config == best_before]
         ran = f"ran again but is not admitted ({describe_refusal(refused[-1])})" if refused else "was not run again"
         text += f"; the best of earlier nights {ran}, so this night cannot show a regression of it"
     return NightVerdict.UNCHANGED, text

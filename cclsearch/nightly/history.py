@@ -118,7 +118,7 @@ def mean_of(samples: Iterable[RankedRun]) -> float:
     return sum(values) / len(values)
 
 
-def describe_figure(spec: RunSpec) -> str:
+def name_figure(spec: RunSpec) -> str:
     """Name of the figure that is compared from night to night."""
     if _by_step_time(spec):
         return "step_time_s"

@@ -19,6 +19,8 @@ from cclsearch.search.jobs import StopSignal
 
 TOKEN_FIELDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
 CHECK_INTERVAL_S = 1.0
+SHARE_USED = "its part of the night's"
+"""Start of the reason with which a search stops when its share of a limit is used up."""
 
 
 def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) -> Spent:
@@ -83,7 +85,7 @@ class Meter:
         self._since: dict[int, float] = {}
         self._tokens = 0.0
         self._usd = 0.0
-        self._guard = threading.Lock()
+        self._mutex = threading.Lock()
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="nightly-meter", daemon=True)
 
@@ -105,7 +107,7 @@ class Meter:
 
     def watch(self, event: Event, state: RunState) -> None:
         """Count one event of the ledger."""
-        with self._guard:
+        with self._mutex:
             if isinstance(event, Note):
                 self._tokens += sum(_number(event.data.get(name)) for name in TOKEN_FIELDS)
                 self._usd += _number(event.data.get("usd"))
@@ -129,13 +131,13 @@ class Meter:
             self._heartbeat()
 
     def _check(self) -> None:
-        reason = self._find_reason()
+        reason = self._find_exhausted()
         if reason is not None and not self._stop.is_set():
             self._stop.request(reason)
 
-    def _find_reason(self) -> str | None:
+    def _find_exhausted(self) -> str | None:
         now_s, limit = time.time(), self._allowance
-        with self._guard:
+        with self._mutex:
             running = sum(n * max(now_s - self._since[t], 0.0) / 3600 for t, n in self._node_rates.items())
             node_hours, tokens, usd = self._done_node_hours + running, self._tokens, self._usd
         if limit.deadline_s is not None and now_s >= limit.deadline_s:
@@ -146,6 +148,4 @@ class Meter:
             ("tokens", tokens, limit.tokens),
             ("dollars", usd, limit.usd),
         )
-        return next(
-            (f"its part of the night's {n} is used up" for n, v, most in pairs if most is not None and v >= most), None
-        )
+        return next((f"{SHARE_USED} {n} is used up" for n, v, most in pairs if most is not None and v >= most), None)

@@ -23,7 +23,7 @@ from cclsearch.nightly.history import (
     pick_bests,
     read_earlier,
 )
-from cclsearch.nightly.meter import Allowance, Meter, count_spent
+from cclsearch.nightly.meter import SHARE_USED, Allowance, Meter, count_spent
 from cclsearch.nightly.share import Spent, find_exhausted, find_lower_limits, find_remaining, split_remaining
 from cclsearch.nightly.window import NIGHT_FILE, NightWindow
 from cclsearch.plan.plan import Plan, plan_search
@@ -131,47 +131,47 @@ class NightRun:
         self._save()
         waiting = [state for state in self.states.values() if not self._is_done(state)]
         while waiting and not self.stop.is_set():
-            before = self.find_spent()
+            before = self.count_spent_tonight()
             for n, state in enumerate(waiting):
-                if self.find_end() or self.stop.is_set():
+                if self.find_end_reason() or self.stop.is_set():
                     return
-                part = split_remaining(
+                share = split_remaining(
                     self._find_remaining(),
                     state.job.priority,
                     sum(other.job.priority for other in waiting[n:]),
                 )
-                self._run_guarded(state, part)
+                self._run_guarded(state, share)
             waiting = [state for state in waiting if state.can_continue]
-            if self.find_spent().trials == before.trials:
+            if self.count_spent_tonight().trials == before.trials:
                 return
 
-    def find_end(self) -> str | None:
+    def find_end_reason(self) -> str | None:
         """Why nothing more may start tonight; None while it may."""
         if self.window.deadline_s is not None and time.time() >= self.window.deadline_s:
             return "the deadline was reached"
-        name = find_exhausted(find_remaining(self.config.budget, self.find_spent()))
+        name = find_exhausted(find_remaining(self.config.budget, self.count_spent_tonight()))
         return f"the night's budget of {name.replace('_', '-')} was used up" if name else None
 
     def _find_remaining(self) -> dict[str, float | None]:
         """The remaining budget; the time until the deadline is shared too, so that no job uses it all up in a queue."""
-        left = find_remaining(self.config.budget, self.find_spent())
+        left = find_remaining(self.config.budget, self.count_spent_tonight())
         if self.window.deadline_s is not None:
             until = max(self.window.deadline_s - time.time(), 0.0) / 3600
             left["hours"] = until if left["hours"] is None else min(left["hours"], until)
         return left
 
-    def find_spent(self) -> Spent:
+    def count_spent_tonight(self) -> Spent:
         """What the night spent so far, from the ledgers and the clock."""
         total = Spent(hours=self._hours)
         for state in self.states.values():
             if state.folder is not None:
-                total += self._spent_by(state)
+                total += self._count_spent_by(state)
         return total
 
     @property
     def is_stopped(self) -> bool:
         """Whether a signal stopped the night while budget and work were left."""
-        if not self.stop.is_set() or self.find_end():
+        if not self.stop.is_set() or self.find_end_reason():
             return False
         open_jobs = [state for state in self.states.values() if state.can_continue or not state.error]
         return any(not self._is_done(state) for state in open_jobs)
@@ -181,7 +181,7 @@ class NightRun:
         """Hours that this night ran, before an interruption too; hours while no process ran do not count."""
         return self.window.hours + (time.monotonic() - self._begun_monotonic_s) / 3600
 
-    def _spent_by(self, state: NightlyJobState) -> Spent:
+    def _count_spent_by(self, state: NightlyJobState) -> Spent:
         """What a job's search spent tonight; an interrupted trial counts only once it is retried."""
         assert state.folder is not None
         run = load_run(state.folder)
@@ -197,11 +197,11 @@ class NightRun:
         had_more = ended is not None and ended.reason == BUDGET_USED and run.state.num_spent < count_wanted(state.job)
         return run.standing == "ended" and not had_more
 
-    def _run_guarded(self, state: NightlyJobState, part: dict[str, float | None]) -> None:
+    def _run_guarded(self, state: NightlyJobState, share: dict[str, float | None]) -> None:
         """Run one job; an error is recorded in its state, and the night continues with the next job."""
         state.can_continue = False
         try:
-            self._run_job(state, part)
+            self._run_job(state, share)
         except UnavailableError as error:
             state.error = redact(str(error))
             state.is_trouble = state.can_continue = True
@@ -217,27 +217,29 @@ class NightRun:
         if state.error:
             self._say(f"{state.job.key}: {state.error}")
 
-    def _run_job(self, state: NightlyJobState, part: dict[str, float | None]) -> None:
+    def _run_job(self, state: NightlyJobState, share: dict[str, float | None]) -> None:
         job = state.job
-        wish = count_wanted(job)
+        wanted = count_wanted(job)
         own = job.budget.model_copy(update={"trials": None})
-        used = replace(self._spent_by(state), hours=state.hours) if state.folder else Spent()
-        limits = find_lower_limits(part, own, used)
-        trials = wish if limits["trials"] is None else int(limits["trials"])
+        used = replace(self._count_spent_by(state), hours=state.hours) if state.folder else Spent()
+        limits = find_lower_limits(share, own, used)
+        trials = wanted if limits["trials"] is None else int(limits["trials"])
         if find_exhausted(limits) or trials < 1:
             return
         state.error, state.is_trouble = "", False
         run = load_run(state.folder) if state.folder else self._find_unfinished(job)
         resumed = run is not None
         if run is None:
-            run = self._create(job, min(wish, trials), limits)
+            run = self._create(job, min(wanted, trials), limits)
         state.folder = run.folder
         state.resumed = state.resumed or (resumed and run.folder.name != self._own_name(job))
         self._save()
-        most = min(wish, run.state.num_spent - count_interrupted(run) + trials)
-        self._say(f"{job.key}: {'continues' if resumed else 'starts'} {run.folder.name}, up to {most} trials")
-        ending = self._search(state, run, most, limits) if most > run.state.num_spent or run.state.unfinished else ""
-        state.can_continue = (most < wish and ending == BUDGET_USED) or ending.startswith("its part of the night's")
+        max_trials = min(wanted, run.state.num_spent - count_interrupted(run) + trials)
+        self._say(f"{job.key}: {'continues' if resumed else 'starts'} {run.folder.name}, up to {max_trials} trials")
+        ending = ""
+        if max_trials > run.state.num_spent or run.state.unfinished:
+            ending = self._search(state, run, max_trials, limits)
+        state.can_continue = (max_trials < wanted and ending == BUDGET_USED) or ending.startswith(SHARE_USED)
 
     def _own_name(self, job: NightlyJob) -> str:
         return name_run(self.config.name, self.window.stamp, job.key)
@@ -282,7 +284,7 @@ class NightRun:
         space = self.plans[job.key].space
         return tuple(config for config in earlier_bests if space.row(config) is not None)[: max(1, budget // 2)]
 
-    def _search(self, state: NightlyJobState, run: Run, most: int, limits: dict[str, float | None]) -> str:
+    def _search(self, state: NightlyJobState, run: Run, max_trials: int, limits: dict[str, float | None]) -> str:
         """Run or continue the job's search; returns why it ended."""
         stop, before_hours, begun_s = StopSignal(), state.hours, time.monotonic()
 
@@ -290,7 +292,7 @@ class NightRun:
             state.hours = before_hours + (time.monotonic() - begun_s) / 3600
             self._heartbeat(stop)
 
-        session = replace(open_session(run.folder, stop=stop), max_trials=most)
+        session = replace(open_session(run.folder, stop=stop), max_trials=max_trials)
         allowance = Allowance(
             deadline_s=self.window.deadline_s,
             hours=limits["hours"],
@@ -299,7 +301,7 @@ class NightRun:
             usd=limits["usd"],
         )
         with RunWriter(run.folder) as writer:
-            begin_or_resume(writer, session, budget=most)
+            begin_or_resume(writer, session, budget=max_trials)
             with Meter(run.spec, allowance, stop, heartbeat) as meter:
                 writer.watch(meter.watch)
                 try:

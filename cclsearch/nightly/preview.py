@@ -17,13 +17,13 @@ from cclsearch.run.folder import load_run
 def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], window: NightWindow) -> list[str]:
     """One line per job, in the order they would run, and the evidence that would be removed."""
     lines = []
-    ours = set(window.jobs.values())
+    tonights_runs = set(window.jobs.values())
     jobs = config.all_jobs
     for n, job in enumerate(jobs):
         plan = plans[job.key]
         waiting = sum(other.priority for other in jobs[n:])
-        part = split_remaining(find_remaining(config.budget, Spent()), job.priority, waiting)
-        trials = min(job.budget.trials or DEFAULT_TRIALS, int(part["trials"] or 10**9))
+        share = split_remaining(find_remaining(config.budget, Spent()), job.priority, waiting)
+        trials = min(job.budget.trials or DEFAULT_TRIALS, int(share["trials"] or 10**9))
         folders = find_runs(runs, config.name, job.key)
         tonights = runs / window.jobs[job.key] if job.key in window.jobs else None
         earlier = read_earlier(folders, plan.spec)
@@ -38,11 +38,13 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
             latest = load_run(folders[-1])
             if latest.standing in ("stopped", "killed") and is_same_work(latest.spec, plan.spec):
                 lines.append(f"  continues {latest.folder.name}, which was interrupted")
-                ours.add(latest.folder.name)
+                tonights_runs.add(latest.folder.name)
                 continue
         bests = pick_bests(earlier, job.start_from)[: max(1, trials // 2)]
         lines += [f"  measures again: {config_}" for config_ in bests]
-    pruned = prune_evidence(runs, config.name, config.keep, tonight=window.stamp, ours=ours, dry_run=True)
+    pruned = prune_evidence(
+        runs, config.name, config.keep, tonight=window.stamp, tonights_runs=tonights_runs, dry_run=True
+    )
     if pruned.num_trials:
         lines.append(f"removes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")
     return lines

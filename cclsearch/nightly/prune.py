@@ -53,16 +53,16 @@ class _Evidence:
 
 
 def prune_evidence(
-    runs: Path, name: str, keep: Keep, *, tonight: str, ours: Collection[str] = (), dry_run: bool = False
+    runs: Path, name: str, keep: Keep, *, tonight: str, tonights_runs: Collection[str] = (), dry_run: bool = False
 ) -> Pruned:
     """Remove the evidence that the policy does not keep, the oldest first.
 
     Never touched: runs in use, winners, and the run folders of the present night. These are the ones with its stamp and
-    the ones named in `ours`, since a night may continue a run that an earlier one started.
+    the ones named in `tonights_runs`, since a night may continue a run that an earlier one started.
     """
-    home = nights_folder(runs, name)
-    series = _find_nights(find_series(runs, name), home, tonight=tonight, ours=ours)
-    winners = _find_winners(home)
+    series_folder = nights_folder(runs, name)
+    series = _find_nights(find_series(runs, name), series_folder, tonight=tonight, tonights_runs=tonights_runs)
+    winners = _find_winners(series_folder)
     old = [stamp for stamp in series if stamp < tonight]
     removable = {stamp: [e for folder in series[stamp] for e in _removable(stamp, folder, winners)] for stamp in old}
     chosen: list[_Evidence] = []
@@ -116,26 +116,26 @@ def find_scratch(run: Run, trial: Path) -> tuple[Path, ...]:
 
 
 def _find_nights(
-    series: Mapping[str, list[Path]], home: Path, *, tonight: str, ours: Collection[str]
+    series: Mapping[str, list[Path]], series_folder: Path, *, tonight: str, tonights_runs: Collection[str]
 ) -> dict[str, list[Path]]:
     """Run folders by the last night that worked on them, the oldest night first."""
     last: dict[str, str] = {}
-    for folder, data in _read_nights(home, NIGHT_FILE):
+    for folder, data in _read_nights(series_folder, NIGHT_FILE):
         jobs = data.get("jobs")
         for run in jobs.values() if isinstance(jobs, dict) else ():
             last[str(run)] = folder.name
     found: dict[str, list[Path]] = {}
     for stamp, folders in series.items():
         for folder in folders:
-            night = tonight if folder.name in ours else max(stamp, last.get(folder.name, stamp))
+            night = tonight if folder.name in tonights_runs else max(stamp, last.get(folder.name, stamp))
             found.setdefault(night, []).append(folder)
     return dict(sorted(found.items()))
 
 
-def _find_winners(home: Path) -> set[tuple[str, int]]:
+def _find_winners(series_folder: Path) -> set[tuple[str, int]]:
     """Run and trial of every best in a night's summary: a later night may find another best in the same run."""
     found = set()
-    for _, data in _read_nights(home, SUMMARY_FILE):
+    for _, data in _read_nights(series_folder, SUMMARY_FILE):
         jobs = data.get("jobs")
         for job in jobs if isinstance(jobs, list) else ():
             best = job.get("best") if isinstance(job, dict) else None
@@ -144,9 +144,9 @@ def _find_winners(home: Path) -> set[tuple[str, int]]:
     return found
 
 
-def _read_nights(home: Path, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _read_nights(series_folder: Path, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Folder of each night and the content of its file `name`, the oldest first; unreadable files are left out."""
-    for path in sorted(home.glob(f"*/{name}")):
+    for path in sorted(series_folder.glob(f"*/{name}")):
         try:
             data = json.loads(path.read_bytes())
         except (OSError, ValueError):

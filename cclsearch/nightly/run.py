@@ -78,11 +78,11 @@ def finish_night(night: NightRun) -> NightSummary:
     """
     config, window = night.config, night.window
     jobs, is_stopped = assemble_jobs(night), night.is_stopped
-    ours = {state.folder.name for state in night.states.values() if state.folder is not None}
+    tonights_runs = {state.folder.name for state in night.states.values() if state.folder is not None}
     if is_stopped:
         pruned = Pruned()
     else:
-        pruned = prune_evidence(night.runs, config.name, config.keep, tonight=window.stamp, ours=ours)
+        pruned = prune_evidence(night.runs, config.name, config.keep, tonight=window.stamp, tonights_runs=tonights_runs)
     summary = assemble_summary(night, jobs, pruned, is_stopped=is_stopped)
     summary = NightSummary.model_validate_json(redact(summary.model_dump_json()))
     write_summary(night, summary, jobs)
@@ -96,19 +96,19 @@ def finish_night(night: NightRun) -> NightSummary:
 
 def write_summary(night: NightRun, summary: NightSummary, jobs: Sequence[JobNights]) -> None:
     """Write `summary.json`, `summary.md` and the page to the night's folder and, as latest, the series folder."""
-    home = nights_folder(night.runs, night.config.name)
-    page = redact(render_night(summary, jobs, read_summaries(home, before=night.window.stamp)))
+    series_folder = nights_folder(night.runs, night.config.name)
+    page = redact(render_night(summary, jobs, read_summaries(series_folder, before=night.window.stamp)))
     texts = {"report.html": page, "summary.md": render_markdown(summary)}
     texts[SUMMARY_FILE] = summary.model_dump_json(indent=1) + "\n"
-    for folder in (night.window.folder, home):
+    for folder in (night.window.folder, series_folder):
         for name, text in texts.items():
             write_atomically(folder / name, text)
 
 
-def read_summaries(home: Path, *, before: str) -> list[NightSummary]:
+def read_summaries(series_folder: Path, *, before: str) -> list[NightSummary]:
     """Summaries of earlier nights, the oldest first; unreadable ones are left out."""
     found = []
-    for path in sorted(home.glob(f"*/{SUMMARY_FILE}"))[-MAX_HISTORY_NIGHTS:]:
+    for path in sorted(series_folder.glob(f"*/{SUMMARY_FILE}"))[-MAX_HISTORY_NIGHTS:]:
         if path.parent.name >= before:
             continue
         try:

@@ -36,18 +36,18 @@ def split_remaining(left: dict[str, float | None], priority: float, waiting: flo
 
     Trials are whole, and at least one while one is left.
     """
-    share = priority / waiting
-    part = {name: None if value is None else value * share for name, value in left.items()}
+    fraction = priority / waiting
+    share = {name: None if value is None else value * fraction for name, value in left.items()}
     trials = left["trials"]
     if trials is not None:
-        part["trials"] = min(trials, max(1, math.floor(trials * share + 1e-9)))
-    return part
+        share["trials"] = min(trials, max(1, math.floor(trials * fraction + 1e-9)))
+    return share
 
 
-def find_lower_limits(part: dict[str, float | None], own: Budget, spent: Spent) -> dict[str, float | None]:
+def find_lower_limits(share: dict[str, float | None], own: Budget, spent: Spent) -> dict[str, float | None]:
     """For each limit, the lower of the night's share and the remainder of the job's own budget."""
     rest = find_remaining(own, spent)
-    return {name: _least(value, rest[name]) for name, value in part.items()}
+    return {name: _lower(value, rest[name]) for name, value in share.items()}
 
 
 def find_exhausted(left: dict[str, float | None]) -> str | None:
@@ -55,6 +55,6 @@ def find_exhausted(left: dict[str, float | None]) -> str | None:
     return next((name for name, value in left.items() if value is not None and value <= 0), None)
 
 
-def _least(one: float | None, other: float | None) -> float | None:
+def _lower(one: float | None, other: float | None) -> float | None:
     values = [value for value in (one, other) if value is not None]
     return min(values, default=None)

@@ -47,17 +47,19 @@ def find_window(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow:
     interrupted = find_interrupted(config, runs, now_s)
     if interrupted is not None:
         return interrupted
-    home = nights_folder(runs, config.name)
+    series_folder = nights_folder(runs, config.name)
     second = now_s
-    while (home / (stamp := time.strftime("%Y%m%d-%H%M%S", time.gmtime(second)))).exists():
+    while (series_folder / (stamp := time.strftime("%Y%m%d-%H%M%S", time.gmtime(second)))).exists():
         second += 1
-    return NightWindow(stamp, now_s, choose_end(config, now_s), home / stamp)
+    return NightWindow(stamp, now_s, choose_end(config, now_s), series_folder / stamp)
 
 
 def find_interrupted(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow | None:
     """The latest night if it was killed or stopped before its end and can be continued; else None."""
-    home = nights_folder(runs, config.name)
-    latest = max((p for p in home.glob("*/") if (p / NIGHT_FILE).is_file()), default=None, key=lambda p: p.name)
+    series_folder = nights_folder(runs, config.name)
+    latest = max(
+        (p for p in series_folder.glob("*/") if (p / NIGHT_FILE).is_file()), default=None, key=lambda p: p.name
+    )
     if latest is None or _is_complete(latest):
         return None
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):

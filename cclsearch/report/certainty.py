@@ -27,7 +27,7 @@ class Certainty:
     interval: ConfidenceInterval
     """Interval of the best configuration's loss."""
     num_runs: int
-    chance: float
+    probability: float
     """Probability that it is truly the best of the configurations tried."""
     beaten: tuple[int, ...]
     """First trials of the configurations that it beats with `DEFAULT_CONFIDENCE`, closest first."""
@@ -56,7 +56,7 @@ def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | N
         noise=noise,
         interval=confidence_interval(own, noise),
         num_runs=len(own),
-        chance=chances_to_be_best(runs, noise)[best.number],
+        probability=chances_to_be_best(runs, noise)[best.number],
         beaten=tuple(n for n in others if n in beaten),
         tied=tuple(n for n in others if n not in beaten),
     )

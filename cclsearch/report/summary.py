@@ -67,7 +67,7 @@ def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any]
 def _certainty_as_json(certainty: Certainty) -> dict[str, Any]:
     interval = certainty.interval
     return {
-        "chance_best": certainty.chance,
+        "chance_best": certainty.probability,
         "runs": certainty.num_runs,
         "loss_interval": [interval.low, interval.high],
         "interval_confidence": interval.confidence,
@@ -137,7 +137,7 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
     basis = f"measured from {repeats}" if noise.is_measured else "assumed: no configuration ran twice yet"
     ends = sorted(spec.objective.score_from_loss(loss) for loss in (interval.low, interval.high))
     lines = [
-        f"{certainty.chance:.0%} probability of being the best configuration tried;"
+        f"{certainty.probability:.0%} probability of being the best configuration tried;"
         f" {interval.confidence:.0%} interval of {spec.objective.score_label}: {ends[0]:.4g} to {ends[1]:.4g}"
         f" from {certainty.num_runs} run{'s' * (certainty.num_runs > 1)};"
         f" run-to-run noise {noise.relative:.1%} ({basis})"
