@@ -1,12 +1,12 @@
-"""The LLM agent and its arbiter over recorded landscapes, with stand-ins for the LLM that see only what a prompt holds.
+"""Runs the LLM agent and its arbiter over recorded landscapes, with simulated models that see only the requests.
 
-    python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with stand-ins, and the fallback
-    python benchmarks/agent.py policies   [--landscapes FOLDER]                what the seed policies pick
+    python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with simulated models
+    python benchmarks/agent.py policies   [--landscapes FOLDER]                the picks of the seed policies
     python benchmarks/agent.py chaos      [--turns 1000]                       a provider that does everything wrong
     python benchmarks/agent.py sandbox                                         every hostile program
 
-No figure here is of a live model: the stand-ins are programs. Differences are paired by landscape and seed; intervals
-are 95 % by bootstrap over landscapes.
+No figure is from a live model: the simulated models are programs. Differences are paired by landscape and seed;
+intervals are 95 % by bootstrap over landscapes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Played:
 
 
 def play(task: tuple[str, str, int]) -> Played:
-    """One search over one landscape: the fallback alone, or hybrid with that stand-in."""
+    """One search over one landscape: the fallback alone, or hybrid with that simulated model."""
     path, who, seed = task
     recording = load_recording(Path(path))
     fallback: Proposer = PROPOSERS.get("default")()
@@ -70,7 +70,7 @@ def play(task: tuple[str, str, int]) -> Played:
 
 
 def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Played:
-    """The search loop without jobs; each row is read once, and nothing illegal or tried before is accepted."""
+    """The search loop without jobs; each row is read once, and only new configurations of the space are accepted."""
     seen: list[Observation] = []
     remarks: list[object] = []
     for trial in range(1, BUDGET + 1):
@@ -89,7 +89,7 @@ def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Pla
         if not proposals:
             break
         row = recording.space.row(proposals[0].config)
-        assert row is not None, "an illegal configuration was proposed"
+        assert row is not None, "a configuration outside the search space was proposed"
         assert all(o.row != row for o in seen), "a configuration was proposed again"
         seen.append(observe(recording, trial, row))
     turns = sum(getattr(remark, "topic", "") == "llm_turn" for remark in remarks)
@@ -98,7 +98,7 @@ def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Pla
 
 
 def observe(recording: Recording, trial: int, row: int) -> Observation:
-    """What the recording says of one row."""
+    """The recorded result of one row."""
     found = recording.rows[row]
     config = recording.space.config(row)
     if found.step_time_s is None:
@@ -129,7 +129,7 @@ def interval(difference_by_landscape: dict[str, list[float]], draws: int = 4000)
 
 
 def run_landscapes(folder: Path, num_seeds: int, *, players: Sequence[str], workers: int, keep: Path | None) -> None:
-    """Play everything that `keep` does not hold yet, seed by seed, and print the paired figures as Markdown."""
+    """Run all searches that `keep` does not contain yet, seed by seed, and print the paired figures as Markdown."""
     paths = find_recordings(folder)
     tasks = [(str(p), who, s) for s in range(num_seeds) for p in paths for who in (FALLBACK, *players)]
     played = read_kept(keep)
@@ -145,7 +145,7 @@ def run_landscapes(folder: Path, num_seeds: int, *, players: Sequence[str], work
 
 
 def read_kept(keep: Path | None) -> list[Played]:
-    """Searches of an earlier, broken-off call."""
+    """The searches of an earlier, interrupted call."""
     if keep is None or not keep.exists():
         return []
     rows = [json.loads(line) for line in keep.read_text(encoding="utf-8").splitlines()]
@@ -153,7 +153,7 @@ def read_kept(keep: Path | None) -> list[Played]:
 
 
 def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
-    """Means, and paired differences from the fallback, over the seeds that are complete."""
+    """Print means, and paired differences from the fallback, over the complete seeds."""
     count = len({p.landscape for p in played}) * (len(players) + 1)
     seeds = [s for s in sorted({p.seed for p in played}) if sum(p.seed == s for p in played) == count]
     played = [p for p in played if p.seed in seeds]
@@ -182,37 +182,39 @@ def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
 
 
 def run_policies(folder: Path) -> None:
-    """What each seed policy picks on each landscape, beside the prediction's best."""
-    print("| policy | picked a row | ran | picked/optimum (gmean of those) | prediction's best ran | gmean |")
+    """Print the pick of each seed policy on each landscape, and the best prediction."""
+    print("| policy | picked a row | ran | picked/optimum (gmean of those) | best prediction ran | gmean |")
     print("|---|---|---|---|---|---|")
     recordings = [load_recording(path) for path in find_recordings(folder)]
     views = [SearchView(r.card, r.space, (), frozenset(), BUDGET, 0) for r in recordings]
     first = [
         r.space.row(PROPOSERS.get("default")().propose(v, 1)[0].config) for r, v in zip(recordings, views, strict=True)
     ]
-    theirs = [ratio(r, row) for r, row in zip(recordings, first, strict=True)]
+    predicted = [ratio(r, row) for r, row in zip(recordings, first, strict=True)]
     for name in ("dense", "moe", "composite"):
         rows = []
         for recording, view in zip(recordings, views, strict=True):
             choice = SandboxRunner().choose(read_seed_program(view, name), view, make_surrogate_table(view))
             rows.append(recording.space.row(choice.config) if choice.config else None)
         picked = [ratio(r, row) for r, row in zip(recordings, rows, strict=True)]
-        print(f"| {name} | {sum(row is not None for row in rows)} of {len(rows)} | {told(picked)} | {told(theirs)} |")
+        num_picked = sum(row is not None for row in rows)
+        print(f"| {name} | {num_picked} of {len(rows)} | {format_ratios(picked)} | {format_ratios(predicted)} |")
 
 
 def ratio(recording: Recording, row: int | None) -> float | None:
-    """Picked over optimum; None where it is no row or did not run."""
+    """Picked over optimum; None if no row was picked or it did not run."""
     time_s = recording.rows[row].step_time_s if row is not None else None
     return None if time_s is None else time_s / recording.best_step_time_s
 
 
-def told(ratios: Sequence[float | None]) -> str:
+def format_ratios(ratios: Sequence[float | None]) -> str:
+    """Cells of a Markdown table: how many ran, and the geometric mean of their ratios."""
     ran = [value for value in ratios if value is not None]
     return f"{len(ran)} | {float(np.exp(np.mean(np.log(ran)))):.3f}" if ran else "0 | -"
 
 
 def run_chaos_bench(num_turns: int) -> None:
-    """Chaos with the real surrogate and fallback behind it."""
+    """Run the chaos test with the real surrogate and fallback."""
     from llm.chaos import run_chaos
 
     started = time.monotonic()
@@ -224,7 +226,7 @@ def run_chaos_bench(num_turns: int) -> None:
 
 
 def run_sandbox_bench() -> None:
-    """Every hostile program; prints those that returned anything."""
+    """Run every hostile program and print those that returned anything."""
     from llm.hostile import HOSTILE, SLOW
 
     from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, run_policy
@@ -247,14 +249,14 @@ def run_sandbox_bench() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The LLM agent, with stand-ins for the LLM.")
+    parser = argparse.ArgumentParser(description="The LLM agent with simulated models.")
     parser.add_argument("what", choices=("landscapes", "policies", "chaos", "sandbox"))
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=1000)
     parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=list(PLAYERS))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--keep", type=Path, help="file of finished searches: a broken-off call goes on from there")
+    parser.add_argument("--keep", type=Path, help="file of finished searches, from which an interrupted call continues")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.what == "landscapes":

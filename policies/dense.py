@@ -8,7 +8,7 @@ def generate_config(workload, environment):
     for config in layouts(choices, workload, environment):
         memory = memory_bytes(config, workload)
         limit = 0.85 * 1e9 * (environment.get("gpu_memory_gb") or 40)
-        # What does not fit comes after all that does, the nearest to fitting first.
+        # Configurations that do not fit come after all that do, those with the least memory first.
         cost = (0, step_cost(config, workload, environment)) if memory <= limit else (1, memory)
         if best_cost is None or cost < best_cost:
             best, best_cost = config, cost
@@ -16,7 +16,7 @@ def generate_config(workload, environment):
 
 
 def layouts(choices, workload, environment):
-    """Every layout that the card allows, as dictionaries."""
+    """All layouts that the card allows, as dictionaries."""
     found = []
     total = environment["total_gpus"]
     node = environment.get("gpus_per_node") or total
@@ -45,7 +45,7 @@ def layouts(choices, workload, environment):
 
 
 def kept_share(checkpoint):
-    """Of a layer's activations, what stays until the backward pass."""
+    """Share of a layer's activations that is kept until the backward pass."""
     if checkpoint is True or checkpoint == "full":
         return 0.06
     return 0.7 if checkpoint == "selective" else 1.0
@@ -71,7 +71,7 @@ def memory_bytes(config, workload):
 
 
 def step_cost(config, workload, environment):
-    """A relative step time: compute, recomputation, bubble, and what communication adds."""
+    """A relative step time: compute, recomputation, bubble and exposed communication."""
     tp, pp, dp = config["tp"], config["pp"], config["dp"]
     accumulation = workload["batch_size"] // (dp * config["micro_batch_size"])
     compute = 1.0 + 0.33 * (1.0 - kept_share(config["activation_checkpointing"])) ** 4
@@ -85,7 +85,7 @@ def step_cost(config, workload, environment):
 
 
 def sync_share(config, workload, environment):
-    """Exposed synchronisation of gradients over the compute of a step: 4 bytes a parameter against 6 flop a token."""
+    """Exposed gradient synchronization divided by the compute of a step: 4 bytes per parameter, 6 flop per token."""
     if config["dp"] == 1:
         return 0.0
     used = config["tp"] * config["dp"] * config["pp"]
@@ -98,5 +98,5 @@ def sync_share(config, workload, environment):
 
 
 def sync_volume(config, workload):
-    """Of the parameters, what one accelerator synchronises."""
+    """Share of the parameters that one accelerator synchronizes."""
     return 1 / (config["tp"] * config["pp"])

@@ -1,4 +1,4 @@
-"""Seed policy for mixture-of-experts models: experts spread first, dense parts split as little as may be."""
+"""Seed policy for mixture-of-experts models: spreads the experts first, splits the dense parts as little as possible."""
 
 
 def generate_config(workload, environment):
@@ -8,7 +8,7 @@ def generate_config(workload, environment):
     for config in layouts(choices, workload, environment):
         memory = memory_bytes(config, workload)
         limit = 0.85 * 1e9 * (environment.get("gpu_memory_gb") or 40)
-        # What does not fit comes after all that does, the nearest to fitting first.
+        # Configurations that do not fit come after all that do, those with the least memory first.
         cost = (0, step_cost(config, workload, environment)) if memory <= limit else (1, memory)
         if best_cost is None or cost < best_cost:
             best, best_cost = config, cost
@@ -16,7 +16,7 @@ def generate_config(workload, environment):
 
 
 def layouts(choices, workload, environment):
-    """Every layout that the card allows, as dictionaries."""
+    """All layouts that the card allows, as dictionaries."""
     found = []
     total = environment["total_gpus"]
     node = environment.get("gpus_per_node") or total
@@ -51,7 +51,7 @@ def layouts(choices, workload, environment):
 
 
 def kept_share(checkpoint):
-    """Of a layer's activations, what stays until the backward pass."""
+    """Share of a layer's activations that is kept until the backward pass."""
     if checkpoint is True or checkpoint == "full":
         return 0.06
     return 0.7 if checkpoint == "selective" else 1.0
@@ -83,7 +83,7 @@ def memory_bytes(config, workload):
 
 
 def step_cost(config, workload, environment):
-    """A relative step time: compute, recomputation, bubble, and what communication adds."""
+    """A relative step time: compute, recomputation, bubble and exposed communication."""
     tp, pp, dp = config["tp"], config["pp"], config["dp"]
     accumulation = workload["batch_size"] // (dp * config["micro_batch_size"])
     compute = 1.0 + 0.33 * (1.0 - kept_share(config["activation_checkpointing"])) ** 4
@@ -95,13 +95,13 @@ def step_cost(config, workload, environment):
         exchange += 0.03 * accumulation
     ep = config["ep"]
     node = environment.get("gpus_per_node") or environment["total_gpus"]
-    # Tokens travel to experts that lie elsewhere.
+    # Tokens are sent to experts on other ranks.
     exchange += (0.1 if ep <= node else 0.3) if ep > 1 else 0.0
     return compute * (1.0 + bubble) + exchange
 
 
 def sync_share(config, workload, environment):
-    """Exposed synchronisation of gradients over the compute of a step: 4 bytes a parameter against 6 flop a token."""
+    """Exposed gradient synchronization divided by the compute of a step: 4 bytes per parameter, 6 flop per token."""
     if config["dp"] == 1:
         return 0.0
     used = config["tp"] * config["dp"] * config["pp"]
@@ -114,7 +114,7 @@ def sync_share(config, workload, environment):
 
 
 def sync_volume(config, workload):
-    """Parameters that one accelerator synchronises, over those that a token visits."""
+    """Parameters that one accelerator synchronizes, divided by those that a token uses."""
     hidden = workload.get("hidden_size") or 128 * (workload.get("num_heads") or 1)
     width = workload.get("expert_intermediate_size") or 0
     dense = 8.0 * hidden

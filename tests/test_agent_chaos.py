@@ -1,4 +1,4 @@
-"""No behaviour of a provider stops, misleads or corrupts a search."""
+"""No behavior of a provider stops, misleads or corrupts a search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cclsearch.plugins import PROPOSERS
 
 
 @pytest.mark.serial
-def test_every_search_ends_well_whatever_the_provider_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_search_completes_under_all_provider_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     report = run_chaos(
         300, tmp_path, seed=11, make_fallback=PROPOSERS.get("random"), make_table=lambda view: plain_table()

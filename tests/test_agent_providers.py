@@ -1,4 +1,4 @@
-"""Both wire protocols through the real SDKs, against a server that refuses what the providers would refuse."""
+"""Both protocols through the real SDKs, against a server that refuses what the providers refuse."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PROTOCOLS = ("anthropic", "compatible")
 
 
 class ManualClock:
-    """A clock that only waiting moves."""
+    """A clock that only `sleep` advances, and that records the waits."""
 
     def __init__(self) -> None:
         self.time_s = 0.0
@@ -119,7 +119,7 @@ def test_a_conversation_with_tool_results_is_accepted(provider: Provider, stand_
 @pytest.mark.parametrize(
     ("word", "stop"), [("truncated", StopReason.TRUNCATED), ("refused", StopReason.REFUSED), ("", StopReason.DONE)]
 )
-def test_stop_reasons_are_told_apart(provider: Provider, stand_in: StandIn, word: str, stop: StopReason) -> None:
+def test_stop_reasons_are_distinguished(provider: Provider, stand_in: StandIn, word: str, stop: StopReason) -> None:
     stand_in.script = in_turn(Say(text="x", stop=word))
     assert provider.ask(ASK).stop is stop
 
@@ -129,7 +129,7 @@ def test_a_content_filter_is_not_a_refusal(stand_in: StandIn) -> None:
     assert connect("compatible", stand_in).ask(ASK).stop is StopReason.FILTERED
 
 
-def test_what_stays_the_same_is_marked_for_the_prompt_cache(stand_in: StandIn) -> None:
+def test_constant_parts_are_marked_for_the_prompt_cache(stand_in: StandIn) -> None:
     more = (Message(role=Role.ASSISTANT, text="hm"), Message(role=Role.USER, text="well?"))
     connect("anthropic", stand_in).ask(ASK.model_copy(update={"messages": (*ASK.messages, *more)}))
     body = stand_in.bodies[0]
@@ -163,7 +163,7 @@ def test_what_stays_the_same_is_marked_for_the_prompt_cache(stand_in: StandIn) -
         (Status(302, {"location": "http://127.0.0.1:1/v1/messages"}), ErrorKind.BAD_REQUEST),
     ],
 )
-def test_every_failure_has_its_name(provider: Provider, stand_in: StandIn, reaction: Reaction, kind: ErrorKind) -> None:
+def test_every_failure_has_its_kind(provider: Provider, stand_in: StandIn, reaction: Reaction, kind: ErrorKind) -> None:
     stand_in.script = in_turn(reaction)
     with pytest.raises(ProviderError) as caught:
         provider.ask(ASK)
@@ -182,13 +182,15 @@ def test_every_failure_has_its_name(provider: Provider, stand_in: StandIn, react
         (b"<html>said a gateway</html>", "said a gateway"),
     ],
 )
-def test_what_a_server_says_of_an_error_is_told(provider: Provider, stand_in: StandIn, body: bytes, words: str) -> None:
+def test_error_contains_the_message_of_the_server(
+    provider: Provider, stand_in: StandIn, body: bytes, words: str
+) -> None:
     stand_in.script = in_turn(Raw(body, code=418))
     with pytest.raises(ProviderError, match=f"HTTP 418: .*{words}"):
         provider.ask(ASK)
 
 
-def test_a_wrong_address_is_told_from_an_unknown_model(provider: Provider, stand_in: StandIn) -> None:
+def test_wrong_address_is_distinguished_from_an_unknown_model(provider: Provider, stand_in: StandIn) -> None:
     stand_in.script = in_turn(Raw(b'{"detail": "Not Found"}', code=404), Status(404, message="model m not found"))
     with pytest.raises(ProviderError, match="is the address right"):
         provider.ask(ASK)
@@ -197,7 +199,7 @@ def test_a_wrong_address_is_told_from_an_unknown_model(provider: Provider, stand
     assert "address" not in caught.value.message
 
 
-def test_a_gateway_that_broke_off_is_asked_again(stand_in: StandIn) -> None:
+def test_request_is_retried_after_a_gateway_error(stand_in: StandIn) -> None:
     choice = {"message": {"content": ""}, "finish_reason": "error", "error": {"code": 502, "message": "gone"}}
     stand_in.script = in_turn(Raw(json.dumps({"choices": [choice]}).encode()), Say(text="back"))
     clock = ManualClock()
@@ -228,7 +230,7 @@ def test_silence_is_a_timeout(stand_in: StandIn, protocol: str, reaction: Reacti
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_wrong_key_and_an_unknown_model_are_asked_once(stand_in: StandIn, protocol: str) -> None:
+def test_wrong_key_and_unknown_model_are_not_retried(stand_in: StandIn, protocol: str) -> None:
     for wrong, kind in (
         ({"key": "sk-wrong"}, ErrorKind.AUTHENTICATION),
         ({"model": "no-such"}, ErrorKind.UNKNOWN_MODEL),
@@ -240,7 +242,7 @@ def test_a_wrong_key_and_an_unknown_model_are_asked_once(stand_in: StandIn, prot
         assert clock.waits == []
 
 
-def test_waiting_honours_retry_after_and_grows_with_jitter(provider: Provider, stand_in: StandIn) -> None:
+def test_waits_honor_retry_after_and_grow_with_jitter(provider: Provider, stand_in: StandIn) -> None:
     clock = ManualClock()
     stand_in.script = in_turn(Status(500), Status(429, {"retry-after": "30"}), Status(529), Say(text="at last"))
     retrying(provider, clock)()
@@ -273,7 +275,7 @@ def test_waiting_ends_within_the_total_limit(provider: Provider, stand_in: Stand
         b'{"choices": [' + b"[" * 30 + b"]" * 30 + b"]}",
     ],
 )
-def test_wrong_shapes_give_an_answer_that_can_be_kept(provider: Provider, stand_in: StandIn, body: bytes) -> None:
+def test_wrong_shapes_give_an_answer_that_can_be_recorded(provider: Provider, stand_in: StandIn, body: bytes) -> None:
     stand_in.script = in_turn(Raw(body))
     answer = provider.ask(ASK)
     assert answer.model_dump_json()
@@ -316,13 +318,13 @@ def test_calls_are_read_as_compatible_servers_write_them(stand_in: StandIn, mess
         '[{"type": "function", "function": {"name": "submit", "parameters": {"tp": 2}}}]',
     ],
 )
-def test_a_call_is_found_in_what_a_model_thinks_aloud(text: str) -> None:
+def test_call_is_found_in_reasoning_text(text: str) -> None:
     call = find_call_in_text(text, {"submit"})
     assert call is not None
     assert call.arguments == {"tp": 2}
 
 
-def test_a_server_is_asked_in_the_way_that_it_takes(stand_in: StandIn) -> None:
+def test_request_changes_to_the_form_that_the_server_accepts(stand_in: StandIn) -> None:
     stand_in.script = in_turn(
         Status(400, message="'max_tokens' is not supported with this model: use 'max_completion_tokens'"),
         Raw(b'{"error": "this model does not support tools"}', code=400),
@@ -351,7 +353,7 @@ def test_a_server_without_tools_is_asked_for_json(stand_in: StandIn) -> None:
     assert "tools" not in stand_in.bodies[-1]
 
 
-def test_a_request_that_is_sent_again_gets_its_answer_from_the_file(stand_in: StandIn, tmp_path: Path) -> None:
+def test_repeated_request_gets_its_answer_from_the_file(stand_in: StandIn, tmp_path: Path) -> None:
     stand_in.script = answer_once(through_files(tmp_path, poll_s=0.02, wait_s=60))
     impatient = connect("compatible", stand_in, timeout_s=0.3)
     with pytest.raises(ProviderError) as caught:

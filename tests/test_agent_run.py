@@ -1,4 +1,4 @@
-"""`ccl-search run --llm` from end to end, with a server that speaks the providers' protocols."""
+"""`ccl-search run --llm` end to end, with a server that speaks the providers' protocols."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.serial
 
 
 @pytest.mark.parametrize("protocol", ["anthropic", "compatible"])
-def test_a_search_with_an_llm_ends_can_be_told_and_replays(
+def test_search_with_an_llm_ends_shows_its_status_and_replays(
     protocol: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expert = Expert()
@@ -78,7 +78,7 @@ def test_policy_programs_from_a_server_without_tools_decide_and_replay(
     assert all(turn["same"] and turn["same_prompt"] for turn in turns)
 
 
-def test_without_a_key_the_search_says_so_and_goes_on(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_without_a_key_prints_a_line_and_continues(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "2", "--llm", "openai:gpt-5"]
     assert main([*command, "--name", "keyless"]) == 0
     out = capsys.readouterr().out
@@ -91,7 +91,7 @@ def test_without_a_key_the_search_says_so_and_goes_on(project: Path, capsys: pyt
     "spec",
     ["gpt-5", "openai:", "http://127.0.0.1/v1", "http://u:p@127.0.0.1/v1#m", "http://h/v1?api_key=u:p@#m", "claude:x"],
 )
-def test_a_spec_that_is_none_is_one_line_and_starts_nothing(
+def test_invalid_spec_prints_one_line_and_starts_nothing(
     spec: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--workload", "wl2", "--recording", recording(), "--budget", "2", "--llm", spec]) == 2

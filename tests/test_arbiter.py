@@ -1,4 +1,4 @@
-"""The arbiter hands over when the LLM stalls, takes it back when the cause can pass, and is never stuck."""
+"""The arbiter suspends the LLM when it stalls, lets it return if the cause is temporary, and never gets stuck."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable, open_rows
 from cclsearch.propose.base import Proposal, Proposer, SearchView
 
 
-class Frozen:
-    """A clock that stands still unless something waits."""
+class FakeClock:
+    """A clock that only `sleep` advances."""
 
     time_s = 0.0
 
@@ -46,7 +46,7 @@ class Frozen:
 
 
 class FirstOpen:
-    """A fallback that takes the first open row: nothing random, nothing learnt."""
+    """A fallback that takes the first open row: deterministic, without a model."""
 
     name = "default"
 
@@ -55,8 +55,8 @@ class FirstOpen:
         return [Proposal(SPACE.config(int(row)), self.name) for row in rows]
 
 
-class Chooses:
-    """A model that submits these rows, one a turn, then fails as told."""
+class ScriptedModel:
+    """A model that submits these rows, one item per turn; errors are raised, text is a `finish`."""
 
     name = "openai:gpt-5"
 
@@ -83,9 +83,9 @@ def _answer(name: str, arguments: dict[str, Any]) -> Answer:
 
 def rows_by_time() -> list[int]:
     """Rows that run, the fastest first."""
-    from llm.cases import made_up_time_s
+    from llm.cases import invented_time_s
 
-    timed = [(made_up_time_s(SPACE.config(row)), row) for row in range(len(SPACE))]
+    timed = [(invented_time_s(SPACE.config(row)), row) for row in range(len(SPACE))]
     return [row for time_s, row in sorted((t, r) for t, r in timed if t is not None)]
 
 
@@ -106,7 +106,7 @@ def make(
     rules: ArbiterSettings | None = None,
     **options: Any,
 ) -> Arbiter:
-    agent = Agent(provider, options=AgentOptions(**options), make_table=open_table, clock=Frozen())
+    agent = Agent(provider, options=AgentOptions(**options), make_table=open_table, clock=FakeClock())
     return Arbiter(agent, fallback or FirstOpen(), parallel=parallel, rules=rules or ArbiterSettings(num_seeds=1))
 
 
@@ -116,7 +116,7 @@ def who(search: Search) -> list[str]:
 
 def test_seeds_come_first_and_then_the_llm_decides() -> None:
     search = Search(budget=3)
-    search.run(make(Chooses(*FAST[4::-1])))
+    search.run(make(ScriptedModel(*FAST[4::-1])))
     assert who(search) == ["seed", "llm", "llm"]
     assert search.moves() == ["llm since trial 2: the seeds are proposed"]
 
@@ -127,12 +127,12 @@ def test_a_safe_default_follows_a_seed_that_failed() -> None:
             return [Proposal(SPACE.config(OOM[0]), "default")]
 
     search = Search(budget=2)
-    search.run(make(Chooses(FAST[0]), Doomed(), rules=ArbiterSettings(num_seeds=2)))
+    search.run(make(ScriptedModel(FAST[0]), Doomed(), rules=ArbiterSettings(num_seeds=2)))
     assert who(search) == ["seed", "seed"]
     assert "safe default" in search.proposals[1].rationale
 
 
-def test_duplicates_hand_over_and_the_llm_comes_back_with_new_evidence() -> None:
+def test_duplicates_suspend_the_llm_until_there_is_new_evidence() -> None:
     search = Search(budget=12)
     ending = search.run(make(Stubborn(), rules=ArbiterSettings(num_seeds=1, explore=2, patience=3)))
     assert ending is None
@@ -143,18 +143,18 @@ def test_duplicates_hand_over_and_the_llm_comes_back_with_new_evidence() -> None
     assert "llm since trial 9: 4 trials" in moves[4]
 
 
-def test_trials_without_improvement_hand_over() -> None:
+def test_trials_without_improvement_suspend_the_llm() -> None:
     search = Search(budget=7)
-    search.run(make(Chooses(*FAST[:1], *FAST[:10:-1]), rules=ArbiterSettings(num_seeds=1, patience=2, explore=3)))
+    search.run(make(ScriptedModel(*FAST[:1], *FAST[:10:-1]), rules=ArbiterSettings(num_seeds=1, patience=2, explore=3)))
     assert "its last 2 trials did not improve beyond the noise" in " ".join(search.moves())
     assert who(search) == ["seed", "llm", "llm", "llm", "default", "default", "default"]
 
 
-def test_an_improvement_within_the_noise_is_none() -> None:
+def test_improvement_within_the_noise_does_not_count() -> None:
     from cclsearch.propose.agent.arbiter.rules import find_llm_trials
 
     search = Search()
-    search.ask(make(Chooses(FAST[3]), rules=ArbiterSettings(num_seeds=1)))
+    search.ask(make(ScriptedModel(FAST[3]), rules=ArbiterSettings(num_seeds=1)))
     search.finish_trial()
     first = search.observations[0]
     items = tuple(SubmittedConfig(SPACE.config(row)) for row in FAST[:2])
@@ -163,23 +163,23 @@ def test_an_improvement_within_the_noise_is_none() -> None:
     for trial, (row, ratio) in enumerate(((FAST[0], 0.995), (FAST[1], 0.9)), 2):
         loss = first.loss * ratio
         search.observations.append(replace(first, trial=trial, config=SPACE.config(row), row=row, loss=loss))
-    assert [judged.improved for judged in find_llm_trials(search.view)] == [False, True]
+    assert [trial.improved for trial in find_llm_trials(search.view)] == [False, True]
 
 
-def test_the_same_failure_twice_hands_over() -> None:
+def test_same_failure_twice_suspends_the_llm() -> None:
     search = Search(budget=5)
-    search.run(make(Chooses(*OOM)))
+    search.run(make(ScriptedModel(*OOM)))
     assert who(search) == ["seed", "llm", "llm", "default", "default"]
     assert "its last 2 trials failed in the same way (out of memory)" in search.moves()[1]
 
 
-def test_a_provider_that_is_down_is_tried_again_later_a_wrong_key_never() -> None:
+def test_unavailable_provider_is_retried_later_and_a_wrong_key_is_not() -> None:
     down = ProviderError(ErrorKind.OVERLOADED, "busy")
     search = Search(budget=6)
-    script = Chooses(down, down, down, down, down, down, down, down, *FAST)
+    script = ScriptedModel(down, down, down, down, down, down, down, down, *FAST)
     search.run(make(script, rules=ArbiterSettings(num_seeds=1, explore=2, patience=3)))
     assert who(search) == ["seed", "default", "default", "llm", "llm", "llm"]
-    wrong = Chooses(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))
+    wrong = ScriptedModel(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))
     search = Search(budget=6)
     search.run(make(wrong))
     assert who(search) == ["seed", *["default"] * 5]
@@ -187,9 +187,9 @@ def test_a_provider_that_is_down_is_tried_again_later_a_wrong_key_never() -> Non
     assert wrong.num_asked == 1
 
 
-def test_a_limit_is_kept_over_the_whole_run() -> None:
+def test_limit_applies_to_the_whole_run() -> None:
     search = Search(budget=8)
-    provider = Chooses(*FAST[6::-1])
+    provider = ScriptedModel(*FAST[6::-1])
     search.run(make(provider, limits=LlmLimits(max_tokens=2200)))
     assert provider.num_asked == 2
     assert who(search) == ["seed", "llm", "llm", *["default"] * 5]
@@ -198,9 +198,11 @@ def test_a_limit_is_kept_over_the_whole_run() -> None:
 
 def test_finish_ends_the_search_only_when_nothing_plausible_is_left() -> None:
     search = Search(budget=10)
-    assert search.run(make(Chooses("done"))) is None
+    assert search.run(make(ScriptedModel("done"))) is None
     assert len(search.proposals) == 10
-    agent = Agent(Chooses("done"), make_table=lambda view: replace(plain_table(), nothing_left=True), clock=Frozen())
+    agent = Agent(
+        ScriptedModel("done"), make_table=lambda view: replace(plain_table(), nothing_left=True), clock=FakeClock()
+    )
     search = Search(budget=10)
     ending = search.run(Arbiter(agent, FirstOpen(), rules=ArbiterSettings(num_seeds=1)))
     assert (
@@ -212,7 +214,7 @@ def test_finish_ends_the_search_only_when_nothing_plausible_is_left() -> None:
 
 def test_several_submitted_at_once_run_one_after_another_without_further_turns() -> None:
     search = Search(budget=4)
-    provider = Chooses([FAST[2], FAST[1], FAST[0]])
+    provider = ScriptedModel([FAST[2], FAST[1], FAST[0]])
     search.run(make(provider))
     assert [SPACE.row(p.config) for p in search.proposals[1:]] == [FAST[2], FAST[1], FAST[0]]
     assert provider.num_asked == 1
@@ -226,7 +228,7 @@ def test_state_is_rebuilt_from_the_ledger_alone() -> None:
     whole.run(fresh())
     while len(parts.proposals) < 9:
         killed_after_each_trial = fresh()
-        killed_after_each_trial._agent.provider.idea = {"config": dict(SPACE.config(1))}  # type: ignore[attr-defined]
+        killed_after_each_trial._agent.provider.first_choice = {"config": dict(SPACE.config(1))}  # type: ignore[attr-defined]
         parts.ask(killed_after_each_trial)
         parts.finish_trial()
     assert [p.config for p in parts.proposals] == [p.config for p in whole.proposals]
@@ -236,7 +238,7 @@ def test_state_is_rebuilt_from_the_ledger_alone() -> None:
 def test_a_slow_turn_never_leaves_slots_empty() -> None:
     release, asked = threading.Event(), threading.Event()
 
-    class Slow(Chooses):
+    class Slow(ScriptedModel):
         def ask(self, request: CompletionRequest) -> Answer:
             asked.set()
             assert release.wait(60)
@@ -260,9 +262,9 @@ def test_a_slow_turn_never_leaves_slots_empty() -> None:
     assert "llm" in who(search)
 
 
-def test_a_late_answer_that_was_overtaken_is_not_launched_twice() -> None:
+def test_late_answer_is_not_launched_twice() -> None:
     search = Search(budget=8)
-    arbiter = make(Chooses(1), parallel=2, rules=ArbiterSettings(num_seeds=1))
+    arbiter = make(ScriptedModel(1), parallel=2, rules=ArbiterSettings(num_seeds=1))
     deadline = time.monotonic() + 60
     while len(search.proposals) < 8 and time.monotonic() < deadline:
         if not search.ask(arbiter, 1):
@@ -273,8 +275,8 @@ def test_a_late_answer_that_was_overtaken_is_not_launched_twice() -> None:
     assert len(rows) == len(set(rows)) == 8
 
 
-class ActiveHint(Chooses):
-    """A model that answers only once it is let."""
+class BlockedModel(ScriptedModel):
+    """A model that answers only after `release` is set."""
 
     def __init__(self, *rows: int) -> None:
         super().__init__(*rows)
@@ -296,13 +298,13 @@ def llm_turns(search: Search) -> list[PastTurn]:
     return past_turns(search.remarks)
 
 
-def test_a_turn_that_a_stall_overtakes_is_paid_for_and_not_used() -> None:
+def test_turn_during_a_stall_is_charged_and_not_used() -> None:
     search = Search(budget=20)
-    provider = ActiveHint(FAST[0])
+    provider = BlockedModel(FAST[0])
     arbiter = make(provider, parallel=2, rules=ArbiterSettings(num_seeds=0, explore=2))
     search.ask(arbiter, 1)
     assert provider.asked.wait(60)
-    # Meanwhile two of its earlier trials land, and both failed in the same way.
+    # Meanwhile two of its earlier trials finish, and both failed in the same way.
     items = tuple(SubmittedConfig(SPACE.config(row)) for row in OOM[:2])
     search.remarks.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
     for item in items:
@@ -321,9 +323,9 @@ def test_a_turn_that_a_stall_overtakes_is_paid_for_and_not_used() -> None:
     assert "the LLM was suspended meanwhile" in search.remarks[-2].text + search.remarks[-3].text
 
 
-def test_a_turn_that_the_end_overtakes_is_paid_for() -> None:
+def test_turn_at_the_end_of_the_search_is_charged() -> None:
     search = Search(budget=4)
-    provider = ActiveHint(FAST[0])
+    provider = BlockedModel(FAST[0])
     arbiter = make(provider, parallel=2, rules=ArbiterSettings(num_seeds=0))
     search.ask(arbiter, 1)
     assert provider.asked.wait(60)
@@ -337,10 +339,10 @@ def test_a_turn_that_the_end_overtakes_is_paid_for() -> None:
     assert arbiter.take_events() == []
 
 
-def test_a_turn_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_without_an_answer_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cclsearch.propose.agent.arbiter.proposer.CLOSE_S", 0.01)
     search = Search(budget=4)
-    provider = ActiveHint(FAST[0])
+    provider = BlockedModel(FAST[0])
     arbiter = make(provider, parallel=2, rules=ArbiterSettings(num_seeds=0))
     search.ask(arbiter, 1)
     assert provider.asked.wait(60)
@@ -350,24 +352,24 @@ def test_a_turn_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.
     provider.release.set()
 
 
-def test_a_resume_tries_a_wrong_key_and_a_raised_limit_again() -> None:
+def test_resume_retries_after_a_wrong_key_or_a_raised_limit() -> None:
     search = Search(budget=3)
-    search.run(make(Chooses(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))))
+    search.run(make(ScriptedModel(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))))
     assert who(search) == ["seed", "default", "default"]
     search.budget = 6
-    search.run(make(Chooses(*FAST[6::-1]), limits=LlmLimits(max_tokens=1000)))
+    search.run(make(ScriptedModel(*FAST[6::-1]), limits=LlmLimits(max_tokens=1000)))
     assert search.moves()[-2].startswith("llm since trial 4: the search was resumed")
     assert who(search)[3:] == ["llm", "default", "default"]
     search.budget = 8
-    search.run(make(Chooses(*FAST[4::-1]), limits=LlmLimits(max_tokens=1000)))
+    search.run(make(ScriptedModel(*FAST[4::-1]), limits=LlmLimits(max_tokens=1000)))
     assert who(search)[6:] == ["default", "default"]
     search.remarks.append(limits_event(LlmLimits(max_tokens=5000)))
     search.budget = 9
-    search.run(make(Chooses(*FAST[2::-1]), limits=LlmLimits(max_tokens=1000)))
+    search.run(make(ScriptedModel(*FAST[2::-1]), limits=LlmLimits(max_tokens=1000)))
     assert who(search)[8:] == ["llm"]
 
 
-def test_only_moves_of_the_machine_are_written() -> None:
+def test_only_allowed_moves_are_written() -> None:
     with pytest.raises(ValueError, match="cannot move"):
         write_move(State(ArbiterPhase.OFF, 1), State(ArbiterPhase.FALLBACK, 2))
     for phase in ArbiterPhase:
@@ -377,10 +379,10 @@ def test_only_moves_of_the_machine_are_written() -> None:
             assert read_state(view) == State(after, 7, "cause", "reason", 2, 1)
 
 
-def test_without_a_key_the_fallback_says_so_once_and_a_key_may_come_later() -> None:
+def test_missing_key_is_reported_once_and_may_be_set_later() -> None:
     search = Search(budget=3)
     search.run(NoLlmProposer(FirstOpen(), "OPENAI_API_KEY is not set"))
     assert search.moves() == ["fallback for the rest since trial 1: OPENAI_API_KEY is not set"]
     search.budget = 5
-    search.run(make(Chooses(*FAST)))
+    search.run(make(ScriptedModel(*FAST)))
     assert who(search)[3:] == ["llm", "llm"]

@@ -1,4 +1,4 @@
-"""Policy programs: the published contract, the shipped seeds, and what is said of a program that will not do."""
+"""Policy programs: the published contract, the shipped seeds, and the errors for invalid programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_program_of_the_published_form_runs_unchanged() -> None:
     assert choice.note == "left out: activation_checkpointing, compile_mode"
 
 
-def test_inputs_hold_what_published_programs_read() -> None:
+def test_inputs_contain_the_fields_of_published_programs() -> None:
     search = Search(observations=[run_trial(1, SPACE.config(0))])
     workload, environment, history = policy_inputs(search.view)
     knob = workload["config_space"][0]
@@ -60,14 +60,14 @@ def test_inputs_hold_what_published_programs_read() -> None:
     assert history[0]["status"] == "success"
 
 
-def test_knobs_that_a_program_does_not_name_are_filled_in_and_said() -> None:
+def test_knobs_that_a_program_does_not_name_are_filled_in_and_noted() -> None:
     choice = SandboxRunner().choose("def generate_config(w, e):\n    return {'tp': 4}", Search().view, plain_table())
     assert choice.config is not None
     assert choice.config["tp"] == 4
     assert choice.note.startswith("filled in: pp=")
 
 
-def test_a_boolean_stands_for_a_frameworks_words() -> None:
+def test_boolean_means_the_full_and_none_of_a_framework() -> None:
     knobs = (Knob("tp", (1, 2)), Knob("activation_checkpointing", ("none", "full")))
     rows = [{"tp": tp, "activation_checkpointing": word} for tp in (1, 2) for word in ("none", "full")]
     space = space_from_rows(knobs, rows)
@@ -92,7 +92,7 @@ def test_a_wrong_choice_is_explained(returned: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "composite"])
-def test_shipped_seeds_pick_a_legal_configuration_that_the_card_allows(name: str) -> None:
+def test_shipped_seeds_pick_a_configuration_that_the_card_allows(name: str) -> None:
     program = find_content("policies", name, ".py").read_text()
     choice = SandboxRunner().choose(program, Search().view, plain_table())
     assert choice.config is not None, choice.problem
@@ -120,7 +120,9 @@ def test_the_moe_seed_spreads_the_experts() -> None:
         ("composite", ["wl3"]),
     ],
 )
-def test_shipped_seeds_pick_what_is_legal_and_likely_fits_on_the_shipped_cards(name: str, workloads: list[str]) -> None:
+def test_shipped_seeds_pick_valid_configurations_that_likely_fit_the_shipped_cards(
+    name: str, workloads: list[str]
+) -> None:
     program = find_content("policies", name, ".py").read_text()
     for verdict in check_policy(program, workloads, use_fewer=name == "composite"):
         assert verdict.is_legal, verdict
@@ -188,7 +190,7 @@ SPELLINGS_SPACE = space_from_rows(
         ("zero", True, "zero_stage", 1),
     ],
 )
-def test_a_knob_is_known_by_the_names_and_words_of_other_frameworks(
+def test_knob_is_found_by_names_and_values_of_other_frameworks(
     key: str, value: object, knob: str, choice: object
 ) -> None:
     found = read_choice(SPELLINGS_SPACE, {key: value}, [])
@@ -208,7 +210,7 @@ def test_a_knob_is_known_by_the_names_and_words_of_other_frameworks(
         ({"sequence_parallel": 2}, "sequence_parallel must be one of"),
     ],
 )
-def test_what_no_choice_is_meant_by_is_refused_with_the_choices(returned: dict[str, object], words: str) -> None:
+def test_unknown_value_is_refused_with_the_choices(returned: dict[str, object], words: str) -> None:
     found = read_choice(SPELLINGS_SPACE, returned, [])
     assert found.config is None
     assert words in found.problem

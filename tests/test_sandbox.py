@@ -1,4 +1,4 @@
-"""No program gets out of the sandbox, and each that fails says so within its limits."""
+"""No program escapes from the sandbox, and each failure is reported within its limits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_program_with_a_third_parameter_gets_the_history() -> None:
         "w, e, history: list = list()",
     ],
 )
-def test_every_way_to_take_the_history_gets_it(head: str) -> None:
+def test_every_signature_with_a_history_gets_it(head: str) -> None:
     names = [part.split(":")[0].split("=")[0].strip() for part in head.replace("*", "").split(",")]
     past = next(name for name in names if name in {"history", "past_runs"})
     program = f"def generate_config({head}):\n    return {{'tp': len({past})}}"
@@ -98,12 +98,12 @@ def test_the_same_program_gives_the_same_configuration() -> None:
         ("return workload['no_such_field']", "no_such_field"),
     ],
 )
-def test_what_is_wrong_is_named_to_the_author(body: str, word: str) -> None:
+def test_error_names_the_mistake(body: str, word: str) -> None:
     with pytest.raises(SandboxError, match=word):
         run(f"def generate_config(workload, environment):\n    {body}")
 
 
-def test_a_program_without_the_function_is_told_so() -> None:
+def test_program_without_the_function_is_refused() -> None:
     for program in ("x = 1", "", "def generate(workload, environment):\n    return {}"):
         with pytest.raises(SandboxError, match="defines no function generate_config"):
             run(program)
@@ -111,7 +111,7 @@ def test_a_program_without_the_function_is_told_so() -> None:
 
 
 @pytest.mark.serial
-def test_no_hostile_program_gets_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_hostile_program_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     canary = tmp_path / "canary.txt"
     canary.write_text("canary-in-a-file")
     monkeypatch.setenv("CCL_CANARY_API_KEY", "canary-in-the-environment")
@@ -128,10 +128,10 @@ def test_no_hostile_program_gets_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
             return str(error)
 
     with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(attempt, programs))
-    assert not [text for text in said if "canary-in" in text]
-    assert not [(program, text) for program, text in zip(programs, said, strict=True) if text.startswith("returned")]
-    assert all(text.strip() and len(text) <= 1600 for text in said)
+        outputs = list(pool.map(attempt, programs))
+    assert not [text for text in outputs if "canary-in" in text]
+    assert not [(program, text) for program, text in zip(programs, outputs, strict=True) if text.startswith("returned")]
+    assert all(text.strip() and len(text) <= 1600 for text in outputs)
     assert set(tmp_path.iterdir()) == before
     assert canary.read_text() == "canary-in-a-file"
     assert not leftovers()
@@ -158,7 +158,7 @@ def test_an_endless_program_ends_at_its_limit(program: str) -> None:
         run(program, TIGHT)
 
 
-def test_a_program_that_is_no_text_or_too_long_is_refused_unread() -> None:
+def test_binary_or_too_long_program_is_refused_without_running() -> None:
     for program in ("def generate_config(w, e): return {}\0", "#" * 100_000):
         with pytest.raises(SandboxError, match="at most"):
             run(program)

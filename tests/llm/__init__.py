@@ -1,1 +1,1 @@
-"""A provider stand-in: a local server with both wire protocols, and players that see the prompt alone."""
+"""A local server that speaks both provider protocols, and players that see only the requests."""

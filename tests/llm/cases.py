@@ -1,4 +1,4 @@
-"""A small search with made-up figures that the tests of agent and arbiter share."""
+"""A small search with invented measurements that the tests of agent and arbiter share."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SPACE = make_space()
 
 
 def plain_table() -> SurrogateTable:
-    """A look with round figures, so that the golden file depends on nothing learnt."""
+    """A table with round numbers, so that the golden file does not depend on a fitted surrogate."""
     n = len(SPACE)
     time_N = 10.0 + np.arange(n) * 0.01
     order = tuple(range(n))
@@ -72,8 +72,8 @@ def plain_table() -> SurrogateTable:
     )
 
 
-def made_up_time_s(config: Config) -> float | None:
-    """A smooth made-up step time with its minimum at tp 2, pp 2, micro-batch 2; None where memory would not do."""
+def invented_time_s(config: Config) -> float | None:
+    """A smooth invented step time with its minimum at tp 2, pp 2, micro-batch 2; None if out of memory."""
     tp, pp, micro = config.as_int("tp"), config.as_int("pp"), config.as_int("micro_batch_size")
     if micro * 4 > tp * pp * 4:
         return None
@@ -81,8 +81,8 @@ def made_up_time_s(config: Config) -> float | None:
 
 
 def run_trial(trial: int, config: Config, message: str = "CUDA out of memory. Tried to allocate 2 GiB") -> Observation:
-    """The made-up outcome of one configuration."""
-    time_s = made_up_time_s(config)
+    """The invented result of one configuration."""
+    time_s = invented_time_s(config)
     row = SPACE.row(config)
     if time_s is None:
         failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message)
@@ -92,7 +92,7 @@ def run_trial(trial: int, config: Config, message: str = "CUDA out of memory. Tr
 
 @dataclass
 class Search:
-    """A search as the loop would run it, without jobs: observations and remarks grow, and the view follows."""
+    """A search as the loop would run it, without jobs: the view grows with observations and events."""
 
     budget: int = 15
     seed: int = 0
@@ -119,15 +119,15 @@ class Search:
         )
 
     def ask(self, proposer: object, count: int = 1) -> list[Proposal]:
-        """What the proposer gives, checked as the loop checks it, and put in flight."""
+        """The proposals, checked as the loop checks them, and started."""
         view = self.view
         taken = {o.row for o in view.observations} | view.closed
         given = list(proposer.propose(view, count))  # type: ignore[attr-defined]
         self.remarks += proposer.take_events()  # type: ignore[attr-defined]
         for proposal in given:
             row = SPACE.row(proposal.config)
-            assert row is not None, f"illegal: {proposal}"
-            assert row not in taken, f"again: {proposal}"
+            assert row is not None, f"not in the search space: {proposal}"
+            assert row not in taken, f"a repetition: {proposal}"
             taken.add(row)
             self.proposals.append(proposal)
             self.running.append(proposal)
@@ -135,13 +135,13 @@ class Search:
         return given
 
     def finish_trial(self) -> None:
-        """Finish the trial that has flown longest."""
+        """Finish the trial that has run longest."""
         proposal = self.running.pop(0)
         trial = next(i for i, p in enumerate(self.proposals, 1) if p is proposal)
         self.observations.append(run_trial(trial, proposal.config, self.message))
 
     def run(self, proposer: object) -> str | None:
-        """Run to the end, one trial after another; returns why it ended early, None where the budget was used."""
+        """Run to the end, one trial after another; returns why it ended early, None if the budget was used."""
         while len(self.proposals) < self.budget:
             if not self.ask(proposer):
                 return proposer.ending()  # type: ignore[attr-defined,no-any-return]
@@ -150,4 +150,4 @@ class Search:
 
     def moves(self) -> list[str]:
         """The arbiter's moves, in words."""
-        return [remark.text for remark in self.remarks if remark.topic == "arbiter"]
+        return [event.text for event in self.remarks if event.topic == "arbiter"]

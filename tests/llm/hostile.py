@@ -1,4 +1,4 @@
-"""Programs that try to get out of the sandbox, or to bring it down: what is known to be tried, over 300 of them."""
+"""Over 300 programs that try to escape from the sandbox or to crash it, by all known methods."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ CALL = "def generate_config(workload, environment):\n"
 
 
 def inside(*lines: str) -> str:
-    """A program whose function does this and returns what it got as a configuration would be."""
+    """A program whose `generate_config` contains these lines."""
     return CALL + "".join(f"    {line}\n" for line in lines)
 
 
 def gets(expression: str, *before: str) -> str:
-    """A program that returns what an expression gave, as text: success is an escape."""
+    """A program that returns the value of an expression as text: a result is an escape."""
     return inside(*before, f"return {{'stolen': str({expression})}}")
 
 

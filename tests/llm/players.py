@@ -1,6 +1,6 @@
-"""Stand-ins for a model that decide from the request alone: what a prompt, its tools and their results say.
+"""Simulated models that decide from the request alone: the prompt, its tools and their results.
 
-Each is a `Provider`, so that it can be given to an agent in-process, or put behind `tests.llm.server`.
+Each is a `Provider`, which an agent can use in-process, or `tests.llm.server` behind a protocol.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, S
 from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS
 
 Row = dict[str, Any]
-"""A candidate or a trial: its configuration under `config`, and its figures."""
+"""A candidate or a trial: its configuration under `config`, and its numbers."""
 
 
 class Player(ABC):
-    """Looks candidates up, then decides; subclasses say what to look for and which to take."""
+    """Looks candidates up, then decides; subclasses define which."""
 
     name = "compatible:player"
 
@@ -43,18 +43,18 @@ class Player(ABC):
 
 
 class Stubborn(Player):
-    """Proposes the same configuration whatever is said."""
+    """Proposes the same configuration in every answer."""
 
     name = "compatible:stubborn"
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
-        self.idea: Row | None = None
+        self.first_choice: Row | None = None
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
-        if self.idea is None:
-            self.idea = prompt_candidates(request)[0]
-        return submit(self.idea, "as I said")
+        if self.first_choice is None:
+            self.first_choice = prompt_candidates(request)[0]
+        return submit(self.first_choice, "as I said")
 
 
 class RandomPicker(Player):
@@ -75,39 +75,39 @@ class RandomPicker(Player):
 
 
 class Hostile(Player):
-    """Looks for what the surrogate thinks worst, and takes it; what costs most it calls cheap, and the rest dear."""
+    """Submits the surrogate's worst candidates, and sends beliefs that are the opposite of the truth."""
 
     name = "compatible:hostile"
-    lies = dict.fromkeys(PARTS, "much_slower") | {
+    false_beliefs = dict.fromkeys(PARTS, "much_slower") | {
         "pipeline": "much_faster",
         "tensor_parallel_across_nodes": "much_faster",
     }
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
-        asked = (len(request.messages) - 1) // 2
+        num_asked = (len(request.messages) - 1) // 2
         choices = knob_choices(request)
         ideas = [(knob, value) for knob in sorted(choices) for value in (choices[knob][-1], choices[knob][0])]
-        if asked < min(6, len(ideas)):
-            knob, value = ideas[asked]
-            return "candidates", {"where": {knob: [value]}, "sort": "memory" if asked % 2 else "time", "limit": 20}
+        if num_asked < min(6, len(ideas)):
+            knob, value = ideas[num_asked]
+            return "candidates", {"where": {knob: [value]}, "sort": "memory" if num_asked % 2 else "time", "limit": 20}
         seen = [row for text in results(request) for row in read_candidates(text)]
         refused = {
             str(call.arguments) for message in request.messages for call in message.calls if call.name == "submit"
         }
         for row in sorted(seen, key=lambda row: (row["fits"] > 0.05, -row["time"])):
-            name, arguments = submit(row, "trust me", self.lies)
+            name, arguments = submit(row, "trust me", self.false_beliefs)
             if str(arguments) not in refused:
                 return name, arguments
-        return submit(self.rng.choice(seen or prompt_candidates(request)), "trust me", self.lies)
+        return submit(self.rng.choice(seen or prompt_candidates(request)), "trust me", self.false_beliefs)
 
 
 class Expert(Player):
-    """Rules of thumb over what is shown. Where the surrogate has predicted well, its first choice as a rule, but every
-    third trial one step towards less model parallelism than the best has, though the memory be doubtful. Where it has
-    not, the least model parallelism that probably fits, with tensor parallelism inside the node."""
+    """Decides by rules of thumb. If the surrogate has predicted well, it takes its first choice, but in every third
+    trial less model parallelism than the best, even if memory is doubtful. If not, it takes the least model
+    parallelism that probably fits, with tensor parallelism inside the node."""
 
     name = "compatible:expert"
-    poor_record = 0.25
+    max_error = 0.25
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         text = request.messages[0].text
@@ -117,25 +117,23 @@ class Expert(Player):
             return "candidates", {"where": {}, "sort": "promise", "limit": 20}
         best = min(trials, key=lambda row: row["loss"], default=None)
         was_refused = any(call.name == "submit" for message in request.messages for call in message.calls)
-        if best and read_error(text) > self.poor_record and not was_refused:
-            plain = self.plainest(found, read_node_size(text))
-            if plain:
-                return submit(
-                    plain, "the surrogate errs here; the least model parallelism inside the node is often best"
-                )
+        if best and read_error(text) > self.max_error and not was_refused:
+            row = self.least_parallel(found, read_node_size(text))
+            if row:
+                return submit(row, "the surrogate errs here; the least model parallelism inside the node is often best")
         if best and len(trials) >= 6 and len(trials) % 3 == 0:
-            bold = self.bolder(found, best)
-            if bold:
-                return submit(bold, "the least model parallelism that may fit is often the fastest")
-        return submit(found[0], "the surrogate's first choice, which no rule of thumb speaks against")
+            row = self.less_parallel(found, best)
+            if row:
+                return submit(row, "the least model parallelism that may fit is often the fastest")
+        return submit(found[0], "the surrogate's first choice, which no rule of thumb contradicts")
 
-    def plainest(self, rows: list[Row], node_size: int) -> Row | None:
-        """The row that cuts the model least among those that probably fit; None if none."""
+    def least_parallel(self, rows: list[Row], node_size: int) -> Row | None:
+        """The row with the least model parallelism among those that probably fit; None if none fits."""
         could = [row for row in rows if row["fits"] >= 0.5 and int(row["config"].get("tp", 1)) <= node_size]
         return min(could, key=lambda row: (split(row), row["time"]), default=None)
 
-    def bolder(self, rows: list[Row], best: Row) -> Row | None:
-        """The most promising row with less model parallelism than the best that could beat it; None if none."""
+    def less_parallel(self, rows: list[Row], best: Row) -> Row | None:
+        """The best row with less model parallelism than the best trial that could beat it; None if none could."""
         could = [
             row
             for row in rows
@@ -150,19 +148,19 @@ class Expert(Player):
 
 
 def read_error(text: str) -> float:
-    """The surrogate's median error as its record states it; 0 where it states none."""
+    """The surrogate's median error in its record; 0 if the record has none."""
     found = re.search(r"median error over the measured trials[^:]*: ([0-9.]+)%", text)
     return float(found[1]) / 100 if found else 0.0
 
 
 def read_node_size(text: str) -> int:
-    """Accelerators a node."""
+    """Accelerators per node."""
     found = re.search(r"(\d+) per node", text)
     return int(found[1]) if found else 8
 
 
 def split(row: Row) -> int:
-    """Pieces into which a row cuts the model."""
+    """Number of parts into which a row splits the model."""
     return int(row["config"].get("tp", 1)) * int(row["config"].get("pp", 1))
 
 
@@ -170,7 +168,7 @@ PLAYERS = {"expert": Expert, "random": RandomPicker, "stubborn": Stubborn, "host
 
 
 def submit(row: Row, why: str, beliefs: dict[str, str] | None = None) -> tuple[str, dict[str, Any]]:
-    """The call that submits one row, with what the player says it has learnt."""
+    """The call that submits one row, with beliefs."""
     expected = {"expected_step_time_s": row.get("time") or 1.0, "expected_memory_gib": row.get("memory") or 1.0}
     arguments: dict[str, Any] = {"configurations": [{"config": row["config"], "rationale": why, **expected}]}
     if beliefs:
@@ -191,12 +189,12 @@ def knob_choices(request: CompletionRequest) -> dict[str, list[Any]]:
 
 
 def results(request: CompletionRequest) -> list[str]:
-    """Texts that look-ups gave in this turn, oldest first."""
+    """Results of the look-ups of this turn, oldest first."""
     return [result.text for message in request.messages for result in message.results]
 
 
 def listed(request: CompletionRequest) -> list[Row]:
-    """Candidates of the latest listing of this turn."""
+    """Candidates of the latest list in this turn."""
     for text in reversed(results(request)):
         rows = read_candidates(text)
         if rows:
@@ -246,7 +244,7 @@ def read_trials(text: str) -> list[Row]:
 
 
 def read_word(word: str) -> Any:
-    """The value that a word of a table stands for."""
+    """The value of a word in a table."""
     if word in {"true", "false"}:
         return word == "true"
     try:

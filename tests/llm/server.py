@@ -1,12 +1,12 @@
-"""A local HTTP server that speaks Anthropic's messages and OpenAI's chat completions, scripted.
+"""A scripted local HTTP server that speaks Anthropic's messages and OpenAI's chat completions.
 
-As a tool for developers, any model (or a person) can be put behind it:
+Developers can put any model (or a person) behind it:
 
-    python -m tests.llm.server --files FOLDER     each request to FOLDER/0001.request.json, and its answer is
-                                                  awaited in 0001.answer.json
-    python -m tests.llm.server --person           each request to the terminal, the answer one JSON line
+    python -m tests.llm.server --files FOLDER     writes each request to FOLDER/0001.request.json and
+                                                  waits for its answer in 0001.answer.json
+    python -m tests.llm.server --person           prints each request; the answer is one JSON line
 
-and `ccl-search run --llm http://127.0.0.1:PORT/v1#any` is pointed at it. An answer is
+and run `ccl-search run --llm http://127.0.0.1:PORT/v1#any` with it. An answer is
 `{"text": "...", "calls": [{"name": "submit", "arguments": {...}}]}`.
 """
 
@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from cclsearch.propose.agent.providers.types import CompletionRequest
 
-from .reading import BadRequest, read_anthropic, read_openai
+from .read_requests import BadRequest, read_anthropic, read_openai
 
 KEY = "sk-test-0123456789abcdefghij"
 MODEL = "stand-in"
@@ -37,10 +37,10 @@ class Say:
     """An ordinary answer."""
 
     calls: tuple[tuple[str, Any], ...] = ()
-    """(tool, arguments); arguments that are text go out as they are where the protocol allows it."""
+    """(tool, arguments); arguments that are text are sent unchanged if the protocol allows it."""
     text: str = ""
     stop: str = ""
-    """`truncated`, `refused`, `filtered`; empty for the ordinary one."""
+    """`truncated`, `refused`, `filtered`; empty for an ordinary stop."""
     usage: tuple[int, int] | None = (1000, 100)
     cached: int = 0
 
@@ -56,7 +56,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Raw:
-    """These bytes, with status 200 as a rule."""
+    """These bytes, by default with status 200."""
 
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
@@ -70,14 +70,14 @@ class Cut:
 
 @dataclass(frozen=True)
 class Drip:
-    """A header comes ten times a second, for so long."""
+    """Ten headers per second, for that many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Nothing comes for so long."""
+    """No bytes for that many seconds."""
 
     seconds: float
 
@@ -90,13 +90,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is nobody's fault; anything else is shown."""
+        """Ignore clients that disconnected; show any other error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class StandIn:
-    """The server, running; `requests` holds what came, in order."""
+    """A running server; `requests` contains all requests in order."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -121,7 +121,7 @@ class StandIn:
 
 @contextlib.contextmanager
 def serve(script: Script) -> Iterator[StandIn]:
-    """The server for the length of a block."""
+    """The server, which runs until the block ends."""
     server = StandIn(script)
     try:
         yield server
@@ -130,7 +130,7 @@ def serve(script: Script) -> Iterator[StandIn]:
 
 
 def in_turn(*reactions: Reaction) -> Script:
-    """A script that gives these one after another, the last for ever."""
+    """A script that returns these reactions one after another, and the last one for all further requests."""
     left = list(reactions)
 
     def script(request: CompletionRequest) -> Reaction:
@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Print nothing."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.owner.bodies.append(raw)
             try:
                 reaction = self.owner.script(request)
-            except Exception as error:  # what a script asserts must fail its test, not pass for a cut connection
+            except Exception as error:  # a failed assertion must fail the test, not look like a cut connection
                 self.owner.refused.append(f"{type(error).__name__}: {error}")
                 reaction = Status(400, message="the script failed")
         self._react(reaction, protocol, is_json="response_format" in raw)
@@ -176,8 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _has_key(self, protocol: str) -> bool:
         given = self.headers.get("x-api-key") or self.headers.get("authorization", "").removeprefix("Bearer ")
-        right = self.headers.get("anthropic-version") if protocol == "anthropic" else True
-        return given == KEY and bool(right)
+        is_valid = self.headers.get("anthropic-version") if protocol == "anthropic" else True
+        return given == KEY and bool(is_valid)
 
     def _react(self, reaction: Reaction, protocol: str, *, is_json: bool) -> None:
         if isinstance(reaction, Hang):
@@ -286,7 +286,7 @@ def openai_answer(say: Say, is_json: bool = False) -> dict[str, Any]:
 
 
 def through_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) -> Script:
-    """A script that hands each request to a file and waits for the answer's."""
+    """A script that writes each request to a file and waits for the file of its answer."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
 
@@ -299,10 +299,10 @@ def through_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) 
         part.rename(folder / f"{number:04d}.request.json")
         deadline = time.monotonic() + wait_s
         before, text = "", ""
-        # Somebody may be in the middle of writing it: it is taken when it has stayed as it is.
+        # The file may be incomplete: it is read once its text has not changed for one poll.
         while not text.strip() or text != before:
             if time.monotonic() > deadline:
-                return Status(504, message="nobody answered")
+                return Status(504, message="no answer in time")
             time.sleep(poll_s)
             before, text = text, answer.read_text(encoding="utf-8") if answer.exists() else ""
         return read_answer(text)
@@ -324,21 +324,21 @@ def through_person() -> Script:
 
 
 def answer_once(script: Script) -> Script:
-    """The script, but a request that is sent again (its sender had no patience) gets the answer that it had."""
+    """The script, except that a repeated request (its sender timed out) gets the earlier answer."""
     given: dict[str, Reaction] = {}
 
-    def again(request: CompletionRequest) -> Reaction:
+    def repeat(request: CompletionRequest) -> Reaction:
         words = request.model_dump_json()
         reaction = given.get(words) or script(request)
         if isinstance(reaction, Say):
             given[words] = reaction
         return reaction
 
-    return again
+    return repeat
 
 
 def read_answer(text: str) -> Reaction:
-    """The answer that somebody wrote; what is no JSON object goes out as plain text."""
+    """The answer in this text; text that is not a JSON object is sent as plain text."""
     try:
         data = json.loads(text)
     except ValueError:
@@ -350,7 +350,7 @@ def read_answer(text: str) -> Reaction:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A provider stand-in with a file or a person behind it.")
+    parser = argparse.ArgumentParser(description="A local provider that gets its answers from files or from a person.")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--files", type=Path, metavar="FOLDER")
     group.add_argument("--person", action="store_true")

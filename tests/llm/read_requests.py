@@ -1,4 +1,4 @@
-"""Reads and checks requests as the two providers would: what they would refuse is refused here, with their status."""
+"""Parses and checks requests as the two providers do, and refuses what they refuse, with the same status."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from cclsearch.propose.agent.providers.types import CompletionRequest, Message, 
 
 
 class BadRequest(Exception):
-    """What a real server answers with 400."""
+    """A request that a real server answers with 400."""
 
 
 def read_anthropic(body: dict[str, Any]) -> CompletionRequest:
-    """A messages request; raises BadRequest for what Anthropic refuses."""
-    _need(isinstance(body.get("max_tokens"), int) and body["max_tokens"] > 0, "max_tokens: Field required")
-    _need(not body.get("stream"), "stream: not here")
+    """The request in a messages body; raises BadRequest if Anthropic would refuse it."""
+    _require(isinstance(body.get("max_tokens"), int) and body["max_tokens"] > 0, "max_tokens: Field required")
+    _require(not body.get("stream"), "stream: not here")
     unknown = set(body) - {"model", "max_tokens", "system", "messages", "tools", "tool_choice", "stream"}
-    _need(not unknown, f"{sorted(unknown)}: Extra inputs are not permitted")
+    _require(not unknown, f"{sorted(unknown)}: Extra inputs are not permitted")
     system = body.get("system", "")
     if isinstance(system, list):
-        _need(all(block.get("type") == "text" and block.get("text") for block in system), "system: text blocks only")
+        _require(all(block.get("type") == "text" and block.get("text") for block in system), "system: text blocks only")
         marks = str(body).count("'cache_control':")
-        _need(marks <= 4, "at most 4 cache_control marks")
+        _require(marks <= 4, "at most 4 cache_control marks")
         system = "\n".join(block["text"] for block in system)
     tools = tuple(_anthropic_tool(tool) for tool in body.get("tools", []))
     messages = body.get("messages")
-    _need(isinstance(messages, list) and bool(messages), "messages: at least one message is required")
+    _require(isinstance(messages, list) and bool(messages), "messages: at least one message is required")
     read = tuple(_anthropic_message(message) for message in messages)
-    _need(read[0].role is Role.USER, "messages: first message must use the user role")
-    _need(read[-1].role is Role.USER, "messages: must end with a user message")
+    _require(read[0].role is Role.USER, "messages: first message must use the user role")
+    _require(read[-1].role is Role.USER, "messages: must end with a user message")
     for before, after in pairwise(read):
         wanted, given = {call.id for call in before.calls}, {result.id for result in after.results}
-        _need(wanted == given, f"messages: tool_use ids {sorted(wanted ^ given)} have no counterpart")
-        _need(before.role is not after.role, "messages: roles must alternate")
+        _require(wanted == given, f"messages: tool_use ids {sorted(wanted ^ given)} have no counterpart")
+        _require(before.role is not after.role, "messages: roles must alternate")
     _check_ids(read)
     return CompletionRequest(system=system, messages=read, tools=tools, max_output_tokens=body["max_tokens"])
 
 
 def read_openai(body: dict[str, Any]) -> CompletionRequest:
-    """A chat-completions request; raises BadRequest for what the protocol refuses."""
-    _need(not body.get("stream"), "stream: not here")
+    """The request in a chat-completions body; raises BadRequest if OpenAI would refuse it."""
+    _require(not body.get("stream"), "stream: not here")
     most = body.get("max_completion_tokens", body.get("max_tokens"))
-    _need(isinstance(most, int) and most > 0, "max_completion_tokens must be a positive integer")
+    _require(isinstance(most, int) and most > 0, "max_completion_tokens must be a positive integer")
     tools = tuple(_openai_tool(tool) for tool in body.get("tools", []))
     messages = body.get("messages")
-    _need(isinstance(messages, list) and bool(messages), "messages: [] is too short")
+    _require(isinstance(messages, list) and bool(messages), "messages: [] is too short")
     system = ""
     read: list[Message] = []
     waiting: set[str] = set()
     for raw in messages:
         role = raw.get("role")
-        _need(role in {"system", "user", "assistant", "tool"}, f"messages: unknown role {role!r}")
+        _require(role in {"system", "user", "assistant", "tool"}, f"messages: unknown role {role!r}")
         if role == "tool":
-            _need(raw.get("tool_call_id") in waiting, "messages with role 'tool' must follow their tool_calls")
+            _require(raw.get("tool_call_id") in waiting, "messages with role 'tool' must follow their tool_calls")
             waiting.discard(raw["tool_call_id"])
             result = ToolResult(id=raw["tool_call_id"], text=_text(raw.get("content")))
             if read and read[-1].role is Role.USER and read[-1].results:
@@ -63,23 +63,23 @@ def read_openai(body: dict[str, Any]) -> CompletionRequest:
             else:
                 read.append(Message(role=Role.USER, results=(result,)))
             continue
-        _need(not waiting, f"tool_call_ids {sorted(waiting)} did not have response messages")
+        _require(not waiting, f"tool_call_ids {sorted(waiting)} did not have response messages")
         if role == "system":
             system += _text(raw.get("content"))
             continue
         calls = tuple(_openai_call(call) for call in raw.get("tool_calls") or ())
         waiting = {call.id for call in calls}
         text = _text(raw.get("content")) if raw.get("content") is not None else ""
-        _need(bool(text or calls), "content must not be empty")
+        _require(bool(text or calls), "content must not be empty")
         if role == "user" and read and read[-1].results and not read[-1].text:
             read[-1] = read[-1].model_copy(update={"text": text})
         else:
             read.append(Message(role=Role(role), text=text, calls=calls))
-    _need(not waiting, f"tool_call_ids {sorted(waiting)} did not have response messages")
-    _need(bool(read), "no messages but the system's")
+    _require(not waiting, f"tool_call_ids {sorted(waiting)} did not have response messages")
+    _require(bool(read), "no messages but the system's")
     if "response_format" in body:
-        _need(body["response_format"].get("type") == "json_schema", "response_format.type")
-        _need("schema" in body["response_format"].get("json_schema", {}), "response_format.json_schema.schema")
+        _require(body["response_format"].get("type") == "json_schema", "response_format.type")
+        _require("schema" in body["response_format"].get("json_schema", {}), "response_format.json_schema.schema")
     else:
         _check_ids(tuple(read))
     return CompletionRequest(system=system, messages=tuple(read), tools=tools, max_output_tokens=most)
@@ -87,43 +87,45 @@ def read_openai(body: dict[str, Any]) -> CompletionRequest:
 
 def _check_ids(messages: tuple[Message, ...]) -> None:
     names = [call.name for message in messages for call in message.calls]
-    _need(all(re.fullmatch("[A-Za-z0-9_-]{1,64}", name) for name in names), "tool names must match [A-Za-z0-9_-]{1,64}")
+    _require(
+        all(re.fullmatch("[A-Za-z0-9_-]{1,64}", name) for name in names), "tool names must match [A-Za-z0-9_-]{1,64}"
+    )
     ids = [call.id for message in messages for call in message.calls]
-    _need(len(ids) == len(set(ids)), "tool call ids must be unique")
+    _require(len(ids) == len(set(ids)), "tool call ids must be unique")
 
 
 def _anthropic_tool(tool: dict[str, Any]) -> ToolSpec:
     schema = tool.get("input_schema")
-    _need(isinstance(schema, dict) and schema.get("type") == "object", "tools: input_schema.type must be object")
+    _require(isinstance(schema, dict) and schema.get("type") == "object", "tools: input_schema.type must be object")
     return ToolSpec(name=tool["name"], description=tool.get("description", ""), parameters=schema)
 
 
 def _openai_tool(tool: dict[str, Any]) -> ToolSpec:
-    _need(tool.get("type") == "function", "tools: type must be function")
+    _require(tool.get("type") == "function", "tools: type must be function")
     function = tool["function"]
-    _need(isinstance(function.get("parameters"), dict), "tools: parameters must be a schema")
+    _require(isinstance(function.get("parameters"), dict), "tools: parameters must be a schema")
     return ToolSpec(
         name=function["name"], description=function.get("description", ""), parameters=function["parameters"]
     )
 
 
 def _anthropic_message(message: dict[str, Any]) -> Message:
-    _need(message.get("role") in {"user", "assistant"}, f"messages: unexpected role {message.get('role')!r}")
+    _require(message.get("role") in {"user", "assistant"}, f"messages: unexpected role {message.get('role')!r}")
     content = message.get("content")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    _need(isinstance(content, list) and bool(content), "messages: content must not be empty")
+    _require(isinstance(content, list) and bool(content), "messages: content must not be empty")
     texts, calls, results = [], [], []
     for block in content:
         kind = block.get("type")
         if kind == "text":
-            _need(bool(block.get("text", "").strip()), "messages: text content blocks must be non-empty")
+            _require(bool(block.get("text", "").strip()), "messages: text content blocks must be non-empty")
             texts.append(block["text"])
         elif kind == "tool_use":
-            _need(isinstance(block.get("input"), dict), "messages: tool_use.input must be an object")
+            _require(isinstance(block.get("input"), dict), "messages: tool_use.input must be an object")
             calls.append(ToolCall(id=block["id"], name=block["name"], arguments=block["input"]))
         elif kind == "tool_result":
-            _need(not texts, "messages: tool_result blocks must come first")
+            _require(not texts, "messages: tool_result blocks must come first")
             text = block.get("content", "")
             results.append(ToolResult(id=block["tool_use_id"], text=text, is_error=bool(block.get("is_error"))))
         else:
@@ -146,6 +148,6 @@ def _text(content: object) -> str:
     raise BadRequest("messages: content must be a string")
 
 
-def _need(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str) -> None:
     if not condition:
         raise BadRequest(message)
