@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-b", "--budget", type=positive_int, metavar="N", help="trials (default: 15)")
     add_search_arguments(parser)
     parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="show search space, first proposals and job script; run nothing",
+        "--dry-run", action="store_true", help="show search space, first proposals and job script; run nothing"
     )
     add_output_arguments(parser)
     add_runs_folder(parser)
@@ -56,11 +54,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         "--llm", metavar="SPEC", help="anthropic:MODEL, openai:MODEL, or the URL of a compatible server"
     )
     add_llm_limits(parser)
-    parser.add_argument(
-        "--llm-mode",
-        choices=("configs", "policy"),
-        help="what the LLM writes (default: configs)",
-    )
+    parser.add_argument("--llm-mode", choices=("configs", "policy"), help="what the LLM writes (default: configs)")
     parser.add_argument("--seed-policy", metavar="NAME", help="policy program to start from: a name or a file")
     parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="random seed (default: 0)")
     parser.add_argument(
@@ -68,11 +62,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="repeat N finalists at the end")
     parser.add_argument(
-        "--timeout-min",
-        type=positive_float,
-        default=30.0,
-        metavar="M",
-        help="timeout of a trial (default: 30 minutes)",
+        "--timeout-min", type=positive_float, default=30.0, metavar="M", help="timeout of a trial (default: 30 minutes)"
     )
     parser.add_argument("--max-hours", type=positive_float, metavar="H", help="time limit of the search in hours")
     parser.add_argument(
@@ -91,10 +81,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print events as JSON lines")
     parser.add_argument("--quiet", action="store_true", help="print the result only")
     parser.add_argument(
-        "--on-interrupt",
-        choices=("cancel", "leave"),
-        default="cancel",
-        help="effect of Ctrl-C on running jobs",
+        "--on-interrupt", choices=("cancel", "leave"), default="cancel", help="effect of Ctrl-C on running jobs"
     )
 
 
