@@ -1,7 +1,7 @@
-"""What every run script of this folder shares: reading `config.json`, leaving `result.json`, and what a rank measures.
+"""Shared by the run scripts of this folder: read `config.json`, write `result.json`, measure memory and CPU use.
 
-Only the standard library: a run script works wherever its framework does, with or without the engine beside it.
-`docs/trial-contract.md` tells the contract.
+Standard library only: a run script works wherever its framework does, with or without the engine installed.
+`docs/trial-contract.md` describes the contract.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 FAILURE_FOLDER = "failures"
-"""One JSON file a failed rank: rank, time, kind and the root exception."""
+"""One JSON file per failed rank: rank, time, kind and the root exception."""
 
 _KINDS = (
     (
@@ -58,12 +58,12 @@ class IllegalConfig(Exception):
 
 
 class MissingRequirement(Exception):
-    """What this place lacks, whatever the configuration; the message says what to do. It costs no budget."""
+    """Something is missing on this machine for every configuration; the message says what to do. Costs no budget."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """`config.json`, read."""
+    """The parsed `config.json`, and the trial's folder."""
 
     folder: Path
     data: Mapping[str, Any]
@@ -76,21 +76,21 @@ class Trial:
         return path
 
     def degree(self, knob: str) -> int:
-        """A parallel degree: 1 where the space has no such knob."""
+        """Return a parallel degree; 1 if the search space has no such knob."""
         return int(self.config.get(knob, 1))
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences per micro-batch and data-parallel rank: what the accumulation leaves, where no knob says it."""
+        """Sequences per micro-batch and data-parallel rank; without such a knob, derived from the accumulation."""
         shared = self.degree("dp") * int(self.data["gradient_accumulation"])
         return int(self.config.get("micro_batch_size", int(self.data["global_batch_size"]) // shared))
 
 
 def read_trial() -> Trial:
-    """The trial that the environment names; exits with 2 and one line where it names none."""
+    """Return the trial that the environment names; exit with 2 and one line if it names none."""
     path = os.environ.get("CCL_CONFIG")
     if not path or not os.environ.get("CCL_TRIAL_DIR"):
-        print("this run script is started by a launcher: CCL_CONFIG and CCL_TRIAL_DIR must be set", file=sys.stderr)
+        print("CCL_CONFIG and CCL_TRIAL_DIR must be set: a launcher starts this run script", file=sys.stderr)
         raise SystemExit(2)
     with open(path, encoding="utf-8") as file:
         data = json.load(file)
@@ -98,7 +98,7 @@ def read_trial() -> Trial:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write by atomic rename, synced: the file is either absent or whole."""
+    """Write the file by atomic rename, synced: it is either absent or complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     with open(partial, "w", encoding="utf-8") as file:
@@ -109,18 +109,18 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def write_result(trial: Trial, **fields: Any) -> None:
-    """`result.json` of a trial that ran to its end."""
+    """Write `result.json` of a trial that completed."""
     write_json(trial.folder / "result.json", {"schema_version": 1, "status": "ok", **fields})
 
 
 def write_failed_result(trial: Trial, *, kind: str, message: str) -> None:
-    """`result.json` of a trial that failed, where one process knows of the whole job."""
+    """Write `result.json` of a failed trial, if one process sees the whole job."""
     failure = {"stage": "run", "kind": kind, "message": message}
     write_json(trial.folder / "result.json", {"schema_version": 1, "status": "failed", "failure": failure})
 
 
 def classify_failure(text: str) -> str:
-    """Failure kind that an exception's text tells: out of memory, communication, or else crashed."""
+    """Return the failure kind of an exception's text: `out_of_memory`, `communication`, or else `crashed`."""
     lowered = text.lower()
     for kind, marks in _KINDS:
         if any(mark in lowered for mark in marks):
@@ -129,10 +129,10 @@ def classify_failure(text: str) -> str:
 
 
 def report_failure(trial: Trial, rank: int, error: BaseException) -> None:
-    """Leave this rank's root exception in `failures/`; the first by time is the trial's."""
+    """Write this rank's root exception to `failures/`; the first by time counts as the trial's failure."""
     text = f"{type(error).__name__}: {error}".strip()
-    told = ((IllegalConfig, "illegal_config"), (MissingRequirement, "launcher"), (MemoryError, "out_of_memory"))
-    kind = next((kind for family, kind in told if isinstance(error, family)), None) or classify_failure(text)
+    kinds = ((IllegalConfig, "illegal_config"), (MissingRequirement, "launcher"), (MemoryError, "out_of_memory"))
+    kind = next((kind for family, kind in kinds if isinstance(error, family)), None) or classify_failure(text)
     traceback.print_exception(error)
     record = {"rank": rank, "time_ns": time.time_ns(), "kind": kind, "message": text[:4000]}
     with contextlib.suppress(OSError):
@@ -141,7 +141,7 @@ def report_failure(trial: Trial, rank: int, error: BaseException) -> None:
 
 @contextlib.contextmanager
 def reporting_failures(trial: Trial, rank: int) -> Iterator[None]:
-    """Whatever ends the block early is reported and ends the process with 1, without the wait of a tidy shutdown."""
+    """Report any exception of the block and exit with 1 at once, without waiting for an orderly shutdown."""
     try:
         yield
     except BaseException as error:
@@ -158,7 +158,7 @@ def host_name() -> str:
 
 
 def device_name() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
@@ -167,7 +167,7 @@ def device_name() -> str:
 
 
 def package_versions(*names: str) -> dict[str, str]:
-    """Package -> version of those that are installed, and Python's own."""
+    """Return package -> version of the installed ones among these packages, and Python's version."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": platform.python_version()}
@@ -178,7 +178,7 @@ def package_versions(*names: str) -> dict[str, str]:
 
 
 def status_bytes(key: str) -> int:
-    """A size from `/proc/self/status` (`VmRSS`, `VmHWM`, `VmData`) in bytes; 0 where there is none."""
+    """Return a size from `/proc/self/status` (`VmRSS`, `VmHWM`, `VmData`) in bytes; 0 if it is missing."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as file:
         for line in file:
             if line.startswith(key + ":"):
@@ -187,7 +187,7 @@ def status_bytes(key: str) -> int:
 
 
 class PeakMemory:
-    """Peak resident memory of this process above where it stood when this was made: what model and training take."""
+    """Peak resident memory of this process above its value at construction: the memory of model and training."""
 
     def __init__(self) -> None:
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
@@ -200,7 +200,7 @@ class PeakMemory:
 
 
 def limit_memory() -> None:
-    """Let this process's data grow by `CCL_CPU_MEMORY_GIB` from here and no more: a device with so much memory."""
+    """Limit the further growth of this process's data to `CCL_CPU_MEMORY_GIB`, like a device with that much memory."""
     budget = os.environ.get("CCL_CPU_MEMORY_GIB")
     if budget:
         limit = status_bytes("VmData") + int(float(budget) * 2**30)
@@ -209,7 +209,7 @@ def limit_memory() -> None:
 
 @dataclass(frozen=True)
 class CpuClock:
-    """Busy seconds of the whole host and of this process, at one moment."""
+    """Busy CPU seconds of the whole host and of this process at one moment."""
 
     wall_s: float
     host_busy_s: float | None
@@ -233,7 +233,7 @@ def _host_busy_s() -> float | None:
 
 
 def foreign_cores(start: CpuClock, end: CpuClock, own_s: float) -> float | None:
-    """Cores that others kept busy between two readings, where this job's processes on the host took `own_s`."""
+    """Return the CPU cores that other processes used between two readings; this job's processes used `own_s`."""
     if start.host_busy_s is None or end.host_busy_s is None or end.wall_s <= start.wall_s:
         return None
     return round(max(0.0, end.host_busy_s - start.host_busy_s - own_s) / (end.wall_s - start.wall_s), 3)

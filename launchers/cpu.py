@@ -1,7 +1,7 @@
-"""Run script `cpu`: really trains a small transformer on this machine's processors, under torch over gloo.
+"""Run script `cpu`: trains a small transformer on this machine's CPUs, with torch over gloo.
 
-Under `torchrun` (RANK is set) each process is one rank. Started alone it is its own torchrun: the same elastic agent
-starts the ranks, from a fork server that imports torch once for all of them, which saves most of the start-up time.
+Under `torchrun` (RANK is set) each process is one rank. Started without RANK it replaces torchrun: the same elastic
+agent starts the ranks from a fork server, which imports torch once for all of them and saves most of the start-up time.
 
 Knobs: tp, dp, pp, ep, micro_batch_size, activation_checkpointing (none, selective, full), zero_stage (0, 1).
 """
@@ -40,11 +40,11 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile, schedule
 
 NUM_LOSSES = 4
-"""First steps whose loss is reported."""
+"""Number of first steps whose loss is reported."""
 
 
 class FlatParameters:
-    """The parameters that one axis replicates, in one flat buffer: one collective and one optimizer for all.
+    """The parameters that one axis replicates, in one flat buffer with one collective and one optimizer.
 
     With ZeRO stage 1 each rank of the axis updates its share: reduce-scatter, update, all-gather.
     """
@@ -67,7 +67,7 @@ class FlatParameters:
         self.optimizer = torch.optim.AdamW([self.own], lr=1e-3, eps=1e-6, foreach=False)
 
     def reduce(self) -> None:
-        """Sum the gradients over the axis, each rank its share where sharded."""
+        """Sum the gradients over the axis; if sharded, each rank gets its share."""
         if not self.sharded:
             self.own.grad = all_reduce(self.axis, self.grads)
             return
@@ -135,7 +135,7 @@ class Trainer:
         self.step += 1
 
     def _draw_tokens(self) -> Tensor:
-        """(accumulation, B, S + 1) tokens of this data-parallel rank: a noisy rule that a model can learn."""
+        """Return (accumulation, B, S + 1) tokens of this data-parallel rank: a noisy pattern that a model can learn."""
         data, vocab = self.trial.data, self.arch["vocab_size"]
         generator = torch.Generator().manual_seed(data["seed"] * 7919 + self.step)
         shape = (data["global_batch_size"], data["seq_len"] + 1)
@@ -193,11 +193,11 @@ class Trainer:
 
 
 def train(trial: Trial) -> None:
-    """One rank's whole trial: model, warm-up, timed window, profiled window, report."""
+    """Run one rank's whole trial: model, warm-up, timed window, profiled window, report."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with reporting_failures(trial, rank):
         if world != trial.data["num_ranks"]:
-            raise IllegalConfig(f"the trial wants {trial.data['num_ranks']} ranks, but {world} were started")
+            raise IllegalConfig(f"the trial needs {trial.data['num_ranks']} ranks, but {world} were started")
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         dist.init_process_group("gloo", timeout=timedelta(minutes=10))
         layout = Layout(rank, **{axis: trial.degree(axis) for axis in ("tp", "dp", "pp", "ep")})
@@ -218,7 +218,7 @@ def train(trial: Trial) -> None:
 
 
 def _warm_libraries() -> None:
-    """Touch what every training step touches, so that its code and threads are not taken for the model's memory."""
+    """Run every kind of operation once, so that its code and threads do not count as the model's memory."""
     weight = torch.nn.Parameter(torch.ones(16, 16))
     F.cross_entropy(F.rms_norm(torch.ones(4, 16) @ weight, (16,)), torch.zeros(4, dtype=torch.long)).backward()
     torch.optim.AdamW([weight], foreach=False).step()
@@ -226,7 +226,7 @@ def _warm_libraries() -> None:
 
 
 def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
-    """Warm-up and timed window; what this rank saw of them."""
+    """Run warm-up and timed window; return this rank's measurements."""
     for _ in range(trial.data["warmup_steps"]):
         trainer.run_step()
     dist.barrier()
@@ -250,7 +250,7 @@ def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
 
 
 def _profile(trial: Trial, trainer: Trainer, rank: int) -> None:
-    """The separate profiled window: one step to warm the profiler up, then those that the trace holds."""
+    """Run the separate profiled window: one step to warm up the profiler, then the traced steps."""
     steps = trial.data["profiled_steps"]
     plan = schedule(wait=0, warmup=1, active=steps, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True, profile_memory=True) as profiler:
@@ -261,7 +261,7 @@ def _profile(trial: Trial, trainer: Trainer, rank: int) -> None:
 
 
 def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
-    """`result.json` from what all ranks saw: the slowest rank's time of each step, losses summed over the data axis."""
+    """Write `result.json` from all ranks' reports: each step's slowest time, losses summed over the data axis."""
     here = [report for report in reports if report["host"] == reports[0]["host"]]
     start, end = reports[0]["clock"]
     own_s = sum(report["clock"][1].own_s - report["clock"][0].own_s for report in here)
@@ -287,9 +287,9 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
 
 
 def fork_ranks(trial: Trial) -> int:
-    """Be torchrun for this one node: ranks are forked from a server that has imported torch for them.
+    """Replace torchrun on this node: fork the ranks from a server that has imported torch for them.
 
-    They are not forked from this process: its store and keep-alive threads may hold locks that a fork would copy.
+    They are not forked from this process: its store and keep-alive threads may have locks that a fork would copy.
     """
     import multiprocessing
 

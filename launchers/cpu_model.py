@@ -1,7 +1,7 @@
-"""The decoder-only transformer of the `cpu` run script, split by hand over tensor, pipeline and expert ranks.
+"""The decoder-only transformer of the `cpu` run script, with explicit tensor, pipeline and expert parallelism.
 
-Every weight is drawn whole from its own seed and then cut, so that all layouts train the same model. Shapes in names
-and comments: B sequences, S tokens a sequence, T = B x S, H hidden, V vocabulary, E experts.
+Every weight is drawn whole from its own seed and then sharded, so that all layouts train the same model. Shapes in
+names and comments: B sequences, S tokens per sequence, T = B x S, H hidden, V vocabulary, E experts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class Axis:
-    """One parallel axis as this rank sees it: its peers in order, and its own place among them."""
+    """One parallel axis of this rank: its ranks in order, and the index of this rank."""
 
     name: str
     ranks: tuple[int, ...]
@@ -37,7 +37,7 @@ class Axis:
 
 
 class Layout:
-    """The axes of one rank. Ranks count tensor first, then data, then pipeline; `ep` blocks lie in a stage's ranks."""
+    """The axes of one rank. Ranks count tensor first, then data, then pipeline; `ep` groups are within a stage."""
 
     def __init__(self, rank: int, *, tp: int, dp: int, pp: int, ep: int) -> None:
         stage = tp * dp
@@ -61,7 +61,7 @@ class Layout:
         return self.pp.index == self.pp.size - 1
 
     def _axis(self, name: str, groups: Sequence[Sequence[int]]) -> Axis:
-        """Every rank makes every group, in one order; none is made where the axis has one rank."""
+        """Return this rank's axis; every rank creates every group in the same order, except groups of one rank."""
         own = Axis(name, (self.rank,), 0)
         for ranks in map(tuple, groups):
             group = dist.new_group(list(ranks), group_desc=f"mesh_{name}") if len(ranks) > 1 else None
@@ -71,7 +71,7 @@ class Layout:
 
 
 def all_reduce(axis: Axis, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-    """Reduce in place over the axis; the collective is named for traces."""
+    """All-reduce in place over the axis; the collective is named in traces."""
     if axis.size > 1:
         with record_function(f"comm::{axis.name}::all_reduce"):
             dist.all_reduce(tensor, op=op, group=axis.group)
@@ -79,7 +79,7 @@ def all_reduce(axis: Axis, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Tenso
 
 
 class _Copy(Function):
-    """Identity forward, all-reduce backward: the way into a column-parallel layer."""
+    """Identity forward, all-reduce backward: the input of a column-parallel layer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -92,7 +92,7 @@ class _Copy(Function):
 
 
 class _Reduce(Function):
-    """All-reduce forward, identity backward: the way out of a row-parallel layer."""
+    """All-reduce forward, identity backward: the output of a row-parallel layer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -144,7 +144,7 @@ def _exchange(axis: Axis, x: Tensor, received: list[int], sent: list[int]) -> Te
 
 
 class _AllToAll(Function):
-    """Rows to the ranks of the axis, `sent[i]` to the i-th; the same way back in backward."""
+    """Send `sent[i]` rows to the i-th rank of the axis; the reverse in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, received: list[int], sent: list[int]) -> Tensor:
@@ -157,7 +157,7 @@ class _AllToAll(Function):
 
 
 class _VocabParallelLoss(Function):
-    """Mean cross-entropy over T tokens of logits cut along the vocabulary (Megatron-LM's scheme)."""
+    """Mean cross-entropy over T tokens of logits sharded along the vocabulary (Megatron-LM's scheme)."""
 
     @staticmethod
     def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor, axis: Axis) -> Tensor:
@@ -181,14 +181,14 @@ class _VocabParallelLoss(Function):
 
 
 class Builder:
-    """Draws weights and cuts this rank's part; counts each weight once over all ranks."""
+    """Draws weights and takes this rank's shard; counts each weight once over all ranks."""
 
     def __init__(self, arch: Mapping[str, Any], layout: Layout, seed: int) -> None:
         self.arch, self.layout, self.seed = arch, layout, seed
         self.num_params = 0
 
     def draw(self, name: str, *shape: int, std: float = 0.02, counted: bool = True, expert: bool = False) -> Tensor:
-        """The whole weight, always the same for one name and seed."""
+        """Return the whole weight, always the same for one name and seed."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
         owner = self.layout.edp.index == 0 if expert else self.layout.tp.index == self.layout.dp.index == 0
         if counted and owner:
@@ -201,14 +201,14 @@ class Builder:
         return nn.Parameter(torch.ones(size))
 
     def cut(self, whole: Tensor, dim: int = 0) -> Tensor:
-        """This tensor-parallel rank's part along `dim`."""
+        """Return this tensor-parallel rank's shard along `dim`."""
         tp = self.layout.tp
         if whole.shape[dim] % tp.size:
             raise IllegalConfig(f"tp must divide a width of {whole.shape[dim]}, but it is {tp.size}")
         return whole.chunk(tp.size, dim)[tp.index].clone()
 
     def vocabulary(self, name: str, counted: bool = True) -> nn.Parameter:
-        """This rank's rows of a (V, H) table, padded so that every tensor-parallel rank has as many."""
+        """Return this rank's rows of a (V, H) table, padded to the same number for every tensor-parallel rank."""
         tp, vocab = self.layout.tp, self.arch["vocab_size"]
         rows = -(-vocab // tp.size)
         whole = self.draw(name, vocab, self.arch["hidden_size"], counted=counted)
@@ -216,7 +216,7 @@ class Builder:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions, heads cut over tensor-parallel ranks."""
+    """Grouped-query attention with rotary positions, heads sharded over tensor-parallel ranks."""
 
     def __init__(self, build: Builder, name: str, selective: bool) -> None:
         super().__init__()
@@ -263,14 +263,14 @@ def _rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def make_rotary(seq_len: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """(S, head_dim / 2) cosines and sines of the rotary embedding, base 10,000."""
+    """Return (S, head_dim / 2) cosines and sines of the rotary embedding, base 10,000."""
     frequency = 10_000.0 ** (-torch.arange(0, head_dim, 2)[: head_dim // 2] / head_dim)
     angle = torch.arange(seq_len)[:, None] * frequency
     return angle.cos(), angle.sin()
 
 
 class FeedForward(nn.Module):
-    """A dense feed-forward part, its width cut over tensor-parallel ranks."""
+    """A dense feed-forward block, its width sharded over tensor-parallel ranks."""
 
     def __init__(self, build: Builder, name: str, width: int) -> None:
         super().__init__()
@@ -293,9 +293,9 @@ def _activate(x: Tensor, gated: bool) -> Tensor:
 
 
 class MixtureOfExperts(nn.Module):
-    """Top-k routed experts, dropless, spread over the expert axis by all-to-all; shared experts run as a dense part.
+    """Top-k routed experts, dropless, distributed over the expert axis by all-to-all; shared experts are a dense block.
 
-    Tokens that tensor-parallel ranks hold in common are split among them first; experts themselves are not cut.
+    Tokens that are replicated over tensor-parallel ranks are split among them first; experts are not sharded.
     """
 
     def __init__(self, build: Builder, name: str) -> None:
@@ -324,7 +324,7 @@ class MixtureOfExperts(nn.Module):
         return routed if self.shared is None else routed + self.shared(x)
 
     def _route(self, tokens_TH: Tensor) -> Tensor:
-        """(T, H): every token's top-k experts, weighted by their renormalised probabilities."""
+        """Return (T, H): every token's top-k experts, weighted by their renormalized probabilities."""
         with record_function("moe::route"):
             weight_Tk, expert_Tk = F.linear(tokens_TH, self.router).float().softmax(-1).topk(self.top_k)
             weight_Tk = weight_Tk / weight_Tk.sum(-1, keepdim=True)
@@ -336,7 +336,7 @@ class MixtureOfExperts(nn.Module):
         return torch.zeros_like(tokens_TH, dtype=weighted.dtype).index_add(0, source, weighted)
 
     def _dispatch(self, rows: Tensor, count_E: Tensor) -> Tensor:
-        """Rows sorted by expert through their experts, wherever those live, and back in the same order."""
+        """Send rows, sorted by expert, to the ranks of their experts; return the results in the same order."""
         ep = self.layout.ep
         if ep.size == 1:
             return self._compute(rows, count_E.tolist())
@@ -358,7 +358,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer: attention and feed-forward part, each after a norm and around a residual."""
+    """One transformer layer: attention and feed-forward block, each with a norm before it and a residual around it."""
 
     def __init__(self, build: Builder, index: int, checkpointing: str) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ class Layer(nn.Module):
 
 
 class Stage(nn.Module):
-    """This rank's pipeline stage: its layers, the embedding on the first, norm, head and loss on the last."""
+    """This rank's pipeline stage: its layers; the embedding on the first stage; norm, head and loss on the last."""
 
     def __init__(self, arch: Mapping[str, Any], layout: Layout, *, seq_len: int, seed: int, checkpointing: str) -> None:
         super().__init__()
@@ -400,7 +400,7 @@ class Stage(nn.Module):
         self.num_params = build.num_params
 
     def forward(self, x: Tensor, targets_BS: Tensor) -> Tensor:
-        """Hidden states for the next stage; on the last the mean loss. `x` is tokens (B, S) on the first stage."""
+        """Return hidden states for the next stage, or the mean loss on the last. `x` is tokens (B, S) on the first."""
         hidden = self._embed(x) if self.layout.is_first else x
         for layer in self.layers:
             if self.checkpointing == "full":

@@ -1,8 +1,8 @@
-"""Run script `jax-cpu`: really trains a sharded transformer under JAX on CPU devices.
+"""Run script `jax-cpu`: trains a sharded transformer with JAX on CPU devices.
 
 One process drives the devices of its host; on several hosts (`CCL_PROCESS_ID`, `CCL_NUM_PROCESSES` and
 `CCL_COORDINATOR` are set by the launcher) the processes join through `jax.distributed`. The mesh has the axes `data`,
-`expert` and `tensor`; the compiler places the collectives. Knobs: tp, dp, ep (inside dp), micro_batch_size,
+`expert` and `tensor`; the compiler inserts the collectives. Knobs: tp, dp, ep (inside dp), micro_batch_size,
 activation_checkpointing (none, full).
 """
 
@@ -36,7 +36,7 @@ NUM_LOSSES = 4
 
 
 def set_devices(trial: Trial, num_processes: int) -> None:
-    """Ask XLA for this process's share of CPU devices; must run before jax is imported."""
+    """Set XLA's number of CPU devices for this process; must run before jax is imported."""
     ranks = int(trial.data["num_ranks"])
     if ranks % num_processes:
         raise IllegalConfig(f"the {num_processes} processes must divide the {ranks} devices of the trial")
@@ -47,7 +47,7 @@ def set_devices(trial: Trial, num_processes: int) -> None:
 
 
 class Model:
-    """The weights, where each lies on the mesh, and the loss over them."""
+    """The weights, their sharding over the mesh, and the loss."""
 
     def __init__(self, trial: Trial, mesh: Any) -> None:
         self.trial, self.arch, self.mesh = trial, trial.data["arch"], mesh
@@ -55,7 +55,7 @@ class Model:
         self.specs = self._specify()
 
     def _specify(self) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]:
-        """Name -> (shape, mesh axis of each dimension)."""
+        """Return name -> (shape, mesh axis of each dimension)."""
         a = self.arch
         hidden, q_size, kv_size = a["hidden_size"], a["num_heads"] * a["head_dim"], a["num_kv_heads"] * a["head_dim"]
         specs: dict[str, Any] = {
@@ -111,7 +111,7 @@ class Model:
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def draw_weights(self) -> dict[str, Any]:
-        """Every weight from its own seed, cut as the mesh says: the same model in every layout."""
+        """Return every weight, drawn from its own seed and sharded over the mesh: the same model in every layout."""
         import jax
         import numpy as np
 
@@ -126,7 +126,7 @@ class Model:
         return weights
 
     def loss(self, weights: Mapping[str, Any], tokens_BS: Any) -> Any:
-        """Mean cross-entropy of the next token."""
+        """Return the mean cross-entropy of the next token."""
         import jax
         import jax.numpy as jnp
 
@@ -167,7 +167,7 @@ class Model:
         return inner @ w[f"{prefix}down"]
 
     def _route(self, x: Any, w: Mapping[str, Any]) -> Any:
-        """Every expert over its tokens by dense dispatch, weighted by the renormalised top-k probabilities."""
+        """Apply the experts by dense dispatch, weighted by the renormalized top-k probabilities."""
         import jax
         import jax.numpy as jnp
 
@@ -226,7 +226,7 @@ class Trainer:
             shardings,
             (shardings, shardings),
             model.sharding(()),
-        )  # as they went in: a second compilation would be timed
+        )  # same as the inputs: otherwise a second compilation would be timed
         self._run = jax.jit(self._train_step, donate_argnums=(0, 1), out_shardings=out)
 
     def _train_step(self, weights: Any, moments: Any, tokens: Any, count: Any) -> Any:
@@ -255,7 +255,7 @@ class Trainer:
         return jax.tree.map(update, weights, first, second), (first, second), loss
 
     def run_step(self) -> None:
-        """One optimizer step, waited for."""
+        """Run one optimizer step and wait for it."""
         import jax
         import jax.numpy as jnp
 
@@ -266,7 +266,7 @@ class Trainer:
         self.step += 1
 
     def _draw_tokens(self) -> Any:
-        """(accumulation, rows, S + 1): a noisy rule that a model can learn, the same in every layout."""
+        """Return (accumulation, rows, S + 1) tokens: a noisy, learnable pattern, the same in every layout."""
         import jax
         import numpy as np
 
@@ -279,24 +279,24 @@ class Trainer:
 
 
 def make_mesh(trial: Trial) -> Any:
-    """Axes `data`, `expert`, `tensor`; experts are spread over a part of the data axis."""
+    """Return the mesh with axes `data`, `expert`, `tensor`; experts are distributed over a part of the data axis."""
     import jax
 
     dp, ep, tp = (trial.degree(knob) for knob in ("dp", "ep", "tp"))
     if trial.degree("pp") != 1:
-        raise IllegalConfig(f"this script has no pipeline: pp must be 1, but it is {trial.degree('pp')}")
+        raise IllegalConfig(f"this script has no pipeline parallelism: pp must be 1, but it is {trial.degree('pp')}")
     if dp % ep:
         raise IllegalConfig(f"ep must divide dp = {dp}, but it is {ep}")
     devices = jax.devices()
     if len(devices) != trial.data["num_ranks"]:
-        raise IllegalConfig(f"the trial wants {trial.data['num_ranks']} devices, but there are {len(devices)}")
+        raise IllegalConfig(f"the trial needs {trial.data['num_ranks']} devices, but there are {len(devices)}")
     import numpy as np
 
     return jax.sharding.Mesh(np.array(devices).reshape(dp // ep, ep, tp), ("data", "expert", "tensor"))
 
 
 def train(trial: Trial, process: int, num_processes: int) -> None:
-    """The whole trial as one process sees it."""
+    """Run the whole trial in one process."""
     set_devices(trial, num_processes)
     import jax
 
@@ -335,7 +335,7 @@ def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
 
 
 def _profile(trial: Trial, trainer: Trainer, process: int) -> None:
-    """The separate profiled window; each process leaves its own XSpace under `trace/`."""
+    """Run the separate profiled window; each process writes its own XSpace under `trace/`."""
     import jax
 
     folder = trial.trace_folder / f"process{process}"
@@ -346,7 +346,7 @@ def _profile(trial: Trial, trainer: Trainer, process: int) -> None:
 
 
 def _gather(trial: Trial, report: dict[str, Any], process: int, num_processes: int) -> list[dict[str, Any]]:
-    """Every process's report, through the coordinator: hosts need share no file system."""
+    """Return every process's report, exchanged through the coordinator: hosts need no shared file system."""
     import json
 
     if num_processes == 1:

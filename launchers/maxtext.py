@@ -1,9 +1,8 @@
-"""Run script `maxtext`: MaxText over one trial, one process a host of a TPU slice.
+"""Run script `maxtext`: runs one trial with MaxText, one process per host of a TPU slice.
 
-`MAXTEXT_COMMAND` (in the profile's environment) starts its trainer, `python -m maxtext.trainers.pre_train.train` where
-it is not set; `MAXTEXT_CONFIG` names its base.yml. The knobs become its own settings, held against
-`maxtext.options.txt`. Its log gives the seconds of each step; those under its
-profiler, and the one before them, are left out.
+`MAXTEXT_COMMAND` (in the profile's environment) starts its trainer, by default `python -m
+maxtext.trainers.pre_train.train`; `MAXTEXT_CONFIG` names its base.yml. The knobs become its settings, which are checked
+against `maxtext.options.txt`. Step times come from its log, without the profiled steps and the one before them.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _MEMORY = re.compile(r"Using \(GB\) (?P<used>[0-9.]+) / (?P<limit>[0-9.]+)")
 
 
 def render_options(data: Mapping[str, Any], folder: Path) -> list[str]:
-    """MaxText's settings for one `config.json`: a pure function, each one documented (ValueError if not)."""
+    """Return MaxText's settings for one `config.json`; ValueError for an undocumented setting. A pure function."""
     settings = {**_model(data["arch"]), **_training(data), **_parallelism(data), **_running(data, folder)}
     check_options(settings, "maxtext")
     return [f"{name}={_write_value(value)}" for name, value in settings.items()]
@@ -100,7 +99,7 @@ def _training(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def per_device_batch(data: Mapping[str, Any]) -> int | float:
-    """Sequences per device and micro-step: MaxText counts all devices, so a micro-batch is shared by its TP group."""
+    """Return sequences per device and micro-step: MaxText counts all devices, and a TP group shares a micro-batch."""
     share = data["global_batch_size"] / (data["num_ranks"] * data["gradient_accumulation"])
     return int(share) if share == int(share) else share
 
@@ -109,7 +108,7 @@ def _parallelism(data: Mapping[str, Any]) -> dict[str, Any]:
     config, experts = data["config"], int(data["config"].get("ep", 1))
     dp = int(config.get("dp", 1))
     if int(config.get("pp", 1)) != 1:
-        raise IllegalConfig(f"this run script sets no pipeline: pp must be 1, but it is {config['pp']}")
+        raise IllegalConfig(f"this run script has no pipeline parallelism: pp must be 1, but it is {config['pp']}")
     if dp % experts:
         raise IllegalConfig(f"ep must divide dp = {dp}, but it is {experts}")
     axes = {"ici_tensor_parallelism": int(config.get("tp", 1)), "ici_expert_parallelism": experts}
@@ -141,7 +140,7 @@ def _running(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Log:
-    """What the log says: seconds, loss and trained tokens by step, billions of parameters, GB in use on a device."""
+    """The parsed log: seconds, loss and trained tokens by step, billions of parameters, GB in use on a device."""
 
     seconds: dict[int, float]
     losses: dict[int, float]
@@ -151,7 +150,7 @@ class Log:
 
 
 def parse_log(text: str) -> Log:
-    """MaxText's log, read."""
+    """Parse MaxText's log."""
     steps = {int(m["step"]): m for m in _STEP.finditer(text)}
     billions, used = _PARAMS.search(text), [float(m["used"]) for m in _MEMORY.finditer(text)]
     return Log(
@@ -164,7 +163,7 @@ def parse_log(text: str) -> Log:
 
 
 def run_trainer(trial: Trial) -> tuple[int, str]:
-    """Exit code and log of MaxText's trainer; its output goes through to ours as it comes."""
+    """Run MaxText's trainer, passing its output through; return its exit code and log."""
     command = shlex.split(os.environ.get("MAXTEXT_COMMAND", DEFAULT_COMMAND))
     if config := os.environ.get("MAXTEXT_CONFIG"):
         command.append(config)
@@ -186,20 +185,20 @@ def run_trainer(trial: Trial) -> tuple[int, str]:
 
 
 def collect_traces(trial: Trial) -> None:
-    """MaxText leaves profiles under its run's `tensorboard/plugins/profile`; they belong under `trace/`."""
+    """Copy MaxText's profiles from its run's `tensorboard/plugins/profile` to `trace/`."""
     for plugins in sorted((trial.folder / "maxtext").glob("**/plugins")):
         shutil.copytree(plugins, trial.trace_folder / "plugins", dirs_exist_ok=True)
 
 
 def write_report(trial: Trial, log: Log) -> None:
-    """`result.json` from the log of the process that has step lines."""
+    """Write `result.json` from the log of the process with step lines."""
     data, first = trial.data, int(trial.data["warmup_steps"])
     window = range(first, first + int(data["timed_steps"]))
     missing = [step for step in window if step not in log.seconds]
     if missing:
-        raise RuntimeError(f"MaxText's log has no line of steps {missing}")
+        raise RuntimeError(f"MaxText's log has no line for steps {missing}")
     fields: dict[str, Any] = {}
-    if first in log.tokens:  # older versions do not say how many tokens a step trained
+    if first in log.tokens:  # older versions do not log how many tokens a step trained
         fields["global_batch_size"] = log.tokens[first] // data["seq_len"]
     if log.billions is not None:
         fields["metrics"] = {"num_params_billion": log.billions}
@@ -238,10 +237,10 @@ def main() -> int:
 
 def _fail(trial: Trial, code: int, text: str, process: int) -> int:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"Error|RESOURCE_EXHAUSTED", line)] or lines or ["no output"]
-    message = f"MaxText exited with {code}: {telling[-1][:1000]}"
+    error_lines = [line for line in lines if re.search(r"Error|RESOURCE_EXHAUSTED", line)] or lines or ["no output"]
+    message = f"MaxText exited with {code}: {error_lines[-1][:1000]}"
     if process == 0:
-        write_failed_result(trial, kind=classify_failure(" ".join(telling)), message=message)
+        write_failed_result(trial, kind=classify_failure(" ".join(error_lines)), message=message)
     return code if 0 < code < 128 else 1
 
 

@@ -1,7 +1,7 @@
-"""Run script `megatron`: Megatron-LM's own `pretrain_gpt.py` over one trial, one process a rank under torchrun.
+"""Run script `megatron`: runs one trial with Megatron-LM's own `pretrain_gpt.py`, one process per rank under torchrun.
 
-`MEGATRON_PATH` (in the profile's environment) names a checkout of Megatron-LM. The knobs become its own options, held
-against `megatron.options.txt`; its function for one step is timed and profiled, its data are its own mock data.
+`MEGATRON_PATH` (in the profile's environment) names a checkout of Megatron-LM. The knobs become its options, which are
+checked against `megatron.options.txt`; its function for one step is timed and profiled; it trains on its mock data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HERE = str(Path(__file__).resolve().parent)
 
 
 def render_options(data: Mapping[str, Any]) -> list[str]:
-    """Megatron-LM's command line for one `config.json`: a pure function, each option documented (ValueError if not)."""
+    """Return Megatron-LM's arguments for one `config.json`; ValueError for an undocumented option. A pure function."""
     words = [*_model(data["arch"]), *_training(data), *_parallelism(data), *_logging()]
     check_options((word for word in words if word.startswith("--")), "megatron")
     return words
@@ -104,7 +104,7 @@ def _logging() -> list[str]:
 
 
 def read_loss(returned: Any) -> float | None:
-    """Loss of a step from what Megatron-LM's `train_step` returns: its first item maps a name to the reduced loss."""
+    """Return the loss from what Megatron-LM's `train_step` returned: its first item maps names to reduced losses."""
     losses = returned[0] if isinstance(returned, tuple) else returned
     if not isinstance(losses, Mapping) or not losses:
         return None
@@ -113,7 +113,7 @@ def read_loss(returned: Any) -> float | None:
 
 
 def read_work() -> dict[str, Any]:
-    """What Megatron-LM says that it trained."""
+    """Return what Megatron-LM reports that it trained."""
     from megatron.core.num_microbatches_calculator import get_num_microbatches
     from megatron.training import get_args
 
@@ -126,7 +126,7 @@ def read_work() -> dict[str, Any]:
 
 
 def train(trial: Trial) -> None:
-    """Hand over to `pretrain_gpt.py` with its step function measured."""
+    """Run `pretrain_gpt.py` with its step function measured."""
     root = os.environ.get("MEGATRON_PATH")
     if not root or not (Path(root) / "pretrain_gpt.py").is_file():
         raise MissingRequirement(

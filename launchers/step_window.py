@@ -1,7 +1,7 @@
-"""The measured windows of a framework's own training loop, put around its function for one optimizer step.
+"""Measures a framework's own training loop by wrapping its function for one optimizer step.
 
-Warm-up, then the unprofiled timed window, then a profiled one: the same in each framework, whatever its own profiler
-and logs can do. Works on accelerators and, for trying it out, on CPUs.
+Warm-up, then the unprofiled timed window, then a profiled one: the same for each framework, independent of its own
+profiler and logs. Works on accelerators and, for testing, on CPUs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NUM_LOSSES = 4
 class StepWindow:
     """Counts, times and profiles the steps of this rank; after the last one rank 0 writes `result.json`.
 
-    `read_loss` takes what a step returned and gives its loss, or None on ranks that have none. `read_work` gives what
-    was really trained: `global_batch_size`, `seq_len` and, where known, `num_layers` and `num_params`.
+    `read_loss` takes what a step returned and returns its loss, or None on ranks that have none. `read_work` returns
+    what was trained: `global_batch_size`, `seq_len` and, if known, `num_layers` and `num_params`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StepWindow:
         self.clocks: list[CpuClock] = []
 
     def wrap(self, run_step: Callable[..., Any]) -> Callable[..., Any]:
-        """The framework's step function with the windows around it."""
+        """Return the framework's step function with the measurement around it."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self._open()
@@ -152,6 +152,6 @@ class StepWindow:
 
 
 def count_steps(trial: Trial) -> int:
-    """Optimizer steps of a whole trial: warm-up, timed, and where there are profiled ones, one more to warm it up."""
+    """Return the optimizer steps of a trial: warm-up, timed, and profiled ones with one to warm up the profiler."""
     profiled = int(trial.data["profiled_steps"])
     return int(trial.data["warmup_steps"]) + int(trial.data["timed_steps"]) + (profiled + 1 if profiled else 0)

@@ -1,7 +1,7 @@
-"""Run script `torchtitan`: torchtitan's own trainer over one trial, one process a rank under torchrun.
+"""Run script `torchtitan`: runs one trial with torchtitan's own trainer, one process per rank under torchrun.
 
-The knobs become torchtitan's own command-line options, held against `torchtitan.options.txt` and, where torchtitan is
-installed, against its own parser. The card's model and synthetic data come from `torchtitan_model.py`.
+The knobs become torchtitan's command-line options, which are checked against `torchtitan.options.txt` and, if
+torchtitan is installed, by its own parser. The card's model and synthetic data come from `torchtitan_model.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def render_options(data: Mapping[str, Any]) -> list[str]:
-    """torchtitan's command line for one `config.json`: a pure function, each option documented (ValueError if not)."""
+    """Return torchtitan's arguments for one `config.json`; ValueError for an undocumented option. A pure function."""
     words = ["--module", "torchtitan_model", "--config", "make_config", *_training(data), *_parallelism(data)]
     words += ["--compile.enable"] if data["config"].get("compile") else []
-    # last: what stands behind it would be taken for the mode's own options
+    # last: options after it would be parsed as the mode's own
     words.append(f"activation_checkpoint:{data['config'].get('activation_checkpointing', 'none')}")
     options = [word for word in words if word.startswith(("--", "activation_checkpoint:"))]
     check_options(options, "torchtitan")
@@ -66,7 +66,7 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
         *("--parallelism.pipeline_parallel_degree", str(config.get("pp", 1))),
         *("--parallelism.pipeline_parallel_schedule", "1F1B"),
         *("--parallelism.expert_parallel_degree", str(config.get("ep", 1))),
-        # its default, spmd_types, hands FSDP parameters that only a nightly torch takes (2.13 refuses them)
+        # its default, spmd_types, passes FSDP arguments that only a nightly torch accepts (2.13 refuses them)
         *("--parallelism.spmd_backend", "partial_dtensor"),
     ]
 
@@ -74,7 +74,7 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
 def train(trial: Trial) -> None:
     """Build torchtitan's trainer from its own parser and run it with its step function measured."""
     words = render_options(trial.data)
-    # this file bears the package's name: its folder must not come first, but `torchtitan_model` must be found
+    # this file has the package's name: its folder must not come first, but `torchtitan_model` must be found
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE] + [str(HERE)]
     try:
         from torchtitan.config import ConfigManager
@@ -82,7 +82,7 @@ def train(trial: Trial) -> None:
         from torchtitan.trainer import Trainer
     except ModuleNotFoundError as error:
         raise MissingRequirement(
-            f"torchtitan 0.3 must be importable by {sys.executable}, but it has no module {error.name!r}: install it"
+            f"torchtitan 0.3 must be importable by {sys.executable}, but it has no module {error.name!r}; install it"
             " there, or set the profile's `python`, `modules` or `container`"
         ) from None
 
@@ -125,14 +125,14 @@ def train(trial: Trial) -> None:
 
 
 def alias_set_timeout() -> None:
-    """Give `torch.distributed.set_timeout`, which torchtitan 0.3 calls, to a torch that has it by an earlier name."""
+    """Define `torch.distributed.set_timeout`, which torchtitan 0.3 calls, in a torch that has it by an older name."""
     import torch.distributed as dist
 
     vars(dist).setdefault("set_timeout", getattr(dist.distributed_c10d, "_set_pg_timeout", None))
 
 
 def accept_micro_batches(schedule: Any) -> None:
-    """Let a schedule take lists of micro-batches, as torchtitan 0.3 hands them over: torch 2.13's `step` takes none."""
+    """Let a schedule accept lists of micro-batches, as torchtitan 0.3 passes them; torch 2.13's `step` does not."""
     if "arg_mbs" in inspect.signature(schedule.step).parameters:
         return
 

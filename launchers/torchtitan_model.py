@@ -1,7 +1,7 @@
-"""What torchtitan's `--module torchtitan_model --config make_config` builds: the trial's model and synthetic data.
+"""Builds the trial's model and synthetic data for torchtitan's `--module torchtitan_model --config make_config`.
 
-Layers come from torchtitan 0.3's own builders: its Llama 3 for dense models whose heads fill the hidden size, its
-Qwen3 for the other dense ones and for mixtures of experts, with torchtitan's own shared experts where the card has any.
+Layers come from torchtitan 0.3's own builders: its Llama 3 for dense models whose heads together have the hidden size,
+its Qwen3 for other dense models and for mixtures of experts, with torchtitan's shared experts if the card has any.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchtitan.trainer import Trainer
 
 
 class TokenRule(IterableDataset):
-    """Endless sequences of a noisy rule that a model can learn; each data-parallel rank has its own."""
+    """Endless sequences of a noisy pattern that a model can learn; each data-parallel rank has its own."""
 
     def __init__(self, vocab_size: int, seq_len: int, seed: int, rank: int) -> None:
         self.vocab_size, self.seq_len = vocab_size, seq_len
@@ -58,7 +58,7 @@ class SyntheticLoader(ParallelAwareDataloader):
 
 
 class NoTokenizer(BaseTokenizer):
-    """Synthetic tokens need none."""
+    """A tokenizer that does nothing: the tokens are synthetic."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -78,7 +78,7 @@ class NoTokenizer(BaseTokenizer):
 
 
 def make_config() -> Trainer.Config:
-    """The trainer's configuration for the trial that the environment names; options add the rest."""
+    """Return the trainer's configuration for the trial that the environment names; options add the rest."""
     data = read_trial().data
     spec = make_spec(data["arch"], data["seq_len"])
     return Trainer.Config(
@@ -94,9 +94,9 @@ def make_config() -> Trainer.Config:
 
 
 def make_spec(arch: Mapping[str, Any], seq_len: int) -> ModelSpec:
-    """torchtitan's specification of the card's model: Llama 3 where heads fill the hidden size, Qwen3 otherwise."""
+    """Return torchtitan's specification of the card's model: Llama 3 if heads have the hidden size, else Qwen3."""
     if not arch["gated_mlp"]:
-        raise IllegalConfig("torchtitan's Llama 3 and Qwen3 are gated (SwiGLU), and the card's model is not")
+        raise IllegalConfig("torchtitan's Llama 3 and Qwen3 are gated (SwiGLU), but the card's model is not")
     is_llama = not arch.get("moe") and arch["head_dim"] * arch["num_heads"] == arch["hidden_size"]
     library = llama3 if is_llama else qwen3
     hidden, vocab, tied = arch["hidden_size"], arch["vocab_size"], arch["tied_embeddings"]
@@ -109,7 +109,7 @@ def make_spec(arch: Mapping[str, Any], seq_len: int) -> ModelSpec:
         tok_embeddings=Embedding.Config(
             num_embeddings=vocab,
             embedding_dim=hidden,
-            # a tied embedding is the head's weight, which the head initialises
+            # a tied embedding is the head's weight, which the head initializes
             param_init=library._EMBEDDING_SKIP_INIT if tied else library._EMBEDDING_INIT,
         ),
         norm=RMSNorm.Config(normalized_shape=hidden, param_init=library._NORM_INIT),
@@ -147,7 +147,7 @@ def _llama_layers(arch: Mapping[str, Any], seq_len: int) -> list[Any]:
 
 
 def _qwen_layers(arch: Mapping[str, Any], seq_len: int) -> list[Any]:
-    """Dense layers, then layers of experts; shared experts are one feed-forward part of their joint width."""
+    """Return dense layers, then expert layers; shared experts are one feed-forward block of their total width."""
     moe, num = arch.get("moe"), arch["num_layers"]
     shape = {
         "dim": arch["hidden_size"],
