@@ -1,4 +1,4 @@
-"""The bench replays honestly: rows read once, figures as promised, bad folders refused in one line."""
+"""The bench reads each row once, reports every documented figure, and refuses bad folders in one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def two(tmp_path) -> Path:
     return tmp_path / "landscapes"
 
 
-def test_the_json_holds_what_was_promised(two, tmp_path, capsys):
+def test_the_json_contains_every_figure(two, tmp_path, capsys):
     out = tmp_path / "figures.json"
     arguments = ["bench", str(two), "--seeds", "1", "--strategies", "default,random", "--json", str(out)]
     assert main([*arguments, "--workers", "1"]) == 0
@@ -44,7 +44,7 @@ def test_the_json_holds_what_was_promised(two, tmp_path, capsys):
     assert "recorded measurements" in capsys.readouterr().out
 
 
-def test_landscapes_of_one_name_are_told_apart_by_their_paths(two, tmp_path, capsys):
+def test_landscapes_of_one_name_are_labeled_by_their_paths(two, tmp_path, capsys):
     for folder, source in (("a", "nanotron-8b-2n"), ("b", "vtrain-h1024-l12-g8-b8")):
         shutil.copytree(two / source, tmp_path / "many" / folder / "same")
     shutil.copytree(two / "nanotron-8b-2n", tmp_path / "many" / "c" / "alone")
@@ -61,8 +61,8 @@ def test_landscapes_of_one_name_are_told_apart_by_their_paths(two, tmp_path, cap
     ]
 
 
-class StubbornProposer:
-    """Proposes the first row again and again, and something that is no row."""
+class RepeatingProposer:
+    """Proposes the first row repeatedly, and once a configuration outside the table."""
 
     name = "stubborn"
 
@@ -73,27 +73,27 @@ class StubbornProposer:
         return [Proposal(config, self.name)]
 
 
-def test_a_row_is_never_read_twice_and_no_row_is_made_up():
+def test_a_repeated_or_unknown_row_counts_as_a_failure():
     recording = load_recording(LANDSCAPES / "vtrain-h1024-l12-g8-b8")
-    played = replay_search(recording, StubbornProposer(), seed=0, budget=5)
-    assert played.num_duplicates == 3
-    assert played.num_failed == 4
-    assert played.num_trials == 5
-    assert len(set(played.best_over_optimum)) == 1
+    search = replay_search(recording, RepeatingProposer(), seed=0, budget=5)
+    assert search.num_duplicates == 3
+    assert search.num_failed == 4
+    assert search.num_trials == 5
+    assert len(set(search.best_over_optimum)) == 1
 
 
-def test_a_table_smaller_than_the_budget_is_searched_to_its_end():
+def test_a_table_smaller_than_the_budget_is_searched_completely():
     recording = load_recording(LANDSCAPES / "vtrain-h1024-l12-g8-b8")
     figures = run_bench(LANDSCAPES / "vtrain-h1024-l12-g8-b8", strategies=["random"], seeds=2, budget=20, workers=1)
     assert figures["strategies"]["random"]["best_over_optimum"]["worst"]["20"] == 1
     assert len(recording.rows) == 17
 
 
-def test_bad_folders_and_options_are_refused_with_2(two, tmp_path, capsys):
+def test_bad_folders_and_options_exit_with_2(two, tmp_path, capsys):
     table = two / "nanotron-8b-2n" / "trials.csv"
     table.write_text(table.read_text(encoding="utf-8").replace(",ok,", ",good,", 1), encoding="utf-8")
     (two / "vtrain-h1024-l12-g8-b8" / "card.yaml").write_text("workload: [", encoding="utf-8")
-    for arguments, said in (
+    for arguments, message in (
         ([str(two)], "status must be one of"),
         ([str(tmp_path / "nowhere")], "there is no folder"),
         ([str(LANDSCAPES), "--seeds", "0"], "--seeds"),
@@ -102,7 +102,7 @@ def test_bad_folders_and_options_are_refused_with_2(two, tmp_path, capsys):
     ):
         assert main(["bench", *arguments]) == 2
         errors = capsys.readouterr().err
-        assert said in errors
+        assert message in errors
         assert "Traceback" not in errors
     assert main(["bench", str(two)]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
@@ -110,7 +110,7 @@ def test_bad_folders_and_options_are_refused_with_2(two, tmp_path, capsys):
 
 
 @pytest.mark.serial
-def test_processes_give_the_same_figures_as_one():
+def test_two_processes_give_the_same_figures_as_one():
     folder = LANDSCAPES / "nanotron-1b-1n"
     alone = run_bench(folder, strategies=["default"], seeds=4, budget=4, workers=1)
     together = run_bench(folder, strategies=["default"], seeds=4, budget=4, workers=2)

@@ -1,4 +1,4 @@
-"""Calibration finds the multipliers that made the data, doubts slow outliers, and learns limits from failures."""
+"""Calibration finds the multipliers behind the data, downweights slow outliers, and learns limits from failures."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def known(rows: np.ndarray, values: np.ndarray) -> CalibrationData:
 
 
 def true_log_times(model: CardModel) -> np.ndarray:
-    """Seconds of a framework that is 1.5 times slower in all and has an expensive pipeline."""
+    """Return the log seconds of a framework that is 1.5x slower overall and has an expensive pipeline."""
     theta = load_priors().time.mean_P.copy()
     theta[MULTIPLIERS.index("scale")] += np.log(1.5)
     theta[MULTIPLIERS.index("bubble")] += 0.4
     return model.log_time(np.arange(len(model.space)))(theta)
 
 
-def test_a_few_trials_teach_the_scale_and_the_pipeline():
+def test_a_few_trials_identify_scale_and_pipeline():
     model, prior = make_model(), load_priors().time
     truth = true_log_times(model)
     rows = np.array([12, 20, 34, 46, 60, 70])
@@ -44,15 +44,15 @@ def test_a_few_trials_teach_the_scale_and_the_pipeline():
     assert np.all(variance[rows] < 0.01)
 
 
-def test_a_slow_outlier_is_doubted_and_a_fast_one_is_believed():
+def test_a_slow_outlier_loses_weight_and_a_fast_one_does_not():
     model, prior = make_model(), load_priors().time
     truth = true_log_times(model)
     rows = np.array([12, 20, 34, 46, 60, 70])
-    for jump, doubted in ((2.0, True), (-2.0, False)):
+    for jump, loses_weight in ((2.0, True), (-2.0, False)):
         values = truth[rows].copy()
         values[3] += jump
         weights = model.calibrate_time(known(rows, values), prior).weight_n
-        assert bool(weights[3] < 0.1) is doubted
+        assert bool(weights[3] < 0.1) is loses_weight
 
 
 def memory_after(model: CardModel, sides: list[int], rows: list[int]) -> Posterior:
@@ -67,7 +67,7 @@ def memory_after(model: CardModel, sides: list[int], rows: list[int]) -> Posteri
     return model.calibrate_memory(evidence, load_priors().memory)
 
 
-def test_what_runs_out_of_memory_raises_the_memory_of_all_like_it():
+def test_an_out_of_memory_failure_raises_the_predicted_memory():
     model = make_model()
     every = np.arange(len(model.space))
     before = model.calibrate_memory(
@@ -80,7 +80,7 @@ def test_what_runs_out_of_memory_raises_the_memory_of_all_like_it():
     assert np.median(fitted.marginals(every)[0]) < np.median(before.marginals(every)[0])
 
 
-def test_an_ensemble_agrees_with_the_marginals_and_never_beats_its_arithmetic():
+def test_the_ensemble_agrees_with_the_marginals():
     model, prior = make_model(), load_priors().time
     truth = true_log_times(model)
     rows = np.array([12, 20, 34])

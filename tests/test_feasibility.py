@@ -1,4 +1,4 @@
-"""What ran and what ran out of memory tells how a framework holds its states, where no peak was measured."""
+"""Without a measured peak, successes and out-of-memory failures determine how a framework shards its states."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def row_of(tp: int, pp: int) -> int:
     return row
 
 
-def learn(
+def fit(
     ran: Sequence[tuple[int, int]], failed: Sequence[tuple[int, int]] = (), peak: float | None = None
 ) -> Feasibility:
     seen = [
@@ -53,45 +53,45 @@ def learn(
     return fit_feasibility(model_of(CARD, SPACE), seen, load_priors())
 
 
-def chance(feasibility: Feasibility, tp: int, pp: int) -> float:
+def p_fits(feasibility: Feasibility, tp: int, pp: int) -> float:
     return float(feasibility.predict(np.array([row_of(tp, pp)]))[1][0])
 
 
-def test_a_run_that_only_shared_states_explain_makes_what_needs_them_likely() -> None:
-    # split over 2, whole states of 8 billion parameters take over 60 GB of the 40; shared over 8 they fit
-    before, after = learn([]), learn([(2, 1)])
-    assert chance(before, 1, 2) < 0.7 < chance(after, 1, 2)
+def test_a_run_explained_only_by_sharded_states_raises_p_fits() -> None:
+    # over tp=2, replicated states of 8 billion parameters take over 60 GB of the 40; sharded over 8 they fit
+    before, after = fit([]), fit([(2, 1)])
+    assert p_fits(before, 1, 2) < 0.7 < p_fits(after, 1, 2)
 
 
-def test_what_ran_never_makes_its_likes_less_likely() -> None:
-    known = learn([(4, 1)])
-    more = learn([(4, 1), (4, 2)])
-    assert chance(more, 2, 1) >= chance(known, 2, 1) - 0.02
+def test_a_success_does_not_lower_p_fits_of_similar_configurations() -> None:
+    known = fit([(4, 1)])
+    more = fit([(4, 1), (4, 2)])
+    assert p_fits(more, 2, 1) >= p_fits(known, 2, 1) - 0.02
 
 
-def test_an_out_of_memory_that_shared_states_do_not_explain_makes_them_unlikely() -> None:
-    # split over 4, shared states leave half of the memory free, and whole ones do not fit
-    before, after = learn([]), learn([], failed=[(4, 1)])
-    assert chance(after, 2, 2) < 0.7 * chance(before, 2, 2)
+def test_an_out_of_memory_failure_against_sharded_states_lowers_p_fits() -> None:
+    # over tp=4, sharded states leave half of the memory free, and replicated ones do not fit
+    before, after = fit([]), fit([], failed=[(4, 1)])
+    assert p_fits(after, 2, 2) < 0.7 * p_fits(before, 2, 2)
 
 
-def test_a_measured_peak_needs_no_rivals() -> None:
-    assert len(learn([(4, 1)], peak=20.0).hypotheses) == 1
-    assert len(learn([(4, 2)]).hypotheses) > 1
-    assert learn([(4, 2)]).weight_h.sum() == pytest.approx(1.0)
+def test_with_a_measured_peak_one_hypothesis_is_enough() -> None:
+    assert len(fit([(4, 1)], peak=20.0).hypotheses) == 1
+    assert len(fit([(4, 2)]).hypotheses) > 1
+    assert fit([(4, 2)]).weight_h.sum() == pytest.approx(1.0)
 
 
-def test_words_of_kernels_say_how_fast_attention_is_and_whether_norms_are_fused() -> None:
-    words = ("flash_attentionv1.0.8", "flash_attention2", "flash_attention2 + RMS kernel", "torch", "flash-attn 3")
-    space = make_space([{"tp": 1, "dp": 16, "micro_batch_size": 1, "kernel": word} for word in words])
+def test_kernel_choices_give_attention_speed_and_fused_norms() -> None:
+    kernels = ("flash_attentionv1.0.8", "flash_attention2", "flash_attention2 + RMS kernel", "torch", "flash-attn 3")
+    space = make_space([{"tp": 1, "dp": 16, "micro_batch_size": 1, "kernel": kernel} for kernel in kernels])
     layout = read_layout(CARD, space)
-    by_word = {str(space.config(row)["kernel"]): row for row in range(len(space))}
-    order = [by_word[word] for word in words]
+    by_kernel = {str(space.config(row)["kernel"]): row for row in range(len(space))}
+    order = [by_kernel[kernel] for kernel in kernels]
     slow = layout.attention_slowness[order]
     assert slow[0] > slow[1] == slow[2] == slow[3] > slow[4]
     assert layout.unfused_norms[order].tolist() == [1, 1, 0, 1, 1]
 
 
-def test_where_no_choice_names_a_norm_nothing_is_known_of_norms() -> None:
-    space = make_space([{"tp": 1, "dp": 16, "micro_batch_size": 1, "kernel": word} for word in ("torch", "flash")])
+def test_without_a_fused_norm_among_the_choices_no_norm_counts_as_unfused() -> None:
+    space = make_space([{"tp": 1, "dp": 16, "micro_batch_size": 1, "kernel": kernel} for kernel in ("torch", "flash")])
     assert not read_layout(CARD, space).unfused_norms.any()

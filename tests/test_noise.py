@@ -1,4 +1,4 @@
-"""Noise: repeats measure it, and better means better than it."""
+"""Noise is estimated from repeats, and a better configuration must differ by more than the noise."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from cclsearch.stats.noise import (
 )
 
 
-def test_without_repeats_the_noise_is_the_stated_prior() -> None:
+def test_without_repeats_the_noise_is_the_prior() -> None:
     noise = estimate_noise([[1.0], [2.0]])
     assert noise.relative == PRIOR_RELATIVE
     assert not noise.is_measured
 
 
-def test_many_repeats_bring_the_noise_to_what_they_show() -> None:
+def test_many_repeats_determine_the_noise() -> None:
     draws = np.random.default_rng(3)
     runs = [2.0 * np.exp(0.08 * draws.standard_normal(40)) for _ in range(10)]
     noise = estimate_noise([list(group) for group in runs])
@@ -34,7 +34,7 @@ def test_many_repeats_bring_the_noise_to_what_they_show() -> None:
     assert noise.num_repeats == 390
 
 
-def test_wide_steps_inside_a_run_raise_the_noise_before_any_repeat() -> None:
+def test_a_wide_spread_inside_a_run_raises_the_prior_noise() -> None:
     assert estimate_noise([[1.0]], spreads=[0.4]).relative > PRIOR_RELATIVE
 
 
@@ -45,7 +45,7 @@ def test_a_gap_inside_the_noise_is_not_better_and_a_gap_far_beyond_it_is() -> No
     assert confidence_better([1.0], [1.0], noise) == pytest.approx(0.5)
 
 
-def test_more_runs_of_the_same_gap_make_it_surer() -> None:
+def test_more_runs_of_the_same_gap_raise_the_confidence() -> None:
     noise = estimate_noise([[1.0, 1.02, 0.98]])
     once = confidence_better([0.95], [1.0], noise)
     often = confidence_better([0.95, 0.95, 0.95], [1.0, 1.0, 1.0], noise)
@@ -54,9 +54,9 @@ def test_more_runs_of_the_same_gap_make_it_surer() -> None:
 
 # Student's t with two degrees of freedom has a closed form: F(x) = 1/2 + x / (2 sqrt(2 + x^2)), and its 97.5 % point
 # is 0.95 / sqrt(2 x 0.975 x 0.025) = 4.30265.
-TWO_FREE = Noise(relative=0.1, dof=2.0)
+TWO_DOF = Noise(relative=0.1, dof=2.0)
 HIGHER = math.exp(0.2)
-"""A loss that lies 0.2 above 1 on the log scale: two standard deviations of one run."""
+"""A loss 0.2 above 1 on the log scale: two standard deviations of one run."""
 
 
 @pytest.mark.parametrize(
@@ -67,47 +67,47 @@ HIGHER = math.exp(0.2)
         (8, 2, 0.936436),
     ],
 )
-def test_the_surety_of_a_gap_agrees_with_students_closed_form(num_new: int, num_old: int, chance: float) -> None:
+def test_the_confidence_of_a_gap_agrees_with_students_closed_form(num_new: int, num_old: int, chance: float) -> None:
     new, old = [1.0] * num_new, [HIGHER] * num_old
-    assert confidence_better(new, old, TWO_FREE) == pytest.approx(chance, abs=1e-6)
-    assert confidence_better(old, new, TWO_FREE) == pytest.approx(1 - chance, abs=1e-6)
-    drawn = chances_to_be_best({"new": new, "old": old}, TWO_FREE)
+    assert confidence_better(new, old, TWO_DOF) == pytest.approx(chance, abs=1e-6)
+    assert confidence_better(old, new, TWO_DOF) == pytest.approx(1 - chance, abs=1e-6)
+    drawn = chances_to_be_best({"new": new, "old": old}, TWO_DOF)
     assert drawn["new"] == pytest.approx(chance, abs=0.01)
 
 
-def test_the_unit_of_a_loss_changes_no_surety() -> None:
+def test_the_unit_of_a_loss_does_not_change_the_confidence() -> None:
     noise = Noise(relative=0.5**0.5, dof=2.0)
     # e times the loss is 1 on the log scale; x = 1 / (sqrt(1/2) sqrt(2)) = 1
     for unit in (1e-6, 0.01, 1.0, 1000.0):
         assert confidence_better([unit], [unit * math.e], noise) == pytest.approx(0.788675, abs=1e-6)
 
 
-def test_a_surety_that_is_just_reached_is_enough() -> None:
-    assert is_better([1.0], [1.0], TWO_FREE, confidence=0.5)
-    assert not is_better([1.0], [1.0], TWO_FREE, confidence=0.501)
+def test_reaching_the_confidence_exactly_is_enough() -> None:
+    assert is_better([1.0], [1.0], TWO_DOF, confidence=0.5)
+    assert not is_better([1.0], [1.0], TWO_DOF, confidence=0.501)
 
 
 def test_the_interval_agrees_with_students_closed_form() -> None:
-    one = confidence_interval([2.0], TWO_FREE)
+    one = confidence_interval([2.0], TWO_DOF)
     assert (one.low, one.high) == pytest.approx((2 * math.exp(-0.430265), 2 * math.exp(0.430265)), rel=1e-5)
-    four = confidence_interval([1.0] * 4, TWO_FREE)
+    four = confidence_interval([1.0] * 4, TWO_DOF)
     assert (four.low, four.high) == pytest.approx((math.exp(-0.215133), math.exp(0.215133)), rel=1e-5)
-    below_zero = confidence_interval([-2.0], TWO_FREE)
+    below_zero = confidence_interval([-2.0], TWO_DOF)
     assert (below_zero.low, below_zero.high) == pytest.approx((-2.860531, -1.139469), rel=1e-5)
     assert (one.confidence, one.num_runs, four.num_runs) == (0.95, 1, 4)
 
 
-def test_a_loss_of_zero_among_the_runs_leaves_a_finite_interval() -> None:
-    interval = confidence_interval([0.0, 1.0, 2.0], TWO_FREE)
+def test_a_loss_of_zero_among_the_runs_gives_a_finite_interval() -> None:
+    interval = confidence_interval([0.0, 1.0, 2.0], TWO_DOF)
     assert 0 < interval.low < 1 < interval.high < 2
 
 
-def test_losses_that_are_mostly_zero_are_compared_as_they_are() -> None:
+def test_losses_that_are_mostly_zero_are_compared_unscaled() -> None:
     # deviations -4/3, -4/3 and 8/3 from the mean: squares of 32/3, and 2 x 0.03^2 of the prior, over 2 + 2
     assert estimate_noise([[0.0, 0.0, 4.0]]).relative == pytest.approx(math.sqrt((32 / 3 + 0.0018) / 4))
 
 
-def test_one_repeat_is_a_measurement_and_single_runs_are_none() -> None:
+def test_one_repeat_is_a_measurement_and_single_runs_are_not() -> None:
     one = estimate_noise([[1.0, 1.1], [5.0], []])
     assert (one.num_repeats, one.dof, one.is_measured) == (1, 3.0, True)
     # half the squared gap of ln 1.1 = 0.0953102, and 2 x 0.03^2 of the prior, over 2 + 1
@@ -115,20 +115,20 @@ def test_one_repeat_is_a_measurement_and_single_runs_are_none() -> None:
     assert not Noise(relative=0.03, dof=2.0).is_measured
 
 
-def test_what_is_known_of_the_noise_cannot_be_changed_afterwards() -> None:
-    for value in (TWO_FREE, confidence_interval([1.0], TWO_FREE)):
+def test_noise_and_interval_are_frozen() -> None:
+    for value in (TWO_DOF, confidence_interval([1.0], TWO_DOF)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             value.confidence = 1.0  # type: ignore[union-attr, misc]
 
 
-def test_losses_that_are_not_positive_compare_too() -> None:
+def test_losses_that_are_not_positive_can_be_compared() -> None:
     noise = estimate_noise([[-2.0], [-1.0]])
     assert confidence_better([-2.0], [-1.0], noise) > 0.95
     interval = confidence_interval([-2.0], noise)
     assert interval.low < -2.0 < interval.high
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_truth_at_its_confidence() -> None:
     draws = np.random.default_rng(11)
     hits = 0
     for _ in range(400):
@@ -146,7 +146,7 @@ def test_the_interval_narrows_with_runs() -> None:
     assert math.log(one.high / one.low) == pytest.approx(2 * math.log(four.high / four.low))
 
 
-def test_chances_to_be_best_add_up_and_favour_the_lowest() -> None:
+def test_chances_to_be_best_add_up_and_favor_the_lowest() -> None:
     noise = estimate_noise([])
     chances = chances_to_be_best({"a": [1.0], "b": [1.01], "c": [3.0]}, noise)
     assert sum(chances.values()) == pytest.approx(1.0)
@@ -162,13 +162,13 @@ def test_repeats_count_by_their_mean_and_not_by_their_number() -> None:
     assert slow["a"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_beyond_twelve_standard_deviations_nothing_is_left_to_chance() -> None:
-    behind = {n: chances_to_be_best({"best": [1.0], "far": [math.exp(0.1 * n)]}, TWO_FREE)["far"] for n in (11.9, 12.1)}
+def test_beyond_twelve_standard_deviations_the_chance_is_zero() -> None:
+    behind = {n: chances_to_be_best({"best": [1.0], "far": [math.exp(0.1 * n)]}, TWO_DOF)["far"] for n in (11.9, 12.1)}
     assert behind[11.9] > 0.0
     assert behind[12.1] == 0.0
 
 
-def test_finalists_are_those_that_noise_leaves_open() -> None:
+def test_finalists_are_those_within_the_noise_of_the_best() -> None:
     noise = estimate_noise([[1.0, 1.01, 0.99, 1.0, 1.01]])
     assert pick_finalists({"a": [1.0], "b": [1.005], "c": [5.0]}, noise, 3) == ["a", "b"]
     assert pick_finalists({"a": [1.0], "c": [5.0]}, noise, 2) == ["a"]
@@ -178,7 +178,7 @@ def test_a_spread_inside_runs_raises_the_prior_to_half_of_it() -> None:
     assert estimate_noise([], spreads=[0.2, 0.2]).relative == pytest.approx(0.1)
 
 
-def test_noise_of_losses_around_zero_does_not_hang_on_their_unit() -> None:
+def test_noise_of_losses_around_zero_does_not_depend_on_their_unit() -> None:
     assert estimate_noise([[0.0, 2.0]]).relative == pytest.approx(estimate_noise([[0.0, 4.0]]).relative)
 
 

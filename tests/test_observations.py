@@ -1,4 +1,4 @@
-"""Observations kept small: each comes back as it was, and what was looked at does not change."""
+"""The compact store returns each observation unchanged, and its snapshots do not change."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def some_observations(space: Space) -> list[Observation]:
     ]
 
 
-def test_each_comes_back_as_it_was(space: Space) -> None:
-    store, put = ObservationStore(space), some_observations(space)
-    for observation in put:
+def test_each_observation_is_read_back_unchanged(space: Space) -> None:
+    store, added = ObservationStore(space), some_observations(space)
+    for observation in added:
         store.add(observation)
     seen = store.snapshot()
-    assert tuple(seen) == tuple(put)
-    assert seen == tuple(put)
-    assert [seen[n] for n in range(-5, 5)] == put + put
-    assert seen[1:3] == tuple(put[1:3])
+    assert tuple(seen) == tuple(added)
+    assert seen == tuple(added)
+    assert [seen[n] for n in range(-5, 5)] == added + added
+    assert seen[1:3] == tuple(added[1:3])
     assert [(list(o.config.items()), list(o.metrics)) for o in seen] == [
-        (list(o.config.items()), list(o.metrics)) for o in put
-    ], "knobs and metrics stay in their order: a prompt reads the same"
+        (list(o.config.items()), list(o.metrics)) for o in added
+    ], "knobs and metrics keep their order, so that a prompt prints them alike"
     assert [type(o.config["tp"]) for o in seen] == [int, int, int, int, float]
 
 
-def test_they_stand_in_order_of_their_trials_and_later_ones_change_nothing(space: Space) -> None:
+def test_a_snapshot_is_sorted_by_trial_and_does_not_change(space: Space) -> None:
     store = ObservationStore(space)
     for trial in (2, 5, 1):
         store.add(Observation(trial, space.config(trial), trial, float(trial)))
@@ -62,7 +62,7 @@ def test_they_stand_in_order_of_their_trials_and_later_ones_change_nothing(space
     )
 
 
-def test_an_empty_shelf_and_one_without_a_space_do(space: Space) -> None:
+def test_an_empty_store_and_one_without_a_space_work(space: Space) -> None:
     assert len(ObservationStore(space).snapshot()) == 0
     assert ObservationStore(space).snapshot().rows.dtype == np.int64
     store = ObservationStore()
@@ -70,11 +70,13 @@ def test_an_empty_shelf_and_one_without_a_space_do(space: Space) -> None:
     assert store.snapshot()[0].config == space.config(2)
 
 
-def test_more_than_stay_built_are_built_again(space: Space) -> None:
+def test_more_observations_than_are_cached_are_built_again(space: Space) -> None:
     store = ObservationStore(space)
-    put = [Observation(n, space.config(n % 6), n % 6, float(n), metrics={"step_time_s": n / 3}) for n in range(1, 700)]
-    for observation in put:
+    added = [
+        Observation(n, space.config(n % 6), n % 6, float(n), metrics={"step_time_s": n / 3}) for n in range(1, 700)
+    ]
+    for observation in added:
         store.add(observation)
     seen = store.snapshot()
-    assert list(seen) == put
-    assert list(seen) == put
+    assert list(seen) == added
+    assert list(seen) == added

@@ -1,4 +1,4 @@
-"""Fronts against examples worked by hand and against brute force."""
+"""Pareto fronts compared with examples computed by hand and by brute force."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from cclsearch.stats.pareto import (
     parse_weights,
 )
 
-# step time against accelerators: (4, 1) (2, 2) (1.5, 4) are the front; (3, 2) and (2, 4) are beaten
+# step time and accelerators: (4, 1) (2, 2) (1.5, 4) are the Pareto front; (3, 2) and (2, 4) are dominated
 POINTS = np.array([[4.0, 1.0], [3.0, 2.0], [2.0, 2.0], [2.0, 4.0], [1.5, 4.0]])
 
 
-def test_the_front_is_what_no_other_point_beats() -> None:
+def test_the_pareto_front_is_what_no_other_point_dominates() -> None:
     assert find_pareto_front(POINTS).tolist() == [True, False, True, False, True]
 
 
-def test_equal_points_stay_together() -> None:
+def test_equal_points_are_all_on_the_pareto_front() -> None:
     assert find_pareto_front(np.array([[1.0, 1.0], [1.0, 1.0], [2.0, 0.5]])).all()
 
 
-def test_the_hypervolume_agrees_with_the_area_by_hand() -> None:
+def test_the_hypervolume_agrees_with_an_area_computed_by_hand() -> None:
     # below (5, 5): x 1.5-2 height 1, x 2-4 height 3, x 4-5 height 4
     assert measure_hypervolume(POINTS, np.array([5.0, 5.0])) == pytest.approx(0.5 * 1 + 2 * 3 + 1 * 4)
     assert measure_hypervolume(POINTS, np.array([1.0, 1.0])) == 0.0
@@ -51,14 +51,14 @@ def test_the_volume_agrees_with_counting_cells(points: list[tuple[int, int, int]
     assert measure_hypervolume(values, np.array([6.0, 6.0, 6.0])) == pytest.approx(len(cells))
 
 
-def test_the_hypervolume_over_trials_never_falls_and_ends_at_the_whole() -> None:
+def test_the_cumulative_hypervolume_never_falls_and_ends_at_the_total() -> None:
     reference = choose_reference_point(POINTS)
     growth = cumulative_hypervolume(POINTS, reference)
     assert np.all(np.diff(growth) >= 0)
     assert growth[-1] == measure_hypervolume(POINTS, reference) > 0
 
 
-def test_a_beaten_point_brings_nothing_to_the_front() -> None:
+def test_a_dominated_point_contributes_no_hypervolume() -> None:
     hypervolume_share = hypervolume_contributions(POINTS.tolist(), np.array([5.0, 5.0]))
     assert (hypervolume_share > 0).tolist() == find_pareto_front(POINTS).tolist()
 
@@ -75,12 +75,12 @@ def test_axes_of_positive_metrics_are_ratios() -> None:
     np.testing.assert_allclose(spread, [[0.0, -1.0], [1.0, 2.0]], rtol=1e-12)
 
 
-def test_the_weight_where_the_choice_flips_is_exact() -> None:
-    # score = w x speed + (1 - w) x thrift: a (1, 4), b (2, 3), c (5, 1), d beaten
+def test_the_weight_at_which_the_choice_changes_is_exact() -> None:
+    # score = w x speed + (1 - w) x thrift: a (1, 4), b (2, 3), c (5, 1), d dominated
     thrift, speed = np.array([4.0, 3.0, 1.0, 0.5]), np.array([1.0, 2.0, 5.0, 0.5])
     choices = choose_by_weight(thrift, speed)
     assert [choice.point for choice in choices] == [0, 2]
-    # a and c meet where 4 - 3w = 1 + 4w; b would need to beat them there: 3 - 3/7 < 4 - 9/7
+    # a and c meet where 4 - 3w = 1 + 4w; b would have to beat them there: 3 - 3/7 < 4 - 9/7
     assert choices[0].to_weight == pytest.approx(3 / 7)
     assert (choices[0].from_weight, choices[-1].to_weight) == (0.0, 1.0)
 
@@ -100,16 +100,16 @@ def test_the_choice_at_every_weight_has_the_greatest_score(points: list[tuple[in
         assert scores[choice.point] == pytest.approx(scores.max())
 
 
-def test_nothing_measured_chooses_nothing() -> None:
+def test_without_points_there_is_no_choice() -> None:
     assert choose_by_weight(np.array([]), np.array([])) == []
 
 
-def test_weights_are_read_with_both_ends() -> None:
+def test_weights_include_both_ends() -> None:
     assert parse_weights("0:1:0.1") == (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     assert parse_weights("1,0,0.5") == (0.0, 0.5, 1.0)
 
 
 @pytest.mark.parametrize("text", ["", "0:1", "0:1:0", "0:1:-1", "1:0:0.1", "0:2:0.1", "a", "nan", "-1,0", "0:1:inf:1"])
-def test_weights_that_cannot_be_read_are_refused(text: str) -> None:
+def test_invalid_weights_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="weights must be from:to:step"):
         parse_weights(text)

@@ -1,4 +1,4 @@
-"""The `pareto` strategy on a joined recording: the whole front early, no member twice, any metrics."""
+"""The `pareto` strategy on a joined recording: it finds the Pareto front early, repeats nothing, takes any metrics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ask(recording: Recording, proposer: ParetoProposer, count: int) -> list[int]
     return rows
 
 
-def test_the_whole_front_is_found_in_two_thirds_of_the_rows_and_no_row_twice(joined: Recording) -> None:
+def test_the_pareto_front_is_found_in_two_thirds_of_the_rows_without_repeats(joined: Recording) -> None:
     rows = ask(joined, ParetoProposer(), 18)
     assert len(set(rows)) == len(rows) == 18
     found = {int(joined.space.num_accelerators_N[row]): np.inf for row in rows}
@@ -65,11 +65,11 @@ def test_the_whole_front_is_found_in_two_thirds_of_the_rows_and_no_row_twice(joi
     assert found == {4: 4.0, 8: 2.0, 16: 1.0}
 
 
-def test_it_goes_on_until_every_row_was_asked_for(joined: Recording) -> None:
+def test_it_proposes_until_every_row_was_tried(joined: Recording) -> None:
     assert sorted(ask(joined, ParetoProposer(), 99)) == list(range(27))
 
 
-def test_the_same_view_gives_the_same_batch_of_different_members_that_do_not_run_yet(joined: Recording) -> None:
+def test_a_batch_is_deterministic_distinct_and_not_running(joined: Recording) -> None:
     pending = frozenset({0, 9})
     view = view_of(joined, [4, 13], pending)
     first, again = ParetoProposer().propose(view, 5), ParetoProposer().propose(view, 5)
@@ -80,7 +80,7 @@ def test_the_same_view_gives_the_same_batch_of_different_members_that_do_not_run
     assert all(p.proposer == "pareto" and p.rationale and p.expects.step_time_s for p in first)
 
 
-def test_a_proposer_that_served_another_space_forgets_it(joined: Recording, tmp_path: Path) -> None:
+def test_a_proposer_used_on_another_space_does_not_mix_them(joined: Recording, tmp_path: Path) -> None:
     proposer = ParetoProposer()
     ask(joined, proposer, 2)
     family = find_family(tmp_path / "r" / "toy-4")
@@ -88,13 +88,13 @@ def test_a_proposer_that_served_another_space_forgets_it(joined: Recording, tmp_
     assert all(smaller.space.row(p.config) is not None for p in proposer.propose(view_of(smaller, []), 3))
 
 
-def test_other_metrics_make_a_front_as_well(joined: Recording) -> None:
+def test_other_metrics_form_a_pareto_front_too(joined: Recording) -> None:
     proposer = ParetoProposer([("step_time_s", "minimize"), ("peak_memory_gib", "minimize")])
     rows = ask(joined, proposer, 4)
     assert len(set(rows)) == 4
 
 
-def test_a_space_falls_into_sizes_that_cover_it(joined: Recording) -> None:
+def test_the_parts_by_size_cover_the_space(joined: Recording) -> None:
     sizes = split_by_size(joined.space)
     assert [size.num_accelerators for size in sizes] == [4, 8, 16]
     assert sorted(row for size in sizes for row in size.row_of) == list(range(27))

@@ -1,4 +1,4 @@
-"""Closed forms of time and memory against counted parameters, known sums and measured landscapes."""
+"""Closed forms of time and memory compared with parameter counts, known sums and measured landscapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wl2() -> Card:
 
 
 @pytest.mark.parametrize("name", ["nanotron-1b-1n", "nanotron-3b-2n", "nanotron-8b-2n", "nanotron-80b-8n"])
-def test_parameters_are_those_that_the_source_counted(name):
+def test_parameters_agree_with_the_recorded_model(name):
     arch = load_recording(LANDSCAPES / name).card.arch
     assert arch.num_params is not None
     assert count_parameters(arch) == pytest.approx(arch.num_params, rel=1e-3)
@@ -45,7 +45,7 @@ def test_parameters_of_llama_3_1_8b():
     assert count_parameters(load_card("wl2").arch) == pytest.approx(8.03e9, rel=2e-3)
 
 
-def test_a_mixture_counts_all_experts_and_is_active_in_few():
+def test_a_mixture_of_experts_counts_all_and_active_parameters():
     moe = MoEArch(num_experts=64, top_k=6, expert_intermediate_size=1408, num_shared_experts=2, num_dense_layers=1)
     arch = ModelArch(
         num_layers=28,
@@ -61,7 +61,7 @@ def test_a_mixture_counts_all_experts_and_is_active_in_few():
     assert count_parts(arch).active == pytest.approx(2.8e9, rel=0.03), "2.8B activated as published"
 
 
-def test_flops_per_token_follow_the_usual_convention(wl2):
+def test_flops_per_token_follow_the_palm_convention(wl2):
     arch = wl2.arch
     matmul = count_parameters(arch) - arch.vocab_size * arch.hidden_size
     expected = 6 * matmul + 12 * 32 * 4096 * 1024
@@ -87,7 +87,7 @@ def one_gib(card: Card, **config: object) -> float:
     return float(predict_space(card, make_space([config])).memory_gib_N[0])
 
 
-def test_memory_moves_as_sharding_and_recomputation_say(wl2):
+def test_memory_changes_with_sharding_and_recomputation(wl2):
     base = {"tp": 1, "dp": 16, "pp": 1, "micro_batch_size": 2, "zero_stage": 1, "activation_checkpointing": "none"}
     plain = one_gib(wl2, **base)
     assert one_gib(wl2, **{**base, "activation_checkpointing": "full"}) < plain
@@ -97,12 +97,14 @@ def test_memory_moves_as_sharding_and_recomputation_say(wl2):
     assert one_gib(wl2, **{**base, "micro_batch_size": 1}) < plain
 
 
-def test_weights_gradients_and_adam_take_the_bytes_of_mixed_precision(wl2):
+def test_weights_gradients_and_adam_take_18_bytes_per_parameter(wl2):
     space = make_space([{"tp": 1, "dp": 16, "pp": 1, "micro_batch_size": 1, "zero_stage": 0}])
     parts = memory_parts(wl2, read_layout(wl2, space), read_machine(wl2))
     params = count_parameters(wl2.arch)
     total = (parts.weights + parts.gradients + parts.optimizer)[0] * 2**30
-    assert total == pytest.approx(18 * params, rel=1e-3), "2 + 4 + 12 bytes a parameter (ZeRO, section 3.1, fp32 sums)"
+    assert total == pytest.approx(18 * params, rel=1e-3), (
+        "2 + 4 + 12 bytes per parameter (ZeRO, section 3.1, fp32 sums)"
+    )
 
 
 def test_a_cpu_process_has_no_cuda_context():
@@ -113,7 +115,7 @@ def test_a_cpu_process_has_no_cuda_context():
     assert prediction.fits_N[0] > 0.95
 
 
-def test_experts_divide_by_the_expert_degree_and_pay_an_exchange():
+def test_expert_parallelism_divides_memory_and_adds_an_exchange():
     card = load_card("wl5")
     rows = [{"tp": 1, "dp": 16, "pp": 1, "ep": ep, "micro_batch_size": 1} for ep in (1, 8)]
     prediction = predict_space(card, make_space(rows))
@@ -124,13 +126,13 @@ def test_experts_divide_by_the_expert_degree_and_pay_an_exchange():
     assert exchange[0] == 0 < exchange[1]
 
 
-def test_an_accelerator_that_nobody_listed_is_predicted_all_the_same(wl2):
+def test_an_unlisted_accelerator_gets_a_prediction(wl2):
     card = wl2.model_copy(update={"hardware": wl2.hardware.model_copy(update={"accelerator": "frob-9000"})})
     space = make_space([{"tp": 1, "dp": 16, "pp": 1, "micro_batch_size": 1}])
     assert np.isfinite(predict_space(card, space).time_s_N).all()
 
 
-def test_order_agrees_with_what_was_measured_on_every_shipped_landscape():
+def test_the_predicted_order_agrees_with_every_shipped_landscape():
     agreements = []
     for path in find_recordings(LANDSCAPES):
         recording = load_recording(path)
@@ -158,7 +160,7 @@ def test_the_command_prints_parts_and_draws_them(tmp_path, capsys):
     assert "has no knob 'micro_batch_sise'" in capsys.readouterr().err
 
 
-def test_ranks_that_share_the_cores_of_a_cpu_take_turns():
+def test_ranks_that_share_cpu_cores_are_slower():
     card = load_card("tiny")
     space = make_space([{"tp": 1, "pp": 1, "dp": dp, "micro_batch_size": 4} for dp in (1, 2, 4)])
     shared = card.model_copy(update={"hardware": card.hardware.model_copy(update={"host_cores": 2})})

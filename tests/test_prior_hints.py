@@ -1,4 +1,4 @@
-"""What a proposer says it has learnt moves the surrogate while little is measured, and gives way to trials."""
+"""Hints of a proposer move the surrogate while little is measured, and trials override them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cclsearch.recording.load import load_recording
 RECORDING = load_recording(Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n")
 
 
-def told(num_seen: int = 0, **beliefs: str) -> tuple[ProposerEvent, ...]:
-    return (ProposerEvent("llm_turn", "turn 1", {"beliefs": format_hints(beliefs, num_seen)}),)
+def hint_events(num_seen: int = 0, **hints: str) -> tuple[ProposerEvent, ...]:
+    return (ProposerEvent("llm_turn", "turn 1", {"beliefs": format_hints(hints, num_seen)}),)
 
 
 def view_with(remarks: tuple[ProposerEvent, ...], num_trials: int = 0) -> SearchView:
-    """A search that has read that many of the fastest rows."""
+    """Return the view of a search that has measured this many of the fastest rows."""
     rows = sorted((r for r in RECORDING.rows if r.step_time_s), key=lambda row: row.step_time_s or 0)[:num_trials]
     seen = tuple(
         Observation(
@@ -31,9 +31,9 @@ def view_with(remarks: tuple[ProposerEvent, ...], num_trials: int = 0) -> Search
     return SearchView(RECORDING.card, RECORDING.space, seen, frozenset(), 15, seed=0, remarks=remarks)
 
 
-def shift_of_pipelines(num_trials: int, level: str) -> float:
-    """By how much more (in log units) pipelined rows are expected to take than others, told so over not told."""
-    before, after = (fit_posterior(view_with(remarks, num_trials)) for remarks in ((), told(pipeline=level)))
+def pipeline_shift(num_trials: int, level: str) -> float:
+    """Return the effect of the hint on the expected log time of pipelined rows, minus that on the other rows."""
+    before, after = (fit_posterior(view_with(remarks, num_trials)) for remarks in ((), hint_events(pipeline=level)))
     assert before is not None
     assert after is not None
     change = after.log_time_m - before.log_time_m
@@ -41,36 +41,36 @@ def shift_of_pipelines(num_trials: int, level: str) -> float:
     return float(change[pipelined].mean() - change[~pipelined].mean())
 
 
-def test_a_slow_pipeline_makes_pipelined_rows_look_slower_and_a_fast_one_faster() -> None:
-    assert shift_of_pipelines(0, "much_slower") > 0.05
-    assert shift_of_pipelines(0, "much_faster") < -0.01
-    assert shift_of_pipelines(0, "as_predicted") == pytest.approx(0, abs=1e-9)
+def test_a_pipeline_hint_shifts_the_expected_time_of_pipelined_rows() -> None:
+    assert pipeline_shift(0, "much_slower") > 0.05
+    assert pipeline_shift(0, "much_faster") < -0.01
+    assert pipeline_shift(0, "as_predicted") == pytest.approx(0, abs=1e-9)
 
 
-def test_trials_outweigh_what_was_said() -> None:
-    assert abs(shift_of_pipelines(12, "much_slower")) < 0.5 * shift_of_pipelines(0, "much_slower")
+def test_trials_outweigh_a_hint() -> None:
+    assert abs(pipeline_shift(12, "much_slower")) < 0.5 * pipeline_shift(0, "much_slower")
 
 
-def test_of_each_part_the_latest_word_counts() -> None:
+def test_the_latest_hint_of_each_part_counts() -> None:
     remarks = (
-        *told(pipeline="slower", optimizer="faster"),
+        *hint_events(pipeline="slower", optimizer="faster"),
         ProposerEvent("arbiter", "moved"),
-        *told(pipeline="as_predicted"),
+        *hint_events(pipeline="as_predicted"),
     )
-    held = collect_hints(view_with(remarks))
-    assert {part: hint.level for part, hint in held.items()} == {
+    hints = collect_hints(view_with(remarks))
+    assert {part: hint.level for part, hint in hints.items()} == {
         "pipeline": "as_predicted",
         "optimizer": "faster",
     }
 
 
-def test_a_belief_fades_unless_it_is_said_again() -> None:
-    old, fresh = told(pipeline="slower"), told(6, pipeline="slower")
+def test_a_hint_decays_unless_it_is_repeated() -> None:
+    old, fresh = hint_events(pipeline="slower"), hint_events(6, pipeline="slower")
     assert collect_hints(view_with(old, 6))["pipeline"].weight == pytest.approx(0.25)
     assert collect_hints(view_with((*old, *fresh), 6))["pipeline"].weight == 1.0
 
 
-def test_only_known_parts_and_levels_are_taken() -> None:
+def test_only_known_parts_and_levels_are_accepted() -> None:
     every = [{"part": part, "is": level} for part in PARTS for level in LEVELS]
     assert set(parse_hints(every)) == set(PARTS)
     for wrong in (None, "slow", [1], [{"part": "pipeline"}], [{"part": ["pipeline"], "is": "slower"}], {"part": "dp"}):

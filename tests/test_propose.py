@@ -1,4 +1,4 @@
-"""What every strategy must keep to, and what the default one must know."""
+"""The contract of every strategy, and what the default one must learn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, space_from_rows
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
-LEGAL = ["default", "grid", "heuristic", "random", "tpe", "tpe-multivariate", "tpe-penalised"]
+STRATEGIES = ["default", "grid", "heuristic", "random", "tpe", "tpe-multivariate", "tpe-penalised"]
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def make_view(recording: Recording, seen: Sequence[Observation] = (), **fields: 
 
 
 def observe(recording: Recording, row: int, trial: int) -> Observation:
-    held = recording.rows[row]
+    measured = recording.rows[row]
     failure = None
-    if held.status != "ok":
+    if measured.status != "ok":
         failure = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="recorded as failed")
-    time_s = held.step_time_s
-    return Observation(trial, held.config, row, time_s, time_s, held.peak_memory_gib, failure)
+    time_s = measured.step_time_s
+    return Observation(trial, measured.config, row, time_s, time_s, measured.peak_memory_gib, failure)
 
 
 def search(recording: Recording, name: str, trials: int, seed: int = 0) -> list[Observation]:
@@ -55,13 +55,13 @@ def search(recording: Recording, name: str, trials: int, seed: int = 0) -> list[
         if not proposals:
             break
         row = recording.space.row(proposals[0].config)
-        assert row is not None, "a proposal is a member"
+        assert row is not None, "a proposal is in the search space"
         seen.append(observe(recording, row, trial))
     return seen
 
 
-@pytest.mark.parametrize("name", LEGAL)
-def test_proposals_are_new_members_and_the_same_for_the_same_view(recording, name):
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_proposals_are_untried_configurations_and_deterministic(recording, name):
     seen = search(recording, name, 5)
     rows = [o.row for o in seen]
     assert len(set(rows)) == 5
@@ -74,8 +74,8 @@ def test_proposals_are_new_members_and_the_same_for_the_same_view(recording, nam
     assert not set(batch) & (set(rows) | {1, 2, 3, None})
 
 
-@pytest.mark.parametrize("name", LEGAL)
-def test_a_space_is_searched_to_its_end_and_no_further(name):
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_space_is_searched_until_every_row_was_tried(name):
     whole = load_recording(LANDSCAPES / "nanotron-8b-4n")
     rows = tuple(row for row in whole.rows if (row.peak_memory_gib or 99) < 60)[:6]
     small = replace(whole, space=space_from_rows(whole.space.knobs, [row.config for row in rows]), rows=rows)
@@ -83,27 +83,29 @@ def test_a_space_is_searched_to_its_end_and_no_further(name):
 
 
 @pytest.mark.parametrize("name", ["nanotron-8b-4n", "nanotron-3b-2n", "vtrain-h1024-l20-g8-b32"])
-def test_the_default_finds_what_is_near_the_best_in_ten_trials(name):
+def test_the_default_gets_within_5_percent_of_the_best_in_ten_trials(name):
     recording = load_recording(LANDSCAPES / name)
     losses = [o.loss for o in search(recording, "default", 10) if o.loss is not None]
     assert min(losses) <= 1.05 * recording.best_step_time_s
 
 
-def with_unknown_words(recording: Recording) -> Recording:
-    """The same table under a knob that nobody has heard of: one of three words makes every step 40 % slower."""
+def with_unknown_categories(recording: Recording) -> Recording:
+    """Return the same table with an unknown knob: one of its three choices makes every step 40 % slower."""
     slow = {"zig": 1.0, "zag": 1.4, "zog": 1.15}
     rows = tuple(
-        replace(row, config=type(row.config)({**row.config, "frobnicator": word}), step_time_s=row.step_time_s * factor)
+        replace(
+            row, config=type(row.config)({**row.config, "frobnicator": choice}), step_time_s=row.step_time_s * factor
+        )
         for row in recording.rows
         if row.step_time_s is not None and row.step_time_s < 20
-        for word, factor in slow.items()
+        for choice, factor in slow.items()
     )
     knobs = (*recording.space.knobs, Knob("frobnicator", tuple(slow)))
     return replace(recording, space=space_from_rows(knobs, [row.config for row in rows]), rows=rows)
 
 
-def test_a_knob_that_nobody_has_heard_of_is_learned(recording):
-    unknown = with_unknown_words(recording)
+def test_the_effect_of_an_unknown_knob_is_learned(recording):
+    unknown = with_unknown_categories(recording)
     seen = search(unknown, "default", 12)
     late = [o.config["frobnicator"] for o in seen[6:]]
     assert late.count("zag") <= 1
@@ -111,7 +113,7 @@ def test_a_knob_that_nobody_has_heard_of_is_learned(recording):
 
 
 @pytest.mark.parametrize("of_time", [lambda s: -1000 / s, lambda s: math.log(s / 10), lambda s: 0.3 * s + 5])
-def test_the_default_finds_the_best_by_a_loss_that_is_no_time(recording, of_time):
+def test_the_default_finds_the_best_by_a_loss_other_than_time(recording, of_time):
     seen: list[Observation] = []
     for trial in range(10):
         proposal = PROPOSERS.get("default")().propose(make_view(recording, seen, objective="other"), 1)[0]
@@ -120,13 +122,13 @@ def test_the_default_finds_the_best_by_a_loss_that_is_no_time(recording, of_time
     assert min(o.step_time_s for o in seen if o.step_time_s) <= 1.05 * recording.best_step_time_s
 
 
-def test_nothing_but_failures_still_leads_on(recording):
+def test_after_failures_only_it_still_proposes(recording):
     failures = [n for n, row in enumerate(recording.rows) if row.status == "failed"][:6]
     seen = [observe(recording, row, trial) for trial, row in enumerate(failures)]
     assert len(PROPOSERS.get("default")().propose(make_view(recording, seen), 3)) == 3
 
 
-def test_a_failure_of_memory_makes_larger_ones_doubtful(recording):
+def test_an_out_of_memory_failure_lowers_p_fits_of_the_others(recording):
     row = recording.space.row({"tp": 1, "pp": 2, "dp": 16, "zero_stage": 1, "micro_batch_size": 1})
     assert row is not None
     config = recording.space.config(row)
@@ -141,7 +143,7 @@ def test_a_failure_of_memory_makes_larger_ones_doubtful(recording):
     assert np.mean(after.p_fits_m) < np.mean(before.p_fits_m) - 0.02
 
 
-def test_earlier_runs_are_used_as_a_prior(recording):
+def test_warm_start_observations_are_used(recording):
     earlier = tuple(replace(o, row=None) for o in search(recording, "default", 8))
     proposals = PROPOSERS.get("default")().propose(make_view(recording, prior=earlier), 1)
     found = recording.look_up(proposals[0].config)
@@ -157,7 +159,7 @@ def survey(recording: Recording, seen: Sequence[Observation], top: int = 10) -> 
     return summarize_posterior(view, posterior, top)
 
 
-def test_the_outlook_says_what_is_left_and_how_well_it_predicted(recording):
+def test_the_snapshot_has_what_is_left_and_the_prediction_error(recording):
     empty = survey(recording, [])
     assert empty.max_expected_improvement is None
     assert empty.median_error is None
@@ -173,7 +175,7 @@ def test_the_outlook_says_what_is_left_and_how_well_it_predicted(recording):
     assert survey(recording, all_but_one).is_exhausted
 
 
-def test_a_front_is_pushed_in_both_directions(recording):
+def test_the_pareto_front_improves_in_both_metrics(recording):
     seen = search(recording, "default", 6)
     view = make_view(recording, seen)
     proposals = propose_pareto(view, 4, (("step_time_s", "minimize"), ("peak_memory_gib", "minimize")))
@@ -181,25 +183,27 @@ def test_a_front_is_pushed_in_both_directions(recording):
     assert len(set(rows)) == 4
     assert not set(rows) & {o.row for o in seen}
     expected = [proposal.expects.peak_memory_gib or 0 for proposal in proposals]
-    assert min(expected) < min(o.peak_memory_gib or 99 for o in seen), "the lean end of the front is looked for"
+    assert min(expected) < min(o.peak_memory_gib or 99 for o in seen), (
+        "some proposals aim at the low-memory end of the Pareto front"
+    )
     with pytest.raises(ValueError, match="at least two"):
         propose_pareto(view, 1, (("step_time_s", "minimize"),))
 
 
-def test_the_default_is_an_optuna_sampler(recording):
+def test_the_default_works_as_an_optuna_sampler(recording):
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=SearchSpaceSampler(recording.card, recording.space))
-    members = set()
+    configs = set()
     for _ in range(6):
         trial = study.ask(search_space_distributions(recording.space))
         found = recording.look_up(trial.params)
         assert found is not None
-        members.add(found.config)
+        configs.add(found.config)
         if found.step_time_s is None:
             study.tell(trial, state=TrialState.FAIL)
         else:
             study.tell(trial, found.step_time_s)
-    assert len(members) == 6
+    assert len(configs) == 6
     assert study.best_value <= 1.2 * recording.best_step_time_s
     with pytest.raises(UserError, match="has no knob"):
         study.ask({"colour": optuna.distributions.CategoricalDistribution(("red", "blue"))})
@@ -207,25 +211,25 @@ def test_the_default_is_an_optuna_sampler(recording):
 
 @pytest.mark.parametrize("name", ["nanotron-3b-2n", "vtrain-h1024-l20-g8-b32"])
 @pytest.mark.parametrize("of_time", [lambda s: -1000 / s, lambda s: math.log(s / 10), lambda s: 0.3 * s + 5])
-def test_a_loss_that_hangs_on_the_step_time_alone_is_known_as_well_as_it(name, of_time):
+def test_a_loss_that_depends_on_step_time_only_is_predicted_as_well(name, of_time):
     table = load_recording(LANDSCAPES / name)
     seen = search(table, "default", 6)
     other = [o if o.loss is None else replace(o, loss=of_time(o.loss)) for o in seen]
     time, loss = fit_posterior(make_view(table, seen)), fit_posterior(make_view(table, other, objective="other"))
     assert time is not None
     assert loss is not None
-    doubt_of_time, doubt_of_loss = (np.median(b.sd_m) / np.ptp(b.mean_m) for b in (time, loss))
-    assert doubt_of_loss < 2 * doubt_of_time
+    sd_of_time, sd_of_loss = (np.median(b.sd_m) / np.ptp(b.mean_m) for b in (time, loss))
+    assert sd_of_loss < 2 * sd_of_time
 
 
-def test_a_loss_that_goes_against_the_step_time_is_learned_too(recording):
+def test_a_loss_that_falls_with_step_time_is_learned(recording):
     seen = [o if o.loss is None else replace(o, loss=1000 / o.loss) for o in search(recording, "default", 5)]
     posterior = fit_posterior(make_view(recording, seen, objective="other"))
     assert posterior is not None
     assert np.corrcoef(posterior.mean_m, posterior.log_time_m)[0, 1] < -0.5
 
 
-def test_a_failure_of_the_llms_own_does_not_make_the_surrogate_timid(recording):
+def test_an_overruled_failure_does_not_raise_the_penalty(recording):
     failing = next(n for n, row in enumerate(recording.rows) if row.status == "failed")
     running = next(n for n, row in enumerate(recording.rows) if row.status == "ok")
     seen = [observe(recording, row, trial) for trial, row in enumerate((running, failing))]
