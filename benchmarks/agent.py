@@ -72,7 +72,7 @@ def play(task: tuple[str, str, int]) -> Played:
 def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Played:
     """The search loop without jobs; each row is read once, and only new configurations of the space are accepted."""
     seen: list[Observation] = []
-    remarks: list[object] = []
+    events: list[object] = []
     for trial in range(1, BUDGET + 1):
         view = SearchView(
             card=recording.card,
@@ -81,18 +81,18 @@ def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Pla
             pending=frozenset(),
             budget_left=BUDGET - trial + 1,
             seed=seed,
-            remarks=tuple(remarks),  # type: ignore[arg-type]
+            events=tuple(events),  # type: ignore[arg-type]
             next_trial=trial,
         )
         proposals = proposer.propose(view, 1)
-        remarks += list(proposer.take_events()) if isinstance(proposer, Arbiter) else []
+        events += list(proposer.take_events()) if isinstance(proposer, Arbiter) else []
         if not proposals:
             break
         row = recording.space.row(proposals[0].config)
         assert row is not None, "a configuration outside the search space was proposed"
         assert all(o.row != row for o in seen), "a configuration was proposed again"
         seen.append(observe(recording, trial, row))
-    turns = sum(getattr(remark, "topic", "") == "llm_turn" for remark in remarks)
+    turns = sum(getattr(event, "topic", "") == "llm_turn" for event in events)
     failed = sum(o.loss is None for o in seen)
     return Played(recording.name, who, seed, curve(recording, seen), len(seen), failed, turns)
 

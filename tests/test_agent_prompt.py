@@ -46,7 +46,7 @@ def rich_search() -> Search:
     search = search_of([0, 5, 9, 14, 22])
     item = SubmittedConfig(SPACE.config(9), expected_step_time_s=9.0, expected_memory_gib=35.0)
     turn = PastTurn(1, "submit", (item,), "pipelines are slow here", Cost())
-    search.remarks += [
+    search.events += [
         turn_event(turn, "turn 1"),
         ProposerEvent("arbiter", "llm since trial 3: the seeds are proposed", {}),
     ]
@@ -71,7 +71,7 @@ def test_prompt_equals_the_golden_file() -> None:
 @pytest.mark.parametrize("count", [3, 59, 5000])
 def test_a_whole_request_stays_within_12000_tokens(count: int, mode: str) -> None:
     search = search_of([i % len(SPACE) for i in range(count)], message="é" * 5000)
-    search.remarks += [
+    search.events += [
         turn_event(PastTurn(i, "submit", (SubmittedConfig(SPACE.config(i % 50)),), f"insight {i} " * 40, Cost()), "t")
         for i in range(min(count, 300))
     ]

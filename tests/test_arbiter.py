@@ -158,7 +158,7 @@ def test_improvement_within_the_noise_does_not_count() -> None:
     search.finish_trial()
     first = search.observations[0]
     items = tuple(SubmittedConfig(SPACE.config(row)) for row in FAST[:2])
-    search.remarks.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
+    search.events.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
     assert first.loss is not None
     for trial, (row, ratio) in enumerate(((FAST[0], 0.995), (FAST[1], 0.9)), 2):
         loss = first.loss * ratio
@@ -295,7 +295,7 @@ def wait_for_background(arbiter: Arbiter) -> None:
 
 
 def llm_turns(search: Search) -> list[PastTurn]:
-    return past_turns(search.remarks)
+    return past_turns(search.events)
 
 
 def test_turn_during_a_stall_is_charged_and_not_used() -> None:
@@ -306,7 +306,7 @@ def test_turn_during_a_stall_is_charged_and_not_used() -> None:
     assert provider.asked.wait(60)
     # Meanwhile two of its earlier trials finish, and both failed in the same way.
     items = tuple(SubmittedConfig(SPACE.config(row)) for row in OOM[:2])
-    search.remarks.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
+    search.events.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
     for item in items:
         search.proposals.append(Proposal(item.config, "llm"))
         search.observations.append(run_trial(len(search.proposals), item.config))
@@ -320,7 +320,7 @@ def test_turn_during_a_stall_is_charged_and_not_used() -> None:
     assert who(search) == ["default", "llm", "llm", "default", "default"]
     search.ask(arbiter, 1)
     assert search.moves()[-1].startswith("llm since trial 6")
-    assert "the LLM was suspended meanwhile" in search.remarks[-2].text + search.remarks[-3].text
+    assert "the LLM was suspended meanwhile" in search.events[-2].text + search.events[-3].text
 
 
 def test_turn_at_the_end_of_the_search_is_charged() -> None:
@@ -332,8 +332,8 @@ def test_turn_at_the_end_of_the_search_is_charged() -> None:
     provider.release.set()
     wait_for_background(arbiter)
     arbiter.close()
-    (remark,) = arbiter.take_events()
-    (turn,) = past_turns((remark,))
+    (event,) = arbiter.take_events()
+    (turn,) = past_turns((event,))
     assert (turn.decision, turn.submitted, turn.cost.usage.total) == ("none", (), 1100)
     arbiter.close()
     assert arbiter.take_events() == []
@@ -347,8 +347,8 @@ def test_turn_without_an_answer_does_not_delay_the_end(monkeypatch: pytest.Monke
     search.ask(arbiter, 1)
     assert provider.asked.wait(60)
     arbiter.close()
-    (remark,) = arbiter.take_events()
-    assert "the search ended before this turn did" in remark.text
+    (event,) = arbiter.take_events()
+    assert "the search ended before this turn did" in event.text
     provider.release.set()
 
 
@@ -363,7 +363,7 @@ def test_resume_retries_after_a_wrong_key_or_a_raised_limit() -> None:
     search.budget = 8
     search.run(make(ScriptedModel(*FAST[4::-1]), limits=LlmLimits(max_tokens=1000)))
     assert who(search)[6:] == ["default", "default"]
-    search.remarks.append(limits_event(LlmLimits(max_tokens=5000)))
+    search.events.append(limits_event(LlmLimits(max_tokens=5000)))
     search.budget = 9
     search.run(make(ScriptedModel(*FAST[2::-1]), limits=LlmLimits(max_tokens=1000)))
     assert who(search)[8:] == ["llm"]
@@ -374,8 +374,8 @@ def test_only_allowed_moves_are_written() -> None:
         write_move(State(ArbiterPhase.OFF, 1), State(ArbiterPhase.FALLBACK, 2))
     for phase in ArbiterPhase:
         for after in ALLOWED[phase]:
-            remark = write_move(State(phase, 1), State(after, 7, "cause", "reason", 2, 1))
-            view = replace(Search().view, remarks=(remark,))
+            event = write_move(State(phase, 1), State(after, 7, "cause", "reason", 2, 1))
+            view = replace(Search().view, events=(event,))
             assert read_state(view) == State(after, 7, "cause", "reason", 2, 1)
 
 

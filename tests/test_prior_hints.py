@@ -19,7 +19,7 @@ def hint_events(num_seen: int = 0, **hints: str) -> tuple[ProposerEvent, ...]:
     return (ProposerEvent("llm_turn", "turn 1", {"beliefs": format_hints(hints, num_seen)}),)
 
 
-def view_with(remarks: tuple[ProposerEvent, ...], num_trials: int = 0) -> SearchView:
+def view_with(events: tuple[ProposerEvent, ...], num_trials: int = 0) -> SearchView:
     """Return the view of a search that has measured this many of the fastest rows."""
     rows = sorted((r for r in RECORDING.rows if r.step_time_s), key=lambda row: row.step_time_s or 0)[:num_trials]
     seen = tuple(
@@ -28,12 +28,12 @@ def view_with(remarks: tuple[ProposerEvent, ...], num_trials: int = 0) -> Search
         )
         for n, r in enumerate(rows, start=1)
     )
-    return SearchView(RECORDING.card, RECORDING.space, seen, frozenset(), 15, seed=0, remarks=remarks)
+    return SearchView(RECORDING.card, RECORDING.space, seen, frozenset(), 15, seed=0, events=events)
 
 
 def pipeline_shift(num_trials: int, level: str) -> float:
     """Return the effect of the hint on the expected log time of pipelined rows, minus that on the other rows."""
-    before, after = (fit_posterior(view_with(remarks, num_trials)) for remarks in ((), hint_events(pipeline=level)))
+    before, after = (fit_posterior(view_with(events, num_trials)) for events in ((), hint_events(pipeline=level)))
     assert before is not None
     assert after is not None
     change = after.log_time_m - before.log_time_m
@@ -52,12 +52,12 @@ def test_trials_outweigh_a_hint() -> None:
 
 
 def test_the_latest_hint_of_each_part_counts() -> None:
-    remarks = (
+    events = (
         *hint_events(pipeline="slower", optimizer="faster"),
         ProposerEvent("arbiter", "moved"),
         *hint_events(pipeline="as_predicted"),
     )
-    hints = collect_hints(view_with(remarks))
+    hints = collect_hints(view_with(events))
     assert {part: hint.level for part, hint in hints.items()} == {
         "pipeline": "as_predicted",
         "optimizer": "faster",

@@ -42,7 +42,7 @@ class SearchView:
     objective: str = "step_time"
     prior: tuple[Observation, ...] = ()
     """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
-    remarks: tuple[ProposerEvent, ...] = ()
+    events: tuple[ProposerEvent, ...] = ()
     """Events of the proposers so far, from the ledger: proposers rebuild their state from these after a kill."""
     next_trial: int = 0
     """Number of the next trial; 0 if the caller does not number trials."""

@@ -75,7 +75,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
         seed=session.spec.seed,
         objective=session.spec.objective.name,
         prior=session.prior,
-        remarks=tuple(ProposerEvent(note.topic, note.text, note.data) for note in writer.state.notes),
+        events=tuple(ProposerEvent(note.topic, note.text, note.data) for note in writer.state.notes),
         next_trial=len(writer.state.trials) + 1,
     )
 

@@ -98,7 +98,7 @@ class Search:
     seed: int = 0
     objective: str = "step_time"
     observations: list[Observation] = field(default_factory=list)
-    remarks: list[ProposerEvent] = field(default_factory=list)
+    events: list[ProposerEvent] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
     running: list[Proposal] = field(default_factory=list)
     message: str = "CUDA out of memory"
@@ -114,7 +114,7 @@ class Search:
             budget_left=self.budget - len(self.proposals),
             seed=self.seed,
             objective=self.objective,
-            remarks=tuple(self.remarks),
+            events=tuple(self.events),
             next_trial=len(self.proposals) + 1,
         )
 
@@ -123,7 +123,7 @@ class Search:
         view = self.view
         taken = {o.row for o in view.observations} | view.closed
         given = list(proposer.propose(view, count))  # type: ignore[attr-defined]
-        self.remarks += proposer.take_events()  # type: ignore[attr-defined]
+        self.events += proposer.take_events()  # type: ignore[attr-defined]
         for proposal in given:
             row = SPACE.row(proposal.config)
             assert row is not None, f"not in the search space: {proposal}"
@@ -150,4 +150,4 @@ class Search:
 
     def moves(self) -> list[str]:
         """The arbiter's moves, in words."""
-        return [event.text for event in self.remarks if event.topic == "arbiter"]
+        return [event.text for event in self.events if event.topic == "arbiter"]

@@ -159,11 +159,11 @@ def _run_search(
         report.ended_early += 1
     assert any(observation.loss is not None for observation in search.observations)
     assert all(SPACE.row(proposal.config) is not None for proposal in search.proposals)
-    turns = past_turns(search.remarks)
+    turns = past_turns(search.events)
     report.turns += len(turns)
     report.decisions += sum(turn.decision == "submit" for turn in turns)
     report.waited_s += clock.time_s
-    (folder / "remarks.json").write_text(json.dumps([[r.text, dict(r.data)] for r in search.remarks]))
+    (folder / "remarks.json").write_text(json.dumps([[r.text, dict(r.data)] for r in search.events]))
     (folder / "proposals.json").write_text(json.dumps([str(proposal) for proposal in search.proposals]))
     for path in folder.rglob("*"):
         assert path.is_dir() or KEY not in path.read_text(encoding="utf-8"), path

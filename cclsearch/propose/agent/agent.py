@@ -70,11 +70,11 @@ class Agent:
 
     def limit_reached(self, view: SearchView) -> str | None:
         """Which limit earlier turns have reached, in words; None if none."""
-        return self._limits(view).reached(total_cost(past_turns(view.remarks)))
+        return self._limits(view).reached(total_cost(past_turns(view.events)))
 
     def _limits(self, view: SearchView) -> LlmLimits:
         """The limits of the search's start, or those that `resume` has set since."""
-        return read_limits(view.remarks, self.options.limits)
+        return read_limits(view.events, self.options.limits)
 
     def describe_running_turn(self) -> ProposerEvent | None:
         """The cost so far of a turn that runs in another thread; None if no turn runs."""
@@ -117,7 +117,7 @@ class Agent:
             jitter=random.Random(f"{view.seed}/{number}"),
             price=self._price(),
             limits=self._limits(view),
-            spent=total_cost(past_turns(view.remarks)),
+            spent=total_cost(past_turns(view.events)),
             retry=options.retry,
             max_output_tokens=options.max_output_tokens,
             max_seconds=options.max_turn_s,
@@ -146,7 +146,7 @@ class Agent:
         return self.options.seed_program or read_seed_program(view, self.options.seed_policy)
 
     def _next_number(self, view: SearchView) -> int:
-        in_ledger = max((turn.number for turn in past_turns(view.remarks)), default=0)
+        in_ledger = max((turn.number for turn in past_turns(view.events)), default=0)
         if self.folder is None:
             return in_ledger + 1
         on_disk = (int(path.stem) for path in (self.folder / TURNS_FOLDER).glob("[0-9]*.json") if path.stem.isdigit())

@@ -74,9 +74,9 @@ def turn_event(turn: PastTurn, text: str) -> ProposerEvent:
     )
 
 
-def past_turns(remarks: Iterable[ProposerEvent]) -> list[PastTurn]:
+def past_turns(events: Iterable[ProposerEvent]) -> list[PastTurn]:
     """The turns among these events, oldest first."""
-    return [_read_turn(event.data) for event in remarks if event.topic == TURN_TOPIC]
+    return [_read_turn(event.data) for event in events if event.topic == TURN_TOPIC]
 
 
 def total_cost(turns: Iterable[PastTurn]) -> Cost:
@@ -98,9 +98,9 @@ def limits_event(limits: LlmLimits) -> ProposerEvent:
     return ProposerEvent(LIMITS_TOPIC, text, {"max_tokens": limits.max_tokens, "max_usd": limits.max_usd})
 
 
-def read_limits(remarks: Iterable[ProposerEvent], limits: LlmLimits) -> LlmLimits:
+def read_limits(events: Iterable[ProposerEvent], limits: LlmLimits) -> LlmLimits:
     """The limits of the search's start, replaced by those that were set since."""
-    for event in remarks:
+    for event in events:
         if event.topic == LIMITS_TOPIC:
             changed = {name: value for name, value in event.data.items() if value is not None}
             limits = LlmLimits.model_validate({**limits.model_dump(), **changed})
@@ -110,7 +110,7 @@ def read_limits(remarks: Iterable[ProposerEvent], limits: LlmLimits) -> LlmLimit
 def last_insights(view: SearchView, count: int = 6) -> list[str]:
     """The model's insights about framework and cluster, latest last, without repetitions."""
     found: dict[str, None] = {}
-    for turn in past_turns(view.remarks):
+    for turn in past_turns(view.events):
         if turn.insight:
             found.pop(turn.insight, None)
             found[turn.insight] = None

@@ -252,7 +252,7 @@ def _evidence_lines(prompt_input: PromptInput, limit_bytes: int) -> list[str]:
 
 
 def _move_lines(view: SearchView) -> list[str]:
-    moves = [event.text for event in view.remarks if event.topic == "arbiter"]
+    moves = [event.text for event in view.events if event.topic == "arbiter"]
     return [quote_line(text, 240) for text in moves[-3:][::-1]]
 
 

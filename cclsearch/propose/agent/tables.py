@@ -101,7 +101,7 @@ def calibration_lines(view: SearchView) -> list[str]:
     """What earlier turns expected and what was measured, latest first."""
     seen: dict[str, Observation] = {o.config.digest: o for o in view.observations if not o.is_confirmation}
     lines: list[str] = []
-    for turn in past_turns(view.remarks)[::-1]:
+    for turn in past_turns(view.events)[::-1]:
         for item in turn.submitted:
             o = seen.get(item.config.digest)
             if o is None:

@@ -199,7 +199,7 @@ class TurnRecord(Model):
             seed=context.seed,
             objective=context.objective,
             prior=tuple(read_observation(record, space) for record in context.prior),
-            remarks=tuple(ProposerEvent(r.topic, r.text, r.data) for r in self.remarks),
+            events=tuple(ProposerEvent(r.topic, r.text, r.data) for r in self.remarks),
             next_trial=self.next_trial,
         )
 
@@ -219,7 +219,7 @@ def make_record(
         next_trial=view.next_trial,
         remarks=tuple(
             RemarkRecord(topic=r.topic, text=r.text, data=dict(r.data))
-            for r in view.remarks
+            for r in view.events
             if r.topic in {TURN_TOPIC, MOVE_TOPIC}
         ),
         slots=prompt_input.slots,
@@ -230,7 +230,7 @@ def make_record(
         program=prompt_input.program,
         program_note=prompt_input.program_note,
         explanations=dict(handlers.explanations),
-        spent=total_cost(past_turns(view.remarks)),
+        spent=total_cost(past_turns(view.events)),
         system=prompt.system,
         user=prompt.user,
         exchanges=tuple(_record_exchange(exchange) for exchange in result.exchanges),

@@ -75,7 +75,7 @@ def format_hints(hints: PriorHints, num_seen: int) -> str:
 def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
     """Return the latest hint about each part, with its weight after the trials since."""
     hints: dict[str, ActiveHint] = {}
-    for event in view.remarks:
+    for event in view.events:
         raw = event.data.get(KEY)
         if isinstance(raw, str) and raw:
             given = json.loads(raw)

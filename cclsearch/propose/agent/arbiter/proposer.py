@@ -50,7 +50,7 @@ class Arbiter:
         self._parallel = parallel
         self._rules = rules or (ArbiterSettings() if strategy == "hybrid" else ArbiterSettings(num_seeds=0))
         self._grace_s = grace_s
-        self._remarks: list[ProposerEvent] = []
+        self._events: list[ProposerEvent] = []
         self._ending: str | None = None
         self._background: _Background | None = None
         self._is_first_call = True
@@ -64,18 +64,18 @@ class Arbiter:
         taken: list[Proposal] = []
         for _ in range(MAX_MOVES):
             state = read_state(view)
-            before = len(self._remarks)
+            before = len(self._events)
             taken = self._act(view, state, count)
-            fresh = tuple(self._remarks[before:])
+            fresh = tuple(self._events[before:])
             if taken or self._ending or not any(event.topic == "arbiter" for event in fresh):
                 break
-            view = replace(view, remarks=view.remarks + fresh)
+            view = replace(view, events=view.events + fresh)
         return taken
 
     def take_events(self) -> Sequence[ProposerEvent]:
         """See `EventSource`."""
-        remarks, self._remarks = self._remarks, []
-        return remarks
+        events, self._events = self._events, []
+        return events
 
     def close(self) -> None:
         """See `Closable`: records the cost of a turn in the background, and does not wait for its decision."""
@@ -86,7 +86,7 @@ class Arbiter:
             outcome = background.result(CLOSE_S)
             event = drop_decision(outcome.event, "too late") if outcome else self._agent.describe_running_turn()
             if event:
-                self._remarks.append(event)
+                self._events.append(event)
                 return
 
     def ending(self) -> str | None:
@@ -135,7 +135,7 @@ class Arbiter:
         return self._use(view, state, outcome, count)
 
     def _use(self, view: SearchView, state: State, outcome: TurnOutcome, count: int) -> list[Proposal]:
-        self._remarks.append(outcome.event)
+        self._events.append(outcome.event)
         if outcome.stall:
             self._suspend_llm(
                 view, state, outcome.stall.cause, outcome.stall.text, is_temporary=outcome.stall.is_temporary
@@ -194,8 +194,8 @@ class Arbiter:
         return self._add_event(view, write_move(state, after))
 
     def _add_event(self, view: SearchView, event: ProposerEvent) -> SearchView:
-        self._remarks.append(event)
-        return replace(view, remarks=(*view.remarks, event))
+        self._events.append(event)
+        return replace(view, events=(*view.events, event))
 
     def _run_turn_now(self, view: SearchView, count: int) -> TurnOutcome:
         max_submitted = max(count, self._rules.max_queue if self._parallel <= 1 else count)
@@ -208,7 +208,7 @@ class Arbiter:
 
     def _turn_is_recent(self, view: SearchView, state: State) -> bool:
         """Whether the latest turn came after the last move: a stall drops the queue."""
-        for event in reversed(view.remarks):
+        for event in reversed(view.events):
             if event.topic == "arbiter":
                 return False
             if event.topic == "llm_turn":
@@ -244,7 +244,7 @@ class Arbiter:
         after = State(phase, next_trial(view), cause, reason, explore, count)
         if self._background and phase is not ArbiterPhase.LLM:
             self._background.is_stale = True
-        self._remarks.append(write_move(before, after))
+        self._events.append(write_move(before, after))
 
     def _propose_fallback(self, view: SearchView, count: int) -> list[Proposal]:
         return list(self._fallback.propose(view, count))[:count]
@@ -293,7 +293,7 @@ class NoLlmProposer:
         self.name = fallback.name
         self._fallback = fallback
         self._reason = reason
-        self._remarks: list[ProposerEvent] = []
+        self._events: list[ProposerEvent] = []
         self._is_recorded = False
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
@@ -301,14 +301,14 @@ class NoLlmProposer:
         before = read_state(view, with_llm=False)
         if not self._is_recorded and before.phase is not ArbiterPhase.OFF:
             after = State(ArbiterPhase.OFF, next_trial(view), NO_KEY, self._reason)
-            self._remarks.append(write_move(before, after))
+            self._events.append(write_move(before, after))
         self._is_recorded = True
         return self._fallback.propose(view, count)
 
     def take_events(self) -> Sequence[ProposerEvent]:
         """See `EventSource`."""
-        remarks, self._remarks = self._remarks, []
-        return remarks
+        events, self._events = self._events, []
+        return events
 
     def ending(self) -> str | None:
         """See `EventSource`."""

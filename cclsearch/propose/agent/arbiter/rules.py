@@ -46,7 +46,7 @@ class LlmTrial:
 def find_llm_trials(view: SearchView) -> list[LlmTrial]:
     """The LLM's finished trials, by number."""
     noise = estimate_noise(view)
-    items = {item.config.digest: item for turn in past_turns(view.remarks) for item in turn.submitted}
+    items = {item.config.digest: item for turn in past_turns(view.events) for item in turn.submitted}
     trials: list[LlmTrial] = []
     best: float | None = None
     for o in sorted((o for o in view.observations if not o.is_confirmation), key=lambda o: o.trial):
@@ -87,7 +87,7 @@ def overruled_rows(view: SearchView) -> frozenset[int]:
     """Rows that the LLM chose against the surrogate and that were run; those that a stall dropped do not count."""
     taken = view.taken_N
     rows = (
-        view.space.row(item.config) for turn in past_turns(view.remarks) for item in turn.submitted if item.is_overrule
+        view.space.row(item.config) for turn in past_turns(view.events) for item in turn.submitted if item.is_overrule
     )
     return frozenset(row for row in rows if row is not None and taken[row])
 
@@ -99,7 +99,7 @@ def has_improved_since(view: SearchView, trial: int) -> bool:
 
 def find_queued(view: SearchView) -> tuple[PastTurn, list[SubmittedConfig]] | None:
     """The latest turn and those of its submissions that are neither measured nor running; None if there are none."""
-    turns = past_turns(view.remarks)
+    turns = past_turns(view.events)
     if not turns:
         return None
     seen = {o.config.digest for o in view.observations}

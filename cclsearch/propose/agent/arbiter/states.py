@@ -71,7 +71,7 @@ def read_state(view: SearchView, *, with_llm: bool = True) -> State:
 
     `with_llm` says whether an LLM takes part now: a search that began without a key can be resumed with one.
     """
-    for event in reversed(view.remarks):
+    for event in reversed(view.events):
         if event.topic == MOVE_TOPIC:
             data = event.data
             if with_llm and data.get("cause") == NO_KEY:
@@ -108,13 +108,13 @@ def next_trial(view: SearchView) -> int:
     return view.next_trial or max((o.trial for o in view.observations), default=0) + 1
 
 
-def format_moves(remarks: Sequence[ProposerEvent]) -> list[str]:
+def format_moves(events: Sequence[ProposerEvent]) -> list[str]:
     """Lines with the moves, oldest first, and the cost of the LLM; empty if no LLM took part."""
-    moves = [one_line(event.text) for event in remarks if event.topic == MOVE_TOPIC]
+    moves = [one_line(event.text) for event in events if event.topic == MOVE_TOPIC]
     lines = [f"arbiter: {text}" for text in moves[-MAX_MOVES_SHOWN:]]
     if len(moves) > MAX_MOVES_SHOWN:
         lines.insert(0, f"arbiter: ({len(moves) - MAX_MOVES_SHOWN} earlier moves are in the ledger)")
-    turns = past_turns(remarks)
+    turns = past_turns(events)
     return [*lines, f"LLM: {len(turns)} turns, {total_cost(turns).describe()}"] if turns else lines
 
 

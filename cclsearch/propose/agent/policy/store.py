@@ -48,7 +48,7 @@ class PolicyStore:
         losses = {o.config.digest: o.loss for o in view.observations if o.loss is not None}
         scored = [
             (losses[item.config.digest], turn.policy)
-            for turn in past_turns(view.remarks)
+            for turn in past_turns(view.events)
             for item in turn.submitted
             if turn.policy is not None and item.config.digest in losses
         ]
