@@ -1,4 +1,4 @@
-"""The admission gate: an honest run passes, and each known way to win without doing the work is refused."""
+"""The admission gate: an honest run is admitted, and each known way to win without the work is rejected."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ TRACE = TraceEvidence(
 )
 
 
-def judge(result: dict[str, Any] | None = None, trace: dict[str, Any] | None = None, **fields: Any) -> Evidence:
+def make_evidence(result: dict[str, Any] | None = None, trace: dict[str, Any] | None = None, **fields: Any) -> Evidence:
     changed = RESULT.model_copy(update=result or {})
     traces = TRACE.model_copy(update=trace or {})
     evidence = {"payload": PAYLOAD, "card": CARD, "provenance": Provenance.MEASURED, "trace": traces} | fields
@@ -84,7 +84,7 @@ def judge(result: dict[str, Any] | None = None, trace: dict[str, Any] | None = N
     return Evidence(result=changed, metrics=metrics, spread=relative_spread(changed.step_times_s), **evidence)
 
 
-def broken_rules(evidence: Evidence) -> dict[str, str]:
+def violated_rules(evidence: Evidence) -> dict[str, str]:
     admission = admit(evidence)
     broken = {verdict.rule: verdict.detail for verdict in admission.verdicts if verdict.ok is False}
     assert admission.admitted == (not broken)
@@ -92,12 +92,12 @@ def broken_rules(evidence: Evidence) -> dict[str, str]:
 
 
 def verdict_of(evidence: Evidence, rule: str) -> Verdict:
-    """What that rule alone says."""
+    """The verdict of that rule."""
     return next(verdict for verdict in admit(evidence).verdicts if verdict.rule == rule)
 
 
-def test_an_honest_run_is_admitted_by_every_rule_that_can_be_told() -> None:
-    admission = admit(judge())
+def test_an_honest_run_is_admitted_by_every_checkable_rule() -> None:
+    admission = admit(make_evidence())
     assert admission.admitted
     assert {v.rule for v in admission.verdicts if v.ok is None} == {"unedited"}
 
@@ -146,54 +146,54 @@ TRICKS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_a_trick_is_refused_by_the_rule_made_for_it(trick: str) -> None:
+def test_each_trick_is_rejected_by_its_rule(trick: str) -> None:
     result, trace, rules = TRICKS[trick]
-    assert set(broken_rules(judge(result, trace))) == rules
+    assert set(violated_rules(make_evidence(result, trace))) == rules
 
 
-def test_a_payload_that_was_changed_on_its_way_is_refused() -> None:
+def test_a_changed_payload_is_rejected() -> None:
     smaller = PAYLOAD.model_copy(update={"global_batch_size": 4, "gradient_accumulation": 1})
-    detail = broken_rules(judge(payload=smaller))["work"]
+    detail = violated_rules(make_evidence(payload=smaller))["work"]
     assert "global batch (requested) is 4, but 32 in the card" in detail
     assert "dp 4 x micro-batch 1 x accumulation 1 is a global batch of 4, but 32 in the card" in detail
 
 
-def test_an_edited_result_is_told_by_its_hash() -> None:
-    assert broken_rules(judge(recorded_sha256="a", found_sha256="a")) == {}
-    assert "changed after" in broken_rules(judge(recorded_sha256="a", found_sha256="b"))["unedited"]
-    assert "is missing" in broken_rules(judge(recorded_sha256="a", found_sha256=None))["unedited"]
+def test_an_edited_result_is_detected_by_its_hash() -> None:
+    assert violated_rules(make_evidence(recorded_sha256="a", found_sha256="a")) == {}
+    assert "changed after" in violated_rules(make_evidence(recorded_sha256="a", found_sha256="b"))["unedited"]
+    assert "is missing" in violated_rules(make_evidence(recorded_sha256="a", found_sha256=None))["unedited"]
 
 
-def test_kernels_that_hide_their_shapes_prove_nothing() -> None:
+def test_kernels_without_shapes_do_not_exclude_a_run() -> None:
     hidden = {"flops_per_step": 0.1 * STEP_FLOPS, "flops_coverage": 0.15}
-    assert broken_rules(judge(trace=hidden)) == {}
-    assert broken_rules(judge(trace=hidden | {"flops_per_step": 3 * STEP_FLOPS})).keys() == {"traced_work"}
+    assert violated_rules(make_evidence(trace=hidden)) == {}
+    assert violated_rules(make_evidence(trace=hidden | {"flops_per_step": 3 * STEP_FLOPS})).keys() == {"traced_work"}
 
 
-def test_padding_of_the_vocabulary_is_no_other_model() -> None:
-    assert broken_rules(judge({"num_params": int(count_parameters(ARCH) * 1.01)})) == {}
+def test_padding_of_the_vocabulary_is_not_another_model() -> None:
+    assert violated_rules(make_evidence({"num_params": int(count_parameters(ARCH) * 1.01)})) == {}
 
 
 def test_foreign_load_on_cores_that_the_ranks_leave_idle_does_not_count() -> None:
     quiet = {"foreign_cpu_cores": 60.0, "logical_cores": 64}
-    assert broken_rules(judge(quiet)) == {}
+    assert violated_rules(make_evidence(quiet)) == {}
 
 
-def test_foreign_load_that_takes_cores_from_the_ranks_names_itself_and_the_way_out() -> None:
+def test_load_that_takes_cores_from_the_ranks_names_the_processes_and_the_fix() -> None:
     one_host = {"hosts": ("me",) * 16, "logical_cores": 16, "foreign_cpu_cores": 3.0}
-    told = one_host | {"extra": {"foreign_processes": "make 2.9 cores"}}
-    detail = broken_rules(judge(told))["load"]
+    listed = one_host | {"extra": {"foreign_processes": "make 2.9 cores"}}
+    detail = violated_rules(make_evidence(listed))["load"]
     assert "3.00 cores taken from the ranks" in detail
     assert detail.endswith("stop other processes on me (make 2.9 cores)")
-    assert broken_rules(judge(one_host | {"foreign_cpu_cores": 1.0})) == {}
+    assert violated_rules(make_evidence(one_host | {"foreign_cpu_cores": 1.0})) == {}
 
 
-def test_more_ranks_than_cores_leave_none_idle() -> None:
+def test_more_ranks_than_cores_leave_no_core_idle() -> None:
     crowded = {"hosts": ("me",) * 16, "logical_cores": 2, "foreign_cpu_cores": 0.5}
-    assert "load" in broken_rules(judge(crowded))
+    assert "load" in violated_rules(make_evidence(crowded))
 
 
-def test_a_recording_is_admitted_as_one_and_asked_for_no_traces() -> None:
+def test_a_recording_is_admitted_without_traces() -> None:
     recorded = TrialResult(
         status=RunStatus.OK, world_size=16, global_batch_size=32, seq_len=1024, step_times_s=(1.0,), recorded=True
     )
@@ -203,7 +203,7 @@ def test_a_recording_is_admitted_as_one_and_asked_for_no_traces() -> None:
     assert any("recorded: looked up, no job ran" in v.detail for v in outcome.admission.verdicts)  # type: ignore[union-attr]
 
 
-def test_work_that_differs_is_a_failure_of_its_own_kind_and_keeps_its_figures() -> None:
+def test_different_work_is_a_work_mismatch_and_keeps_its_metrics() -> None:
     shrunk = RESULT.model_copy(update={"global_batch_size": 4, "step_times_s": (0.2,) * 5})
     outcome = evaluate_trial(
         PAYLOAD, shrunk, CARD, load_objective("step_time"), provenance=Provenance.MEASURED, trace=TRACE
@@ -214,39 +214,43 @@ def test_work_that_differs_is_a_failure_of_its_own_kind_and_keeps_its_figures() 
     assert outcome.metrics["tokens_per_s"] == pytest.approx(4 * 1024 / 0.2)
 
 
-def test_three_timed_steps_are_enough_to_tell_a_warm_up_step_and_two_are_not() -> None:
-    assert verdict_of(judge({"step_times_s": (9.0, 1.0, 1.0)}), "warmup").ok is False
-    assert verdict_of(judge({"step_times_s": (9.0, 1.0)}), "warmup").ok is True
-    # the others are 1 and 3 s: the first is twice their median of 2 s
-    assert verdict_of(judge({"step_times_s": (4.0, 1.0, 3.0)}), "warmup").ok is True
-    assert verdict_of(judge({"step_times_s": (4.1, 1.0, 3.0)}), "warmup").detail.startswith(
+def test_three_timed_steps_are_needed_to_detect_a_warm_up_step() -> None:
+    assert verdict_of(make_evidence({"step_times_s": (9.0, 1.0, 1.0)}), "warmup").ok is False
+    assert verdict_of(make_evidence({"step_times_s": (9.0, 1.0)}), "warmup").ok is True
+    # the others took 1 and 3 s: the first took twice their median of 2 s
+    assert verdict_of(make_evidence({"step_times_s": (4.0, 1.0, 3.0)}), "warmup").ok is True
+    assert verdict_of(make_evidence({"step_times_s": (4.1, 1.0, 3.0)}), "warmup").detail.startswith(
         "the first timed step took 2.0 x the others"
     )
 
 
-def test_one_step_has_no_spread_and_a_recording_no_steps() -> None:
-    assert verdict_of(judge({"step_times_s": (1.0,)}), "spread").ok is None
-    recorded = judge({"recorded": True, "step_times_s": (1.0,), "warmup_steps": 0}, provenance=Provenance.RECORDED)
-    told = {rule: verdict_of(recorded, rule).ok for rule in ("provenance", "steps", "warmup", "ranks_traced", "load")}
-    assert told == {"provenance": True, "steps": None, "warmup": None, "ranks_traced": None, "load": None}
+def test_one_step_has_no_spread_and_a_recording_has_no_steps() -> None:
+    assert verdict_of(make_evidence({"step_times_s": (1.0,)}), "spread").ok is None
+    recorded = make_evidence(
+        {"recorded": True, "step_times_s": (1.0,), "warmup_steps": 0}, provenance=Provenance.RECORDED
+    )
+    verdicts = {
+        rule: verdict_of(recorded, rule).ok for rule in ("provenance", "steps", "warmup", "ranks_traced", "load")
+    }
+    assert verdicts == {"provenance": True, "steps": None, "warmup": None, "ranks_traced": None, "load": None}
 
 
-def test_a_world_size_that_nobody_declared_is_refused_where_something_ran() -> None:
+def test_an_undeclared_world_size_is_rejected_for_measured_runs() -> None:
     silent = {"world_size": None}
-    assert "did not declare its world size" in broken_rules(judge(silent))["world_size"]
-    recorded = judge({**silent, "recorded": True}, provenance=Provenance.RECORDED)
+    assert "did not declare its world size" in violated_rules(make_evidence(silent))["world_size"]
+    recorded = make_evidence({**silent, "recorded": True}, provenance=Provenance.RECORDED)
     assert verdict_of(recorded, "world_size").ok is None
 
 
-def test_traces_are_asked_for_only_where_steps_were_profiled() -> None:
+def test_traces_are_required_only_if_steps_were_profiled() -> None:
     none, one = (PAYLOAD.model_copy(update={"profiled_steps": n}) for n in (0, 1))
-    assert verdict_of(judge(payload=none, trace={"ranks": ()}), "ranks_traced").ok is None
-    assert verdict_of(judge(payload=one, trace={"ranks": ()}), "ranks_traced").ok is False
+    assert verdict_of(make_evidence(payload=none, trace={"ranks": ()}), "ranks_traced").ok is None
+    assert verdict_of(make_evidence(payload=one, trace={"ranks": ()}), "ranks_traced").ok is False
 
 
-def test_ranks_without_a_trace_are_named_up_to_eight() -> None:
+def test_up_to_eight_ranks_without_a_trace_are_named() -> None:
     def missing(*ranks: int) -> str:
-        return verdict_of(judge(trace={"ranks": ranks}), "ranks_traced").detail
+        return verdict_of(make_evidence(trace={"ranks": ranks}), "ranks_traced").detail
 
     assert missing(*range(1, 16)) == "no readable trace of rank 0"
     assert missing(*range(8, 16)) == "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7"
@@ -259,7 +263,7 @@ def on_accelerator(name: str) -> Card:
 
 
 @pytest.mark.parametrize(
-    ("card", "devices", "ok", "words"),
+    ("card", "devices", "ok", "message"),
     [
         (CARD, ("NVIDIA A100-SXM4-40GB",), True, "NVIDIA A100-SXM4-40GB"),
         (CARD, ("NVIDIA A100X",), None, "unknown devices: 'NVIDIA A100X'"),
@@ -270,24 +274,24 @@ def on_accelerator(name: str) -> Card:
         (on_accelerator("wonder-9000"), ("Wonder 9000",), None, "accelerator 'wonder-9000' is unknown"),
     ],
 )
-def test_device_names_are_held_against_the_accelerator_of_the_inputs(
-    card: Card, devices: tuple[str, ...], ok: bool | None, words: str
+def test_device_names_are_compared_with_the_accelerator_of_the_inputs(
+    card: Card, devices: tuple[str, ...], ok: bool | None, message: str
 ) -> None:
-    verdict = verdict_of(judge({"devices": devices}, card=card), "devices")
+    verdict = verdict_of(make_evidence({"devices": devices}, card=card), "devices")
     assert verdict.ok is ok
-    assert words in verdict.detail
+    assert message in verdict.detail
 
 
 @pytest.mark.parametrize("unknown", ["foreign_cpu_cores", "logical_cores"])
-def test_load_that_cannot_be_told_is_not_held_against_a_run(unknown: str) -> None:
-    assert verdict_of(judge({unknown: None}), "load").ok is None
+def test_unknown_load_does_not_exclude_a_run(unknown: str) -> None:
+    assert verdict_of(make_evidence({unknown: None}), "load").ok is None
 
 
-def test_without_host_names_every_rank_is_taken_to_run_here() -> None:
+def test_without_host_names_all_ranks_count_as_on_this_host() -> None:
     # 16 ranks on 64 cores leave 48 idle; 49.6 busy cores take 1.6 of the 16 that are used, a tenth
     crowd = {"hosts": (), "logical_cores": 64}
-    assert broken_rules(judge({**crowd, "foreign_cpu_cores": 49.6})) == {}
-    detail = broken_rules(judge({**crowd, "foreign_cpu_cores": 50.5}))["load"]
+    assert violated_rules(make_evidence({**crowd, "foreign_cpu_cores": 49.6})) == {}
+    detail = violated_rules(make_evidence({**crowd, "foreign_cpu_cores": 50.5}))["load"]
     assert detail.startswith("other processes use 50.50 of 64 cores; the ranks leave 48 idle: 2.50 cores taken")
     assert detail.endswith("; stop other processes")
 
@@ -295,43 +299,43 @@ def test_without_host_names_every_rank_is_taken_to_run_here() -> None:
 def test_the_host_with_the_most_ranks_counts() -> None:
     # 6 of 16 ranks on one of 8 cores: 2 idle, so 3.5 busy cores take 1.5 of 6, a quarter
     uneven = {"hosts": ("a",) + ("b",) * 6 + ("c",) * 5 + ("d",) * 4, "logical_cores": 8}
-    detail = broken_rules(judge({**uneven, "foreign_cpu_cores": 3.5}))["load"]
+    detail = violated_rules(make_evidence({**uneven, "foreign_cpu_cores": 3.5}))["load"]
     assert detail.endswith("1.50 cores taken from the ranks; stop other processes on a")
-    assert broken_rules(judge({**uneven, "foreign_cpu_cores": 2.5})) == {}
+    assert violated_rules(make_evidence({**uneven, "foreign_cpu_cores": 2.5})) == {}
 
 
-def test_only_a_loss_that_is_there_can_be_wrong() -> None:
-    assert verdict_of(judge({"losses": ()}), "training_loss").ok is None
-    assert verdict_of(judge({"losses": (2.5, 2.25)}), "training_loss").detail == "2.5000 at the first step"
+def test_only_a_reported_training_loss_can_be_invalid() -> None:
+    assert verdict_of(make_evidence({"losses": ()}), "training_loss").ok is None
+    assert verdict_of(make_evidence({"losses": (2.5, 2.25)}), "training_loss").detail == "2.5000 at the first step"
 
 
-def test_traces_without_a_step_time_or_flops_cannot_be_told() -> None:
+def test_traces_without_a_step_time_or_flops_give_no_verdict() -> None:
     silent = {"step_time_s": None, "flops_per_step": None}
-    assert {verdict_of(judge(trace=silent), rule).ok for rule in ("trace_time", "traced_work")} == {None}
+    assert {verdict_of(make_evidence(trace=silent), rule).ok for rule in ("trace_time", "traced_work")} == {None}
     uncovered = {"flops_per_step": 0.5 * STEP_FLOPS, "flops_coverage": None}
-    assert "too few kernels have shapes" in verdict_of(judge(trace=uncovered), "traced_work").detail
+    assert "too few kernels have shapes" in verdict_of(make_evidence(trace=uncovered), "traced_work").detail
 
 
-def test_what_is_not_declared_is_refused_of_a_run_and_told_of_a_recording() -> None:
+def test_undeclared_work_excludes_a_run_and_is_noted_for_a_recording() -> None:
     silent = {"global_batch_size": None, "seq_len": None, "num_layers": None, "num_params": None}
-    assert broken_rules(judge(silent))["work"] == (
+    assert violated_rules(make_evidence(silent))["work"] == (
         "the run script did not declare its global batch and sequence length"
     )
-    recorded = judge({**silent, "recorded": True}, provenance=Provenance.RECORDED)
+    recorded = make_evidence({**silent, "recorded": True}, provenance=Provenance.RECORDED)
     verdict = verdict_of(recorded, "work")
     assert (verdict.ok, verdict.detail) == (None, "recorded: not declared: global batch, sequence length")
-    halfway = verdict_of(judge({"num_layers": None}), "work")
+    halfway = verdict_of(make_evidence({"num_layers": None}), "work")
     assert (halfway.ok, halfway.detail) == (True, "32 sequences of 1024 tokens a step; not declared: layers")
 
 
-def test_the_micro_batch_makes_the_global_batch_with_data_parallelism_and_accumulation() -> None:
+def test_micro_batch_times_dp_times_accumulation_is_the_global_batch() -> None:
     # dp 4 x micro-batch 2 x accumulation 8 = 64
     doubled = PAYLOAD.model_copy(update={"config": Config(tp=2, dp=4, pp=2, micro_batch_size=2)})
-    assert "is a global batch of 64, but 32 in the card" in broken_rules(judge(payload=doubled))["work"]
+    assert "is a global batch of 64, but 32 in the card" in violated_rules(make_evidence(payload=doubled))["work"]
     unknown = PAYLOAD.model_copy(update={"config": Config(tp=2, dp=4, pp=2)})
-    assert broken_rules(judge(payload=unknown)) == {}
+    assert violated_rules(make_evidence(payload=unknown)) == {}
 
 
-def test_evidence_cannot_be_changed_while_it_is_judged() -> None:
+def test_evidence_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        judge().spread = 0.0  # type: ignore[misc]
+        make_evidence().spread = 0.0  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Building a space: which rules join, what is refused, and what each rule and choice is told of a configuration."""
+"""Building a space: applied rules, rejected input, and the verdicts on choices and rules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def verdict(framework: Framework, config: dict[str, Any], rule: str) -> RuleVerd
     return next(v for v in explain_config(CARD, framework, config) if v.rule == rule)
 
 
-def test_a_rule_is_applied_with_the_last_of_its_knobs_even_where_that_is_the_last_of_all() -> None:
+def test_a_rule_is_applied_once_its_last_knob_is_enumerated() -> None:
     space = build_space(CARD, own(tp=(1, 2, 4), dp=(1, 2, 4)))
     assert [dict(space.config(row)) for row in range(len(space))] == [
         {"tp": 1, "dp": 4},
@@ -49,7 +49,7 @@ def test_a_rule_is_applied_with_the_last_of_its_knobs_even_where_that_is_the_las
     assert space.num_raw == 9
 
 
-def test_rules_about_knobs_that_a_space_lacks_are_left_out_but_for_those_of_the_work() -> None:
+def test_rules_about_missing_knobs_are_left_out_except_those_of_the_work() -> None:
     space = build_space(CARD, own("micro_batches_cover_stages", micro_batch_size=(1, 2), pp=(4,)))
     assert set(space.rules) == {*ALL_AT_WHOLE, "pp_at_most_layers", "micro_batches_cover_stages"}
     needs_all = {"rule": "implies", "name": "odd", "when": {"kernel": "a"}, "then": {"fused": True}}
@@ -80,11 +80,11 @@ def test_a_description_is_the_users_or_the_frameworks() -> None:
         KnobDeclaration(name="new", choices=(1,)),
     ]
     assert [k.description for k in resolve_knobs(CARD, framework, declared)] == ["its tp", "how NCCL reduces", ""]
-    said = [knob.model_copy(update={"description": "as I say"}) for knob in declared]
-    assert {knob.description for knob in resolve_knobs(CARD, framework, said)} == {"as I say"}
+    output = [knob.model_copy(update={"description": "as I say"}) for knob in declared]
+    assert {knob.description for knob in resolve_knobs(CARD, framework, output)} == {"as I say"}
 
 
-def test_choices_that_are_given_twice_count_once_and_truth_is_not_one() -> None:
+def test_duplicate_choices_count_once_and_true_is_not_one() -> None:
     odd = KnobDeclaration(name="odd", choices=(1, 2, 1, True, True))
     assert [(type(c), c) for c in resolve_knobs(CARD, own(tp=(4,)), [odd])[1].choices] == [
         (int, 1),
@@ -98,7 +98,7 @@ def test_choices_that_are_given_twice_count_once_and_truth_is_not_one() -> None:
     [("tp=0", 1), ("dp=0", 1), ("pp=0", 1), ("ep=0", 1), ("micro_batch_size=0", 1), ("virtual_pipeline=0", 1),
      ("zero_stage=-1", 0), ("tp=1000001", 1), ("tp=2.5", 1), ("tp=true", 1), ("tp=many", 1)],
 )  # fmt: skip
-def test_counted_knobs_take_whole_numbers_from_their_least_to_a_million(text: str, least: int) -> None:
+def test_counted_knobs_need_whole_numbers_from_their_minimum_to_a_million(text: str, least: int) -> None:
     with pytest.raises(UserError, match=f"takes whole numbers from {least} to 1000000, not "):
         resolve_knobs(CARD, own(kernel=("a",)), [parse_knob(text)])
     name = text.partition("=")[0]
@@ -106,7 +106,7 @@ def test_counted_knobs_take_whole_numbers_from_their_least_to_a_million(text: st
     assert knobs[1].choices == (least, 1_000_000)
 
 
-def test_a_space_may_be_as_large_as_the_limit_and_no_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_space_may_be_as_large_as_the_limit_but_not_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "MAX_ROWS", 12)
     knobs = {"tp": (4,), "a": (1, 2, 3, 4), "b": (1, 2, 3)}
     assert len(build_space(CARD, own(**knobs))) == 12
@@ -121,37 +121,37 @@ def test_a_knob_may_have_as_many_choices_as_its_codes_can_count() -> None:
         build_space(CARD, own(tp=(4,), wide=tuple(range(32_768))))
 
 
-def test_a_model_that_lacks_every_knob_of_a_framework_has_no_space() -> None:
+def test_a_model_without_any_knob_of_the_framework_has_an_empty_space() -> None:
     framework = Framework(name="mine", knobs=(FrameworkKnob(name="ep", choices=(1, 2), moe_only=True),))
     with pytest.raises(UserError, match=r"the search space of .* is empty"):
         build_space(CARD, framework)
 
 
 @pytest.mark.parametrize(
-    ("choices", "words"),
+    ("choices", "message"),
     [
         ({"tp": (1,), "dp": (2,), "kernel": ("a",)},
          "this rule rejects every combination: num_accelerators (tp x dp x pp is 4, the number of accelerators)"),
-        # 3 leaves heads and KV heads over, and is no divisor of the 4 accelerators: none of these acts alone
+        # 3 does not divide heads, KV heads and the 4 accelerators: each of the three rules rejects it
         ({"tp": (3,), "dp": (1, 4)},
          "these rules together reject every combination: num_accelerators (tp x dp x pp is 4, the number of"
          " accelerators); tp_divides_heads (tp divides the 4 attention heads);"
          " tp_divides_kv_heads (tp divides the 4 KV heads)"),
     ],
 )  # fmt: skip
-def test_an_empty_space_names_the_rules_that_stand_in_the_way(choices: dict[str, Any], words: str) -> None:
+def test_an_empty_space_names_the_rules_that_cause_it(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         build_space(CARD, own(**choices))
-    assert str(caught.value).endswith(f"is empty: {words}")
+    assert str(caught.value).endswith(f"is empty: {message}")
 
 
-def test_fewer_accelerators_are_used_where_the_framework_or_the_user_says_so() -> None:
+def test_fewer_accelerators_are_used_if_the_framework_or_the_user_allows_it() -> None:
     choices = {"tp": (1, 2, 4, 8)}
     assert build_space(CARD, own(**choices)).column("tp").tolist() == [4]
     assert build_space(CARD, own(**choices), use_fewer=True).column("tp").tolist() == [1, 2, 4]
     assert build_space(CARD, own(use_fewer=True, **choices)).column("tp").tolist() == [1, 2, 4]
-    told = explain_config(CARD, own(**choices), {"tp": 2}, use_fewer=True)
-    assert all(v.ok for v in told)
+    verdicts = explain_config(CARD, own(**choices), {"tp": 2}, use_fewer=True)
+    assert all(v.ok for v in verdicts)
 
 
 TWO = own(tp=(1, 2, 4), fused=(False, True), zero_stage=(0, 1))
@@ -167,7 +167,7 @@ TWO = own(tp=(1, 2, 4), fused=(False, True), zero_stage=(0, 1))
         ({"tp": True, "fused": True, "zero_stage": 0}, False, "tp=True is not one of 1, 2, 4"),
     ],
 )
-def test_the_first_verdict_is_on_the_choices(config: dict[str, Any], ok: bool | None, detail: str) -> None:
+def test_the_first_verdict_is_about_the_choices(config: dict[str, Any], ok: bool | None, detail: str) -> None:
     first = explain_config(CARD, TWO, config)[0]
     assert (first.rule, first.ok, first.detail) == ("choices", ok, detail)
 
@@ -186,15 +186,15 @@ def test_the_first_verdict_is_on_the_choices(config: dict[str, Any], ok: bool | 
          "one of tp, sequence_parallel is text, not a number or truth value"),
     ],
 )  # fmt: skip
-def test_a_rule_is_told_on_what_was_given(rule: str, config: dict[str, Any], ok: bool | None, detail: str) -> None:
+def test_a_rule_is_checked_on_the_given_knobs(rule: str, config: dict[str, Any], ok: bool | None, detail: str) -> None:
     framework = own("zero_needs_dp", "sequence_parallel_needs_tp", tp=(1, 4), zero_stage=(0, 1),
                     sequence_parallel=(False, True))  # fmt: skip
-    told = verdict(framework, config, rule)
-    assert (told.ok, told.detail) == (ok, detail)
-    assert told.summary
+    found = verdict(framework, config, rule)
+    assert (found.ok, found.detail) == (ok, detail)
+    assert found.summary
 
 
-def test_a_knob_of_a_profile_is_known_beside_those_of_framework_and_card() -> None:
+def test_a_knob_of_a_profile_is_known_like_those_of_framework_and_card() -> None:
     framework = own(tp=(4,))
     site = KnobDeclaration(name="site_knob", choices=(1, 2))
     require_known_knobs([site], CARD, framework, others=[site])

@@ -1,4 +1,4 @@
-"""What is known of a metric before anything ran."""
+"""The catalog of metrics: unit, direction and source, known before a trial runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.score.catalog import CATALOG, ENERGY_METRICS, RECORDED_METRICS, Direction, find_metric
 
 
-def test_energy_is_what_only_some_run_scripts_leave() -> None:
+def test_energy_metrics_need_a_run_script_that_records_energy() -> None:
     assert {"energy_j_per_step", "energy_j_per_mtoken", "power_w"} == ENERGY_METRICS
     assert {"step_time_s", "mfu", "peak_memory_gib", "memory_headroom_frac"} <= RECORDED_METRICS
     assert not ENERGY_METRICS & RECORDED_METRICS
@@ -18,24 +18,24 @@ def test_only_headroom_may_be_zero_or_below() -> None:
     assert [name for name, info in CATALOG.items() if not info.is_positive] == ["memory_headroom_frac"]
 
 
-def test_a_metric_of_the_traces_brings_its_unit_and_its_better_way() -> None:
-    told = {name: find_metric(name, "file") for name in ("comm_time", "overlap", "concentration")}
-    assert {(info.source, info.is_positive) for info in told.values()} == {("trace", False)}
-    assert (told["comm_time"].unit, told["overlap"].unit) == ("s", "fraction")
-    directions = [info.direction for info in told.values()]
+def test_a_trace_metric_has_its_unit_and_direction() -> None:
+    infos = {name: find_metric(name, "file") for name in ("comm_time", "overlap", "concentration")}
+    assert {(info.source, info.is_positive) for info in infos.values()} == {("trace", False)}
+    assert (infos["comm_time"].unit, infos["overlap"].unit) == ("s", "fraction")
+    directions = [info.direction for info in infos.values()]
     assert directions == [Direction.MINIMIZE, Direction.MAXIMIZE, None]
 
 
-def test_a_figure_of_the_run_script_is_taken_on_trust() -> None:
+def test_a_metric_of_the_run_script_is_accepted_unchecked() -> None:
     own = find_metric("stalls", "file", from_script=True)
     assert (own.source, own.unit, own.direction) == ("script", None, None)
 
 
-def test_a_mistyped_name_is_answered_with_up_to_three_near_ones() -> None:
+def test_a_mistyped_name_gets_up_to_three_suggestions() -> None:
     with pytest.raises(UserError) as caught:
         find_metric("comm_frac", "file")
-    told = str(caught.value)
-    assert told.startswith("file: there is no metric 'comm_frac'; did you mean comm_wait_frac or compute_frac or ")
-    assert told.count(" or ") == 2
+    error = str(caught.value)
+    assert error.startswith("file: there is no metric 'comm_frac'; did you mean comm_wait_frac or compute_frac or ")
+    assert error.count(" or ") == 2
     with pytest.raises(UserError, match=r"there are: step_time_s, tokens_per_s, .*trace_step_time"):
         find_metric("zzz", "file")

@@ -1,4 +1,4 @@
-"""The rules of degrees, widths and batch: each on both sides of its bound, with the sentence that explains it."""
+"""Rules about degrees, widths and batch: each on both sides of its bound, with its explanation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from test_space import change_card
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
-from cclsearch.space import framework  # noqa: F401  importing enters the rules
+from cclsearch.space import framework  # noqa: F401  importing registers the rules
 from cclsearch.space.rule import RULES, Columns, Rule
 
 DENSE = change_card(
@@ -47,8 +47,8 @@ def make(rule: str, card: Card = DENSE, **options: Any) -> Rule:
     return made
 
 
-def ask(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
-    """Whether the rule allows it, and the sentence on it."""
+def apply_rule(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
+    """Whether the rule allows it, and the explanation."""
     columns = Columns({knob: np.array([value], dtype=object) for knob, value in config.items()}, 1)
     return bool(rule.check(columns)[0]), rule.explain(config)
 
@@ -115,13 +115,11 @@ def ask(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
         (make("ep_divides_dp"), {"ep": 6, "dp": 3}, False, "ep 6 with dp 3"),
     ],
 )  # fmt: skip
-def test_a_rule_allows_what_it_says_and_explains_it_in_numbers(
-    rule: Rule, config: dict[str, Any], ok: bool, sentence: str
-) -> None:
-    assert ask(rule, config) == (ok, sentence)
+def test_a_rule_checks_and_explains_with_numbers(rule: Rule, config: dict[str, Any], ok: bool, sentence: str) -> None:
+    assert apply_rule(rule, config) == (ok, sentence)
 
 
-def test_a_rule_that_a_model_cannot_break_is_not_made_for_it() -> None:
+def test_a_rule_that_a_model_cannot_violate_is_left_out() -> None:
     assert RULES["tied_embeddings_need_one_stage"](DENSE, {}) is None
     assert RULES["moe_tp_divides_tokens"](DENSE, {}) is None
 
@@ -136,20 +134,20 @@ def test_a_rule_that_a_model_cannot_break_is_not_made_for_it() -> None:
         (make("ep_divides_experts", MIXED), "ep divides the 12 experts"),
     ],
 )
-def test_a_rule_says_what_it_demands_with_the_cards_numbers(rule: Rule, summary: str) -> None:
+def test_the_summary_of_a_rule_has_the_cards_numbers(rule: Rule, summary: str) -> None:
     assert rule.summary == summary
 
 
-def test_a_whole_column_is_judged_at_once() -> None:
+def test_a_whole_column_is_checked_at_once() -> None:
     columns = Columns({"tp": np.array([1, 2, 5, 12]), "dp": np.array([24, 12, 5, 2])}, 4)
     assert make("num_accelerators").check(columns).tolist() == [True, True, False, True]
     assert make("tp_divides_heads").check(columns).tolist() == [True, True, False, True]
 
 
-def test_a_torus_gives_whole_axes_and_counts_a_missing_degree_as_one() -> None:
+def test_torus_axes_are_whole_and_a_missing_degree_is_one() -> None:
     rule = make("degrees_on_torus", change_card(DENSE, torus=(2, 4)))
-    assert ask(rule, {"tp": 2, "dp": 4}) == (True, "tp 2, dp 4, pp 1 on a torus of 2x4")
-    assert ask(rule, {"tp": 4, "dp": 1, "pp": 2}) == (True, "tp 4, dp 1, pp 2 on a torus of 2x4")
-    assert ask(rule, {"tp": 2, "dp": 2, "pp": 2}) == (False, "tp 2, dp 2, pp 2 on a torus of 2x4")
-    assert ask(rule, {"tp": 2}) == (False, "tp 2, dp 1, pp 1 on a torus of 2x4")
+    assert apply_rule(rule, {"tp": 2, "dp": 4}) == (True, "tp 2, dp 4, pp 1 on a torus of 2x4")
+    assert apply_rule(rule, {"tp": 4, "dp": 1, "pp": 2}) == (True, "tp 4, dp 1, pp 2 on a torus of 2x4")
+    assert apply_rule(rule, {"tp": 2, "dp": 2, "pp": 2}) == (False, "tp 2, dp 2, pp 2 on a torus of 2x4")
+    assert apply_rule(rule, {"tp": 2}) == (False, "tp 2, dp 1, pp 1 on a torus of 2x4")
     assert RULES["degrees_on_torus"](DENSE, {}) is None

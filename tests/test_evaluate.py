@@ -1,4 +1,4 @@
-"""Judging: metrics by hand, failures that stay failures, and constraints that keep a trial out of the ranking."""
+"""Evaluation: metrics computed by hand, failures that stay failures, and constraints that exclude a trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judge(result: TrialResult = RESULT, objective: str = "step_time", **fields: 
     return evaluate_trial(PAYLOAD, result, CARD, load_objective(objective), **arguments)  # type: ignore[arg-type]
 
 
-def test_metrics_agree_with_the_example_worked_by_hand() -> None:
+def test_metrics_match_the_example_computed_by_hand() -> None:
     energy = RESULT.model_copy(update={"step_times_s": (0.5,) * 5, "energy_j": 6553.6})
     metrics = judge(energy).metrics
     # 32 x 1024 tokens in 0.5 s on 16 accelerators; 30 of 40 GiB used
@@ -40,7 +40,7 @@ def test_the_step_time_is_the_median_and_the_spread_its_robust_deviation() -> No
     assert outcome.spread == pytest.approx(1.4826 * 0.05 / 1.05)
 
 
-def test_memory_of_a_cpu_process_is_no_headroom_of_an_accelerator() -> None:
+def test_memory_of_a_cpu_process_gives_no_accelerator_headroom() -> None:
     metrics = judge(RESULT.model_copy(update={"memory_kind": "rss"})).metrics
     assert metrics["peak_memory_gib"] == 30
     assert "memory_headroom_frac" not in metrics
@@ -67,7 +67,7 @@ def test_unusable_step_times_are_shown_up_to_the_fifth() -> None:
     assert outcome.failure.message.endswith("they are 0, 2.5, 3, 4, 5")
 
 
-def test_a_failure_without_a_result_or_without_a_peak_measured_nothing() -> None:
+def test_a_failure_without_a_result_or_a_peak_has_no_metrics() -> None:
     reason = Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message="too slow")
     silent = TrialResult(status=RunStatus.FAILED, failure=reason)
     for result in (None, silent):
@@ -75,13 +75,13 @@ def test_a_failure_without_a_result_or_without_a_peak_measured_nothing() -> None
         assert (outcome.failure, outcome.metrics) == (reason, {})
 
 
-def test_a_failure_that_gives_no_reason_says_so() -> None:
+def test_a_failure_without_a_reason_says_so() -> None:
     outcome = judge(TrialResult(status=RunStatus.FAILED))
     assert outcome.failure is not None
     assert outcome.failure.message == "the run script reported a failure without a reason"
 
 
-def test_only_other_work_is_a_failure_and_every_other_broken_rule_just_no_rank() -> None:
+def test_only_different_work_is_a_failure_other_violations_only_exclude() -> None:
     uneven = judge(RESULT.model_copy(update={"step_times_s": (1.0, 1.9, 0.6, 1.4, 0.8)}))
     assert (uneven.failure, uneven.loss, uneven.is_ranked) == (None, None, False)
     other = judge(RESULT.model_copy(update={"world_size": 8, "seq_len": 512}))
@@ -92,7 +92,7 @@ def test_only_other_work_is_a_failure_and_every_other_broken_rule_just_no_rank()
 
 
 @pytest.mark.parametrize("energy_j", [0.0, -1.0, float("nan"), None])
-def test_energy_that_cannot_be_is_not_measured(energy_j: float | None) -> None:
+def test_impossible_energy_is_not_a_measurement(energy_j: float | None) -> None:
     metrics = judge(RESULT.model_copy(update={"energy_j": energy_j})).metrics
     assert not {"energy_j_per_step", "energy_j_per_mtoken", "power_w"} & set(metrics)
     assert judge(RESULT.model_copy(update={"energy_j": 0.5})).metrics["energy_j_per_step"] == 0.5
@@ -113,7 +113,7 @@ def test_a_missing_metric_fails_the_trial_with_its_reason() -> None:
     assert outcome.metrics["step_time_s"] == 1.0
 
 
-def test_a_trial_without_a_baseline_is_the_baseline() -> None:
+def test_the_trial_without_a_baseline_is_the_baseline() -> None:
     first = judge(objective="composite")
     assert first.loss == pytest.approx(1.0)
     faster = RESULT.model_copy(update={"step_times_s": (0.5,) * 5})
@@ -121,7 +121,7 @@ def test_a_trial_without_a_baseline_is_the_baseline() -> None:
     assert second.loss == pytest.approx(1 / (0.5 * 2 + 0.5))
 
 
-def test_a_broken_constraint_keeps_a_trial_out_of_the_ranking(tmp_path: Path) -> None:
+def test_a_violated_constraint_excludes_a_trial_from_the_ranking(tmp_path: Path) -> None:
     path = tmp_path / "roomy.yaml"
     path.write_text(
         "version: 1\nmetrics: [{name: step_time_s, direction: minimize}]\n"
@@ -134,14 +134,14 @@ def test_a_broken_constraint_keeps_a_trial_out_of_the_ranking(tmp_path: Path) ->
     assert outcome.admission.reasons == ("constraints: memory_headroom_frac must be at least 0.3 fraction; it is 0.25",)
 
 
-def test_a_figure_that_is_not_finite_is_left_out_and_said() -> None:
+def test_a_metric_that_is_not_finite_is_left_out_with_a_note() -> None:
     outcome = judge(RESULT.model_copy(update={"metrics": {"overlap": float("nan"), "stalls": 2.0}}))
     assert "overlap" not in outcome.metrics
     assert outcome.metrics["stalls"] == 2.0
     assert any("overlap is not finite" in note for note in outcome.notes)
 
 
-def test_what_the_traces_say_is_carried_on() -> None:
+def test_diagnosis_and_notes_of_the_traces_are_kept() -> None:
     trace = TRACE.model_copy(
         update={"diagnosis": ("bound by the all-reduce",), "seconds_by_cause": {"compute": 0.7, "exposed": 0.45}}
     )

@@ -1,4 +1,4 @@
-"""Arithmetic over an objective's parameters: what it comes to, and what is refused."""
+"""Arithmetic over an objective's parameters: values, and rejected expressions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cclsearch.score.expression import evaluate, parameter_names
         ("weight" + " " * 194, 0.25),
     ],
 )
-def test_it_comes_to_what_a_calculator_says(text: str, value: float) -> None:
+def test_an_expression_has_its_arithmetic_value(text: str, value: float) -> None:
     assert evaluate(text, {"weight": 0.25, "price": 1800.0}, "file") == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("1" * 201, "at most 200 characters; this one has 201"),
         ("1 +", "is not arithmetic over parameters"),
@@ -42,17 +42,17 @@ def test_it_comes_to_what_a_calculator_says(text: str, value: float) -> None:
         ("price", "there is no parameter 'price'; there are: weight"),
     ],
 )
-def test_anything_else_is_refused_with_the_place(text: str, words: str) -> None:
+def test_anything_else_is_rejected_with_its_location(text: str, message: str) -> None:
     with pytest.raises(UserError, match="file: ") as caught:
         evaluate(text, {"weight": 0.25}, "file")
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_without_parameters_there_are_none_to_name() -> None:
+def test_an_error_without_parameters_lists_none() -> None:
     with pytest.raises(UserError, match="there is no parameter 'price'; there are: none"):
         evaluate("price", {}, "file")
 
 
-def test_the_parameters_that_an_expression_names_are_known_without_their_values() -> None:
+def test_parameter_names_are_found_without_values() -> None:
     assert parameter_names("a * (b + 1) - a", "file") == {"a", "b"}
     assert parameter_names("2", "file") == frozenset()

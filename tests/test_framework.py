@@ -1,4 +1,4 @@
-"""Framework files: found by alias, checked by field, and honest about what cannot run."""
+"""Framework files: found by alias, validated by field, with models and precisions that they cannot run."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def test_shipped_frameworks_name_source_and_describe_their_knobs(name: str) -> N
 
 
 @pytest.mark.parametrize("word", ["megatron", "Megatron-LM", "megatron_lm", "megatron-core"])
-def test_a_framework_is_found_by_every_word_that_cards_use(word: str) -> None:
+def test_a_framework_is_found_by_its_aliases(word: str) -> None:
     assert load_framework(word).name == "megatron"
 
 
-def test_an_unknown_framework_lists_those_there_are() -> None:
+def test_an_unknown_framework_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"no framework 'torchrun'; there are: cpu, jax-cpu, maxtext, megatron"):
         load_framework("torchrun")
 
 
-def test_a_project_describes_its_own(project: Path) -> None:
+def test_a_project_may_add_a_framework(project: Path) -> None:
     write_framework(project, OWN)
     framework = load_framework("My_Trainer")
     space = build_space(load_card("wl2"), framework)
@@ -73,7 +73,7 @@ def test_a_project_describes_its_own(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
         ("tp_inside_node", "tp_everywhere", "there is no rule 'tp_everywhere'"),
         ("because: it does", "wherefore: it does", "no parameter wherefore"),
@@ -89,9 +89,9 @@ def test_a_project_describes_its_own(project: Path) -> None:
         ("title: mine", "needs: [{env: 'a b', what: x}]", "needs"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_file(project: Path, old: str, new: str, words: str) -> None:
+def test_an_invalid_field_is_named_with_its_file(project: Path, old: str, new: str, message: str) -> None:
     write_framework(project, OWN.replace(old, new))
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load_framework("mine")
     assert "mine.framework.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -117,7 +117,7 @@ def write_runnable(project: Path, text: str = LIMITED) -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "words"),
+    ("card", "message"),
     [
         (
             "wl1",
@@ -126,20 +126,20 @@ def write_runnable(project: Path, text: str = LIMITED) -> None:
         ("wl6", "model_arch.num_shared_experts 2 (shared_experts): use --framework torchtitan"),
     ],
 )
-def test_what_a_run_script_cannot_build_is_refused_before_anything_is_submitted(
-    project: Path, capsys: pytest.CaptureFixture[str], card: str, words: str
+def test_a_model_that_the_run_script_cannot_build_is_rejected_before_submission(
+    project: Path, capsys: pytest.CaptureFixture[str], card: str, message: str
 ) -> None:
     write_runnable(project)
     for command in (["run", *DRY_RUN], ["predict"], ["space"]):
         assert main([*command, "--workload", card, "--framework", "mine"]) == 2
-        told = capsys.readouterr().err.strip()
-        assert words in told
-        assert f"{card} cannot run under mine" in told
-        assert "\n" not in told
+        error = capsys.readouterr().err.strip()
+        assert message in error
+        assert f"{card} cannot run under mine" in error
+        assert "\n" not in error
     assert main(["run", "--workload", "wl2", "--framework", "mine", *DRY_RUN]) == 0
 
 
-def test_a_precision_that_a_run_script_does_not_train_in_is_refused(project: Path) -> None:
+def test_a_precision_that_the_run_script_does_not_support_is_rejected(project: Path) -> None:
     write_runnable(project)
     card = load_card("wl2", sets=("workload.model.precision=fp16",))
     with pytest.raises(UserError, match=r"workload\.model\.precision must be one of bf16, not 'fp16'"):
@@ -161,7 +161,7 @@ DENSE, MOE = load_card("wl2").arch, load_card("wl5").arch
         ("dense_layers", DENSE, {"moe": MOE.moe}),
     ],
 )
-def test_a_limit_is_found_in_the_model_that_asks_for_it(limit: str, base: ModelArch, changes: dict[str, Any]) -> None:
+def test_a_limit_is_detected_in_the_model(limit: str, base: ModelArch, changes: dict[str, Any]) -> None:
     assert LIMITS[limit].read(base) is None
     assert LIMITS[limit].read(base.model_copy(update=changes))
     assert LIMITS[limit].field.startswith("workload.model.")
@@ -175,7 +175,7 @@ def test_every_shipped_card_names_a_framework_that_can_run_it(name: str) -> None
     assert load_framework(card.framework).script_path.is_file()
 
 
-def test_energy_is_searched_for_only_where_the_run_script_records_it(
+def test_an_energy_objective_needs_a_run_script_that_records_energy(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "objectives").mkdir()
@@ -186,8 +186,8 @@ def test_energy_is_searched_for_only_where_the_run_script_records_it(
     for objective, metric in (("energy", "energy_j_per_mtoken"), ("cool", "power_w")):
         for framework in ("megatron", "mine"):
             assert main([*search, "--framework", framework, "--objective", objective]) == 2
-            told = capsys.readouterr().err
-            assert f"needs {metric}, and the run script of framework '{framework}' records no energy_j" in told
+            error = capsys.readouterr().err
+            assert f"needs {metric}, and the run script of framework '{framework}' records no energy_j" in error
     front = "{name: step_time_s, direction: minimize}, {name: energy_j_per_step, direction: minimize}"
     (project / "objectives" / "front.yaml").write_text(f"version: 1\nmetrics: [{front}]\n")
     sweep = ["sweep", *search[1:], "--framework", "mine", "--objective", "front"]
@@ -199,11 +199,13 @@ def test_energy_is_searched_for_only_where_the_run_script_records_it(
     assert main(sweep) == 0
 
 
-def test_no_shipped_framework_claims_energy() -> None:
+def test_no_shipped_framework_records_energy() -> None:
     assert [name for name in list_frameworks() if load_framework(name).records] == []
 
 
-def test_what_a_framework_needs_is_looked_for_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_variables_of_a_framework_are_checked_on_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs = load_framework("megatron").needs
     assert [need.env for need in needs] == ["MEGATRON_PATH"]
     named = RunScript(path=tmp_path / "megatron.py", runner="torchrun", environment={}, needs=needs)
@@ -225,7 +227,7 @@ def test_what_a_framework_needs_is_looked_for_on_the_node(tmp_path: Path, monkey
     assert check(named)[::2] == (True, "")
 
 
-def test_a_need_without_a_file_is_met_by_any_value_and_described_on_one_line(tmp_path: Path) -> None:
+def test_a_required_variable_without_a_file_accepts_any_value(tmp_path: Path) -> None:
     folder = RequiredVariable(env="MY_PATH", what="a folder of mine")
     holding = RequiredVariable(env="MY_PATH", what="a folder of mine", file="train.py")
     assert [folder.is_met(value) for value in ("/nowhere", None)] == [True, False]
@@ -237,7 +239,7 @@ def test_a_need_without_a_file_is_met_by_any_value_and_described_on_one_line(tmp
     assert holding.describe("/x", is_met=True) == "'/x' is a folder of mine with train.py"
 
 
-def test_what_a_framework_does_not_say_is_the_ordinary_case(project: Path) -> None:
+def test_defaults_of_a_framework_file(project: Path) -> None:
     write_framework(project, OWN)
     framework = load_framework("mine")
     assert (framework.runner, framework.forks_ranks, framework.use_fewer) == ("torchrun", False, False)
@@ -249,7 +251,7 @@ def test_what_a_framework_does_not_say_is_the_ordinary_case(project: Path) -> No
         load_framework("mine")
 
 
-def test_a_knob_sets_its_variable_unless_it_is_left_alone() -> None:
+def test_a_knob_sets_its_variable_unless_it_is_at_default() -> None:
     megatron = load_framework("megatron")
     assert megatron.knob_environment({"nccl_algo": "Ring", "tp": 2}) == {"NCCL_ALGO": "Ring"}
     assert megatron.knob_environment({"nccl_algo": "default", "tp": 2}) == {}
@@ -280,7 +282,7 @@ def test_the_local_launcher_is_checked_with_a_framework_and_without(
     assert main(["launcher", "list", "--framework", "megatron"]) == 2
 
 
-def test_settings_are_defaults_without_a_file_or_with_an_empty_one(project: Path) -> None:
+def test_settings_are_defaults_without_a_file_or_with_an_empty_file(project: Path) -> None:
     assert load_settings() == Settings()
     (project / "ccl-search.yaml").write_text("# nothing yet\n")
     assert load_settings() == Settings()
@@ -289,7 +291,7 @@ def test_settings_are_defaults_without_a_file_or_with_an_empty_one(project: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("launchr: x\n", "launchr: is not a known field"),
         ("budget: 0\n", "budget"),
@@ -299,7 +301,7 @@ def test_settings_are_defaults_without_a_file_or_with_an_empty_one(project: Path
         ("- a\n", "must be a mapping"),
     ],
 )
-def test_wrong_settings_are_named_by_field(project: Path, text: str, words: str) -> None:
+def test_invalid_settings_are_named_by_field(project: Path, text: str, message: str) -> None:
     (project / "ccl-search.yaml").write_text(text)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         load_settings()

@@ -1,4 +1,4 @@
-"""What goes wrong outside: a full disk, planted secrets, hostile text. Nothing is lost, nothing gets out."""
+"""External faults: a full disk, planted secrets, hostile text. No trial is lost, no secret leaks."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def finished(folder: Path) -> list[int]:
     return [event.trial for event in read_events(folder / LEDGER_FILE) if isinstance(event, TrialFinished)]
 
 
-@pytest.mark.parametrize("room", [9_000, 20_000, 33_333])
-def test_a_full_disk_stops_the_search_with_one_line_and_resume_goes_on(project: Path, room: int) -> None:
-    """No file may grow beyond `room` bytes: as on a full disk, writing the ledger fails at some moment."""
+@pytest.mark.parametrize("max_bytes", [9_000, 20_000, 33_333])
+def test_a_full_disk_stops_the_search_with_one_line_and_resume_continues(project: Path, max_bytes: int) -> None:
+    """No file can grow beyond `max_bytes` bytes: as on a full disk, writing the ledger fails at some moment."""
     command = [sys.executable, "-m", "cclsearch", *SEARCH, "--budget", "30"]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))  # noqa: E731
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, resource.RLIM_INFINITY))  # noqa: E731
     done = subprocess.run(
         command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
     )
@@ -54,10 +54,10 @@ def test_a_full_disk_stops_the_search_with_one_line_and_resume_goes_on(project: 
     assert sorted(after) == list(range(1, 31))
 
 
-def test_a_disk_that_is_full_already_refuses_to_resume_in_one_line(project: Path) -> None:
+def test_resume_on_a_full_disk_fails_with_one_line(project: Path) -> None:
     assert main([*SEARCH, "--budget", "2"]) == 0
-    room = (project / "runs" / "r" / LEDGER_FILE).stat().st_size + 20
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))  # noqa: E731
+    max_bytes = (project / "runs" / "r" / LEDGER_FILE).stat().st_size + 20
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, resource.RLIM_INFINITY))  # noqa: E731
     command = [sys.executable, "-m", "cclsearch", "resume", "r", "--budget", "4", "--quiet"]
     done = subprocess.run(
         command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
@@ -69,22 +69,22 @@ def test_a_disk_that_is_full_already_refuses_to_resume_in_one_line(project: Path
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "optuna", "cards", "report"])
-def test_what_a_full_disk_cuts_short_leaves_nothing_half_written(project: Path, form: str) -> None:
+def test_a_full_disk_leaves_no_incomplete_output(project: Path, form: str) -> None:
     assert main([*SEARCH, "--budget", "12"]) == 0
     before = set(project.rglob("*"))
-    words = ["report", "r"] if form == "report" else ["export", "r", "--to", form]
+    arguments = ["report", "r"] if form == "report" else ["export", "r", "--to", form]
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (400, resource.RLIM_INFINITY))  # noqa: E731
-    command = [sys.executable, "-m", "cclsearch", *words]
+    command = [sys.executable, "-m", "cclsearch", *arguments]
     done = subprocess.run(
         command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "cannot write" in done.stderr
     assert set(project.rglob("*")) - before <= {project / "runs" / "r" / "cards"}
-    assert main(words) == 0, "and it works once there is room"
+    assert main(arguments) == 0, "it works once there is space"
 
 
-def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_room(project: Path) -> None:
+def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_space(project: Path) -> None:
     jobs = "jobs: [{workload: wl2, launcher: replay, name: a, budget: {trials: 4}}]"
     (project / "nightly.yaml").write_text(jobs)
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))  # noqa: E731
@@ -97,7 +97,7 @@ def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_room(pro
     assert main(["nightly", "nightly.yaml", "--once"]) == 0
 
 
-def test_a_search_whose_ledger_is_gone_does_not_run_its_trials_again(
+def test_a_search_whose_ledger_was_lost_does_not_run_its_trials_again(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SEARCH, "--budget", "3"]) == 0
@@ -117,7 +117,7 @@ def test_a_search_whose_ledger_is_gone_does_not_run_its_trials_again(
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOSPC])
-def test_a_file_system_that_fails_anywhere_is_one_line(
+def test_a_failing_file_system_gives_one_line(
     project: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SEARCH, "--budget", "3"]) == 0
@@ -131,10 +131,10 @@ def test_a_file_system_that_fails_anywhere_is_one_line(
     monkeypatch.setattr(Path, "stat", failing)
     capsys.readouterr()
     assert main(["admit", "r"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "result.json" in said
-    assert os.strerror(number) in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "result.json" in output
+    assert os.strerror(number) in output
 
 
 def test_a_clock_that_jumps_uses_up_no_hours(project: Path) -> None:
@@ -154,7 +154,7 @@ def everything_under(folder: Path) -> str:
     return "\n".join(p.read_bytes().decode("utf-8", "replace") for p in sorted(folder.rglob("*")) if p.is_file())
 
 
-def test_planted_secrets_are_found_nowhere(
+def test_planted_secrets_do_not_appear_in_any_output(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in KEYS.items():
@@ -175,7 +175,9 @@ def test_planted_secrets_are_found_nowhere(
     assert [name for name, value in KEYS.items() if value in held] == []
 
 
-def test_a_secret_in_a_job_log_is_masked_when_the_trial_lands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_in_a_job_log_is_masked_when_the_trial_finishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from cclsearch.run.trial_folder import scrub_logs
 
     monkeypatch.setenv("MY_SERVICE_TOKEN", KEYS["MY_SERVICE_TOKEN"])
@@ -192,9 +194,7 @@ HOSTILE = (
 )
 
 
-def test_hostile_words_in_a_recording_are_shown_as_text_and_do_nothing(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_text_in_a_recording_is_shown_as_text(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = project / "landscape"
     folder.mkdir()
     card = yaml.safe_load((RECORDING / "card.yaml").read_text())
@@ -215,7 +215,7 @@ def test_hostile_words_in_a_recording_are_shown_as_text_and_do_nothing(
     assert "<script>alert(1)" not in html
 
 
-def test_a_run_folder_that_a_kill_left_empty_is_taken_over(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_folder_left_empty_by_a_kill_is_reused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = project / "runs" / "r"
     folder.mkdir(parents=True)
     (folder / ".search.yaml.torn").write_text("schema_ver")

@@ -1,11 +1,11 @@
-"""The rules of ZeRO, sequence parallelism, virtual pipelines and `implies`: both sides of each, with its sentence."""
+"""Rules about ZeRO, sequence parallelism, virtual pipelines and `implies`: both sides of each, with its explanation."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from test_degree_rules import DENSE, MIXED, ask, make
+from test_degree_rules import DENSE, MIXED, apply_rule, make
 
 from cclsearch.space.rule import RULES, Rule
 
@@ -84,10 +84,8 @@ IMPLIES = make(
         (IMPLIES, {"speed": "fast", "tp": 4, "dp": 1, "fused": False}, True, "speed fast, tp 4, dp 1, fused false"),
     ],
 )  # fmt: skip
-def test_a_rule_allows_what_it_says_and_explains_it_in_numbers(
-    rule: Rule, config: dict[str, Any], ok: bool, sentence: str
-) -> None:
-    assert ask(rule, config) == (ok, sentence)
+def test_a_rule_checks_and_explains_with_numbers(rule: Rule, config: dict[str, Any], ok: bool, sentence: str) -> None:
+    assert apply_rule(rule, config) == (ok, sentence)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +101,11 @@ def test_a_rule_allows_what_it_says_and_explains_it_in_numbers(
         (make("implies", name="bare", when={"tp": 1}, then={"dp": 1}), "tp=1 needs dp=1"),
     ],
 )  # fmt: skip
-def test_a_rule_says_what_it_demands(rule: Rule, summary: str) -> None:
+def test_the_summary_of_a_rule_says_what_is_required(rule: Rule, summary: str) -> None:
     assert rule.summary == summary
 
 
-def test_rules_of_several_knobs_stay_away_where_one_of_them_is_missing() -> None:
+def test_rules_that_need_all_knobs_are_left_out_if_one_is_missing() -> None:
     assert IMPLIES.needs_all
     assert make("replicas_hold_every_expert").needs_all
     assert not make("zero_needs_dp").needs_all

@@ -1,4 +1,4 @@
-"""The ledger: what was appended is there after a kill, a full disk and a torn line."""
+"""The ledger: appended events survive a kill, a full disk and an incomplete line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_events_come_back_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, 40])
-def test_a_torn_last_line_never_happened_and_is_cut_when_written_on(tmp_path: Path, cut: int) -> None:
+def test_an_incomplete_last_line_is_ignored_and_cut_before_the_next_write(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "ledger.jsonl"
     write(path, "kept", "torn")
     data = path.read_bytes()
@@ -76,7 +76,7 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
         list(read_events(path))
 
 
-def test_a_ledger_of_a_newer_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_ledger_of_a_newer_version_is_rejected_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     start = SearchStarted(time_s=0, run_id="r", engine_version="9", spec_sha256="0").model_dump(mode="json")
     path.write_text(json.dumps({**start, "ledger_version": 99, "unheard_of": 1}) + "\n")

@@ -1,4 +1,4 @@
-"""The lock of a run folder: held by one living process, free after a kill or a reboot."""
+"""The lock of a run folder: owned by one running process, free after a kill or a reboot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def holder(**changes: object) -> str:
     return json.dumps({**me, **changes})
 
 
-def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+def test_a_second_process_is_rejected_with_the_holder(tmp_path: Path) -> None:
     with FolderLock(tmp_path):
         assert is_locked(tmp_path)
         with pytest.raises(UserError, match=rf"in use by process {os.getpid()} on"), FolderLock(tmp_path):
@@ -54,14 +54,14 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"boot": "another boot"}, {"start": "1"}, {"pid": 2**22 + 1, "start": "1"}, {"pid": "no number"}]
 )
-def test_a_lock_from_before_a_reboot_or_of_a_reused_pid_is_dead(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_a_lock_from_before_a_reboot_or_of_a_reused_pid_is_stale(tmp_path: Path, changes: dict[str, object]) -> None:
     (tmp_path / "lock").write_text(holder(**changes))
     assert not is_locked(tmp_path)
     with FolderLock(tmp_path):
         assert is_locked(tmp_path)
 
 
-def test_a_lock_of_another_host_holds_until_it_is_not_refreshed(tmp_path: Path) -> None:
+def test_a_lock_of_another_host_is_valid_while_it_is_refreshed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.write_text(holder(host="another-host"))
     with pytest.raises(UserError, match="another-host"), FolderLock(tmp_path):
@@ -72,7 +72,7 @@ def test_a_lock_of_another_host_holds_until_it_is_not_refreshed(tmp_path: Path) 
         assert is_locked(tmp_path)
 
 
-def test_it_works_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_works_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*names: object, **options: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -81,7 +81,7 @@ def test_it_works_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pyt
         pass
 
 
-def test_of_many_at_once_exactly_one_gets_a_dead_lock(tmp_path: Path) -> None:
+def test_exactly_one_of_many_processes_takes_over_a_stale_lock(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(holder(boot="another boot"))
     code = (
         "import sys, time; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
@@ -92,14 +92,14 @@ def test_of_many_at_once_exactly_one_gets_a_dead_lock(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)]
-    said = [process.stdout.readline().strip() for process in started if process.stdout]
+    answers = [process.stdout.readline().strip() for process in started if process.stdout]
     for process in started:
         process.communicate(timeout=60)
-    assert sorted(said) == [b"got it", b"refused", b"refused", b"refused"]
+    assert sorted(answers) == [b"got it", b"refused", b"refused", b"refused"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
-def test_a_killed_process_that_nobody_has_waited_for_holds_no_lock(tmp_path: Path) -> None:
+def test_a_zombie_process_does_not_keep_the_lock(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
         "FolderLock(Path(sys.argv[1])).__enter__(); print('held', flush=True); sys.stdin.read()"
@@ -116,7 +116,7 @@ def test_a_killed_process_that_nobody_has_waited_for_holds_no_lock(tmp_path: Pat
             assert is_locked(tmp_path)
 
 
-def test_a_search_that_passed_for_dead_does_not_write_beside_its_successor(tmp_path: Path) -> None:
+def test_a_search_that_counted_as_dead_does_not_write_after_its_successor(tmp_path: Path) -> None:
     note = Note(time_s=1.0, topic="test", text="one")
     with RunWriter(tmp_path) as writer:
         writer.record(note)
@@ -124,7 +124,7 @@ def test_a_search_that_passed_for_dead_does_not_write_beside_its_successor(tmp_p
         own = path.read_text()
         path.unlink()
         writer.record(note)
-        assert path.read_text() == own, "a lock that somebody took away is made again"
+        assert path.read_text() == own, "a deleted lock file is recreated"
         path.write_text(json.dumps({**json.loads(own), "pid": 1, "host": "elsewhere"}))
         before = (tmp_path / LEDGER_FILE).read_bytes()
         with pytest.raises(UserError, match="taken over by process 1 on elsewhere"):
@@ -133,7 +133,7 @@ def test_a_search_that_passed_for_dead_does_not_write_beside_its_successor(tmp_p
     assert "elsewhere" in path.read_text(), "the other's lock stays"
 
 
-def test_a_ledger_that_another_wrote_to_is_not_written_over(tmp_path: Path) -> None:
+def test_a_ledger_written_by_another_process_is_not_overwritten(tmp_path: Path) -> None:
     note = Note(time_s=1.0, topic="test", text="one")
     with RunWriter(tmp_path) as writer:
         writer.record(note)
@@ -144,7 +144,7 @@ def test_a_ledger_that_another_wrote_to_is_not_written_over(tmp_path: Path) -> N
     assert len(list(read_events(tmp_path / LEDGER_FILE))) == 2
 
 
-def test_a_search_whose_folder_was_exchanged_stops_before_it_writes(tmp_path: Path) -> None:
+def test_a_search_whose_folder_was_replaced_stops_before_it_writes(tmp_path: Path) -> None:
     note = Note(time_s=1.0, topic="test", text="one")
     folder = tmp_path / "r"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Objectives: arithmetic against examples worked by hand, and every mistake in a file named by its field."""
+"""Objectives: arithmetic against examples computed by hand, and each mistake in a file named by its field."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def write(folder: Path, data: object, name: str = "own") -> str:
         ("pareto", 0.5),
     ],
 )
-def test_a_shipped_objective_agrees_with_the_example_worked_by_hand(spec: str, loss: float) -> None:
+def test_a_shipped_objective_matches_the_example_computed_by_hand(spec: str, loss: float) -> None:
     assert load_objective(spec).loss(METRICS) == pytest.approx(loss, rel=1e-12)
 
 
-def test_every_shipped_objective_loads_and_says_what_it_is() -> None:
+def test_every_shipped_objective_loads_and_has_a_description() -> None:
     shipped = {path.stem for path in (shipped_root() / "objectives").glob("*.yaml")}
     assert shipped == {"step_time", "throughput_per_accelerator", "cost", "energy", "composite", "pareto"}
     assert shipped <= set(list_content("objectives", ".yaml"))
@@ -75,13 +75,13 @@ def test_a_price_changes_the_unit() -> None:
     assert load_objective("cost:price_per_accelerator_hour=2").terms[0].unit == "money/Mtoken"
 
 
-def test_an_objective_survives_its_own_spec_and_its_own_json() -> None:
+def test_an_objective_survives_a_round_trip_through_spec_and_json() -> None:
     objective = load_objective("composite:weight=0.3,reference_num_accelerators=16")
     assert load_objective(objective.spec) == objective
     assert Objective.model_validate_json(objective.model_dump_json()) == objective
 
 
-def test_pareto_turns_each_metric_so_that_less_is_better(tmp_path: Path) -> None:
+def test_pareto_converts_each_metric_so_that_less_is_better(tmp_path: Path) -> None:
     metrics = [
         {"name": "step_time_s", "direction": "minimize"},
         {"name": "tokens_per_s_per_accelerator", "direction": "maximize"},
@@ -92,7 +92,7 @@ def test_pareto_turns_each_metric_so_that_less_is_better(tmp_path: Path) -> None
     assert objective.values(METRICS) == (0.5, 1 / 4096, -0.04)
 
 
-def test_a_constraint_says_what_breaks_it(tmp_path: Path) -> None:
+def test_a_constraint_explains_its_violation(tmp_path: Path) -> None:
     data = {
         "version": 1,
         "metrics": [{"name": "step_time_s", "direction": "minimize"}],
@@ -111,18 +111,18 @@ def test_a_missing_metric_is_a_failure_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_metric_that_is_no_number_is_a_failure(value: float) -> None:
+def test_a_metric_that_is_not_a_number_is_a_failure(value: float) -> None:
     with pytest.raises(TrialError, match="must be finite"):
         load_objective("step_time").loss({"step_time_s": value})
 
 
-def test_a_weighted_metric_of_zero_is_a_failure_and_no_infinity() -> None:
+def test_a_weighted_metric_of_zero_is_a_failure_not_infinity() -> None:
     objective = load_objective("composite:reference_step_time_s=1,reference_num_accelerators=1")
     with pytest.raises(TrialError, match="above 0"):
         objective.loss({"step_time_s": 0.0, "num_accelerators": 1.0})
 
 
-def test_a_figure_of_the_run_script_may_be_ranked_by(tmp_path: Path) -> None:
+def test_a_metric_of_the_run_script_can_be_an_objective(tmp_path: Path) -> None:
     metric = {"name": "stalls", "direction": "minimize", "source": "script"}
     objective = load_objective(write(tmp_path, {"version": 1, "metrics": [metric]}))
     assert objective.loss({"stalls": 0.0}) == 0.0
@@ -202,7 +202,7 @@ def test_a_mistake_in_a_file_is_named_by_its_field(tmp_path: Path, data: object,
     assert "\n" not in str(caught.value)
 
 
-def test_a_mixture_of_weighted_and_unweighted_metrics_is_refused(tmp_path: Path) -> None:
+def test_a_mixture_of_weighted_and_unweighted_metrics_is_rejected(tmp_path: Path) -> None:
     metrics = [TIME | {"weight": 1, "reference": 1}, {"name": "num_accelerators", "direction": "minimize"}]
     with pytest.raises(UserError, match=r"metrics\[1\]\.weight is missing"):
         load_objective(write(tmp_path, {"version": 1, "metrics": metrics}))
@@ -215,7 +215,7 @@ def test_more_than_three_metrics_need_weights(tmp_path: Path) -> None:
         load_objective(write(tmp_path, {"version": 1, "metrics": metrics}))
 
 
-def test_a_loss_reads_back_as_the_figure_that_people_know() -> None:
+def test_a_loss_converts_back_to_the_displayed_score() -> None:
     metrics = {"step_time_s": 2.0, "num_accelerators": 8.0, "tokens_per_s_per_accelerator": 400.0}
     for spec in ("step_time", "throughput_per_accelerator", "composite:weight=0.3"):
         objective = load_objective(spec)
@@ -233,7 +233,7 @@ THROUGHPUT = {"name": "tokens_per_s_per_accelerator", "direction": "maximize"}
 HEADROOM = {"name": "memory_headroom_frac", "direction": "maximize"}
 
 
-def test_a_weighted_metric_counts_against_its_reference_in_its_scaled_unit(tmp_path: Path) -> None:
+def test_a_weighted_metric_is_divided_by_its_reference_in_the_scaled_unit(tmp_path: Path) -> None:
     # 0.5 s is 500 ms: 0.25 x 1000/500 = 0.5; 4096 tokens/s are 4.096 k: 0.75 x 4.096/8.192 = 0.375
     objective = own_objective(
         tmp_path,
@@ -245,7 +245,7 @@ def test_a_weighted_metric_counts_against_its_reference_in_its_scaled_unit(tmp_p
     assert load_objective("composite").score_label == "composite score"
 
 
-def test_a_scaled_reference_of_the_baseline_is_scaled_with_it(tmp_path: Path) -> None:
+def test_a_baseline_reference_is_scaled_like_its_metric(tmp_path: Path) -> None:
     # the baseline's 1 s is 1000 ms: 1000/500 = 2; a reference that the file gives stays: 3 x 4096/8192 = 1.5
     objective = own_objective(
         tmp_path,
@@ -256,14 +256,14 @@ def test_a_scaled_reference_of_the_baseline_is_scaled_with_it(tmp_path: Path) ->
     assert objective.score(METRICS, baseline) == pytest.approx(3.5)
 
 
-def test_a_score_of_nothing_cannot_be_ranked(tmp_path: Path) -> None:
+def test_a_score_of_zero_cannot_be_ranked(tmp_path: Path) -> None:
     objective = own_objective(tmp_path, HEADROOM | {"weight": 1, "reference": 0.5})
     assert objective.loss({"memory_headroom_frac": 0.25}) == pytest.approx(2.0)
     with pytest.raises(TrialError, match="the score must be above 0 to be ranked; it is 0"):
         objective.loss({"memory_headroom_frac": 0.0})
 
 
-def test_a_single_metric_reads_in_its_scaled_unit(tmp_path: Path) -> None:
+def test_a_single_metric_is_displayed_in_its_scaled_unit(tmp_path: Path) -> None:
     cost = load_objective("cost:price_per_accelerator_hour=3.6")
     assert cost.score(METRICS) == pytest.approx(0.244140625)
     assert cost.score_label == "accelerator_seconds_per_mtoken (money/Mtoken)"
@@ -272,19 +272,19 @@ def test_a_single_metric_reads_in_its_scaled_unit(tmp_path: Path) -> None:
     assert throughput.loss(METRICS) == pytest.approx(1 / 4.096)
 
 
-def test_a_metric_that_may_be_negative_is_turned_by_its_sign(tmp_path: Path) -> None:
+def test_a_metric_that_may_be_negative_is_negated(tmp_path: Path) -> None:
     objective = own_objective(tmp_path, HEADROOM)
     assert objective.loss(METRICS) == pytest.approx(-0.04)
     assert objective.score_from_loss(-0.04) == pytest.approx(0.04)
 
 
-def test_a_term_of_which_nothing_more_is_said_takes_the_metric_as_it_is() -> None:
+def test_a_term_with_defaults_uses_the_metric_unchanged() -> None:
     low, high = (Term(metric="stalls", direction=way, unit=None) for way in Direction)
     assert (low.minimized(2.0), high.minimized(2.0)) == (2.0, -2.0)
     assert (low.restored(2.0), high.restored(-2.0)) == (2.0, 2.0)
 
 
-def test_only_several_metrics_without_weights_make_a_front(tmp_path: Path) -> None:
+def test_only_several_metrics_without_weights_are_a_pareto_objective(tmp_path: Path) -> None:
     weighted = [TIME | {"weight": 1, "reference": 1}, THROUGHPUT | {"weight": 1, "reference": 1}]
     assert not own_objective(tmp_path, TIME).is_multi
     assert not own_objective(tmp_path, *weighted).is_multi
@@ -294,7 +294,7 @@ def test_only_several_metrics_without_weights_make_a_front(tmp_path: Path) -> No
     assert front.metrics == ("step_time_s", "tokens_per_s_per_accelerator")
 
 
-def test_bounds_of_a_constraint_belong_to_it(tmp_path: Path) -> None:
+def test_the_bounds_of_a_constraint_are_inclusive(tmp_path: Path) -> None:
     between = {"metric": "peak_memory_gib", "at_least": 10, "at_most": 30}
     objective = own_objective(tmp_path, TIME, constraints=[between])
     assert objective.broken_constraints({"peak_memory_gib": 10.0}) == ()
@@ -306,7 +306,7 @@ def test_bounds_of_a_constraint_belong_to_it(tmp_path: Path) -> None:
     assert exact.broken_constraints({"peak_memory_gib": 30.0}) == ()
 
 
-def test_a_constraint_may_be_on_a_figure_of_the_run_script(tmp_path: Path) -> None:
+def test_a_constraint_may_use_a_metric_of_the_run_script(tmp_path: Path) -> None:
     own = {"metric": "stalls", "at_most": 3, "source": "script", "unit": "stalls"}
     objective = own_objective(tmp_path, TIME, constraints=[own])
     assert objective.broken_constraints({"stalls": 4.0}) == ("stalls must be at most 3 stalls; it is 4",)
@@ -314,13 +314,13 @@ def test_a_constraint_may_be_on_a_figure_of_the_run_script(tmp_path: Path) -> No
         own_objective(tmp_path, TIME, constraints=[{"metric": "stalls", "at_most": 3}])
 
 
-def test_a_figure_of_the_run_script_has_the_unit_that_the_file_gives(tmp_path: Path) -> None:
+def test_a_metric_of_the_run_script_has_the_unit_given_in_the_file(tmp_path: Path) -> None:
     stalls = {"name": "stalls", "direction": "minimize", "source": "script"}
     assert own_objective(tmp_path, stalls | {"unit": "1/s"}).score_label == "stalls (1/s)"
     assert own_objective(tmp_path, stalls).score_label == "stalls"
 
 
-def test_a_scale_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_scale_of_zero_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"metrics\[0\]\.scale: must be above 0; it is 0"):
         own_objective(tmp_path, TIME | {"scale": 0})
 
@@ -335,22 +335,22 @@ def test_a_scale_of_nothing_is_refused(tmp_path: Path) -> None:
         ("weight=0.3", "weight=0.3", {}),
     ],
 )  # fmt: skip
-def test_a_spec_is_a_name_with_parameters_behind_a_colon(spec: str, name: str, given: dict[str, str]) -> None:
+def test_a_spec_is_a_name_and_parameters_after_a_colon(spec: str, name: str, given: dict[str, str]) -> None:
     assert split_spec(spec) == (name, given)
 
 
 @pytest.mark.parametrize("rest", ["weight=", "=0.3", "weight=0.3,scale"])
-def test_half_a_parameter_is_refused(rest: str) -> None:
+def test_an_incomplete_parameter_is_rejected(rest: str) -> None:
     with pytest.raises(UserError, match=r"objective parameters are written `name:parameter=value,\.\.\.`"):
         split_spec(f"composite:{rest}")
 
 
 @pytest.mark.parametrize("weight", [0, 1])
-def test_a_parameter_may_lie_on_its_bound(weight: int) -> None:
+def test_a_parameter_may_equal_its_bound(weight: int) -> None:
     assert load_objective(f"composite:weight={weight}").terms[0].weight == weight
 
 
-def test_a_mistake_shows_what_came_in_at_most_eighty_characters(tmp_path: Path) -> None:
+def test_a_mistake_shows_at_most_eighty_characters_of_the_value(tmp_path: Path) -> None:
     def complain(value: str) -> str:
         with pytest.raises(UserError) as caught:
             own_objective(tmp_path, TIME | {"direction": value})

@@ -1,4 +1,4 @@
-"""Configurations and knobs as people type them."""
+"""Configurations and knobs as users type them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def test_only_a_knob_without_a_choice_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("value", "choice"), [(True, True), (False, False), (1, True), (0, False), (1.0, True), (0.0, False)]
 )
-def test_one_and_zero_do_for_truth(value: Any, choice: bool) -> None:
+def test_one_and_zero_are_accepted_for_booleans(value: Any, choice: bool) -> None:
     config = complete_config({"fused": value}, one_row(FUSED))
     assert config["fused"] is choice
 
 
 @pytest.mark.parametrize("value", [2, -1, 0.5, "perhaps", "1"])
-def test_other_values_do_not_do_for_truth(value: Any) -> None:
+def test_other_values_are_not_accepted_for_booleans(value: Any) -> None:
     with pytest.raises(UserError, match="fused must be one of false, true, not"):
         complete_config({"fused": value}, one_row(FUSED))
 
 
-def test_truth_is_no_number_where_numbers_are_chosen_from() -> None:
+def test_a_boolean_is_not_a_number_among_numeric_choices() -> None:
     with pytest.raises(UserError, match="tp must be one of 1, 2, not true"):
         complete_config({"tp": True}, one_row(TP))
     mixed = Knob("mixed", (True, "auto"))
@@ -46,7 +46,7 @@ def test_truth_is_no_number_where_numbers_are_chosen_from() -> None:
         complete_config({"mixed": 1}, one_row(mixed))
 
 
-def test_truth_does_for_checkpointing_of_everything_or_nothing() -> None:
+def test_a_boolean_is_accepted_for_activation_checkpointing() -> None:
     for value, word in ((True, "full"), (False, "none")):
         assert complete_config({"activation_checkpointing": value}, one_row(CHECKPOINTS))[CHECKPOINTS.name] == word
     with pytest.raises(UserError, match="must be one of none, full, not 1"):
@@ -61,7 +61,7 @@ def test_truth_does_for_checkpointing_of_everything_or_nothing() -> None:
     [("fused=True", True), ("fused=false", False), ("fused=on", True), ("fused=NO", False), ("ac=full", "full"),
      ("tp = 2", 2), ("tp='2'", 2), ("tp=+2", 2), ("tp=1e3", 1000.0), ("tp=.5", 0.5), ("tp=2.", 2), ("tp=1e", "1e")],
 )  # fmt: skip
-def test_a_word_is_read_as_the_choice_that_it_names(text: str, value: Any) -> None:
+def test_text_is_read_as_the_matching_choice(text: str, value: Any) -> None:
     [(_, read)] = parse_assignments(text, (TP, FUSED, CHECKPOINTS)).items()
     assert (type(read), read) == (type(value), value)
 
@@ -69,7 +69,7 @@ def test_a_word_is_read_as_the_choice_that_it_names(text: str, value: Any) -> No
 @pytest.mark.parametrize(
     ("words", "value"), [(("true", "TRUE", "yes", "Yes", "on"), True), (("false", "FALSE", "no", "No", "off"), False)]
 )
-def test_truth_has_several_words(words: tuple[str, ...], value: bool) -> None:
+def test_booleans_have_several_spellings(words: tuple[str, ...], value: bool) -> None:
     for word in words:
         assert parse_knob(f"odd={word}").choices == (value,)
         assert parse_assignments(f"fused={word}", (FUSED,))["fused"] is value
@@ -78,12 +78,12 @@ def test_truth_has_several_words(words: tuple[str, ...], value: bool) -> None:
 @pytest.mark.parametrize(
     ("word", "value"), [("9" * 18, int("9" * 18)), ("9" * 19, float("9" * 19)), ("9" * 31, "9" * 31)]
 )
-def test_digits_beyond_what_a_number_holds_are_no_whole_number(word: str, value: Any) -> None:
+def test_too_many_digits_are_not_a_whole_number(word: str, value: Any) -> None:
     assert parse_assignments(f"tp={word}", (TP,))["tp"] == value
 
 
 @pytest.mark.parametrize("text", ["tp", "=1", "tp=", "TP=1", "1p=2", "tp=,", "t-p=1"])
-def test_what_is_no_knob_with_choices_is_refused(text: str) -> None:
+def test_text_that_is_not_a_knob_with_choices_is_rejected(text: str) -> None:
     with pytest.raises(UserError, match="a knob is written NAME=CHOICE,CHOICE"):
         parse_knob(text)
 
@@ -100,7 +100,7 @@ def test_a_knob_is_read_with_its_short_name_and_typed_choices() -> None:
     ]
 
 
-def test_a_short_name_that_is_a_knob_of_its_own_stays_one() -> None:
+def test_a_short_name_that_is_also_a_knob_means_the_knob() -> None:
     ac = Knob("ac", (1, 2))
     assert parse_assignments("ac=2 activation_checkpointing=full", (ac, CHECKPOINTS)) == {
         "ac": 2,
@@ -108,6 +108,6 @@ def test_a_short_name_that_is_a_knob_of_its_own_stays_one() -> None:
     }
 
 
-def test_names_that_begin_alike_are_told_apart() -> None:
+def test_names_with_a_common_prefix_are_distinguished() -> None:
     knobs = (Knob("sp", (1, 2)), Knob("spread", (1, 2)), Knob("s", (1, 2)))
     assert parse_assignments("s=1 sp=2,spread =1", knobs) == {"s": 1, "sp": 2, "spread": 1}

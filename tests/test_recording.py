@@ -1,4 +1,4 @@
-"""A recorded landscape becomes a card, a space and rows; what is wrong with it is said by file and row."""
+"""A recorded landscape becomes a card, a space and rows; problems are reported by file and row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_shipped_landscapes_load_with_their_work_and_source():
         assert not recording.notes
 
 
-def test_rows_stand_at_their_row_of_the_space():
+def test_recorded_rows_match_the_rows_of_the_space():
     recording = load_recording(LANDSCAPES / "nanotron-8b-2n")
     for row in (0, 17, len(recording.rows) - 1):
         assert recording.space.config(row) == recording.rows[row].config
@@ -41,7 +41,7 @@ def test_rows_stand_at_their_row_of_the_space():
     assert recording.best_step_time_s == 8.98923
 
 
-def test_unknown_knobs_become_words_switches_and_numbers(tmp_path):
+def test_knob_columns_become_text_booleans_and_numbers(tmp_path):
     table = (
         "tp,dp,ep,kernel,activation_checkpointing,chunk,grad_accum,status,step_time_s\n"
         "1,8,1,flash v2,True,0.5,8,ok,2.0\n"
@@ -66,7 +66,7 @@ def test_unknown_knobs_become_words_switches_and_numbers(tmp_path):
     )
 
 
-def test_a_card_without_widths_is_completed_and_says_so(tmp_path):
+def test_a_card_without_widths_is_completed_with_notes(tmp_path):
     lines = [line for line in CARD.splitlines() if "hidden_size" not in line and "num_layers" not in line]
     table = "tp,dp,status,step_time_s\n1,8,ok,2.0\n2,4,ok,3.0\n"
     recording = load_recording(write_landscape(tmp_path / "a", table, "\n".join(lines)))
@@ -75,7 +75,7 @@ def test_a_card_without_widths_is_completed_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ("", "the file is empty"),
         ("tp,status\n1,ok\n", "needs a column 'step_time_s'"),
@@ -88,22 +88,22 @@ def test_a_card_without_widths_is_completed_and_says_so(tmp_path):
         ("tp,status,step_time_s\n1,oom,\n", "at least one row with status ok"),
     ],
 )
-def test_a_bad_table_is_named_by_file_and_row(tmp_path, table, said):
+def test_a_bad_table_is_named_by_file_and_row(tmp_path, table, message):
     folder = write_landscape(tmp_path / "bad", table)
     with pytest.raises(UserError, match=r"trials\.csv") as caught:
         load_recording(folder)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_card_without_the_fixed_work_is_refused(tmp_path):
+def test_a_card_without_the_fixed_work_is_rejected(tmp_path):
     lines = [line for line in CARD.splitlines() if "seq_len" not in line]
     folder = write_landscape(tmp_path / "a", "tp,status,step_time_s\n1,ok,1\n", "\n".join(lines))
     with pytest.raises(UserError, match="seq_len"):
         load_recording(folder)
 
 
-def test_folders_without_landscapes_are_refused(tmp_path):
+def test_folders_without_landscapes_are_rejected(tmp_path):
     with pytest.raises(UserError, match="no landscape"):
         find_recordings(tmp_path)
     with pytest.raises(UserError, match="there is no folder"):

@@ -1,4 +1,4 @@
-"""The legal set: enumeration and explanation agree, each rule rejects what it should and nothing else."""
+"""The search space: enumeration and explanation agree, and each rule rejects exactly what it should."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_and_complete(text: str, space: Space) -> Config:
 
 
 def change_card(card: Card, **changes: Any) -> Card:
-    """The card with fields of it, its shape, its experts or its hardware replaced."""
+    """The card with some fields replaced, also those of its architecture or hardware."""
     hardware = {k: v for k, v in changes.items() if k in type(card.hardware).model_fields}
     arch = {k: v for k, v in changes.items() if k in type(card.arch).model_fields}
     own = {k: v for k, v in changes.items() if k not in hardware and k not in arch}
@@ -49,7 +49,7 @@ def rejecting(card: Card, framework: Framework, config: dict[str, Any], *knobs: 
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_workload_has_a_space_of_the_missions_knobs(name: str) -> None:
+def test_every_shipped_workload_has_a_space_with_the_required_knobs(name: str) -> None:
     card = load_card(name)
     space = build_space(card, load_framework(card.framework))
     assert len(space) >= 20
@@ -59,7 +59,7 @@ def test_every_shipped_workload_has_a_space_of_the_missions_knobs(name: str) -> 
     assert len({tuple(row) for row in space.codes_NK.tolist()}) == len(space)
 
 
-def test_the_configuration_of_the_paper_is_legal_for_wl7() -> None:
+def test_the_configuration_of_the_paper_is_in_the_space_of_wl7() -> None:
     card = load_card("wl7")
     space = build_space(card, load_framework(card.framework))
     layout = {"tp": 4, "dp": 8, "pp": 8, "ep": 32, "micro_batch_size": 1}
@@ -67,7 +67,7 @@ def test_the_configuration_of_the_paper_is_legal_for_wl7() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if load_card(name).framework == "torchtitan"])
-def test_the_mesh_of_experts_that_torchtitan_makes_of_a_legal_configuration_is_whole(name: str) -> None:
+def test_the_expert_mesh_of_torchtitan_is_whole_for_every_configuration(name: str) -> None:
     card = load_card(name)
     space = build_space(card, load_framework("torchtitan"))
     tp, dp = space.column("tp").astype(int), space.column("dp").astype(int)
@@ -121,7 +121,7 @@ def test_enumeration_and_explanation_agree_on_every_raw_combination(card: Card, 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(card=cards(), data=st.data())
-def test_a_configuration_survives_being_written_and_parsed(card: Card, data: st.DataObject) -> None:
+def test_a_configuration_survives_a_round_trip_through_text(card: Card, data: st.DataObject) -> None:
     try:
         space = build_space(card, load_framework("torchtitan"), use_fewer=True)
     except UserError:
@@ -134,7 +134,7 @@ def test_a_configuration_survives_being_written_and_parsed(card: Card, data: st.
     assert space.row(parsed) is not None
 
 
-def test_every_legal_configuration_keeps_the_work_and_the_accelerators() -> None:
+def test_every_configuration_keeps_the_work_and_the_accelerators() -> None:
     for name in SHIPPED:
         card = load_card(name)
         framework = load_framework(card.framework)
@@ -249,7 +249,7 @@ def test_degrees_take_whole_axes_of_the_torus() -> None:
     assert set(space.column("tp").tolist()) == {1, 4}, "16 heads a chip group would leave half a KV head"
 
 
-def test_fewer_accelerators_only_where_asked() -> None:
+def test_fewer_accelerators_only_if_requested() -> None:
     card, frame = load_card("wl2"), load_framework("megatron")
     exact, fewer = build_space(card, frame), build_space(card, frame, use_fewer=True)
     assert set(exact.num_accelerators_N.tolist()) == {16}
@@ -266,7 +266,7 @@ def test_extra_knobs_limit_and_add() -> None:
     assert len(build_space(declared, frame)) == 2 * len(build_space(card, frame))
 
 
-def test_a_knob_that_nobody_knows_is_refused_with_the_list() -> None:
+def test_an_unknown_knob_is_rejected_with_the_list() -> None:
     card, frame = load_card("wl2"), load_framework("megatron")
     with pytest.raises(UserError, match=r"no knob 'warp'; there are: .*nccl_algo.*tp"):
         require_known_knobs([parse_knob("warp=1,2")], card, frame)
@@ -276,12 +276,12 @@ def test_a_knob_that_nobody_knows_is_refused_with_the_list() -> None:
 
 
 @pytest.mark.parametrize("text", ["tp=a,b", "tp=0,1", "tp=true", "tp=1.5", "dp=-4", "micro_batch_size=9999999"])
-def test_choices_that_rules_cannot_count_with_are_refused(text: str) -> None:
+def test_choices_that_rules_cannot_compute_with_are_rejected(text: str) -> None:
     with pytest.raises(UserError, match="takes whole numbers"):
         build_space(load_card("wl2"), load_framework("megatron"), [parse_knob(text)])
 
 
-def test_no_legal_configuration_names_the_rules_that_left_nothing() -> None:
+def test_an_empty_space_of_a_shipped_workload_names_the_rules() -> None:
     card = change_card(load_card("wl2"), num_layers=7, num_heads=7, num_kv_heads=7, global_batch_size=1)
     with pytest.raises(UserError) as caught:
         build_space(card, load_framework("megatron"))
@@ -292,7 +292,7 @@ def test_no_legal_configuration_names_the_rules_that_left_nothing() -> None:
         )
 
 
-def test_only_training_is_searched_and_huge_spaces_are_refused() -> None:
+def test_only_training_is_searched_and_huge_spaces_are_rejected() -> None:
     card, frame = load_card("wl2"), load_framework("megatron")
     with pytest.raises(UserError, match="inference workload"):
         build_space(card.model_copy(update={"phase": Phase.INFERENCE}), frame)
@@ -301,14 +301,14 @@ def test_only_training_is_searched_and_huge_spaces_are_refused() -> None:
         build_space(card, frame, wide)
 
 
-def test_values_of_the_wrong_kind_are_explained_and_not_a_crash() -> None:
+def test_values_of_the_wrong_type_are_explained() -> None:
     card, frame = load_card("wl2"), load_framework("megatron")
     for value in ("many", 0, -3, 10**40, 2.5, float("nan"), True):
         assert rejecting(card, frame, {**MEGATRON, "tp": value}) >= {"choices"}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "written like tp=2,dp=4"),
         ("tp", "written like tp=2,dp=4"),
@@ -320,13 +320,13 @@ def test_values_of_the_wrong_kind_are_explained_and_not_a_crash() -> None:
         ("tp=2,dp=4,pp=2,mbs=1,ac=none,sp=maybe,zero=0", "sequence_parallel must be one of false, true, not maybe"),
     ],
 )
-def test_a_wrong_configuration_text_is_one_clear_error(text: str, words: str) -> None:
+def test_a_wrong_configuration_text_is_one_clear_error(text: str, message: str) -> None:
     space = build_space(load_card("wl2"), load_framework("megatron"))
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         parse_and_complete(text, space)
 
 
-def test_short_names_truths_and_blanks_are_understood() -> None:
+def test_short_names_booleans_and_blanks_are_parsed() -> None:
     space = build_space(load_card("wl2"), load_framework("megatron"))
     expected = {**MEGATRON, "sequence_parallel": True, "zero_stage": 1, "activation_checkpointing": "full"}
     for text in ("tp=2,dp=4,pp=2,mbs=1,ac=full,sp=true,zero=1", "tp=2 dp=4  pp=2;mbs=1, ac='full' sp=True zero=1"):
@@ -336,7 +336,7 @@ def test_short_names_truths_and_blanks_are_understood() -> None:
     assert typed["sequence_parallel"] is True
 
 
-def test_words_may_hold_blanks_and_commas() -> None:
+def test_values_may_contain_blanks_and_commas() -> None:
     knob = KnobDeclaration(name="kernel", choices=("flash attention, RMS", "torch"))
     space = build_space(load_card("wl2"), load_framework("torchtitan"), [knob])
     config = {**TITAN, "kernel": "flash attention, RMS"}
@@ -356,7 +356,7 @@ def test_any_text_is_a_configuration_or_one_error(text: str) -> None:
     assert set(given_values) <= {knob.name for knob in TINY_KNOBS}
 
 
-def test_knob_choices_follow_from_the_card() -> None:
+def test_knob_choices_are_computed_from_the_card() -> None:
     card = load_card("wl7")
     knob = FrameworkKnob.model_validate({"name": "ep", "choices": {"divisors_of": "experts", "most": 20}})
     assert knob.resolve(card).choices == (1, 2, 4, 5, 8, 10, 16, 20)

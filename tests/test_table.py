@@ -1,4 +1,4 @@
-"""The legal set as columns: types, rows and configurations, and what a space without a knob says."""
+"""The search space as columns: types, rows and configurations, and knobs that a space does not have."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_a_recording_is_a_space_of_exactly_its_rows() -> None:
         {"tp": 4, "fused": False, "kernel": "torch"},
     ],
 )
-def test_what_is_no_member_has_no_row(config: dict[str, Any]) -> None:
+def test_a_configuration_outside_the_space_has_no_row(config: dict[str, Any]) -> None:
     assert space_from_rows(KNOBS, ROWS).row(config) is None
 
 
-def test_a_degree_that_a_space_lacks_runs_at_one() -> None:
+def test_a_degree_without_a_knob_is_one() -> None:
     knobs = [Knob("tp", (1, 2)), Knob("dp", (3, 5)), Knob("pp", (1, 7))]
     rows = [{"tp": 2, "dp": 3, "pp": 7}, {"tp": 1, "dp": 5, "pp": 1}]
     assert space_from_rows(knobs, rows).num_accelerators_N.tolist() == [42, 5]
@@ -86,7 +86,7 @@ def test_rules_see_a_knob_that_is_missing_at_its_neutral_value() -> None:
     assert columns.equals("fused", (True,)).tolist() == [True, False]
 
 
-def test_nobody_changes_a_space_or_what_it_is_made_of() -> None:
+def test_spaces_and_their_parts_are_frozen() -> None:
     from cclsearch.card.load import load_card
 
     space = space_from_rows(KNOBS, ROWS)
@@ -94,5 +94,5 @@ def test_nobody_changes_a_space_or_what_it_is_made_of() -> None:
     for value in (space, space.knobs[0], rule, LIMITS["experts"]):
         with pytest.raises(dataclasses.FrozenInstanceError):
             value.name = "other"  # type: ignore[union-attr, misc]
-    assert space in {space}, "a space is told by identity, not by content"
+    assert space in {space}, "spaces are compared by identity, not by content"
     assert space != Space(space.knobs, space.codes_NK, num_raw=3)

@@ -1,4 +1,4 @@
-"""The thresholds of the gate: each at its documented value, with what it just admits and what it just refuses."""
+"""The thresholds of the gate: documented values, the last admitted and the first rejected measurement of each."""
 
 from __future__ import annotations
 
@@ -7,54 +7,54 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from test_admission import ARCH, CARD, PAYLOAD, STEP_FLOPS, judge, verdict_of
+from test_admission import ARCH, CARD, PAYLOAD, STEP_FLOPS, make_evidence, verdict_of
 
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.thresholds import Thresholds
 from cclsearch.tasks.training.arch import count_parameters
 
 ON_CPU = {"memory_kind": "rss"}
-QUIET_ASK = {"payload": PAYLOAD.model_copy(update={"timed_steps": 1, "warmup_steps": 0})}
+FEW_STEPS_REQUESTED = {"payload": PAYLOAD.model_copy(update={"timed_steps": 1, "warmup_steps": 0})}
 CROWDED = {"hosts": ("me",) * 20, "logical_cores": 20}
 
 
 def first_step(ratio: float, **result: Any) -> Evidence:
     """A run whose first timed step took that many times the others."""
-    return judge({"step_times_s": (ratio, 1.0, 1.0, 1.0, 1.0), **result})
+    return make_evidence({"step_times_s": (ratio, 1.0, 1.0, 1.0, 1.0), **result})
 
 
 def spread(fraction: float, **result: Any) -> Evidence:
-    return dataclasses.replace(judge(result), spread=fraction)
+    return dataclasses.replace(make_evidence(result), spread=fraction)
 
 
 def steps(count: int) -> Evidence:
-    return judge({"step_times_s": (1.0,) * count}, **QUIET_ASK)
+    return make_evidence({"step_times_s": (1.0,) * count}, **FEW_STEPS_REQUESTED)
 
 
 def warmup(count: int) -> Evidence:
-    return judge({"warmup_steps": count}, **QUIET_ASK)
+    return make_evidence({"warmup_steps": count}, **FEW_STEPS_REQUESTED)
 
 
 def parameters(fraction: float) -> Evidence:
-    return judge({"num_params": round(count_parameters(ARCH) * fraction)})
+    return make_evidence({"num_params": round(count_parameters(ARCH) * fraction)})
 
 
 def traced_flops(fraction: float, coverage: float = 0.8) -> Evidence:
-    return judge(trace={"flops_per_step": fraction * STEP_FLOPS, "flops_coverage": coverage})
+    return make_evidence(trace={"flops_per_step": fraction * STEP_FLOPS, "flops_coverage": coverage})
 
 
 def traced_time(seconds: float, **result: Any) -> Evidence:
     """A run whose timed steps took a second each."""
-    return judge({"step_times_s": (1.0,) * 5, **result}, {"step_time_s": seconds})
+    return make_evidence({"step_times_s": (1.0,) * 5, **result}, {"step_time_s": seconds})
 
 
 def used_peak(mfu: float) -> Evidence:
-    return dataclasses.replace(judge(), metrics={"mfu": mfu})
+    return dataclasses.replace(make_evidence(), metrics={"mfu": mfu})
 
 
 def foreign_cores(cores: float, **result: Any) -> Evidence:
-    """Load beside 20 ranks on the 20 cores of one host."""
-    return judge({**CROWDED, "foreign_cpu_cores": cores, **result})
+    """Load of other processes with 20 ranks on the 20 cores of one host."""
+    return make_evidence({**CROWDED, "foreign_cpu_cores": cores, **result})
 
 
 @pytest.mark.parametrize(
@@ -79,20 +79,20 @@ def foreign_cores(cores: float, **result: Any) -> Evidence:
         ("load", foreign_cores(5.0, **ON_CPU), foreign_cores(5.1, **ON_CPU)),
     ],
 )
-def test_a_run_on_the_bound_is_let_through_and_one_beyond_it_is_not(
+def test_a_run_at_the_threshold_is_admitted_and_one_beyond_it_is_not(
     rule: str, kept: Evidence, broken: Evidence
 ) -> None:
     assert verdict_of(kept, rule).ok is not False
     assert verdict_of(broken, rule).ok is False
 
 
-def test_flops_on_the_bound_are_enough_however_few_kernels_tell_them() -> None:
+def test_flops_at_the_threshold_are_enough_at_any_coverage() -> None:
     assert verdict_of(traced_flops(0.75, coverage=0.1), "traced_work").ok is True
 
 
-def test_a_gate_without_any_tolerance_still_admits_the_exact_figures() -> None:
+def test_thresholds_without_tolerance_admit_exact_values() -> None:
     strict = Thresholds(params_below=0, params_above=0, traced_flops_below=0, traced_flops_above=0)
-    exact = judge(trace={"flops_per_step": STEP_FLOPS}, thresholds=strict)
+    exact = make_evidence(trace={"flops_per_step": STEP_FLOPS}, thresholds=strict)
     assert verdict_of(exact, "work").ok is True
     assert verdict_of(exact, "traced_work").ok is True
     assert verdict_of(dataclasses.replace(exact, thresholds=Thresholds()), "work").ok is True
@@ -121,14 +121,14 @@ def test_a_gate_without_any_tolerance_still_admits_the_exact_figures() -> None:
         ("max_foreign_share_cpu", 0.001, 0),
     ],
 )
-def test_a_threshold_that_nothing_could_keep_is_refused(field: str, least: float, refused: float) -> None:
+def test_a_threshold_that_no_run_could_meet_is_rejected(field: str, least: float, refused: float) -> None:
     assert getattr(Thresholds(**{field: least}), field) == least
     with pytest.raises(ValidationError):
         Thresholds(**{field: refused})
 
 
-def test_a_cpu_is_told_by_the_card_as_well_as_by_the_kind_of_memory() -> None:
+def test_a_cpu_is_recognized_by_the_card_or_by_the_kind_of_memory() -> None:
     on_cpu = CARD.model_copy(update={"hardware": CARD.hardware.model_copy(update={"accelerator": "cpu"})})
-    assert judge(card=on_cpu).is_on_cpu
-    assert judge(ON_CPU).is_on_cpu
-    assert not judge().is_on_cpu
+    assert make_evidence(card=on_cpu).is_on_cpu
+    assert make_evidence(ON_CPU).is_on_cpu
+    assert not make_evidence().is_on_cpu

@@ -1,4 +1,4 @@
-"""The trials of a ledger, read from it when wanted: whatever their numbers and however their lines lie."""
+"""The trials of a ledger, read on demand: any numbering and any interleaving of their lines."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from cclsearch.record.trial import fold_trial
 from cclsearch.score.outcome import Admission, Outcome
 
 
-def live_through(number: int, *, tp: int, purpose: Purpose = Purpose.SEARCH, lost: bool = False) -> list[Event]:
-    """All events of one trial, with one attempt that did not count."""
+def trial_events(number: int, *, tp: int, purpose: Purpose = Purpose.SEARCH, lost: bool = False) -> list[Event]:
+    """All events of one trial, with one retried attempt."""
     failure = Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message="gone")
     admitted = Admission(admitted=True, verdicts=())
     end = (
@@ -54,9 +54,9 @@ def write(path: Path, events: list[Event]) -> None:
 
 
 @pytest.mark.parametrize("numbers", [[1, 2, 3, 4, 5, 6], [7, 3, 2, 900, 1, 5]])
-def test_trials_come_back_whole_however_their_lines_are_mixed(tmp_path: Path, numbers: list[int]) -> None:
+def test_trials_are_complete_in_any_interleaving_of_their_lines(tmp_path: Path, numbers: list[int]) -> None:
     rng = random.Random(3)
-    waiting = {number: live_through(number, tp=number) for number in numbers}
+    waiting = {number: trial_events(number, tp=number) for number in numbers}
     events: list[Event] = [waiting[number].pop(0) for number in numbers]
     while any(waiting.values()):
         if rng.random() < 0.3:
@@ -76,11 +76,11 @@ def test_trials_come_back_whole_however_their_lines_are_mixed(tmp_path: Path, nu
         state.trials[8]
 
 
-def test_runs_of_one_configuration_are_one_and_what_was_lost_costs_nothing(tmp_path: Path) -> None:
+def test_runs_of_one_configuration_are_grouped_and_lost_trials_cost_no_budget(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     resumed = SearchResumed(time_s=1, engine_version="1", budget=9)
-    write(path, [*live_through(1, tp=9, lost=True), resumed, *live_through(2, tp=2, lost=True)])
-    write(path, [*live_through(3, tp=4), *live_through(4, tp=3), *live_through(5, tp=4, purpose=Purpose.CONFIRMATION)])
+    write(path, [*trial_events(1, tp=9, lost=True), resumed, *trial_events(2, tp=2, lost=True)])
+    write(path, [*trial_events(3, tp=4), *trial_events(4, tp=3), *trial_events(5, tp=4, purpose=Purpose.CONFIRMATION)])
     state = fold_ledger(path)
     assert [trial.number for trial in state.lost] == [2], "since it was resumed"
     assert state.num_spent == 2

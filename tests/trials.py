@@ -1,4 +1,4 @@
-"""Small trials for tests: a model, its trial folder, and a run script run over it."""
+"""Small trials for tests: a model, a trial folder, and a run script executed on it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def make_input(
 
 
 def make_job(folder: Path, payload: TrialInput, *, timeout_s: float = 180.0, attempt: int = 1) -> Job:
-    """A job in `folder`, its `config.json` written."""
+    """A job in `folder` with its `config.json` written."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(payload.model_dump_json())
     return Job(
@@ -88,7 +88,7 @@ def run_script(
     environment: Mapping[str, str] | None = None,
     runner: Sequence[str] = (),
 ) -> TrialResult:
-    """Run a script of `launchers/` over one trial and read its result; AssertionError with its log where it failed."""
+    """Run a script of `launchers/` on one trial and return its result; AssertionError with its log if it failed."""
     make_job(folder, payload)
     done = subprocess.run(
         [sys.executable, *runner, str(LAUNCHERS / script)],
