@@ -215,10 +215,10 @@ def test_the_summary_says_how_sure_it_is_and_what_it_beat(project: Path) -> None
     assert "from 1 run;" in told
     assert "assumed: no configuration ran twice yet" in told
     assert "better than 1 of 2 other configurations beyond noise (95% confidence); runner-up: trial 3" in told
-    assert "ties with trial 3 (step time 5.00% longer): difference within noise (95% confidence)" in told
+    assert "ties with trial 3 (step time 5.00% longer): within noise (95% confidence)" in told
     assert str(folder) in told
     assert "from 2 runs;" in again
-    assert "measured from" in again
+    assert "(measured, repeats: 1)" in again
 
 
 @pytest.mark.parametrize(("third_s", "winner"), [(1.03, 2), (0.5, 3)])

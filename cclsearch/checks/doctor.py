@@ -85,9 +85,7 @@ def _check_write(name: str, folder: Path, remedy: str) -> Check:
     except OSError as error:
         return Check(name=name, ok=False, detail=f"{folder}: {error.strerror or error}", remedy=remedy)
     if free_gib < 0.2:
-        return Check(
-            name=name, ok=False, detail=f"{folder}: only {free_gib:.2f} GiB free", remedy="free at least 0.2 GiB"
-        )
+        return Check(name=name, ok=False, detail=f"{folder}: only {free_gib:.2f} GiB free", remedy="free more space")
     return Check(name=name, ok=True, detail=f"{folder} is writable, {free_gib:.0f} GiB free")
 
 
@@ -125,9 +123,7 @@ def check_gpus() -> Check:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(
-            name="gpus", ok=False, detail=f"nvidia-smi: {one_line(str(error))}", remedy="repair the NVIDIA driver"
-        )
+        return Check(name="gpus", ok=False, detail=f"nvidia-smi: {one_line(str(error))}", remedy="repair the driver")
     names = [one_line(line, 60) for line in done.stdout.splitlines() if line.strip()]
     if done.returncode != 0 or not names:
         answer = one_line(done.stderr or done.stdout) or f"exit {done.returncode}"
@@ -145,12 +141,7 @@ def _check_slurm() -> Check:
         remedy = "to use a Slurm cluster, run on its login node with --launcher slurm-generic or your own profile"
         return Check(name="slurm", ok=False, detail="no command sbatch", remedy=remedy)
     detail = f"found sbatch, but not {', '.join(missing)}"
-    return Check(
-        name="slurm",
-        ok=False,
-        detail=detail,
-        remedy="install Slurm's client commands, or load the module that provides them",
-    )
+    return Check(name="slurm", ok=False, detail=detail, remedy="install Slurm's client commands, or load its module")
 
 
 def _check_command(name: str, remedy: str) -> Check:

@@ -44,12 +44,8 @@ class _Brush:
             case Rect():
                 box = [self._scale(v) for v in (item.x, item.y, item.x + item.width, item.y + item.height)]
                 if box[2] > box[0] and box[3] > box[1]:
-                    self.draw.rectangle(
-                        box,
-                        fill=self._color_of(item.fill),
-                        outline=self._color_of(item.stroke),
-                        width=self._line_width(1),
-                    )
+                    fill, stroke = self._color_of(item.fill), self._color_of(item.stroke)
+                    self.draw.rectangle(box, fill=fill, outline=stroke, width=self._line_width(1))
             case Mark():
                 self._mark(item)
             case Text():

@@ -37,7 +37,7 @@ def check_slurm_word(value: object) -> object:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(text, str) and not SLURM_WORD.fullmatch(text):
         raise ValueError(
-            "must be one word of letters, digits and _ . , : @ / + = % -, starting with a letter, a digit or `/`"
+            "must be one word of letters, digits and _ . , : @ / + = % -; the first a letter, digit or `/`"
         )
     return text
 
@@ -167,9 +167,7 @@ class Scrontab(Fields):
     def _check_options(cls, options: dict[str, str]) -> dict[str, str]:
         for name in options:
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-                raise ValueError(
-                    f"{name!r} is not a long option of sbatch: write it without dashes, such as `constraint`"
-                )
+                raise ValueError(f"{name!r} is not a long option of sbatch without dashes, such as `constraint`")
             if name in SCRON_OWN:
                 raise ValueError(f"{name!r} is set elsewhere: by another field of `scrontab`, or by `nightly install`")
         return options

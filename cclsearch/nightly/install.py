@@ -214,9 +214,7 @@ def replace_block(table: str, plan: InstallPlan, block: str, *, in_place: bool =
     found = whole.search(table)
     rest = whole.sub("", table)
     if re.search(rf"^(?:{begin}|{end})$", rest, re.MULTILINE):
-        raise UserError(
-            f"the table has only one of the lines `{_mark(plan, 'begin')}` and `{_mark(plan, 'end')}`: remove it"
-        )
+        raise UserError(f"the table has only one of `{_mark(plan, 'begin')}` and `{_mark(plan, 'end')}`: remove it")
     if in_place and found is not None:
         return rest[: found.start()] + block + rest[found.start() :]
     return (rest if not rest or rest.endswith("\n") else rest + "\n") + block
@@ -244,15 +242,12 @@ def install_systemd(plan: InstallPlan) -> list[Path]:
 def install_table(plan: InstallPlan, program: str) -> None:
     """Put the block into the user's table with `crontab` or `scrontab`; the other lines do not change."""
     if shutil.which(program) is None:
-        raise UserError(
-            f"no command `{program}` on this machine: `--dry-run` prints the entry, to be entered elsewhere"
-        )
+        raise UserError(f"no command `{program}` here: `--dry-run` prints the entry, to be entered elsewhere")
     listed = subprocess.run([program, "-l"], capture_output=True, text=True, timeout=60, check=False)
     table = listed.stdout if listed.returncode == 0 else ""
     if listed.returncode != 0 and "no crontab" not in listed.stderr.lower():
         raise UserError(f"`{program} -l` failed, and nothing was changed: {' '.join(listed.stderr.split())[:200]}")
-    # In scrontab the lines above an entry are its options, so our block keeps its position; in a crontab it goes to the
-    # end, because CRON_TZ applies to all lines below it.
+    # In scrontab the lines above an entry are its options, so ours keeps its position; CRON_TZ applies to all below.
     slurm = program == "scrontab"
     text = replace_block(table, plan, render_cron(plan, slurm=slurm), in_place=slurm)
     done = subprocess.run([program, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)

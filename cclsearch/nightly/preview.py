@@ -17,7 +17,7 @@ from cclsearch.run.folder import load_run
 def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], window: NightWindow) -> list[str]:
     """One line per job, in the order they would run, and the evidence that would be removed."""
     lines = []
-    tonights_runs = set(window.jobs.values())
+    current_runs = set(window.jobs.values())
     jobs = config.all_jobs
     for n, job in enumerate(jobs):
         plan = plans[job.key]
@@ -27,10 +27,8 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
         folders = find_runs(runs, config.name, job.key)
         tonights = runs / window.jobs[job.key] if job.key in window.jobs else None
         earlier = read_earlier(folders, plan.spec)
-        search = (
-            f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
-        )
-        lines.append(f"{search}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
+        head = f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
+        lines.append(f"{head}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
         if tonights in folders and load_run(tonights).standing == "ended":
             lines.append(f"  {tonights.name} has ended")
             continue
@@ -38,12 +36,12 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
             latest = load_run(folders[-1])
             if latest.standing in ("stopped", "killed") and is_same_work(latest.spec, plan.spec):
                 lines.append(f"  continues {latest.folder.name}, which was interrupted")
-                tonights_runs.add(latest.folder.name)
+                current_runs.add(latest.folder.name)
                 continue
         bests = pick_bests(earlier, job.start_from)[: max(1, trials // 2)]
         lines += [f"  measures again: {config_}" for config_ in bests]
     pruned = prune_evidence(
-        runs, config.name, config.keep, tonight=window.stamp, tonights_runs=tonights_runs, dry_run=True
+        runs, config.name, config.keep, tonight=window.stamp, current_runs=current_runs, dry_run=True
     )
     if pruned.num_trials:
         lines.append(f"removes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")

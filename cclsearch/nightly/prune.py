@@ -53,15 +53,15 @@ class _Evidence:
 
 
 def prune_evidence(
-    runs: Path, name: str, keep: Keep, *, tonight: str, tonights_runs: Collection[str] = (), dry_run: bool = False
+    runs: Path, name: str, keep: Keep, *, tonight: str, current_runs: Collection[str] = (), dry_run: bool = False
 ) -> Pruned:
     """Remove the evidence that the policy does not keep, the oldest first.
 
     Never touched: runs in use, winners, and the run folders of the present night. These are the ones with its stamp and
-    the ones named in `tonights_runs`, since a night may continue a run that an earlier one started.
+    the ones named in `current_runs`, since a night may continue a run that an earlier one started.
     """
     series_folder = nights_folder(runs, name)
-    series = _find_nights(find_series(runs, name), series_folder, tonight=tonight, tonights_runs=tonights_runs)
+    series = _find_nights(find_series(runs, name), series_folder, tonight=tonight, current_runs=current_runs)
     winners = _find_winners(series_folder)
     old = [stamp for stamp in series if stamp < tonight]
     removable = {stamp: [e for folder in series[stamp] for e in _removable(stamp, folder, winners)] for stamp in old}
@@ -116,7 +116,7 @@ def find_scratch(run: Run, trial: Path) -> tuple[Path, ...]:
 
 
 def _find_nights(
-    series: Mapping[str, list[Path]], series_folder: Path, *, tonight: str, tonights_runs: Collection[str]
+    series: Mapping[str, list[Path]], series_folder: Path, *, tonight: str, current_runs: Collection[str]
 ) -> dict[str, list[Path]]:
     """Run folders by the last night that worked on them, the oldest night first."""
     last: dict[str, str] = {}
@@ -127,7 +127,7 @@ def _find_nights(
     found: dict[str, list[Path]] = {}
     for stamp, folders in series.items():
         for folder in folders:
-            night = tonight if folder.name in tonights_runs else max(stamp, last.get(folder.name, stamp))
+            night = tonight if folder.name in current_runs else max(stamp, last.get(folder.name, stamp))
             found.setdefault(night, []).append(folder)
     return dict(sorted(found.items()))
 

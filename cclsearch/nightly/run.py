@@ -78,11 +78,11 @@ def finish_night(night: NightRun) -> NightSummary:
     """
     config, window = night.config, night.window
     jobs, is_stopped = assemble_jobs(night), night.is_stopped
-    tonights_runs = {state.folder.name for state in night.states.values() if state.folder is not None}
+    current_runs = {state.folder.name for state in night.states.values() if state.folder is not None}
     if is_stopped:
         pruned = Pruned()
     else:
-        pruned = prune_evidence(night.runs, config.name, config.keep, tonight=window.stamp, tonights_runs=tonights_runs)
+        pruned = prune_evidence(night.runs, config.name, config.keep, tonight=window.stamp, current_runs=current_runs)
     summary = assemble_summary(night, jobs, pruned, is_stopped=is_stopped)
     summary = NightSummary.model_validate_json(redact(summary.model_dump_json()))
     write_summary(night, summary, jobs)

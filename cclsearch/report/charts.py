@@ -94,16 +94,7 @@ def _best_so_far(
 def _draw_strip(page: RunPage, knobs: Sequence[str], x: Scale, top: float) -> list[Item]:
     """One row per knob, one cell per trial; the darker, the greater the value among those tried."""
     if len(page.trials) > MAX_STRIP_COLUMNS:
-        return [
-            Text(
-                LEFT,
-                top + 12,
-                "too many trials to show their configurations here: see the table",
-                11.5,
-                "start",
-                "muted",
-            )
-        ]
+        return [Text(LEFT, top + 12, "configurations: see the table (too many trials)", 11.5, "start", "muted")]
     items: list[Item] = []
     width = (x.end - x.start) / max(len(page.trials), 1)
     for row, knob in enumerate(knobs):
@@ -193,9 +184,7 @@ def draw_sensitivity(page: RunPage) -> Scene | None:
     used = [k for k in kinds if any((n.trial is not None) == (k[0] == "m") for n in neighbors)]
     items += _legend(used, 20)
     summary = "; ".join(f"{n.change}: {n.ratio:.3g}x" for n in neighbors)
-    return Scene(
-        "sensitivity", "Neighbors of the winner: step time relative to it", summary, WIDTH, bottom + 50, tuple(items)
-    )
+    return Scene("sensitivity", "Neighbors of the winner", summary, WIDTH, bottom + 50, tuple(items))
 
 
 def draw_prediction(page: RunPage) -> Scene | None:
@@ -238,10 +227,7 @@ def draw_prediction(page: RunPage) -> Scene | None:
         )
     middle = math.exp(sorted(off)[len(off) // 2]) - 1
     summary = f"{len(points)} trials; half of them were within {middle:.0%} of the expected step time"
-    items += [
-        Text(590, 60, f"{len(points)} trials", 12.5),
-        Text(590, 80, f"half within {middle:.0%} of expected", 12.5),
-    ]
+    items += [Text(590, 60, f"{len(points)} trials", 12.5), Text(590, 80, f"half within {middle:.0%}", 12.5)]
     return Scene("prediction", "Predicted against measured step time", summary, WIDTH, 450, tuple(items))
 
 

@@ -76,9 +76,7 @@ def describe_work(spec: RunSpec) -> str:
     """What two runs must share to be compared: model shape, global batch size, sequence length, precision."""
     card, arch = spec.card, spec.card.arch
     shape = f"{arch.num_layers} layers of {arch.hidden_size}"
-    return clean(
-        f"{card.family} ({shape}), {card.global_batch_size} x {card.seq_len} tokens per step, {card.precision}"
-    )
+    return clean(f"{card.family} ({shape}), {card.global_batch_size} x {card.seq_len} tokens/step, {card.precision}")
 
 
 def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:

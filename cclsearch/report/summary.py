@@ -15,6 +15,7 @@ from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import Certainty, estimate_certainty
+from cclsearch.report.terminal import format_step_time
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
@@ -133,8 +134,9 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
         how = spec.provenance.value
         return [f"unknown: the figure is {how} and no run can confirm it; the noise of its source is unknown"]
     noise, interval = certainty.noise, certainty.interval
-    repeats = f"{noise.num_repeats} repeat{'s' * (noise.num_repeats > 1)}"
-    basis = f"measured from {repeats}" if noise.is_measured else "assumed: no configuration ran twice yet"
+    basis = (
+        f"measured, repeats: {noise.num_repeats}" if noise.is_measured else "assumed: no configuration ran twice yet"
+    )
     ends = sorted(spec.objective.score_from_loss(loss) for loss in (interval.low, interval.high))
     lines = [
         f"{certainty.probability:.0%} probability of being the best configuration tried;"
@@ -147,10 +149,8 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
             f"{number} ({_compare_step_time(state.trials[number], best)})" for number in certainty.tied[:3]
         )
         more = f" and {len(certainty.tied) - 3} more" if len(certainty.tied) > 3 else ""
-        trials, differences = ("trials", "differences") if len(certainty.tied) > 1 else ("trial", "difference")
-        lines.append(
-            f"ties with {trials} {shown}{more}: {differences} within noise ({certainty.confidence:.0%} confidence)"
-        )
+        trials = f"trial{'s' * (len(certainty.tied) > 1)} {shown}{more}"
+        lines.append(f"ties with {trials}: within noise ({certainty.confidence:.0%} confidence)")
     if certainty.num_runs == 1:
         lines.append(f"ran once; `ccl-search resume {name_run(folder)} --confirm 2` runs the finalists again")
     return lines
@@ -175,30 +175,28 @@ def _comparison_lines(state: RunState, best: Trial, provenance: Provenance) -> l
 
 
 def _compare_with_baseline(best: Trial, baseline: Trial) -> str:
-    ours, theirs = _step_time_of(best), _step_time_of(baseline)
-    name = f"the baseline (trial {baseline.number}"
-    if not ours or not theirs:
-        return f"no step time to compare with {name}; {baseline.config})"
-    ratio, times = theirs / ours, f": {theirs:.4g} s -> {ours:.4g} s; {baseline.config})"
-    if ratio < 1:
-        return f"step time {1 / ratio:.3g}x that of {name}{times}"
-    return f"{ratio:.3g}x faster than {name}{times}" if ratio >= 1.1 else f"{ratio - 1:.2%} faster than {name}{times}"
+    ratio = _time_ratio(baseline, best)
+    times = f"(trial {baseline.number}: {format_step_time(baseline)} -> {format_step_time(best)}; {baseline.config})"
+    if ratio >= 1.1:
+        return f"{ratio:.3g}x faster than the baseline {times}"
+    return (
+        f"{ratio - 1:.2%} faster than the baseline {times}" if ratio >= 1 else f"not faster than the baseline {times}"
+    )
 
 
 def _compare_step_time(other: Trial, best: Trial) -> str:
-    """How the step time of another trial compares with that of the best."""
-    theirs, ours = _step_time_of(other), _step_time_of(best)
-    if not theirs or not ours:
+    ratio = _time_ratio(other, best)
+    if math.isnan(ratio):
         return "no step time"
-    ratio = theirs / ours
     if ratio >= 1.1:
         return f"step time {ratio:.3g}x as long"
     return f"step time {abs(ratio - 1):.2%} {'longer' if ratio >= 1 else 'shorter'}"
 
 
-def _step_time_of(trial: Trial) -> float | None:
-    assert trial.outcome is not None
-    return trial.outcome.metrics.get("step_time_s")
+def _time_ratio(other: Trial, best: Trial) -> float:
+    """Step time of another trial divided by that of the best; NaN if one of them has none."""
+    theirs, ours = (trial.outcome.metrics.get("step_time_s") if trial.outcome else None for trial in (other, best))
+    return theirs / ours if theirs and ours else math.nan
 
 
 def _no_best_lines(state: RunState) -> list[str]:
@@ -211,8 +209,7 @@ def _no_best_lines(state: RunState) -> list[str]:
         for reason in trial.outcome.admission.reasons
     )
     lines = ["no trial was admitted, so there is no best configuration"]
-    common = reasons.most_common(3)
-    return lines + [f"not admitted ({_count_trials(count)}): {one_line(reason, 300)}" for reason, count in common]
+    return lines + [f"not admitted: {count} x {one_line(reason, 300)}" for reason, count in reasons.most_common(3)]
 
 
 def _failure_lines(state: RunState) -> list[str]:
@@ -223,8 +220,4 @@ def _failure_lines(state: RunState) -> list[str]:
         if failure:
             kinds[failure.kind.value] += 1
             example.setdefault(failure.kind.value, f"trial {trial.number}: {one_line(failure.message, 160)}")
-    return [f"failed ({_count_trials(count)}): {kind} ({example[kind]})" for kind, count in kinds.most_common()]
-
-
-def _count_trials(count: int) -> str:
-    return f"{count} trial{'s' * (count != 1)}"
+    return [f"failed: {count} x {kind} ({example[kind]})" for kind, count in kinds.most_common()]

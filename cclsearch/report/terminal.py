@@ -70,7 +70,7 @@ def describe_event(event: Event, state: RunState, budget: int) -> str | None:
 def describe_trial(trial: Trial, state: RunState, budget: int) -> str:
     """A finished trial in one line: result, configuration, proposer, best so far, trials left."""
     best = state.best
-    best_text = (_seconds(best) + _lead_note(trial, state)) if best else "none yet"
+    best_text = (format_step_time(best) + _lead_note(trial, state)) if best else "none yet"
     left = max(budget - state.num_spent, 0)
     return (
         f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"
@@ -101,10 +101,11 @@ def result_text(trial: Trial, limit: int = 60) -> str:
     if outcome.admission and not outcome.admission.admitted:
         rules = ", ".join(v.rule for v in outcome.admission.verdicts if v.ok is False)
         return one_line(f"not admitted: {rules}", limit)
-    return _seconds(trial) + _provenance_suffix(outcome.provenance)
+    return format_step_time(trial) + _provenance_suffix(outcome.provenance)
 
 
-def _seconds(trial: Trial) -> str:
+def format_step_time(trial: Trial) -> str:
+    """The step time of a finished trial with its unit, or `no step time`."""
     assert trial.outcome is not None
     step_time_s = trial.outcome.metrics.get("step_time_s")
     return "no step time" if step_time_s is None else f"{step_time_s:.4g} s"
@@ -142,7 +143,7 @@ def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> T
     best = state.best
     left = max(budget - state.num_spent, 0)
     caption = (
-        f"best so far: trial {best.number}, {_seconds(best)}{_lead_note(best, state)}"
+        f"best so far: trial {best.number}, {format_step_time(best)}{_lead_note(best, state)}"
         if best
         else "no trial ranked yet"
     )
@@ -165,7 +166,7 @@ def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> T
             str(trial.config),
             trial.proposer,
             result_text(trial),
-            _seconds(record) if record else "",
+            format_step_time(record) if record else "",
         )
         rows.append((row, style))
     for row, style in rows[-last:]:
