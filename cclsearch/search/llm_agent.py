@@ -51,7 +51,7 @@ class FolderEvidence:
         )
 
 
-def make_agent_for(spec: RunSpec, folder: Path) -> Proposer:
+def make_llm_proposer(spec: RunSpec, folder: Path) -> Proposer:
     """The proposer of a search with `--llm`: the arbiter, or the fallback alone if the key is missing."""
     fallback: Proposer = PROPOSERS.get("default")()
     assert spec.llm is not None, "the strategy needs an LLM"

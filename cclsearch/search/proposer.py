@@ -29,7 +29,7 @@ def make_offline_proposer(spec: RunSpec) -> Proposer:
 
 def _make_strategy(spec: RunSpec, folder: Path) -> Proposer:
     if spec.strategy in LLM_STRATEGIES:
-        from cclsearch.search.llm_agent import make_agent_for
+        from cclsearch.search.llm_agent import make_llm_proposer
 
-        return make_agent_for(spec, folder)
+        return make_llm_proposer(spec, folder)
     return make_offline_proposer(spec)

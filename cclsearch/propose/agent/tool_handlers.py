@@ -269,7 +269,8 @@ class ToolHandlers:
             return ToolReply(f"a duplicate: {trial_summary(self.view, tried)}. Choose an untried one", "duplicate")
         if row in self.view.closed or any(other.config == config for other in accepted):
             return ToolReply(
-                "it is already running, or is held back because it does not fit. Choose another one", "duplicate"
+                "it is already running, submitted twice, or held back because it does not fit. Choose another one",
+                "duplicate",
             )
         objection = self._objection(row)
         is_far = row not in self.table.order[:NUM_PROMISING]

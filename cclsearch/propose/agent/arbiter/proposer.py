@@ -61,16 +61,16 @@ class Arbiter:
         view = self._collect_stale_turn(view)
         view = self._resume_llm(view)
         view = replace(view, overruled=overruled_rows(view))
-        taken: list[Proposal] = []
+        proposals: list[Proposal] = []
         for _ in range(MAX_MOVES):
             state = read_state(view)
             before = len(self._events)
-            taken = self._act(view, state, count)
-            fresh = tuple(self._events[before:])
-            if taken or self._ending or not any(event.topic == "arbiter" for event in fresh):
+            proposals = self._act(view, state, count)
+            new_events = tuple(self._events[before:])
+            if proposals or self._ending or not any(event.topic == "arbiter" for event in new_events):
                 break
-            view = replace(view, events=view.events + fresh)
-        return taken
+            view = replace(view, events=view.events + new_events)
+        return proposals
 
     def take_events(self) -> Sequence[ProposerEvent]:
         """See `EventSource`."""
@@ -121,9 +121,9 @@ class Arbiter:
         if stall and state.phase is ArbiterPhase.LLM:
             self._suspend_llm(view, state, *stall)
             return []
-        waiting = find_queued(view) if state.phase is ArbiterPhase.LLM else None
-        if waiting and waiting[0].submitted and self._turn_is_recent(view, state):
-            turn, items = waiting
+        queued = find_queued(view) if state.phase is ArbiterPhase.LLM else None
+        if queued and self._turn_is_recent(view):
+            turn, items = queued
             return [to_proposal(item, turn.number, self._agent.options.mode) for item in items[:count]]
         reached = self._agent.limit_reached(view)
         if reached:
@@ -143,11 +143,11 @@ class Arbiter:
             return []
         if outcome.finish is not None:
             return self._finish(view, state, outcome.finish)
-        fresh = [proposal for proposal in outcome.proposals if _is_open(view, proposal)]
-        if not fresh:
+        open_proposals = [proposal for proposal in outcome.proposals if _is_open(view, proposal)]
+        if not open_proposals:
             # The turn ran in the background on an older view: its configurations may be running by now.
             return self._propose_fallback(view, count)
-        return fresh[:count]
+        return open_proposals[:count]
 
     def _finish(self, view: SearchView, state: State, reason: str) -> list[Proposal]:
         if not self._agent.make_table(view).nothing_left or best_observation(view) is None:
@@ -186,9 +186,9 @@ class Arbiter:
 
     def _resume_llm(self, view: SearchView) -> SearchView:
         """The view with the LLM back in phase `llm`, if an earlier session switched it off and this one may succeed."""
-        fresh, self._is_first_call = self._is_first_call, False
+        is_first_call, self._is_first_call = self._is_first_call, False
         state = read_state(view)
-        if not fresh or state.phase is not ArbiterPhase.OFF or self._agent.limit_reached(view):
+        if not is_first_call or state.phase is not ArbiterPhase.OFF or self._agent.limit_reached(view):
             return view
         after = State(ArbiterPhase.LLM, next_trial(view), "resume", "the search was resumed", 0, state.stalls)
         return self._add_event(view, write_move(state, after))
@@ -206,7 +206,7 @@ class Arbiter:
             overrules_left=overrules_left(view, self._rules),
         )
 
-    def _turn_is_recent(self, view: SearchView, state: State) -> bool:
+    def _turn_is_recent(self, view: SearchView) -> bool:
         """Whether the latest turn came after the last move: a stall drops the queue."""
         for event in reversed(view.events):
             if event.topic == "arbiter":

@@ -103,9 +103,9 @@ def find_queued(view: SearchView) -> tuple[PastTurn, list[SubmittedConfig]] | No
     if not turns:
         return None
     seen = {o.config.digest for o in view.observations}
-    waiting = []
+    queued = []
     for item in turns[-1].submitted:
         row = view.space.row(item.config)
         if row is not None and row not in view.closed and item.config.digest not in seen:
-            waiting.append(item)
-    return (turns[-1], waiting) if waiting else None
+            queued.append(item)
+    return (turns[-1], queued) if queued else None

@@ -74,12 +74,12 @@ def prepare(program: str, tree: ast.Module | None) -> str:
 
 def _nodes_in_place(tree: ast.Module) -> Iterator[ast.AST]:
     """All nodes except those inside f-strings, whose positions Python 3.11 does not give."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
         if not isinstance(node, ast.JoinedStr):
             yield node
-            waiting += ast.iter_child_nodes(node)
+            pending += ast.iter_child_nodes(node)
 
 
 def _is_next_of_list(call: ast.Call) -> bool:
@@ -94,8 +94,8 @@ def _asks_for_main(statement: ast.stmt) -> bool:
     if not (isinstance(statement, ast.If) and isinstance(statement.test, ast.Compare) and not statement.orelse):
         return False
     sides = (statement.test.left, *statement.test.comparators)
-    words = [side.id if isinstance(side, ast.Name) else getattr(side, "value", None) for side in sides]
-    return words in (["__name__", "__main__"], ["__main__", "__name__"]) and isinstance(statement.test.ops[0], ast.Eq)
+    names = [side.id if isinstance(side, ast.Name) else getattr(side, "value", None) for side in sides]
+    return names in (["__name__", "__main__"], ["__main__", "__name__"]) and isinstance(statement.test.ops[0], ast.Eq)
 
 
 def lacks_generate_config(tree: ast.Module | None) -> bool:

@@ -179,10 +179,10 @@ def _safe(error: BaseException) -> str:
     return one_line(redact(str(error)), 300)
 
 
-def _kind_of_status(status: int, words: str) -> ErrorKind:
+def _kind_of_status(status: int, message: str) -> ErrorKind:
     if status == 429:
         # A used-up quota answers 429 too, and waiting does not help.
-        return ErrorKind.AUTHENTICATION if "insufficient_quota" in words else ErrorKind.RATE_LIMIT
+        return ErrorKind.AUTHENTICATION if "insufficient_quota" in message else ErrorKind.RATE_LIMIT
     if status in {401, 402, 403}:
         return ErrorKind.AUTHENTICATION
     if status == 404:
