@@ -8,33 +8,20 @@ from pathlib import Path
 
 import pytest
 from scripted_launcher import Ending, ScriptedLauncher, failed, ran
+from scripted_search import admit, open_search
 
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
-from cclsearch.plan.plan import plan_search
-from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
-from cclsearch.run.folder import create_run
-from cclsearch.run.spec import SearchLimits
+from cclsearch.run.folder import load_run
 from cclsearch.score.objective import load_objective
 from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.jobs import JobRunner, StopSignal
+from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import run_search
-from cclsearch.search.session import Session, begin_or_resume, open_session
+from cclsearch.search.session import Session, begin_or_resume
 from cclsearch.search.trial_input import make_input
-
-
-def open_search(project: Path, launcher: ScriptedLauncher, **limits: int) -> tuple[Path, Session]:
-    """A search of the `tiny` card over a scripted launcher; nothing trains."""
-    request = SearchRequest("tiny", SearchLimits(**{"budget": 4, **limits}), strategy="random", run_id="r")
-    plan = plan_search(request)
-    spec = plan.spec.model_copy(update={"provenance": launcher.provenance})
-    folder = create_run(spec, project / "runs")
-    session = open_session(folder)
-    jobs = JobRunner(spec, launcher, TrialEvaluator(spec), lambda trial: make_input(spec, trial))
-    return folder, replace(session, jobs=jobs, spec=spec)
 
 
 def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tuple[RunState, ScriptedLauncher]:
@@ -233,7 +220,7 @@ def test_confirmations_are_new_runs_apart_from_the_budget(project: Path) -> None
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
     folder, session = open_search(project, launcher, confirm=2)
-    jobs = replace(session.jobs, evaluate=lambda t, p, b, f: _admit(TrialEvaluator(session.spec)(t, p, b, f)))
+    jobs = replace(session.jobs, evaluate=lambda t, p, b, f: admit(TrialEvaluator(session.spec)(t, p, b, f)))
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, replace(session, jobs=jobs))
@@ -250,7 +237,7 @@ def test_a_search_over_several_metrics_runs_its_front_again(project: Path) -> No
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
     folder, session = open_search(project, launcher, budget=40, confirm=2)
     spec = session.spec.model_copy(update={"objective": load_objective("pareto")})
-    jobs = replace(session.jobs, spec=spec, evaluate=lambda t, p, b, f: _admit(TrialEvaluator(spec)(t, p, b, f)))
+    jobs = replace(session.jobs, spec=spec, evaluate=lambda t, p, b, f: admit(TrialEvaluator(spec)(t, p, b, f)))
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, replace(session, spec=spec, jobs=jobs))
@@ -259,10 +246,23 @@ def test_a_search_over_several_metrics_runs_its_front_again(project: Path) -> No
     assert sorted(sizes) == [1, 4]
 
 
-def _admit(outcome):  # type: ignore[no-untyped-def]
-    """As if every rank had left its trace: what admission says is tested elsewhere."""
-    from cclsearch.score.outcome import Admission
+def test_a_stop_uses_up_no_attempt(project: Path) -> None:
+    """Stopped three times while its trial runs, then preempted twice: the trial still ends well."""
+    stop = StopSignal()
 
-    return outcome.model_copy(
-        update={"admission": Admission(admitted=True, verdicts=()), "loss": outcome.metrics["step_time_s"]}
-    )
+    def decide(job: Job) -> Ending:
+        if job.attempt <= 3:
+            stop.request("the test said so")
+            return None
+        return failed(FailureKind.PREEMPTED) if job.attempt <= 5 else ran(job)
+
+    launcher = ScriptedLauncher(decide)
+    folder, session = open_search(project, launcher, budget=1)
+    for _ in range(4):
+        stop = StopSignal()
+        with RunWriter(folder) as writer:
+            begin_or_resume(writer, session)
+            run_search(writer, replace(session, stop=stop))
+    trial = load_run(folder).state.trials[1]
+    assert trial.loss == 1.0
+    assert len(trial.repeats) == 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import shutil
 import sys
 from pathlib import Path
 from types import FrameType
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 import cclsearch
+from cclsearch.cli import main
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.run.spec import SearchLimits
@@ -46,3 +49,57 @@ def test_each_stage_of_planning_is_entered_once_and_in_order(project: Path, laun
     assert entered == STAGES
     assert plan.spec.space_size == len(plan.space) > 0
     assert plan.spec.strategy == "default"
+
+
+RECORDING = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
+REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
+
+
+BAD = [
+    (
+        ["run", "--workload", "wl2", "--launcher", "slurm-generic", "--recording", str(RECORDING)],
+        "--launcher slurm-generic and --recording",
+    ),
+    (["sweep", "--workload", "wl2", "--in-allocation", "--recording", str(RECORDING)], "--in-allocation and --record"),
+    ([*REPLAY, "--knob", "nonsense=1,2"], "a recording has a fixed search space"),
+    ([*REPLAY, "--framework", "megatron"], "measured with 'nanotron'"),
+    (["run", "--workload", "tiny", "--knob", "nonsense=1,2"], "has no knob 'nonsense'"),
+    (["run", "--workload", "tiny", "--knob", "tp=3"], "the search space of tiny is empty"),
+    (["run", "--workload", "tiny", "--set", "num_heads=7"], "must divide num_heads"),
+    (["run", "--workload", "broken.yaml"], "broken.yaml"),
+    (["run", "--workload", "text.yaml"], "mapping"),
+    (["run", "--workload", "wl2", "--recording", "."], "no card.yaml"),
+]
+
+
+@pytest.mark.parametrize(("command", "says"), BAD, ids=[says for _, says in BAD])
+def test_what_cannot_work_is_refused_in_one_line(
+    project: Path, command: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "broken.yaml").write_text("workload: [\n")
+    (project / "text.yaml").write_text("only words\n")
+    assert main(command) == 2
+    told = capsys.readouterr()
+    assert says in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+    assert not (project / "runs").exists()
+
+
+def test_a_misspelled_degree_of_a_recording_is_noted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = project / "mine"
+    shutil.copytree(RECORDING, folder)
+    table = (folder / "trials.csv").read_text()
+    assert table.startswith("tp,") or ",tp," in table.splitlines()[0]
+    head, rest = table.split("\n", 1)
+    names = ["tpp" if name == "tp" else name for name in next(csv.reader([head]))]
+    (folder / "trials.csv").write_text(",".join(names) + "\n" + rest)
+    main(["run", "--workload", "wl2", "--recording", "mine", "--dry-run"])
+    assert "no column tp" in capsys.readouterr().out
+
+
+def test_confirmations_that_a_recording_cannot_give_are_told_of(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*REPLAY, "--budget", "2", "--confirm", "1"]) == 0
+    assert "--confirm is ignored: a recorded figure cannot be confirmed" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from recorded_runs import search, write_recording
 from scripted_launcher import ScriptedLauncher, ran
-from test_jobs import open_search
+from scripted_search import open_search
 
 from cclsearch.cli import main
 from cclsearch.core.values import Provenance
@@ -93,3 +93,19 @@ def test_auto_says_in_one_line_that_there_is_none(toy: Path, capsys: pytest.Capt
     assert main(replay(toy, "--learn-from", "auto", "--budget", "2", "--name", "b")) == 0
     assert "`--learn-from auto` uses measured runs, but this search is recorded" in capsys.readouterr().out
     assert load_run(Path("runs") / "b").spec.learn_from == ()
+
+
+REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
+
+
+def test_earlier_runs_teach_only_the_same_work(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "--budget", "3", "--name", "first", "--quiet"]) == 0
+    assert main([*REPLAY, "--budget", "2", "--name", "same", "--quiet", "--learn-from", "first"]) == 0
+    capsys.readouterr()
+    assert main(["run", "--workload", "tiny", "--name", "unlike", "--learn-from", "first"]) == 2
+    told = capsys.readouterr().err
+    assert "is not comparable with this search" in told
+    for what in ("model", "global batch", "accelerator", "framework", "provenance"):
+        assert what in told
+    assert told.count("\n") == 1
+    assert not (project / "runs" / "unlike").exists()
