@@ -1,7 +1,8 @@
-"""Breaks searches over a recording at random moments and counts what was lost.
+"""Interrupts searches over a recording at random moments and counts what was lost.
 
-`python benchmarks/reliability.py --moments 200` takes about two minutes. A search runs in a process forked from this
-one, so that a moment costs milliseconds; it is killed, or its disk or clock spoiled, and then resumed. Nothing trains.
+`python benchmarks/reliability.py --moments 200` takes about two minutes. Each search runs in a process forked from
+this one, so that an interruption costs milliseconds: it is killed, or its disk or clock is disturbed, and then resumed.
+Nothing trains.
 """
 
 from __future__ import annotations
@@ -40,31 +41,31 @@ SEARCH = [
     "--quiet",
 ]
 SPAN_BYTES = 12_000
-"""A search is broken after its ledger grew by up to this much: some six trials."""
+"""A search is interrupted after its ledger grew by up to this much: about six trials."""
 WAIT_S = 120.0
 
 
 @dataclass
 class Tally:
-    """What breaking searches came to."""
+    """Counts over all interruptions."""
 
     moments: int = 0
     searches: int = 0
     finished: int = 0
-    """Trials that had finished at a moment, over all moments."""
+    """Finished trials at each interruption, summed over all interruptions."""
     lost: int = 0
-    """Of these, trials that were gone or changed later."""
+    """Finished trials that were missing or changed at the next interruption."""
     run_twice: int = 0
-    """Trials that finished twice, or shared a configuration, or ran again after they had ended."""
+    """Trials that finished twice, repeated a configuration, or ran again after they had ended."""
     unreadable: int = 0
-    """Moments at which the ledger could not be read."""
+    """Interruptions after which the ledger could not be read."""
     tracebacks: int = 0
-    """Sessions that ended in anything but a result, a stop, one clear line, or the kill."""
+    """Sessions that ended in something other than a result, a stop, a one-line error or the kill."""
     codes: dict[str, int] = field(default_factory=dict)
 
 
 class Search:
-    """One search after another in a folder, broken and resumed."""
+    """Successive searches in one folder, interrupted and resumed."""
 
     def __init__(self, folder: Path, tally: Tally, rng: random.Random) -> None:
         self.folder, self.tally, self.rng = folder, tally, rng
@@ -73,7 +74,7 @@ class Search:
         self.begin()
 
     def begin(self) -> None:
-        """Start over with a new run."""
+        """Begin a new run."""
         self.number += 1
         self.tally.searches += 1
         self.kept = {}
@@ -83,13 +84,13 @@ class Search:
         return self.folder / "runs" / f"r{self.number}"
 
     def command(self) -> list[str]:
-        """What goes on with the search, or starts it."""
+        """Return the command that resumes the search, or starts it."""
         if (self.run / "search.yaml").exists():
             return ["resume", self.run.name, "--quiet"]
         return [*SEARCH, "--name", self.run.name, "--seed", str(self.number)]
 
     def check(self) -> bool:
-        """Count what is lost or doubled since the last moment; returns whether the search has ended."""
+        """Count what was lost or repeated since the last interruption; return whether the search has ended."""
         tally = self.tally
         ledger = self.run / LEDGER_FILE
         if not ledger.exists():
@@ -113,9 +114,9 @@ class Search:
 
 
 def start(action: Callable[[], int], folder: Path, log: Path) -> int:
-    """Run an action in a forked process; returns its id. It exits with the action's code, 70 for a traceback.
+    """Run an action in a forked process and return its id. It exits with the action's code, 70 for a traceback.
 
-    Its output is all that is in the log then: a log of many sessions would outgrow a disk that is made full.
+    The log is truncated first: the log of many sessions would exceed the limit of the simulated full disk.
     """
     child = os.fork()
     if child:
@@ -138,7 +139,7 @@ def start(action: Callable[[], int], folder: Path, log: Path) -> int:
 
 
 def wait(child: int) -> int:
-    """The child's exit code, negative for a signal; a child that hangs is killed and counts as a traceback."""
+    """Return the child's exit code, negative for a signal; a child that hangs is killed and counts as a traceback."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -151,7 +152,7 @@ def wait(child: int) -> int:
 
 
 def await_moment(search: Search, child: int) -> None:
-    """Come back at a random moment: one in six before anything happened, else after some progress, or at the end."""
+    """Return at a random moment: one in six before any progress, else after some progress, or at the end."""
     if search.rng.random() < 1 / 6:
         time.sleep(search.rng.uniform(0, 0.05))
         return
@@ -175,7 +176,7 @@ def break_by_signal(search: Search, number: signal.Signals, log: Path) -> int:
 
 
 def break_by_full_disk(search: Search, log: Path) -> int:
-    """No file may grow beyond some size: writing fails at a random moment, as on a full disk."""
+    """Limit the size of files: writing fails at a random moment, as on a full disk."""
     ledger = search.run / LEDGER_FILE
     room = (ledger.stat().st_size if ledger.exists() else 8_000) + search.rng.randint(0, 30_000)
 
@@ -187,21 +188,21 @@ def break_by_full_disk(search: Search, log: Path) -> int:
 
 
 def break_by_lost_folder(search: Search, log: Path, away_s: float = 0.1) -> int:
-    """The run folder is away for a while, as a shared file system that is lost."""
+    """Move the run folder away for a while, like a shared file system that is unavailable."""
     child = start(lambda: main(search.command()), search.folder, log)
     await_moment(search, child)
     away = search.folder / "away"
     with contextlib.suppress(FileNotFoundError):
         search.run.rename(away)
         time.sleep(away_s)
-        if search.run.exists():  # a search that had just begun made it anew: what came back counts
+        if search.run.exists():  # a search that had just started created it again: the returned folder counts
             search.run.rename(search.folder / f"stray-{search.rng.random()}")
         away.rename(search.run)
     return wait(child)
 
 
 def break_by_read_only(search: Search, log: Path) -> int:
-    """The run's folders cannot be written to for a while; the process has no right to overrule that."""
+    """Make the run's folders read-only for a while; the process has no right to change that."""
     user = 65534 if os.getuid() == 0 else None
     if user is not None:
         for base, folders, names in os.walk(search.folder):
@@ -226,7 +227,7 @@ def break_by_read_only(search: Search, log: Path) -> int:
 
 
 def break_by_clock(search: Search, log: Path) -> int:
-    """The wall clock jumps by up to two days, both ways, all the time; then a kill."""
+    """Let the wall clock jump by up to two days in both directions at every call; then kill the search."""
     if not (search.run / "search.yaml").exists():
         return break_by_signal(search, signal.SIGKILL, log)
     rng = random.Random(search.rng.random())
@@ -267,7 +268,7 @@ EXPECTED = {0, 1, 2, -signal.SIGKILL, -signal.SIGTERM}
 
 
 def break_searches(kind: str, moments: int, seed: int, *, away_s: float = 0.1) -> Tally:
-    """Break searches in one way at that many random moments; every search is brought to its end."""
+    """Interrupt searches in one way at that many random moments; finish the last one."""
     breaks = {**BREAKS, "lost file system": partial(break_by_lost_folder, away_s=away_s)}
     tally, rng = Tally(), random.Random(f"{kind}-{seed}")
     with tempfile.TemporaryDirectory(prefix="ccl-break-") as name:
@@ -294,7 +295,7 @@ def break_searches(kind: str, moments: int, seed: int, *, away_s: float = 0.1) -
 
 
 def run_together(count: int) -> dict[str, int]:
-    """As many searches at once in one project, then as many sessions on one run folder."""
+    """Run that many searches at once in one project, then that many sessions on one run folder."""
     with tempfile.TemporaryDirectory(prefix="ccl-together-") as name:
         folder = Path(name)
         (folder / "ccl-search.yaml").write_text("{}\n")
@@ -326,19 +327,19 @@ def run_together(count: int) -> dict[str, int]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--moments", type=int, default=200, help="moments in all, over the ways of breaking")
+    parser.add_argument("--moments", type=int, default=200, help="number of interruptions, over all kinds")
     parser.add_argument("--together", type=int, default=10, help="searches at once")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=list(BREAKS), help="break in this way alone")
-    parser.add_argument("--away-s", type=float, default=0.1, help="seconds for which a lost file system is away")
+    parser.add_argument("--only", choices=list(BREAKS), help="only this kind of interruption")
+    parser.add_argument("--away-s", type=float, default=0.1, help="seconds that a lost file system is unavailable")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 
 def measure() -> None:
-    """Break, count, print."""
+    """Interrupt searches, count, and print the counts."""
     args = parse_arguments()
-    with tempfile.TemporaryDirectory() as warm:  # imports are done here, once, and not in every child
+    with tempfile.TemporaryDirectory() as warm:  # imports are done here once, not in every child
         os.chdir(warm)
         Path("ccl-search.yaml").write_text("{}\n")
         with contextlib.redirect_stdout(None):
@@ -354,7 +355,7 @@ def measure() -> None:
             print(f"{kind}: {vars(tally)}", flush=True)
     if not args.only:
         figures["together"] = run_together(args.together)
-    print(json.dumps(figures) if args.json else f"together: {figures.get('together', 'not tried')}")
+    print(json.dumps(figures) if args.json else f"together: {figures.get('together', 'not run')}")
 
 
 if __name__ == "__main__":

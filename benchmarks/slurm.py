@@ -1,10 +1,10 @@
-"""The Slurm launcher on a real Slurm of this machine: searches, limits, every end, kills, and what polling costs.
+"""The Slurm launcher on a real Slurm on this machine: searches, limits, every kind of end, kills, cost of polling.
 
     python benchmarks/slurm.py [--only NAME ...] [--kills 50] [--out benchmarks/slurm.md]
 
-Needs root and Debian's Slurm packages (it installs them). Parts that train (`search`, `parallel`) need a machine that
-does nothing else: their trials are refused by the admission gate otherwise, and the figures say so. `--out` replaces
-the sections of the parts that were run and leaves the others as they are.
+Needs root and Debian's Slurm packages (it installs them). Parts that train (`search`, `parallel`) need an
+otherwise idle machine: admission rejects their trials otherwise, and the figures show it. `--out` replaces the sections
+of the parts that were run and keeps the others.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ Part = Callable[[Path, argparse.Namespace], list[str]]
 
 def make_launcher(run_dir: Path, **settings: Any) -> SlurmLauncher:
     fields = {"poll_s": 1.0, "grace_s": 5, "cpu_only": True, "python": sys.executable, **settings}
-    program = RunScript(SCRIPT, "process", {})
-    return SlurmLauncher(SlurmSettings.model_validate(fields), program, classify=classify_trial, run_dir=run_dir)
+    script = RunScript(SCRIPT, "process", {})
+    return SlurmLauncher(SlurmSettings.model_validate(fields), script, classify=classify_trial, run_dir=run_dir)
 
 
 def follow(
     launcher: SlurmLauncher, handles: Sequence[Handle], limit_s: float = 240
 ) -> dict[str, tuple[float, JobStatus]]:
-    """Job name -> (wall time at which its end was told, its status)."""
-    told: dict[str, tuple[float, JobStatus]] = {}
+    """Poll until all jobs are done; return job name -> (Unix time of that poll, status)."""
+    ends: dict[str, tuple[float, JobStatus]] = {}
     deadline = time.monotonic() + limit_s
-    while len(told) < len(handles) and time.monotonic() < deadline:
+    while len(ends) < len(handles) and time.monotonic() < deadline:
         for handle, status in zip(handles, launcher.poll(handles), strict=True):
-            if status.state is JobState.DONE and handle.job_name not in told:
-                told[handle.job_name] = (time.time(), status)
+            if status.state is JobState.DONE and handle.job_name not in ends:
+                ends[handle.job_name] = (time.time(), status)
         time.sleep(0.1)
-    return told
+    return ends
 
 
 def wait_for(path: Path, limit_s: float = 60) -> None:
@@ -80,8 +80,8 @@ def wait_for(path: Path, limit_s: float = 60) -> None:
 
 def name_end(status: JobStatus | None) -> str:
     if status is None:
-        return "nothing in time"
-    return f"`{status.failure.kind.value}`: {status.failure.message}" if status.failure else "sound result"
+        return "no end in time"
+    return f"`{status.failure.kind.value}`: {status.failure.message}" if status.failure else "valid result"
 
 
 # ---- searches that train ---------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def part_search(folder: Path, args: argparse.Namespace) -> list[str]:
 
 
 def part_parallel(folder: Path, args: argparse.Namespace) -> list[str]:
-    """The same with `--parallel 4`: four jobs are in the queue, and whole nodes keep one from disturbing another."""
+    """The same search with `--parallel 4`: four jobs in the queue; whole nodes keep them apart."""
     with start_cluster():
         return _run_tiny(folder, "parallel", parallel=4, budget=args.budget)
 
@@ -118,8 +118,8 @@ def _run_tiny(folder: Path, name: str, *, parallel: int, budget: int) -> list[st
     best = min((end["metrics"]["step_time_s"] for end in admitted), default=None)
     repeats = sum(event["event"] == "trial_repeated" for event in events)
     return [
-        f"- exit code {done.returncode}, {took:.0f} s in all; {len(ends)} trials finished, {len(admitted)} admitted, "
-        f"failed: {dict(failures) or 'none'}, kept out by rule: {dict(refused) or 'none'}, run again: {repeats}",
+        f"- exit code {done.returncode}, {took:.0f} s in total; {len(ends)} trials finished, {len(admitted)} admitted, "
+        f"failed: {dict(failures) or 'none'}, rejected by rule: {dict(refused) or 'none'}, retried: {repeats}",
         f"- best step time: {f'{best:.3f} s' if best else 'none was admitted'}",
     ]
 
@@ -132,25 +132,26 @@ def read_ledger(run: Path) -> list[dict[str, Any]]:
 
 
 def part_limits(folder: Path, _: argparse.Namespace) -> list[str]:
-    """Array and submit limits, and accounts that do not exist, with enforcement on."""
+    """Array and submit limits, and unknown accounts, with enforcement on."""
     lines = []
     with start_cluster("--enforce", "--max-array", "9"):
         launcher = make_launcher(folder / "array", account="ccl")
         handles = launcher.submit([make_job(folder / "array", n, ranks=1, behaviour="ok") for n in range(1, 31)])
         arrays = Counter(handle.job_id.split("_")[0] for handle in handles)
-        told = follow(launcher, handles)
-        sound = sum(status.failure is None for _, status in told.values())
+        ends = follow(launcher, handles)
+        valid = sum(status.failure is None for _, status in ends.values())
         lines.append(
-            f"- MaxArraySize 9, 30 trials at once: submitted as {sorted(arrays.values())}; {sound} of 30 ended well"
+            f"- MaxArraySize 9, 30 trials at once: submitted as {sorted(arrays.values())}; "
+            f"{valid} of 30 had a valid result"
         )
         launcher = make_launcher(folder / "submit", account="ccl", qos="small")
         handles = launcher.submit([make_job(folder / "submit", n, ranks=1, behaviour="ok") for n in range(1, 21)])
         at_once = sum(bool(handle.job_id) for handle in handles)
-        told = follow(launcher, handles)
-        sound = sum(status.failure is None for _, status in told.values())
+        ends = follow(launcher, handles)
+        valid = sum(status.failure is None for _, status in ends.values())
         lines.append(
-            f"- QOS of 4 jobs a user (`max_parallel` read from it: {launcher.max_parallel}), 20 trials at once: "
-            f"{at_once} submitted, the others held back; {sound} of 20 ended well, none failed for the limit"
+            f"- QOS of 4 jobs per user (so `max_parallel` is {launcher.max_parallel}), 20 trials at once: "
+            f"{at_once} submitted, the others later; {valid} of 20 had a valid result, none failed because of the limit"
         )
         for fields in (
             {"account": "nobody"},
@@ -159,10 +160,10 @@ def part_limits(folder: Path, _: argparse.Namespace) -> list[str]:
         ):
             try:
                 make_launcher(folder / "refused", **fields).submit([make_job(folder / "refused", 1, ranks=1)])
-                said = "was accepted"
+                answer = "was accepted"
             except UserError as error:
-                said = str(error)
-            lines.append(f"- `{fields}`: {said}")
+                answer = str(error)
+            lines.append(f"- `{fields}`: {answer}")
     return lines
 
 
@@ -170,15 +171,15 @@ def part_limits(folder: Path, _: argparse.Namespace) -> list[str]:
 
 
 def part_ends(folder: Path, _: argparse.Namespace) -> list[str]:
-    """Each end provoked for real, with control groups so that memory is enforced."""
-    rows = ["| provoked | told as | s from the cause |", "| --- | --- | ---: |"]
+    """Each kind of end provoked on the real Slurm, with cgroups so that memory limits are enforced."""
+    rows = ["| provoked | reported as | s after the cause |", "| --- | --- | ---: |"]
     with start_cluster("--cgroup") as cluster:
         for provoke in (
             *(_end_memory, _end_own_limit, _end_crash, _end_silence, _end_scancel, _end_preemption, _end_drain),
             *(_end_down, _end_power, _end_held, _end_slurm_limit),
         ):
-            what, since, status, told = provoke(cluster, folder)
-            rows.append(f"| {what} | {name_end(status)} | {told - since:.1f} |")
+            what, since, status, reported = provoke(cluster, folder)
+            rows.append(f"| {what} | {name_end(status)} | {reported - since:.1f} |")
             print(rows[-1], flush=True)
             cluster.up("--cgroup")
     return rows
@@ -197,10 +198,10 @@ def _provoke(
         wait_for(handle.trial_dir / "seen-0.json")
     since = time.time()
     act(handle)
-    told = follow(launcher, [handle], limit_s=150).get(handle.job_name)
-    if told is None:
+    end = follow(launcher, [handle], limit_s=150).get(handle.job_name)
+    if end is None:
         launcher.cancel([handle])
-    return what, since, told[1] if told else None, told[0] if told else time.time()
+    return what, since, end[1] if end else None, end[0] if end else time.time()
 
 
 def _end_memory(_: Cluster, folder: Path) -> End:
@@ -282,11 +283,11 @@ def _ask(cluster: Cluster, *command: str) -> None:
     cluster.ask(*command)
 
 
-# ---- a controller or an accounting that is not there -----------------------------------------------------------------
+# ---- no controller, no accounting ------------------------------------------------------------------------------------
 
 
 def part_away(folder: Path, args: argparse.Namespace) -> list[str]:
-    """slurmctld stopped for a minute: 4 jobs run, 2 of them end meanwhile, 2 go on, and one more is submitted."""
+    """slurmctld stopped for a minute: 2 of 4 running jobs end in that time, and one more is submitted."""
     with start_cluster() as cluster:
         launcher = make_launcher(folder / "away")
         jobs = [
@@ -303,22 +304,22 @@ def part_away(folder: Path, args: argparse.Namespace) -> list[str]:
             for status in launcher.poll([*handles, *late]):
                 seen[f"{status.state.value}{'' if status.failure is None else ' with a failure'}"] += 1
             time.sleep(1)
-        told = [status.state.value for status in launcher.poll(handles)]
+        states = [status.state.value for status in launcher.poll(handles)]
         cluster.up()
         ends = follow(launcher, [*handles, *late])
-        sound = sum(status.failure is None for _, status in ends.values())
+        valid = sum(status.failure is None for _, status in ends.values())
         failures = "; ".join(sorted({name_end(status) for _, status in ends.values() if status.failure})) or "none"
         again = cluster.ask("squeue", "--states=all", "-h", "-o", "%Z").splitlines()
     return [
-        f"- {args.away_s} s without a controller: answers of the poll in that time: {dict(seen)}; at its end {told}",
-        f"- after it came back {sound} of {len(ends)} trials ended well (one was asked for while it was away), "
-        f"failures: {failures}; "
+        f"- {args.away_s} s without a controller: states polled in that time: {dict(seen)}; at its end {states}",
+        f"- after its restart {valid} of {len(ends)} trials had a valid result "
+        f"(one was submitted while it was stopped), failures: {failures}; "
         f"{len(set(again))} job folders for {len(again)} listed tasks",
     ]
 
 
 def part_no_sacct(folder: Path, _: argparse.Namespace) -> list[str]:
-    """No accounting, and a controller that forgets jobs (MinJobAge 2): a search that comes after that must tell."""
+    """No accounting, and a controller that forgets jobs (MinJobAge 2): a later search must explain their ends."""
     lines = []
     for title, options in (("without slurmdbd", ("--no-db",)), ("with it", ())):
         with start_cluster("--min-job-age", "2", *options) as cluster:
@@ -333,8 +334,8 @@ def part_no_sacct(folder: Path, _: argparse.Namespace) -> list[str]:
             deadline = time.monotonic() + 240
             while cluster.ask("squeue", "--states=all", "-h").strip() and time.monotonic() < deadline:
                 time.sleep(2)
-            told = follow(make_launcher(folder / name), handles)
-            ends = [name_end(told[handle.job_name][1]) for handle in handles]
+            found = follow(make_launcher(folder / name), handles)
+            ends = [name_end(found[handle.job_name][1]) for handle in handles]
             lines.append(
                 f"- {title}, after Slurm forgot the jobs: "
                 + "; ".join(f"{b}: {e}" for b, e in zip(behaviours, ends, strict=True))
@@ -347,31 +348,31 @@ def part_no_sacct(folder: Path, _: argparse.Namespace) -> list[str]:
 
 def part_kills(folder: Path, args: argparse.Namespace) -> list[str]:
     """kill -9 of the search at random moments, each time followed by `resume`."""
-    books = []
+    tallies = []
     with start_cluster("--no-db") as cluster:
-        while (left := args.kills - sum(writer.kills for writer in books)) > 0:
-            number = len(books)
+        while (left := args.kills - sum(tally.kills for tally in tallies)) > 0:
+            number = len(tallies)
             runs = folder / f"kills-{number}" / "runs"
             runs.mkdir(parents=True)
-            books.append(
+            tallies.append(
                 kill_and_resume(
                     runs, kills=min(left, 10), budget=40, parallel=4, seed=number, ask=cluster.ask, longest_s=2.5
                 )
             )
-            print(f"kills so far: {sum(writer.kills for writer in books)}", flush=True)
-    kills, jobs = sum(writer.kills for writer in books), sum(sum(writer.launches.values()) for writer in books)
-    finished = sum(writer.finished for writer in books)
+            print(f"kills so far: {sum(tally.kills for tally in tallies)}", flush=True)
+    kills, jobs = sum(tally.kills for tally in tallies), sum(sum(tally.launches.values()) for tally in tallies)
+    finished = sum(tally.finished for tally in tallies)
     return [
-        f"- {kills} kills over {len(books)} searches of a whole space of 26 (four in flight, 0.8 s each; they sleep): "
+        f"- {kills} kills over {len(tallies)} searches of a space of 26 (4 trials at a time that sleep 0.8 s): "
         f"{finished} trials finished, {jobs} jobs submitted",
-        f"- submitted twice: {sum(len(writer.doubled) for writer in books)}; finished twice: "
-        f"{sum(len(writer.finished_twice) for writer in books)}; finished and run again: "
-        f"{sum(len(writer.lost) for writer in books)}; left alive: {sum(len(writer.alive) for writer in books)}",
+        f"- submitted twice: {sum(len(tally.doubled) for tally in tallies)}; finished twice: "
+        f"{sum(len(tally.finished_twice) for tally in tallies)}; run again after finishing: "
+        f"{sum(len(tally.lost) for tally in tallies)}; left unfinished: {sum(len(tally.alive) for tally in tallies)}",
     ]
 
 
 def part_poll(folder: Path, args: argparse.Namespace) -> list[str]:
-    """256 jobs in flight: what one poll costs, with the query and without."""
+    """256 jobs: the cost of one poll, with and without a query of Slurm."""
     with start_cluster("--no-db") as cluster:
         launcher = make_launcher(folder / "many", poll_s=0.001)
         began = time.perf_counter()
@@ -389,10 +390,10 @@ def part_poll(folder: Path, args: argparse.Namespace) -> list[str]:
     calls = len({handle.job_id.split("_")[0] for handle in handles})
     return [
         f"- {args.jobs} jobs submitted in {submit_s:.2f} s ({calls} calls of sbatch)",
-        f"- a poll that asks Slurm (one squeue for all): median {median(w for w, _ in with_query) * 1e3:.1f} ms, "
+        f"- a poll that queries Slurm (one squeue for all): median {median(w for w, _ in with_query) * 1e3:.1f} ms, "
         f"of which {median(c for _, c in with_query) * 1e3:.1f} ms CPU of the search and its squeue",
-        f"- a poll between two questions (result files only): median {median(w for w, _ in without) * 1e3:.1f} ms",
-        f"- all cancelled and gone in {cancel_s:.1f} s; left in the queue: {left or 'none'}",
+        f"- a poll between two queries (result files only): median {median(w for w, _ in without) * 1e3:.1f} ms",
+        f"- all cancelled and ended in {cancel_s:.1f} s; left in the queue: {left or 'none'}",
     ]
 
 
@@ -410,7 +411,7 @@ def _cpu_s() -> float:
 
 
 def part_latency(folder: Path, _: argparse.Namespace) -> list[str]:
-    """From the result file to the score in the ledger, in a search of 12 trials; Slurm is asked every 10 s."""
+    """Time from the result file to the score in the ledger, in a search of 12 trials; Slurm is queried every 10 s."""
     with start_cluster("--no-db") as cluster:
         runs = folder / "latency" / "runs"
         runs.mkdir(parents=True)
@@ -434,7 +435,7 @@ def part_latency(folder: Path, _: argparse.Namespace) -> list[str]:
         left = cluster.ask("squeue", "-h").strip()
     return [
         f"- {len(waits)} trials: from `result.json` to the score in the ledger median {median(waits):.2f} s, "
-        f"longest {max(waits):.2f} s (result files are looked for every 2 s); left in the queue: {left or 'none'}"
+        f"maximum {max(waits):.2f} s (result files are checked every 2 s); left in the queue: {left or 'none'}"
     ]
 
 
@@ -458,8 +459,8 @@ def write_sections(path: Path, sections: dict[str, str]) -> None:
     kept.update(sections)
     head = (
         "# The Slurm launcher on a real Slurm\n\nWritten by `python benchmarks/slurm.py --out benchmarks/slurm.md`: "
-        "slurmctld, four slurmd, on one machine of 2 cores, over loopback. Times were taken while other work "
-        "kept the machine busy (load 8 to 14): they are upper bounds.\n\n"
+        "slurmctld, four slurmd, on one machine of 2 cores, over loopback. Other work kept the "
+        "machine busy during the measurement (load 8 to 14): the times are upper bounds.\n\n"
     )
     path.write_text(
         head + "".join(f"## {name}\n{kept[name].rstrip()}\n\n" for name in PARTS if name in kept).rstrip() + "\n"

@@ -1,10 +1,10 @@
-"""Searches over TPU VM workers, on loopback machines: real sshd processes, real JAX, and a stand-in for gcloud.
+"""Searches over TPU VM workers on loopback: real sshd processes, real JAX, and a fake gcloud.
 
-    python benchmarks/tpu.py search            tiny-jax over 1, 2 and 4 workers: step time, cost of the way there
+    python benchmarks/tpu.py search            tiny-jax over 1, 2 and 4 workers: step time and overhead
     python benchmarks/tpu.py kills --first 0 --last 30 --of 30
-                                               kill -9 of the search at moments spread over its life, then resume, clean
+                                               kill -9 of the search at moments spread over its run, then resume, clean
 
-No TPU takes part. What was measured stands in tpu.md.
+No TPU is used. The results are in tpu.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_project() -> Path:
 
 
 def search(counts: list[int]) -> None:
-    """One configuration of tiny-jax on 4 CPU devices, spread over so many workers of a queued resource."""
+    """Run one configuration of tiny-jax on 4 CPU devices, over 1, 2 and 4 workers of a queued resource."""
     print(f"{'workers':>7}  {'step s':>8}  {'run s':>7}  {'gcloud calls':>12}  {'traced':>6}  verdict")
     for count in counts:
         folder, chips = make_project(), 4 * count
@@ -85,9 +85,9 @@ def read_outcome(folder: Path) -> dict[str, Any]:
 
 
 def kills(first: int, last: int, of: int) -> None:
-    """Kill the search at moments `first` to `last` of `of`; a trial that trains nothing keeps it short."""
+    """Kill the search at moments `first` to `last` of `of`; its trials only sleep, which keeps it short."""
     life_s = one_kill(None)["ran_s"]
-    print(f"undisturbed: {life_s:.1f} s")
+    print(f"without a kill: {life_s:.1f} s")
     wrong = 0
     for number in range(first, last):
         found = one_kill(life_s * (number + 0.5) / of)
@@ -104,7 +104,7 @@ def kills(first: int, last: int, of: int) -> None:
 
 
 def one_kill(at_s: float | None) -> dict[str, Any]:
-    """One search of two trials, killed at that second, resumed and cleaned."""
+    """Run one search of two trials, kill it at that second, resume and clean it; return the counts."""
     folder = make_project()
     launchers = folder / "launchers"
     launchers.mkdir()
@@ -137,7 +137,7 @@ def one_kill(at_s: float | None) -> dict[str, Any]:
         ran_s = time.monotonic() - began
         if (folder / "runs" / "r1" / "search.yaml").exists() and (folder / "runs" / "r1" / "ledger.jsonl").exists():
             call(folder, "resume", "r1")
-        if not (folder / "runs" / "r1" / "ledger.jsonl").exists():  # killed before there was a search
+        if not (folder / "runs" / "r1" / "ledger.jsonl").exists():  # killed before the search was recorded
             shutil.rmtree(folder / "runs", ignore_errors=True)
             call(folder, *words)
         clean = "nothing is left" in call(folder, "clean", "r1").stdout

@@ -1,4 +1,4 @@
-"""A launcher for tests: each trial ends as the test says, in the order in which attempts are submitted."""
+"""A launcher for tests: the test decides how each submitted trial ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import RESULT_FILE, RunStatus, TrialResult
 
 Ending = TrialResult | Failure | None
-"""A result file, the launcher's own failure, or None for a job that goes on."""
+"""A result file, the launcher's own failure, or None for a job that keeps running."""
 
 
 def ran(job: Job, step_time_s: float = 1.0, **changes: object) -> TrialResult:
-    """An honest result of that job."""
+    """Return a valid result of that job."""
     payload = job.payload
     fields = {
         "status": RunStatus.OK,
@@ -35,7 +35,7 @@ def failed(kind: FailureKind) -> Failure:
 
 
 class ScriptedLauncher:
-    """Asks `decide(job)` how a submitted job ends; remembers every submission and cancellation."""
+    """Calls `decide(job)` for how a submitted job ends; records every submission and cancellation."""
 
     name = "scripted"
     provenance = Provenance.SIMULATED

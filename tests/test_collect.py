@@ -1,4 +1,4 @@
-"""Why a job failed, from what its ranks and logs left."""
+"""Why a job failed, from its ranks' failure files and its logs."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ PEER_FIRST = """\
         ),
     ],
 )
-def test_logs_tell_the_root_failure(log: str, kind: FailureKind, rank: int | None, words: str) -> None:
+def test_the_root_failure_is_found_in_logs(log: str, kind: FailureKind, rank: int | None, words: str) -> None:
     failure = classify_log(log)
     assert failure is not None
     assert (failure.kind, failure.rank) == (kind, rank)
     assert words in failure.message
 
 
-def test_a_log_without_exception_tells_nothing() -> None:
+def test_a_log_without_exception_has_no_failure() -> None:
     assert classify_log("step 1 loss 4.2\nINFO: no Error here at all\n") is None
 
 
@@ -99,7 +99,7 @@ def test_the_first_rank_that_failed_by_itself_counts(tmp_path: Path) -> None:
         ('{"status": "ok", "world_size": NaN}', "world_size"),
     ],
 )
-def test_an_unsound_result_is_a_failure_with_a_reason(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_result_is_a_failure_with_a_reason(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "result.json").write_text(text)
     failure = collect_result(tmp_path)
     assert isinstance(failure, Failure)
@@ -107,7 +107,7 @@ def test_an_unsound_result_is_a_failure_with_a_reason(tmp_path: Path, text: str,
     assert words in failure.message
 
 
-def test_a_signal_is_told_from_a_shells_exit_code(tmp_path: Path) -> None:
+def test_a_signal_is_recognized_by_a_shells_exit_code(tmp_path: Path) -> None:
     (tmp_path / "exit_code").write_text("137\n")
     (tmp_path / "stderr.log").write_text("Killed\n")
     failure = collect_result(tmp_path)

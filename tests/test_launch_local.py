@@ -1,4 +1,4 @@
-"""The local launcher with real processes: it outlives the search, ends what it must, and tells why a job failed."""
+"""The local launcher with real processes: jobs outlive the search, are ended at their limits and explained."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ os.replace(path + ".part", path)
 
 @pytest.fixture
 def start(project: Path):
-    """Start a script of the user's own framework as a trial; whatever still runs at the end is ended."""
+    """Start a script of a user's framework as a trial; jobs that still run at the end are cancelled."""
     started: list[tuple[LocalLauncher, Handle]] = []
 
     def begin(script: str, *, timeout_s: float = 120.0, run_id: str = "run") -> tuple[LocalLauncher, Handle]:
@@ -88,12 +88,12 @@ def test_a_job_inherits_no_secret(start, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SOME_API_KEY", "sk-do-not-tell-anyone")
     launcher, handle = start("import os; print(sorted(os.environ))" + WRITE_RESULT)
     wait_until_done(launcher, handle)
-    said = (handle.trial_dir / "stdout.log").read_text()
-    assert "CCL_TP" in said
-    assert "SOME_API_KEY" not in said
+    output = (handle.trial_dir / "stdout.log").read_text()
+    assert "CCL_TP" in output
+    assert "SOME_API_KEY" not in output
 
 
-def test_a_hanging_job_is_ended_with_all_its_processes(start) -> None:
+def test_a_job_over_its_time_limit_is_ended_with_all_its_processes(start) -> None:
     script = (
         "import subprocess, sys, time, os\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
@@ -106,7 +106,7 @@ def test_a_hanging_job_is_ended_with_all_its_processes(start) -> None:
     assert status.failure.kind is FailureKind.TIMEOUT
     assert "no result after 3 s" in status.failure.message
     child = int((handle.trial_dir / "stdout.log").read_text())
-    assert start_ticks(child) is None, "a child in a session of its own must not be left"
+    assert start_ticks(child) is None, "a child in its own session must not be left behind"
 
 
 def test_cancel_ends_the_whole_job(start) -> None:
@@ -117,13 +117,13 @@ def test_cancel_ends_the_whole_job(start) -> None:
     assert launcher.poll([handle])[0].state is JobState.DONE
 
 
-def test_exit_with_nothing_and_no_result_is_a_failure(start) -> None:
+def test_exit_code_0_without_a_result_is_a_failure(start) -> None:
     failure = fail(start, "pass")
     assert failure.kind is FailureKind.CRASHED
     assert "exited with 0 but wrote no result.json" in failure.message
 
 
-def test_a_result_that_is_not_json_is_told(start) -> None:
+def test_a_result_that_is_not_json_is_a_failure_that_says_so(start) -> None:
     script = "import os; open(os.environ['CCL_TRIAL_DIR'] + '/result.json', 'w').write('{\"status\": \"o')"
     launcher, handle = start(script)
     assert wait_until_done(launcher, handle).state is JobState.DONE
@@ -144,7 +144,7 @@ def test_a_full_disk_is_not_the_configurations_fault(start) -> None:
     assert "No space left on device" in failure.message
 
 
-def test_the_root_exception_is_told_not_the_wrapper(start) -> None:
+def test_the_root_exception_is_reported_instead_of_its_wrapper(start) -> None:
     failure = fail(start, "raise ValueError('heads must be divisible by tp')")
     assert failure.kind is FailureKind.CRASHED
     assert failure.message == "ValueError: heads must be divisible by tp"
@@ -161,8 +161,8 @@ def test_a_job_left_by_a_killed_search_is_found_and_finished(start, project: Pat
     assert found == handle
     (handle.trial_dir / "job.json").unlink()
     [unrecorded] = later.find("killed")
-    assert unrecorded.job_name == handle.job_name, "killed before its record was written: its own mark tells"
-    assert later.find("kill") == [], "another run whose name begins alike"
+    assert unrecorded.job_name == handle.job_name, "killed before its record was written: found by its environment"
+    assert later.find("kill") == [], "another run whose name begins the same"
     gate.touch()
     assert wait_until_done(later, found).failure is None
 
@@ -198,7 +198,7 @@ def test_a_job_survives_the_death_of_its_search(project: Path) -> None:
     assert json.loads((folder / "result.json").read_text())["status"] == "ok"
 
 
-def test_a_process_with_a_recycled_number_is_not_taken_for_the_job(start) -> None:
+def test_a_process_with_a_reused_id_is_not_mistaken_for_the_job(start) -> None:
     launcher, handle = start(WRITE_RESULT)
     wait_until_done(launcher, handle)
     (handle.trial_dir / "result.json").unlink()
@@ -208,11 +208,11 @@ def test_a_process_with_a_recycled_number_is_not_taken_for_the_job(start) -> Non
     assert start_ticks(os.getpid()) is not None
 
 
-def test_ending_no_process_is_quick_and_true() -> None:
+def test_terminating_no_process_succeeds_at_once() -> None:
     assert terminate_processes([]) is True
 
 
-def test_the_script_of_a_job_quotes_what_it_must(start, project: Path) -> None:
+def test_the_job_script_quotes_special_characters(start, project: Path) -> None:
     launcher, handle = start(WRITE_RESULT)
     wait_until_done(launcher, handle)
     payload = make_input({"tp": 2, "micro_batch_size": 2, "note": "a b; rm -rf $HOME"})

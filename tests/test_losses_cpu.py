@@ -1,4 +1,4 @@
-"""One model, one seed, one global batch: every layout trains it to the same losses, so the training is right."""
+"""With one model, seed and global batch, every layout has the same losses: the parallel training is correct."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOE_LAYOUTS: list[dict[str, Value]] = [
 def check_same_losses(folder: Path, arch: ModelArch, layouts: list[dict[str, Value]]) -> None:
     alone = run_script(folder / "alone", make_input({"micro_batch_size": 8}, arch=arch))
     assert len(alone.losses) == 4
-    assert alone.losses[-1] < alone.losses[0] - 0.05, "the model must learn, or equal losses would say little"
+    assert alone.losses[-1] < alone.losses[0] - 0.05, "the model must learn, or equal losses would prove little"
     for index, layout in enumerate(layouts):
         result = run_script(folder / str(index), make_input(layout, arch=arch))
         assert result.losses == pytest.approx(alone.losses, abs=2e-4), layout

@@ -1,4 +1,4 @@
-"""JAX on CPU devices: the same losses in every layout, one process or several, and an XLA trace."""
+"""JAX on CPU devices: the same losses in every layout, with one process or several, and an XLA trace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_two_processes(folder: Path) -> TrialResult:
 
 def test_losses_agree_between_layouts_and_processes(tmp_path: Path) -> None:
     alone = run_script(tmp_path / "alone", make_input({"micro_batch_size": 8}, arch=MOE), script="jax_cpu.py")
-    assert alone.losses[-1] < alone.losses[0] - 0.05, "the model must learn, or equal losses would say little"
+    assert alone.losses[-1] < alone.losses[0] - 0.05, "the model must learn, or equal losses would prove little"
     payload = make_input(LAYOUT, arch=MOE, profiled_steps=1)
     sharded = run_script(tmp_path / "sharded", payload, script="jax_cpu.py")
     joined = run_two_processes(tmp_path / "joined")

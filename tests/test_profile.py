@@ -1,4 +1,4 @@
-"""Profiles: read, checked with file and field, and made into launchers."""
+"""Profiles: reading, errors that name file and field, and the launchers made from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_profile_overrides_hardware_environment_and_framework(project: Path) -
     assert "site" in list_profiles()
 
 
-def test_framework_files_are_no_profiles(project: Path) -> None:
+def test_framework_files_are_not_profiles(project: Path) -> None:
     assert not [name for name in list_profiles() if "framework" in name]
     with pytest.raises(UserError, match=r"is a framework file, not a launcher profile"):
         load_profile("cpu.framework")
@@ -72,7 +72,7 @@ def test_a_malformed_profile_is_one_clear_line(project: Path, text: str, words: 
     assert "site" in str(error.value)
 
 
-def test_a_broken_profile_is_listed_with_its_reason_and_keeps_no_other_from_view(
+def test_an_invalid_profile_is_listed_with_the_reason_and_hides_no_other(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(project, "launcher: slurm\ntime_limit: 2001-13-45\n", "dates")
@@ -84,7 +84,7 @@ def test_a_broken_profile_is_listed_with_its_reason_and_keeps_no_other_from_view
     assert "this machine" in lines["local"]
 
 
-def test_times_and_leading_zeros_that_are_not_in_quotes_arrive_as_they_were_written(project: Path) -> None:
+def test_unquoted_times_and_leading_zeros_are_read_as_written(project: Path) -> None:
     write(
         project,
         "launcher: slurm\ntime_limit: 12:00:00\nqueue_limit: 1:30:00\naccount: 0123\nmem: 0\nmax_jobs: 12\n"
@@ -98,12 +98,12 @@ def test_times_and_leading_zeros_that_are_not_in_quotes_arrive_as_they_were_writ
     assert profile.environment == {"OFFSET": "010", "AT": "-1:30"}
 
 
-def test_a_field_that_the_launcher_does_not_know_is_named(project: Path) -> None:
+def test_an_unknown_field_is_named(project: Path) -> None:
     write(project, "launcher: local\npartition: gpu\n")
     with pytest.raises(UserError, match=r"site\.yaml: unknown field 'partition'"):
         make_launcher(load_profile("site"), framework="cpu")
 
 
-def test_an_unknown_profile_lists_those_there_are(project: Path) -> None:
+def test_an_unknown_profile_lists_the_existing_ones(project: Path) -> None:
     with pytest.raises(UserError, match=r"no launcher profile 'nowhere'; there are: .*local"):
         load_profile("nowhere")

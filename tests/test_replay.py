@@ -1,4 +1,4 @@
-"""The replay launcher: look-ups under the trial contract, each row once a run."""
+"""The replay launcher: look-ups under the trial contract, each row once per run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_measured_row_comes_back_as_recorded(recording, tmp_path):
 
 
 def test_a_failed_row_says_that_the_source_does_not_know_why(recording, tmp_path):
-    row = next(n for n, held in enumerate(recording.rows) if held.status == "failed")
+    row = next(n for n, recorded in enumerate(recording.rows) if recorded.status == "failed")
     launcher = ReplayLauncher(recording)
     job = make_job(recording, tmp_path, row, 1)
     launcher.submit([job])
@@ -75,7 +75,7 @@ def test_a_failed_row_says_that_the_source_does_not_know_why(recording, tmp_path
     assert result.step_times_s == ()
 
 
-def test_a_row_is_read_once_a_run_even_after_a_restart(recording, tmp_path):
+def test_a_row_is_read_once_per_run_even_after_a_restart(recording, tmp_path):
     first = make_job(recording, tmp_path, 30, 1)
     ReplayLauncher(recording).submit([first])
     restarted = ReplayLauncher(recording)
@@ -83,7 +83,7 @@ def test_a_row_is_read_once_a_run_even_after_a_restart(recording, tmp_path):
     status = restarted.poll(restarted.submit([again]))[0]
     assert status.failure is not None
     assert "read once" in status.failure.message
-    assert status.failure.kind.is_infrastructure, "the configuration is innocent"
+    assert status.failure.kind.is_infrastructure, "the configuration itself did not fail"
     assert not (again.trial_dir / RESULT_FILE).exists()
 
 

@@ -1,4 +1,4 @@
-"""What the `cpu` run script leaves behind, under torchrun and alone, and how it fails."""
+"""The results and traces of the `cpu` run script, under torchrun and alone, and its failures."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def run_failing(folder: Path, budget_gib: str = "", **changes: object) -> Failur
     return failure
 
 
-def test_runs_truly_out_of_a_memory_budget(tmp_path: Path) -> None:
+def test_runs_out_of_memory_beyond_the_budget(tmp_path: Path) -> None:
     failure = run_failing(tmp_path, budget_gib="0.02")
     assert failure.kind is FailureKind.OUT_OF_MEMORY
     assert "allocate memory" in failure.message
     assert failure.rank in (0, 1)
 
 
-def test_refuses_work_that_is_not_the_cards(tmp_path: Path) -> None:
+def test_refuses_a_global_batch_that_is_not_the_cards(tmp_path: Path) -> None:
     failure = run_failing(tmp_path, gradient_accumulation=2)
     assert failure.kind is FailureKind.ILLEGAL_CONFIG
     assert "must be the global batch of 8, but is 16" in failure.message

@@ -1,4 +1,4 @@
-"""What run scripts render for frameworks: held by golden files and by kept lists of documented options."""
+"""The options that run scripts render for frameworks, checked by golden files and lists of documented options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).parent / "golden" / "options"
 
 
 def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A run script as a module, as though it had been started from its folder."""
+    """Import a run script as if it had been started from its folder."""
     monkeypatch.syspath_prepend(str(LAUNCHERS))
     spec = importlib.util.spec_from_file_location(f"run_script_{name}", LAUNCHERS / f"{name}.py")
     assert spec is not None
@@ -71,7 +71,7 @@ def test_megatron_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = make_input(DENSE_CONFIG, global_batch=16, precision="bf16", profiled_steps=2)
     words = render("megatron", payload, monkeypatch)
     check_golden("megatron-dense", words)
-    assert words[words.index("--global-batch-size") + 1] == "16", "the work is the card's, whatever the degrees"
+    assert words[words.index("--global-batch-size") + 1] == "16", "the global batch is the card's for any degrees"
 
 
 def test_megatron_experts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,9 @@ def test_maxtext_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = dict(word.split("=", 1) for word in words)
     degrees = [int(value) for name, value in settings.items() if re.fullmatch(r"(ici|dcn)_\w+_parallelism", name)]
     assert settings["ici_expert_parallelism"] == "2"
-    assert math.prod(degrees) == 4, "the axes multiply to the devices: experts take their share of the data axis"
+    assert math.prod(degrees) == 4, (
+        "the product of the axes is the number of devices: experts use a part of the data axis"
+    )
 
 
 def test_an_undocumented_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +127,14 @@ def test_an_undocumented_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["megatron", "maxtext", "torchtitan"])
-def test_kept_lists_name_source_and_version(name: str) -> None:
+def test_option_lists_name_source_and_version(name: str) -> None:
     head = (LAUNCHERS / f"{name}.options.txt").read_text().splitlines()[:4]
     assert any(line.startswith("# Source: ") for line in head)
 
 
 @pytest.mark.parametrize("name", ["megatron", "maxtext", "torchtitan"])
 def test_every_choice_of_every_knob_is_rendered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a framework declares, its run script can do: no knob is silently ignored."""
+    """A run script supports every knob that its framework declares: none is silently ignored."""
     framework = load_framework(name)
     base: dict[str, Value] = {"tp": 1, "dp": 2, "micro_batch_size": 2, "activation_checkpointing": "none"}
     if any(knob.name == "zero_stage" for knob in framework.knobs):
@@ -145,10 +147,8 @@ def test_every_choice_of_every_knob_is_rendered(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("checkout", [None, "empty"])
-def test_a_place_without_megatron_is_told_apart_from_an_illegal_configuration(
-    tmp_path: Path, checkout: str | None
-) -> None:
-    """Infrastructure: it costs no budget, and the search stops after a few such trials instead of going through all."""
+def test_missing_megatron_is_not_an_illegal_configuration(tmp_path: Path, checkout: str | None) -> None:
+    """An infrastructure failure: costs no budget, and the search stops after a few such trials."""
     from trials import make_job
 
     payload = make_input({"tp": 1, "dp": 1, "micro_batch_size": 2})
@@ -179,8 +179,8 @@ completed step: 4, seconds: 1.905, TFLOP/s/device: 19.3, Tokens/s/device: 2110.8
 """
 
 
-def test_maxtext_is_run_its_log_read_and_its_traces_collected(tmp_path: Path) -> None:
-    """A stand-in trainer at the border says what MaxText says; compilation and profiled steps are left out."""
+def test_maxtext_log_is_parsed_and_traces_are_collected(tmp_path: Path) -> None:
+    """A fake trainer prints MaxText's log; compilation and profiled steps are left out."""
     from trials import run_script
 
     trainer = tmp_path / "trainer.py"
@@ -196,14 +196,14 @@ def test_maxtext_is_run_its_log_read_and_its_traces_collected(tmp_path: Path) ->
     environment = {"MAXTEXT_COMMAND": f"{sys.executable} {trainer}"}
     result = run_script(tmp_path / "trial", payload, script="maxtext.py", environment=environment)
     assert result.step_times_s == (0.410, 0.402, 0.405)
-    assert result.global_batch_size == 8, "256 tokens of sequences of 32, as the log says"
+    assert result.global_batch_size == 8, "256 tokens in sequences of 32, by the log"
     assert result.peak_memory_bytes == (5_100_000_000,) * 4
     assert (tmp_path / "trial/trace/plugins/profile/1/host.xplane.pb").is_file()
 
 
 @pytest.mark.serial
-def test_torchtitans_micro_batches_reach_a_released_torchs_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchtitan hands lists of micro-batches and limits timeouts in calls that torch 2.13 has by other names."""
+def test_torchtitans_micro_batches_work_with_a_released_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtitan passes lists of micro-batches and sets timeouts in calls that torch 2.13 has by other names."""
     import torch
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -242,7 +242,7 @@ for path in sys.argv[2:]:
     config.model_spec.model.update_from_config(config=config)
     with torch.device("meta"):
         model = config.model_spec.model.build()
-    told = {
+    facts = {
         "tp": config.parallelism.tensor_parallel_degree,
         "pp": config.parallelism.pipeline_parallel_degree,
         "batch": config.training.global_batch_size,
@@ -250,13 +250,13 @@ for path in sys.argv[2:]:
         "family": config.model_spec.name,
         "params": sum(parameter.numel() for parameter in model.parameters()),
     }
-    print("TOLD", json.dumps(told))
+    print("FACTS", json.dumps(facts))
 """
 
 
 @pytest.mark.serial
-def test_torchtitan_takes_what_is_rendered_and_builds_the_model_of_the_card(tmp_path: Path) -> None:
-    """torchtitan's own parser and models, in a process of their own, where it is installed (it needs triton too)."""
+def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path: Path) -> None:
+    """Runs torchtitan's own parser and models in another process, if it is installed (it needs triton too)."""
     pytest.importorskip("torchtitan", reason="torchtitan is not installed")
     pytest.importorskip("triton", reason="torchtitan imports triton, which is not installed")
     from trials import DENSE, make_job
@@ -278,7 +278,7 @@ def test_torchtitan_takes_what_is_rendered_and_builds_the_model_of_the_card(tmp_
     done = subprocess.run(
         [sys.executable, "-c", READ_OPTIONS, str(LAUNCHERS), *paths], capture_output=True, text=True, timeout=400
     )
-    told = [json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("TOLD ")]
+    told = [json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("FACTS ")]
     assert len(told) == len(cases), done.stderr[-3000:]
     for said, (arch, chosen, family, extra) in zip(told, cases, strict=True):
         assert (said["tp"], said["pp"], said["batch"]) == (chosen["tp"], chosen["pp"], 8)

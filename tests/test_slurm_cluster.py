@@ -1,4 +1,4 @@
-"""The Slurm launcher against a real Slurm: every end a job can have, and every moment at which a search can die."""
+"""The Slurm launcher on a real Slurm: every end of a job, and kills of the search at every step of a submission."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PATIENCE_S = 120.0
 
 @dataclass
 class Site:
-    """The cluster, and a job that is on its way to its time limit while the other tests run."""
+    """The cluster, and a folder for runs."""
 
     cluster: Cluster
     folder: Path
@@ -65,7 +65,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def slow(site: Site) -> tuple[SlurmLauncher, list[Handle]]:
-    """A job on node1 that Slurm will end at its limit of one minute; Slurm's limit, not the node program's."""
+    """A job on node1 that Slurm ends at its limit of one minute while other tests run; not the node program's limit."""
     launcher = site.launcher("slow", nodelist="node1")
     handles = launcher.submit([site.job("slow", 1, ranks=1, behaviour="hang", timeout_s=900)])
     site.cluster.ask("scontrol", "update", f"jobid={handles[0].job_id}", "timelimit=1")
@@ -73,7 +73,7 @@ def slow(site: Site) -> tuple[SlurmLauncher, list[Handle]]:
 
 
 def wait_for(launcher: SlurmLauncher, handles: Sequence[Handle], state: JobState = JobState.DONE) -> list[JobStatus]:
-    """The statuses once every job is in that state; fails the test where that does not come."""
+    """Return the statuses once every job is in that state; fail the test on timeout."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         statuses = launcher.poll(handles)
@@ -88,11 +88,11 @@ def kind_of(status: JobStatus) -> FailureKind | None:
 
 
 def listed(cluster: Cluster) -> list[str]:
-    """Jobs that are alive, by number."""
+    """Return the ids of unfinished jobs."""
     return sorted(cluster.ask("squeue", "--noheader", "--array", "--format=%i").split())
 
 
-def test_each_end_is_told_apart(site: Site, slow: object) -> None:
+def test_each_kind_of_end_is_recognized(site: Site, slow: object) -> None:
     launcher = site.launcher("kinds")
     wanted = {
         "ok": None,
@@ -144,8 +144,8 @@ def test_someone_elses_cancel_is_not_the_trials_fault(site: Site, slow: object) 
     assert "by the search" in str(wait_for(launcher, handles[2:])[0].failure)
 
 
-def test_no_process_of_a_cancelled_trial_is_left(site: Site, slow: object) -> None:
-    """Cancelled when the job has only just begun, in the middle, and where the script will not hear of it."""
+def test_cancelling_leaves_no_process_of_the_trial(site: Site, slow: object) -> None:
+    """Cancelled right after the start, while running, and with a script that ignores SIGTERM."""
     launcher = site.launcher("gone")
     folder = site.folder / "gone"
     behaviours = ("hang", "hang", "stubborn")
@@ -154,17 +154,17 @@ def test_no_process_of_a_cancelled_trial_is_left(site: Site, slow: object) -> No
         wait_for(launcher, handles, JobState.RUNNING)
         if trial > 1:
             wait_for_file(handles[0].trial_dir / "seen-1.json")
-            assert processes_of(folder)
+            assert find_processes(folder)
         launcher.cancel(handles)
         assert kind_of(wait_for(launcher, handles)[0]) is FailureKind.CANCELLED
     deadline = time.monotonic() + PATIENCE_S
-    while processes_of(folder) and time.monotonic() < deadline:
+    while find_processes(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert processes_of(folder) == []
+    assert find_processes(folder) == []
 
 
-def processes_of(folder: Path) -> list[str]:
-    """Commands of the processes that work in that folder, by their arguments or their environment."""
+def find_processes(folder: Path) -> list[str]:
+    """Return the commands of the processes of that folder, found by their arguments or environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -176,11 +176,11 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def test_a_kill_between_submit_and_record_leaves_one_job(site: Site, slow: object) -> None:
+def test_a_kill_between_submit_and_record_does_not_submit_twice(site: Site, slow: object) -> None:
     jobs = [site.job("killed", n, behaviour="hang") for n in (1, 2)]
     handles = site.launcher("killed").submit(jobs)
     for path in (site.folder / "killed").rglob(SUBMITTED_FILE):
-        path.unlink()  # as if the search had died while sbatch was answering
+        path.unlink()  # as if the search had been killed while sbatch answered
     before = listed(site.cluster)
     again = site.launcher("killed")
     assert again.find("killed") == handles
@@ -188,7 +188,7 @@ def test_a_kill_between_submit_and_record_leaves_one_job(site: Site, slow: objec
     assert listed(site.cluster) == before
     assert site.launcher("other-run").find("killed") == []
     again.cancel(handles)
-    assert site.launcher("killed").find("killed") == handles  # ended, and still not to be submitted again
+    assert site.launcher("killed").find("killed") == handles  # ended, but still must not be submitted again
 
 
 def test_a_second_job_for_the_same_trial_does_nothing(site: Site, slow: object) -> None:
@@ -202,7 +202,7 @@ def test_a_second_job_for_the_same_trial_does_nothing(site: Site, slow: object) 
     launcher.cancel(handles)
 
 
-def test_the_controllers_absence_fails_nothing(site: Site, slow: object) -> None:
+def test_no_trial_fails_while_the_controller_does_not_answer(site: Site, slow: object) -> None:
     launcher = site.launcher("away")
     handles = launcher.submit(
         [site.job("away", 1, behaviour="ok", seconds=4, ranks=1), site.job("away", 2, behaviour="hang", ranks=1)]
@@ -211,17 +211,17 @@ def test_the_controllers_absence_fails_nothing(site: Site, slow: object) -> None
     wait_for_file(handles[1].trial_dir / "seen-0.json")
     os.kill(site.cluster.pid("slurmctld"), signal.SIGTERM)
     try:
-        wait_for(launcher, handles[:1])  # by its result file
-        away = launcher.poll(handles)
-        assert [kind_of(status) for status in away] == [None, None]
-        assert [status.state for status in away] == [JobState.DONE, JobState.RUNNING]
+        wait_for(launcher, handles[:1])  # found by its result file
+        statuses = launcher.poll(handles)
+        assert [kind_of(status) for status in statuses] == [None, None]
+        assert [status.state for status in statuses] == [JobState.DONE, JobState.RUNNING]
     finally:
         site.cluster.up()
     assert wait_for(launcher, handles[1:], JobState.RUNNING)
     launcher.cancel(handles)
 
 
-def test_preemption_and_node_loss_are_no_fault_of_the_trial(site: Site, slow: object) -> None:
+def test_preemption_and_node_loss_are_infrastructure_failures(site: Site, slow: object) -> None:
     launcher = site.launcher("lost")
     jobs = [site.job("lost", n, ranks=2, behaviour="failed") for n in (1, 2)]
     on_34 = site.launcher("lost", nodelist="node[3-4]").submit(jobs[:1])
@@ -241,7 +241,7 @@ def test_preemption_and_node_loss_are_no_fault_of_the_trial(site: Site, slow: ob
     assert listed(site.cluster).count(on_2[0].job_id) == 0  # no automatic requeue
 
 
-def test_a_job_that_can_never_start_is_given_up_at_once(site: Site, slow: object) -> None:
+def test_a_job_that_can_never_start_fails_at_once(site: Site, slow: object) -> None:
     launcher = site.launcher("held")
     blocker = site.cluster.ask("sbatch", "--parsable", "--exclusive", "-w", "node2", "--wrap", "sleep 300").strip()
     handles = site.launcher("held", nodelist="node2").submit([site.job("held", 1, ranks=1, behaviour="ok")])
@@ -293,9 +293,9 @@ def test_a_profile_is_checked_against_the_cluster(site: Site, slow: object) -> N
     assert list(checks)[-5:] == ["shared folder", "run script", "torch", "gloo", "PUBLIC"]
     assert checks["PUBLIC"].detail == "on the compute node: '1' is a mark"
     assert "over 2 ranks" in checks["gloo"].detail
-    lacking = site.launcher("check", python="/nowhere/python").check()[-1]
-    assert not lacking.ok
-    assert "python" in lacking.remedy
+    failed = site.launcher("check", python="/nowhere/python").check()[-1]
+    assert not failed.ok
+    assert "python" in failed.remedy
     assert not site.launcher("check", account="x", partition="nowhere").check()[-1].ok
 
 
@@ -304,8 +304,8 @@ def test_slurms_own_time_limit_is_a_timeout(slow: tuple[SlurmLauncher, list[Hand
     assert kind_of(status) is FailureKind.TIMEOUT
 
 
-def test_limits_and_accounts_are_told_apart(site: Site) -> None:
-    """The last test: it turns enforcement on."""
+def test_limits_are_waited_for_and_unknown_accounts_are_refused(site: Site) -> None:
+    """Must be the last test: it turns enforcement on."""
     site.cluster.up("--enforce")
     launcher = site.launcher("limits", account="ccl", qos="small")
     assert launcher.max_parallel == 4
@@ -314,7 +314,9 @@ def test_limits_and_accounts_are_told_apart(site: Site) -> None:
     waiting = launcher.poll(handles)[-1]
     assert waiting.state is JobState.QUEUED
     assert "QOSMaxSubmitJobPerUserLimit" in waiting.note
-    resumed = site.launcher("limits", account="ccl", qos="small")  # a killed search's waiting jobs are taken over too
+    resumed = site.launcher(
+        "limits", account="ccl", qos="small"
+    )  # jobs that a killed search had not submitted yet are taken over too
     assert [kind_of(status) for status in wait_for(resumed, handles)] == [None] * 7
     with pytest.raises(UserError, match=r"Invalid account.*sacctmgr"):
         site.launcher("limits", account="nobody").submit([site.job("limits", 8, ranks=1)])
@@ -327,5 +329,5 @@ def wait_for_file(path: Path) -> None:
 def wait_until(condition: Any) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "it did not come in time"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Why a job ended, told from what Slurm and the job itself left; and what Slurm's refusals mean."""
+"""Why a job ended, from Slurm's state and the job's files; and what Slurm's refusals mean."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cclsearch.launch.slurm.ending import Ending, explain_end, find_exit_code
 from cclsearch.launch.slurm.job_files import EndRecord, NodeReport
 from cclsearch.launch.slurm.refusal import Refusal, classify_refusal, never_starts, suggest_remedy
 
-CRASH = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="RuntimeError: own words")
+CRASH = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="RuntimeError: own message")
 
 
-def end(reason: str = "finished", code: int = 1, told: str | None = None) -> EndRecord:
-    return EndRecord(job_id="7", started_at=0, ended_at=9, exit_code=code, reason=reason, signal=told)
+def end(reason: str = "finished", code: int = 1, signal: str | None = None) -> EndRecord:
+    return EndRecord(job_id="7", started_at=0, ended_at=9, exit_code=code, reason=reason, signal=signal)
 
 
 def report(code: int, *, oom: int = 0, terminated: bool = False) -> NodeReport:
@@ -64,7 +64,7 @@ def ending(**facts: Any) -> Ending:
         ({"state": None, "batch_log": "*** JOB 7 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***"}, FailureKind.TIMEOUT),
         ({"state": "CANCELLED by 1000"}, FailureKind.CANCELLED),
         ({"cancelled_by_us": True, "state": "CANCELLED"}, FailureKind.CANCELLED),
-        ({"state": None, "end": end(told="SIGTERM")}, FailureKind.CANCELLED),
+        ({"state": None, "end": end(signal="SIGTERM")}, FailureKind.CANCELLED),
         ({"state": None, "reports": (report(-15, terminated=True),)}, FailureKind.CANCELLED),
         ({"reports": (report(1), report(-15, terminated=True))}, FailureKind.CRASHED),
         ({"batch_log": "srun: error: Unable to create step for job 7: x"}, FailureKind.ALLOCATION_ENDED),
@@ -75,11 +75,11 @@ def ending(**facts: Any) -> Ending:
         ({"reports": (NodeReport(node="n", exit_code=127, oom_kills=0, unlaunched="no py"),)}, FailureKind.LAUNCHER),
     ],
 )
-def test_each_end_has_its_kind(facts: dict[str, Any], kind: FailureKind) -> None:
+def test_each_ending_has_its_failure_kind(facts: dict[str, Any], kind: FailureKind) -> None:
     assert explain_end(ending(**facts), 600.0, 12, CRASH).kind is kind
 
 
-def test_the_trials_own_words_are_kept_where_slurm_has_none() -> None:
+def test_the_trials_own_failure_is_kept_if_slurm_reports_no_cause() -> None:
     assert explain_end(ending(), 600.0, 12, CRASH) == CRASH
     killed = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="rank 1 died of Signal 9 (SIGKILL)")
     assert explain_end(ending(), 600.0, 12, killed).kind is FailureKind.CRASHED
@@ -87,7 +87,7 @@ def test_the_trials_own_words_are_kept_where_slurm_has_none() -> None:
     assert (counted.kind, counted.message) == (FailureKind.OUT_OF_MEMORY, killed.message)
 
 
-def test_the_exit_code_is_that_of_the_share_that_failed_first() -> None:
+def test_the_exit_code_is_that_of_the_task_that_failed_first() -> None:
     reports = (report(-15, terminated=True), report(3), report(143))
     assert find_exit_code(ending(reports=reports, end=end(code=143))) == 3
     assert find_exit_code(ending(reports=(), end=end(code=5))) == 5
@@ -129,7 +129,7 @@ def test_a_limit_is_waited_for_and_an_impossible_job_is_not(message: str, queued
         ("odd", "scontrol"),
     ],
 )
-def test_a_refusal_comes_with_what_to_do(message: str, word: str) -> None:
+def test_a_refusal_has_a_remedy(message: str, word: str) -> None:
     assert word in suggest_remedy(message)
 
 
@@ -155,5 +155,5 @@ def test_a_refusal_comes_with_what_to_do(message: str, word: str) -> None:
         ("ReservationDeleted", True),
     ],
 )
-def test_a_pending_job_that_can_never_start_is_known_by_its_reason(reason: str, never: bool) -> None:
+def test_a_pending_job_that_can_never_start_is_recognized_by_its_reason(reason: str, never: bool) -> None:
     assert never_starts(reason) is never

@@ -1,4 +1,4 @@
-"""The program of the compute node, and the commands of Slurm as a stand-in on the PATH answers them."""
+"""The node program, and Slurm's commands, answered by fake commands on the PATH."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from slurm.trials import make_job
 SEPARATOR = "\x1f"
 
 
-def put_command(folder: Path, name: str, text: str) -> None:
-    """A stand-in for one of Slurm's commands: a shell script."""
+def write_fake_command(folder: Path, name: str, text: str) -> None:
+    """Write a shell script that replaces one of Slurm's commands."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/bash\n{text}\n")
     (folder / name).chmod(0o755)
@@ -50,14 +50,14 @@ def put_command(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for stand-ins, in front of the PATH."""
+    """A folder for fake commands, first on the PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     return folder
 
 
-def test_the_node_program_needs_the_standard_library_only_and_no_new_python() -> None:
+def test_the_node_program_needs_only_python_3_8_and_its_standard_library() -> None:
     tree = ast.parse(Path(node.__file__).read_text(), feature_version=(3, 8))
     imported = {
         name.split(".")[0]
@@ -75,7 +75,7 @@ def test_only_the_first_job_runs_a_trial(tmp_path: Path) -> None:
     assert node.claim(str(tmp_path), "12")  # requeued by an administrator: the same job again
 
 
-def test_torchrun_starts_every_nodes_share() -> None:
+def test_torchrun_starts_the_ranks_of_each_node() -> None:
     spec = {"runner": "torchrun", "python": "py", "script": "s.py", "nodes": 3, "ranks_per_node": 4, "num_ranks": 10}
     shares = [node.rank_command(spec, index, "head", 29500) for index in range(3)]
     assert ["--nproc-per-node=4" in share for share in shares] == [True, True, False]
@@ -84,23 +84,23 @@ def test_torchrun_starts_every_nodes_share() -> None:
     assert [share[4] for share in shares] == [f"--node-rank={index}" for index in range(3)]
 
 
-def test_one_process_a_node_is_told_which_it_is_and_where_the_first_one_listens(
+def test_one_process_per_node_gets_its_rank_and_the_coordinator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
     spec = {"runner": "process", "name": "r-t0001-a1", "nodes": 3, "environment": {"CCL_TP": "2"}}
-    told = [node.task_environment(spec, index, "head", 29500) for index in range(3)]
-    assert [each["CCL_PROCESS_ID"] for each in told] == ["0", "1", "2"]
-    assert {each["CCL_NUM_PROCESSES"] for each in told} == {"3"}
-    assert {each["CCL_COORDINATOR"] for each in told} == {"head:29500"}
-    assert {(each["CCL_JOB_NAME"], each["CCL_TP"]) for each in told} == {("r-t0001-a1", "2")}
-    assert not [each for each in told if "SLURM_JWT" in each]
+    environments = [node.task_environment(spec, index, "head", 29500) for index in range(3)]
+    assert [each["CCL_PROCESS_ID"] for each in environments] == ["0", "1", "2"]
+    assert {each["CCL_NUM_PROCESSES"] for each in environments} == {"3"}
+    assert {each["CCL_COORDINATOR"] for each in environments} == {"head:29500"}
+    assert {(each["CCL_JOB_NAME"], each["CCL_TP"]) for each in environments} == {("r-t0001-a1", "2")}
+    assert not [each for each in environments if "SLURM_JWT" in each]
     assert "SLURM_JWT" in node.srun_environment()
     for alone in ({**spec, "nodes": 1}, {**spec, "runner": "torchrun"}):
         assert not {"CCL_PROCESS_ID", "CCL_COORDINATOR"} & set(node.task_environment(alone, 0, "127.0.0.1", 29500))
 
 
-def test_the_node_program_takes_the_same_names_for_secrets_as_the_search() -> None:
+def test_node_program_and_search_recognize_the_same_secret_names() -> None:
     assert node.SECRET == redact.SECRET_NAME
     assert node.NOT_SECRET == redact.NOT_SECRET_NAME
 
@@ -112,7 +112,7 @@ def test_the_node_program_takes_the_same_names_for_secrets_as_the_search() -> No
         *("HTTP_PROXY_AUTHORISATION", "wandb_api_key"),
     ],
 )
-def test_a_secrets_name_keeps_it_from_a_job(name: str) -> None:
+def test_a_variable_with_a_secret_name_is_not_passed_to_a_job(name: str) -> None:
     assert redact.is_secret_name(name)
     assert job_environment({name: "x"}) == {}
 
@@ -125,21 +125,21 @@ def test_a_secrets_name_keeps_it_from_a_job(name: str) -> None:
         *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATTERN", "MONKEY"),
     ],
 )
-def test_other_names_are_no_secrets(name: str) -> None:
+def test_other_names_are_not_secrets(name: str) -> None:
     assert not redact.is_secret_name(name)
 
 
-def test_sbatch_gets_what_slurm_asks_for_and_a_job_does_not(
+def test_sbatch_gets_slurms_token_and_a_job_does_not(
     tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
-    put_command(commands, "sbatch", f"env >{tmp_path}/env; echo Submitted batch job 5")
+    write_fake_command(commands, "sbatch", f"env >{tmp_path}/env; echo Submitted batch job 5")
     assert submit_script(tmp_path / "job.sbatch") == "5"
     assert "SLURM_JWT=" in (tmp_path / "env").read_text()
     assert "SLURM_JWT" not in job_environment()
 
 
-def test_the_other_nodes_read_the_head_nodes_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_nodes_get_the_head_nodes_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "31")
     monkeypatch.setenv("SLURMD_NODENAME", "no-such-name-resolves.invalid")
     monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
@@ -151,7 +151,7 @@ def test_the_other_nodes_read_the_head_nodes_address(tmp_path: Path, monkeypatch
     assert node.rendezvous(spec, 1) == (address, port)
 
 
-def test_a_job_takes_over_few_variables_and_no_secret() -> None:
+def test_a_job_inherits_few_variables_and_no_secret() -> None:
     outer = {
         "PATH": "/bin",
         "HOME": "/h",
@@ -168,14 +168,16 @@ def test_a_job_takes_over_few_variables_and_no_secret() -> None:
     assert set(clean_environment(outer)) == {"PATH", "HOME", "OPENAI_API_KEY", "SBATCH_ACCOUNT", "SLURM_CONF", "EDITOR"}
 
 
-def test_a_controller_that_is_away_is_not_a_refusal(commands: Path) -> None:
-    put_command(commands, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+def test_a_controller_that_does_not_answer_is_not_a_refusal(commands: Path) -> None:
+    write_fake_command(
+        commands, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    )
     with pytest.raises(SlurmUnavailable):
         read_queue()
-    put_command(commands, "squeue", "sleep 30")
+    write_fake_command(commands, "squeue", "sleep 30")
     with pytest.raises(SlurmUnavailable, match="no answer"):
         run_slurm(["squeue"], timeout_s=0.3)
-    put_command(commands, "sbatch", "printf 'sbatch: error: bad\\x1b[31m thing\\n' >&2; exit 1")
+    write_fake_command(commands, "sbatch", "printf 'sbatch: error: bad\\x1b[31m thing\\n' >&2; exit 1")
     with pytest.raises(SlurmRefusal) as refused:
         run_slurm(["sbatch"])
     assert str(refused.value) == "sbatch: error: bad thing"
@@ -189,24 +191,26 @@ def test_slurms_durations(text: str, seconds: float | None) -> None:
     assert parse_duration(text) == seconds
 
 
-def test_one_line_may_stand_for_many_tasks() -> None:
+def test_one_line_can_list_many_tasks() -> None:
     assert expand_ids("12_[0-2,5%4]") == ["12_0", "12_1", "12_2", "12_5"]
     assert (expand_ids("12"), expand_ids("12_3")) == (["12"], ["12_3"])
 
 
 def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
-    """256 in flight, submitted as arrays; the stand-in counts what it is asked."""
+    """256 jobs, submitted as arrays; the fake commands count their calls."""
     calls = tmp_path / "calls"
-    put_command(commands, "sbatch", f"echo sbatch >>{calls}; echo Submitted batch job 9$(grep -c sbatch {calls})")
-    put_command(commands, "scancel", "true")
-    put_command(commands, "scontrol", "echo 'MaxArraySize = 101'")
+    write_fake_command(
+        commands, "sbatch", f"echo sbatch >>{calls}; echo Submitted batch job 9$(grep -c sbatch {calls})"
+    )
+    write_fake_command(commands, "scancel", "true")
+    write_fake_command(commands, "scontrol", "echo 'MaxArraySize = 101'")
     rows = [
         SEPARATOR.join([f"9{a}_{i}", "RUNNING", "None", "9:00", "n", "/", "", "x"])
         for a in (1, 2, 3)
         for i in range(100)
     ]
     (tmp_path / "rows").write_text("\n".join(rows) + "\n")
-    put_command(commands, "squeue", f"echo squeue >>{calls}; cat {tmp_path}/rows")
+    write_fake_command(commands, "squeue", f"echo squeue >>{calls}; cat {tmp_path}/rows")
     launcher = SlurmLauncher(
         SlurmSettings(cpu_only=True, poll_s=0.001),
         RunScript(Path(__file__), "process", {}),
@@ -225,14 +229,12 @@ def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
     assert [status.state for status in launcher.poll(handles)].count(JobState.DONE) == 1
 
 
-def test_a_submit_limit_that_no_job_fills_is_final_and_one_that_jobs_fill_is_waited_for(
-    tmp_path: Path, commands: Path
-) -> None:
+def test_a_submit_limit_is_final_unless_queued_jobs_count_against_it(tmp_path: Path, commands: Path) -> None:
     calls = tmp_path / "calls"
     words = "AssocGrpSubmitJobsLimit Job violates accounting/QOS policy (job submit limit, user size)"
-    put_command(commands, "sbatch", f"echo sbatch >>{calls}; echo '{words}' >&2; exit 1")
-    put_command(commands, "scancel", "true")
-    put_command(commands, "squeue", 'case "$*" in *--account=shared*) echo 7;; esac')
+    write_fake_command(commands, "sbatch", f"echo sbatch >>{calls}; echo '{words}' >&2; exit 1")
+    write_fake_command(commands, "scancel", "true")
+    write_fake_command(commands, "squeue", 'case "$*" in *--account=shared*) echo 7;; esac')
 
     def submit(run: str, **fields: object) -> Handle:
         launcher = SlurmLauncher(
@@ -249,20 +251,20 @@ def test_a_submit_limit_that_no_job_fills_is_final_and_one_that_jobs_fill_is_wai
     assert calls.read_text().split() == ["sbatch"] * 3
 
 
-def test_a_step_of_another_shells_allocation_is_found_and_ended(
+def test_a_step_in_another_shells_allocation_is_found_and_cancelled(
     tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search was killed inside `salloc`; from a shell outside, its steps are those of the allocation it recorded."""
+    """A search was killed inside `salloc`; a shell outside finds its steps by the recorded allocation."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     run, asked = tmp_path / "killed", tmp_path / "asked"
     settings = SlurmSettings(cpu_only=True, in_allocation=True)
     program = RunScript(Path(__file__), "process", {})
     spec = make_job_spec(make_job(run, 1, ranks=1), program, settings)
     prepare_folder(spec)
-    begun = StepRecord(allocation="77", nodes=("n1",), at=time.time(), pid=1, born="another start of another machine/1")
-    write_model(spec.folder / "launched.json", begun)
-    put_command(commands, "squeue", f'echo "$*" >>{asked}; echo "77.3 {spec.name}"; echo "77.4 other"')
-    put_command(commands, "scancel", f'echo "scancel $*" >>{asked}; echo "{{}}" >{spec.folder}/end.json')
+    step = StepRecord(allocation="77", nodes=("n1",), at=time.time(), pid=1, born="another start of another machine/1")
+    write_model(spec.folder / "launched.json", step)
+    write_fake_command(commands, "squeue", f'echo "$*" >>{asked}; echo "77.3 {spec.name}"; echo "77.4 other"')
+    write_fake_command(commands, "scancel", f'echo "scancel $*" >>{asked}; echo "{{}}" >{spec.folder}/end.json')
     launcher = AllocationLauncher(settings, program, classify=classify_trial, run_dir=run)
     handles = launcher.find("killed")
     assert [handle.job_id for handle in handles] == [f"77.{spec.name}"]
@@ -272,11 +274,11 @@ def test_a_step_of_another_shells_allocation_is_found_and_ended(
     assert "--jobs=77 " in asked.read_text()
 
 
-def test_what_one_attempt_said_of_its_end_is_not_the_next_ones(tmp_path: Path) -> None:
+def test_failure_files_of_an_attempt_do_not_affect_the_next_one(tmp_path: Path) -> None:
     job = make_job(tmp_path / "again", 1, attempt=2)
-    said = {"rank": 3, "time_ns": 1, "kind": "crashed", "message": "RuntimeError: of the first attempt"}
+    failure_file = {"rank": 3, "time_ns": 1, "kind": "crashed", "message": "RuntimeError: of the first attempt"}
     (job.trial_dir / "failures").mkdir()
-    (job.trial_dir / "failures" / "rank-00003.json").write_text(json.dumps(said))
+    (job.trial_dir / "failures" / "rank-00003.json").write_text(json.dumps(failure_file))
     trial_folder.prepare_folder(job, "script")
     (job.trial_dir / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
     failure = classify_trial(job.trial_dir, 1)
@@ -285,13 +287,15 @@ def test_what_one_attempt_said_of_its_end_is_not_the_next_ones(tmp_path: Path) -
     assert (job.trial_dir / "attempts" / "1" / "failures" / "rank-00003.json").is_file()
 
 
-def test_an_unclear_answer_is_not_followed_by_a_second_submission(tmp_path: Path, commands: Path) -> None:
-    """sbatch times out after Slurm took the job: the queue, asked by working directory, knows it."""
+def test_a_job_is_not_resubmitted_after_an_unclear_answer(tmp_path: Path, commands: Path) -> None:
+    """sbatch times out after Slurm accepted the job: the queue lists it by its working directory."""
     calls, place = tmp_path / "calls", tmp_path / "place"
-    put_command(commands, "sbatch", f"dirname $1 >{place}; echo sbatch >>{calls}; echo 'Socket timed out' >&2; exit 1")
+    write_fake_command(
+        commands, "sbatch", f"dirname $1 >{place}; echo sbatch >>{calls}; echo 'Socket timed out' >&2; exit 1"
+    )
     row = SEPARATOR.join(["41", "PENDING", "Priority", "9:00", "", "$(cat " + str(place) + ")", "", "x"])
-    put_command(commands, "squeue", f'echo "{row}"')
-    put_command(commands, "scancel", "true")
+    write_fake_command(commands, "squeue", f'echo "{row}"')
+    write_fake_command(commands, "scancel", "true")
     launcher = SlurmLauncher(
         SlurmSettings(cpu_only=True, poll_s=0.001), RunScript(Path(__file__), "process", {}), classify=classify_trial
     )
@@ -304,13 +308,13 @@ def test_an_unclear_answer_is_not_followed_by_a_second_submission(tmp_path: Path
     assert launcher.find("unclear")[0].job_id == "41"
 
 
-def test_a_job_that_slurm_forgot_is_explained_by_what_it_left(tmp_path: Path, commands: Path) -> None:
-    put_command(commands, "sbatch", "echo Submitted batch job 5")
-    put_command(commands, "squeue", "true")
-    put_command(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    put_command(commands, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    put_command(commands, "sinfo", "true")
-    put_command(commands, "scancel", "true")
+def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path: Path, commands: Path) -> None:
+    write_fake_command(commands, "sbatch", "echo Submitted batch job 5")
+    write_fake_command(commands, "squeue", "true")
+    write_fake_command(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    write_fake_command(commands, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    write_fake_command(commands, "sinfo", "true")
+    write_fake_command(commands, "scancel", "true")
     launcher = SlurmLauncher(
         SlurmSettings(cpu_only=True, poll_s=0.001, grace_s=0.0),
         RunScript(Path(__file__), "process", {}),
@@ -330,7 +334,7 @@ def test_a_job_that_slurm_forgot_is_explained_by_what_it_left(tmp_path: Path, co
     assert status.failure.message == "ValueError: seven"
 
 
-def test_without_slurm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_slurm_the_check_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "cclsearch", "launcher", "check", "h100-8"],

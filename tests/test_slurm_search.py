@@ -1,4 +1,4 @@
-"""A search on a real Slurm that is killed at random moments: nothing is submitted twice, lost, or left behind."""
+"""A search on a real Slurm that is killed at random moments: nothing is submitted twice, lost or left behind."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from slurm.searches import kill_and_resume, start, wait_until_idle
 pytestmark = pytest.mark.serial
 
 
-def test_a_search_killed_again_and_again_keeps_its_books() -> None:
+def test_a_repeatedly_killed_search_loses_and_repeats_nothing() -> None:
     with start_cluster("--no-db") as cluster, tempfile.TemporaryDirectory(prefix="ccl-sl-") as folder:
         runs = Path(folder) / "runs"
         runs.mkdir()
-        books = kill_and_resume(runs, kills=4, budget=10, parallel=4, seed=7, ask=cluster.ask, longest_s=3.0)
-        assert books.kills >= 1  # a fast machine may end the search before all four
-        assert books.finished == 10
-        assert (books.finished_twice, books.doubled, books.lost, books.alive) == ([], [], [], [])
+        tally = kill_and_resume(runs, kills=4, budget=10, parallel=4, seed=7, ask=cluster.ask, longest_s=3.0)
+        assert tally.kills >= 1  # on a fast machine the search may end before all four
+        assert tally.finished == 10
+        assert (tally.finished_twice, tally.doubled, tally.lost, tally.alive) == ([], [], [], [])
         _leave_jobs_and_clean(cluster, runs)
 
 
 def _leave_jobs_and_clean(cluster: Cluster, runs: Path) -> None:
-    """Jobs of a killed search that nobody resumes are shown and removed."""
+    """`clean` shows and cancels the jobs of a killed search that is not resumed."""
     arguments = ["run", "-w", "tiny", "-b", "4", "-l", "sleepy", "--strategy", "random", "--parallel", "4"]
     process = start(*arguments, "--name", "left", runs=runs)
     deadline = time.monotonic() + 120

@@ -1,4 +1,4 @@
-"""The `tpu-vm` launcher against real sshd processes, over plain SSH and through a stand-in for gcloud."""
+"""The `tpu-vm` launcher with real sshd processes, over plain SSH and through a fake gcloud."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ serial = pytest.mark.serial
 
 @pytest.fixture
 def sshd() -> None:
-    """Skips where no sshd can be started, unless that is asked to be a failure."""
-    why = workers.why_no_sshd()
+    """Skip if no sshd can be started; fail instead if CCL_REQUIRE_SSHD is 1."""
+    why = workers.find_sshd_problem()
     if why is not None and os.environ.get("CCL_REQUIRE_SSHD") == "1":
         pytest.fail(f"CCL_REQUIRE_SSHD=1, but {why}")
     if why is not None:
@@ -37,7 +37,7 @@ def sshd() -> None:
 
 @pytest.fixture
 def quick(project: Path) -> dict[str, Any]:
-    """Settings of a profile that runs the quick script in the project; where it says that it started."""
+    """Settings of a profile that runs the quick script in the project, which logs its starts to `starts`."""
     folder = project / "launchers"
     folder.mkdir()
     for name in ("quick.py", "quick.framework.yaml"):
@@ -57,7 +57,7 @@ def search(project: Path, profile: Path, *words: str, budget: int = 1) -> subpro
 
 
 def begin(project: Path, profile: Path) -> subprocess.Popen[bytes]:
-    """A search of one trial, as a process of its own."""
+    """Start a search of one trial in its own process."""
     words = ["run", *BUDGET, "--budget", "1", "--name", "r1", "--launcher", str(profile)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-m", "cclsearch", *words], cwd=project, **quiet)
@@ -69,7 +69,7 @@ def events(project: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def starts(project: Path) -> Counter[tuple[str, str]]:
-    """How often each process of each job was started."""
+    """Count how often each process of each job was started."""
     lines = (project / "starts").read_text().splitlines() if (project / "starts").exists() else []
     return Counter(tuple(line.split()[:2]) for line in lines)  # type: ignore[misc]
 
@@ -77,14 +77,12 @@ def starts(project: Path) -> Counter[tuple[str, str]]:
 def wait_for(what: Any, limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
     while not what():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("profile", ["tpu-v5e", "tpu-v5p", "tpu-v6e"])
-def test_shipped_profile_without_workers_is_refused_in_one_line_before_anything_is_shown(
-    project: Path, profile: str
-) -> None:
+def test_shipped_profile_without_workers_is_refused_in_one_line(project: Path, profile: str) -> None:
     done = call(project, "run", "--workload", "tiny-jax", "--launcher", profile, "--dry-run")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -106,7 +104,7 @@ def test_shipped_profile_without_workers_is_refused_in_one_line_before_anything_
         ({"hosts": ["a", "a"]}, "once"),
     ],
 )
-def test_what_no_slice_can_be_reached_by_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_invalid_profile_fields_are_refused(fields: dict[str, Any], says: str) -> None:
     from cclsearch.core.errors import UserError
     from cclsearch.launch.profile import make_launcher, profile_from_mapping
 
@@ -115,7 +113,7 @@ def test_what_no_slice_can_be_reached_by_is_refused(fields: dict[str, Any], says
 
 
 @pytest.mark.parametrize("run_id", ["r", "WL.2_x-20260101-120000-ab12", "9" * 80, "a" * 80, "_."])
-def test_resource_names_are_what_the_cloud_takes_and_differ_between_runs(tmp_path: Path, run_id: str) -> None:
+def test_resource_names_are_valid_and_differ_between_runs(tmp_path: Path, run_id: str) -> None:
     import re
 
     from cclsearch.launch.tpu_vm.resource_names import has_label_name, make_label, make_token, name_resource
@@ -130,7 +128,7 @@ def test_resource_names_are_what_the_cloud_takes_and_differ_between_runs(tmp_pat
 
 
 def make_source(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
-    """The place of a search's workers, as a process that begins now would make it."""
+    """Return the worker source of a search, as a new process would make it."""
     import yaml
 
     from cclsearch.launch.profile import profile_from_mapping
@@ -142,21 +140,19 @@ def make_source(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
     return make_worker_source(profile.read_settings(TpuSettings), run_dir)
 
 
-def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing_is_tried_again(
-    sshd: None, tmp_path: Path
-) -> None:
+def test_resource_is_deleted_by_name_if_listing_fails_and_listing_is_retried(sshd: None, tmp_path: Path) -> None:
     from cclsearch.core.errors import UserError
 
-    away = "UNAVAILABLE: The service is currently unavailable"
+    unavailable = "UNAVAILABLE: The service is currently unavailable"
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         source = make_source(cloud, tmp_path / "run")
         source.request("r1")
-        cloud.set_faults(list=[away])
+        cloud.set_faults(list=[unavailable])
         source.release("r1")
         assert cloud.resources() == {}
         assert source.recorded_run() is None
         source.request("r1")
-        cloud.set_faults(list=[away] * 99)
+        cloud.set_faults(list=[unavailable] * 99)
         impatient = make_source(cloud, tmp_path / "run", delete_patience_s=0.1)
         with pytest.raises(UserError, match=r"ccl-search clean r1"):
             impatient.release("r1")
@@ -164,7 +160,7 @@ def test_resource_is_deleted_by_name_when_the_queue_cannot_be_listed_and_listing
         assert impatient.recorded_run() == "r1"
 
 
-def test_resource_is_found_in_its_own_project_after_gclouds_default_has_changed(sshd: None, tmp_path: Path) -> None:
+def test_resource_is_found_after_gclouds_default_project_changed(sshd: None, tmp_path: Path) -> None:
     from cclsearch.launch.tpu_vm.worker_source import WorkersPending
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
@@ -184,7 +180,7 @@ def test_resource_is_found_in_its_own_project_after_gclouds_default_has_changed(
         assert all({"--project=test", "--zone=us-central1-a"} <= set(words) for words in asked)
 
 
-def test_two_runs_of_one_name_neither_adopt_nor_delete_each_others_resource(sshd: None, tmp_path: Path) -> None:
+def test_two_runs_with_one_name_do_not_touch_each_others_resource(sshd: None, tmp_path: Path) -> None:
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         sources = [make_source(cloud, tmp_path / name) for name in ("mine", "yours")]
         for source in sources:
@@ -196,22 +192,20 @@ def test_two_runs_of_one_name_neither_adopt_nor_delete_each_others_resource(sshd
         assert list(cloud.resources()) == [item.name for item in sources[1].leftovers("foo")]
 
 
-LOGIN_IS_OVER = (
+LOGIN_EXPIRED = (
     "There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt during"
     " non-interactive execution."
 )
 
 
-def test_search_ends_at_once_when_the_login_is_over_and_what_runs_is_adopted_after_it(
-    sshd: None, tmp_path: Path
-) -> None:
+def test_search_ends_at_once_when_the_login_expires_and_adopts_jobs_later(sshd: None, tmp_path: Path) -> None:
     from cclsearch.core.errors import UserError
     from cclsearch.launch.tpu_vm.worker_source import WorkersPending
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         source = make_source(cloud, tmp_path / "run")
         source.request("r1")
-        cloud.set_faults(login=LOGIN_IS_OVER)
+        cloud.set_faults(login=LOGIN_EXPIRED)
         for ask in (source.find_workers, source.request, source.release):
             with pytest.raises(UserError, match="Reauthentication failed"):
                 ask("r1")
@@ -222,23 +216,23 @@ def test_search_ends_at_once_when_the_login_is_over_and_what_runs_is_adopted_aft
         assert found.unanswered
 
 
-@pytest.mark.parametrize(("begun_s_ago", "ends"), [(0.0, False), (500.0, True)])
-def test_trial_is_given_up_when_its_time_is_over_and_the_cloud_does_not_say_how_it_is(
-    sshd: None, tmp_path: Path, begun_s_ago: float, ends: bool
+@pytest.mark.parametrize(("started_s_ago", "ends"), [(0.0, False), (500.0, True)])
+def test_trial_fails_after_its_time_limit_if_the_cloud_does_not_answer(
+    sshd: None, tmp_path: Path, started_s_ago: float, ends: bool
 ) -> None:
     from cclsearch.launch.base import Handle, JobState
     from cclsearch.launch.profile import load_profile, make_launcher
     from cclsearch.launch.tpu_vm.job import TpuJobRecord, TpuStartRecord, attempt_folder, write_model
 
     run, trial = tmp_path / "run", tmp_path / "run" / "trials" / "0001"
-    began_s = time.time() - begun_s_ago
+    started_s = time.time() - started_s_ago
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         make_source(cloud, run).request("r1")
         cloud.set_faults(describe=["UNAVAILABLE: The service is currently unavailable"] * 2)
         common = {"run_id": "r1", "trial": 1, "attempt": 1, "name": "r1-t0001-a1", "trial_dir": trial}
-        record = TpuJobRecord(**common, num_processes=2, timeout_s=10, submitted_s=began_s)
+        record = TpuJobRecord(**common, num_processes=2, timeout_s=10, submitted_s=started_s)
         write_model(attempt_folder(trial, 1) / "job.json", record)
-        write_model(attempt_folder(trial, 1) / "begun.json", TpuStartRecord(place="x", started_s=began_s))
+        write_model(attempt_folder(trial, 1) / "begun.json", TpuStartRecord(place="x", started_s=started_s))
         launcher = make_launcher(load_profile(str(cloud.profile)), framework="jax-cpu", run_dir=run)
         handle = Handle(launcher="tpu-vm", job_name=record.name, job_id=record.name, trial_dir=trial)
         status = launcher.poll([handle])[0]
@@ -248,7 +242,7 @@ def test_trial_is_given_up_when_its_time_is_over_and_the_cloud_does_not_say_how_
         assert bool(cloud.resources()) != ends
 
 
-def test_only_the_runs_own_earlier_attempts_are_ended_on_a_worker(tmp_path: Path) -> None:
+def test_only_earlier_attempts_of_the_run_are_ended_on_a_worker(tmp_path: Path) -> None:
     from cclsearch.launch.tpu_vm import worker
 
     job = {"run_id": "r1", "token": "ab12"}
@@ -271,7 +265,7 @@ def test_only_the_runs_own_earlier_attempts_are_ended_on_a_worker(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "trace/../../x", "other/file"])
-def test_archive_that_a_worker_cannot_have_packed_is_not_unpacked(tmp_path: Path, name: str) -> None:
+def test_archive_with_unexpected_paths_is_not_unpacked(tmp_path: Path, name: str) -> None:
     import io
     import tarfile
 
@@ -298,7 +292,7 @@ def test_archive_that_a_worker_cannot_have_packed_is_not_unpacked(tmp_path: Path
         ("ERROR: (gcloud) There was a problem refreshing your current auth tokens: Connection timed out", False),
     ],
 )
-def test_refusals_that_last_are_told_from_those_that_pass(said: str, permanent: bool) -> None:
+def test_permanent_errors_are_distinguished_from_temporary_ones(said: str, permanent: bool) -> None:
     from cclsearch.launch.tpu_vm.gcloud import GcloudError, explain_refusal
 
     error = GcloudError(explain_refusal(f"Request issued\n{said}\nmore", 1), said)
@@ -307,10 +301,10 @@ def test_refusals_that_last_are_told_from_those_that_pass(said: str, permanent: 
 
 
 @serial
-def test_trial_runs_on_every_host_with_its_environment_and_leaves_nothing_there(
+def test_trial_runs_on_every_host_and_leaves_nothing_there(
     sshd: None, project: Path, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SOME_API_KEY", "not-to-be-handed-on")
+    monkeypatch.setenv("SOME_API_KEY", "not-to-be-passed-on")
     with slices.open_hosts(project / "slice", 2, **quick) as hosts:
         done = search(project, hosts.profile)
         trial = project / "runs" / "r1" / "trials" / "0001"
@@ -327,7 +321,7 @@ def test_trial_runs_on_every_host_with_its_environment_and_leaves_nothing_there(
 
 
 @serial
-def test_own_failure_of_a_rank_is_told_and_a_slice_that_was_there_stays(
+def test_failure_of_a_rank_is_reported_and_an_existing_slice_is_kept(
     sshd: None, project: Path, quick: dict[str, Any]
 ) -> None:
     quick["environment"]["QUICK_FAIL"] = "1"
@@ -342,7 +336,7 @@ def test_own_failure_of_a_rank_is_told_and_a_slice_that_was_there_stays(
 
 
 @serial
-def test_slice_with_too_few_workers_ends_the_search_in_one_line_and_is_not_left_behind(
+def test_slice_with_too_few_workers_ends_the_search_and_is_deleted(
     sshd: None, project: Path, quick: dict[str, Any]
 ) -> None:
     with slices.open_cloud(project / "cloud", accelerator_type="v5litepod-4", **quick) as cloud:
@@ -353,9 +347,7 @@ def test_slice_with_too_few_workers_ends_the_search_in_one_line_and_is_not_left_
 
 
 @serial
-def test_trial_whose_worker_dies_in_it_is_run_again_when_the_worker_is_back(
-    sshd: None, project: Path, quick: dict[str, Any]
-) -> None:
+def test_trial_is_retried_when_a_lost_worker_is_back(sshd: None, project: Path, quick: dict[str, Any]) -> None:
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_hosts(project / "slice", 2, **quick) as hosts:
         running = begin(project, hosts.profile)
@@ -377,7 +369,7 @@ def test_trial_whose_worker_dies_in_it_is_run_again_when_the_worker_is_back(
 
 
 @serial
-def test_preempted_slice_is_replaced_and_nothing_is_left(sshd: None, project: Path, quick: dict[str, Any]) -> None:
+def test_preempted_slice_is_replaced_and_deleted(sshd: None, project: Path, quick: dict[str, Any]) -> None:
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
         cloud.set_faults(delete=["INTERNAL: an internal error has occurred"])
@@ -399,7 +391,7 @@ def test_preempted_slice_is_replaced_and_nothing_is_left(sshd: None, project: Pa
 
 
 @serial
-def test_refused_request_ends_the_search_in_one_line_and_stock_out_is_a_failure_that_is_retried(
+def test_quota_error_ends_the_search_and_missing_capacity_is_retried(
     sshd: None, project: Path, quick: dict[str, Any]
 ) -> None:
     with slices.open_cloud(project / "cloud", **quick) as cloud:
@@ -418,7 +410,7 @@ def test_refused_request_ends_the_search_in_one_line_and_stock_out_is_a_failure_
 
 @serial
 @pytest.mark.parametrize("moment", ["create", "running"])
-def test_killed_search_is_resumed_without_doubling_and_cleaned_without_remains(
+def test_killed_search_is_resumed_without_starting_anything_twice(
     sshd: None, project: Path, quick: dict[str, Any], moment: str
 ) -> None:
     quick["environment"]["QUICK_SECONDS"] = "4"
@@ -443,9 +435,7 @@ def test_killed_search_is_resumed_without_doubling_and_cleaned_without_remains(
 
 
 @serial
-def test_clean_ends_the_job_and_deletes_the_resource_of_a_killed_search(
-    sshd: None, project: Path, quick: dict[str, Any]
-) -> None:
+def test_clean_removes_job_and_resource_of_a_killed_search(sshd: None, project: Path, quick: dict[str, Any]) -> None:
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
         running = begin(project, cloud.profile)
@@ -459,7 +449,7 @@ def test_clean_ends_the_job_and_deletes_the_resource_of_a_killed_search(
 
 
 @serial
-def test_tiny_jax_is_searched_over_two_workers_and_admitted_with_every_rank_traced(sshd: None, project: Path) -> None:
+def test_tiny_jax_on_two_workers_is_admitted_with_every_rank_traced(sshd: None, project: Path) -> None:
     pytest.importorskip("jax")
     settings = {"hardware": {"accelerators_per_node": 2}, "environment": {"OMP_NUM_THREADS": 1}}
     with slices.open_cloud(project / "cloud", **settings) as cloud:

@@ -1,4 +1,4 @@
-"""A real Slurm for a test module: started once, stopped at its end."""
+"""A real Slurm for a test module: started once, stopped at the module's end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cluster:
     port: int
 
     def up(self, *options: str) -> None:
-        """Bring back what is down, or change the cluster."""
+        """Restart daemons that are down, or change the cluster."""
         run(["bash", str(HERE / "slurm-up"), str(self.folder), "--port", str(self.port), *options], timeout_s=300)
 
     def fail_node(self, node: str) -> None:
@@ -40,7 +40,7 @@ class Cluster:
 
 
 def run(command: list[str], timeout_s: float = 120) -> str:
-    """Output of a command that must succeed."""
+    """Return the output of a command that must succeed."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False
     )
@@ -50,11 +50,11 @@ def run(command: list[str], timeout_s: float = 120) -> str:
 
 @contextmanager
 def start_cluster(*options: str) -> Iterator[Cluster]:
-    """A cluster of four nodes with four declared GPUs each, under a folder of its own; skips where it cannot be."""
-    reason = why_not()
+    """Start a cluster of four nodes with four declared GPUs each in its own folder; skip if that is not possible."""
+    reason = find_problem()
     if reason is not None:
         pytest.fail(reason) if REQUIRED else pytest.skip(reason)
-    folder = Path(tempfile.mkdtemp(prefix="ccl-sl-", dir="/tmp"))  # short: sockets lie in it
+    folder = Path(tempfile.mkdtemp(prefix="ccl-sl-", dir="/tmp"))  # short: paths of sockets are limited
     folder.chmod(0o755)
     cluster = Cluster(folder, find_ports(80))
     before = os.environ.get("SLURM_CONF")
@@ -72,14 +72,14 @@ def start_cluster(*options: str) -> Iterator[Cluster]:
         )
 
 
-def why_not() -> str | None:
-    """Why no Slurm can be started here; None where it can."""
+def find_problem() -> str | None:
+    """Return why no Slurm can be started here, or None."""
     if os.getuid() != 0:
-        return "a real Slurm is started as root, and this is another user"
+        return "starting a real Slurm needs root"
     if not REQUIRED and not all(shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in DAEMONS):
         return "Debian's Slurm packages are not installed (CCL_REQUIRE_SLURM=1 installs them)"
     if REQUIRED and shutil.which("apt-get") is None:
-        return "Debian's packages are needed, and there is no apt-get"
+        return "Debian's packages are needed, but apt-get was not found"
     return None
 
 
@@ -87,7 +87,7 @@ DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd")
 
 
 def find_ports(count: int) -> int:
-    """First of `count` ports in a row that are free now, below those that outgoing connections take."""
+    """Return the first of `count` consecutive free ports, below the range of outgoing connections."""
     for base in range(12000 + os.getpid() % 50 * 100, 19000, 100):
         if all(_is_free(port) for port in range(base, base + count)):
             return base

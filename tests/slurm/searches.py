@@ -1,4 +1,4 @@
-"""Searches over quick trials that are killed at random moments, and the books they must balance afterwards."""
+"""Searches over quick trials that are killed at random moments, and a count of what was lost or repeated."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ COMMAND = [sys.executable, "-m", "cclsearch"]
 
 
 @dataclass(frozen=True)
-class Books:
-    """What a killed and resumed search left."""
+class KillTally:
+    """Counts of a killed and resumed search."""
 
     kills: int
     finished: int
     finished_twice: list[int]
     launches: Counter[str]
-    """Attempt folder -> jobs that Slurm got for it."""
+    """Attempt folder -> jobs that were submitted for it."""
     lost: list[int]
-    """Trials that had finished once, and were run again all the same."""
+    """Trials that were run again although they had finished."""
     alive: list[str]
-    """Jobs of the run that the queue still lists."""
+    """Unfinished jobs of the run in the queue."""
 
     @property
     def doubled(self) -> list[str]:
@@ -38,7 +38,7 @@ class Books:
 
 
 def start(*arguments: str, runs: Path) -> subprocess.Popen[bytes]:
-    """The command line as a process of its own, its output in a log beside the runs."""
+    """Start the command line in its own process, with its output in a log next to the runs folder."""
     environment = {**os.environ, "CCL_SEARCH_PATH": str(QUICK)}
     with (runs.parent / "search.log").open("ab") as log:
         return subprocess.Popen(
@@ -53,8 +53,8 @@ def start(*arguments: str, runs: Path) -> subprocess.Popen[bytes]:
 
 def kill_and_resume(
     runs: Path, *, kills: int, budget: int, parallel: int, seed: int, ask: Callable[..., str], longest_s: float = 4.0
-) -> Books:
-    """A search of `budget` trials, killed with SIGKILL at that many random moments, then left to end."""
+) -> KillTally:
+    """Run a search of `budget` trials, kill it with SIGKILL at that many random moments, then let it finish."""
     chance = random.Random(seed)
     first = ["run", "-w", "tiny", "-b", str(budget), "-l", "quick", "--strategy", "random", "--name", "killed"]
     again = ["resume", "killed"]
@@ -65,26 +65,26 @@ def kill_and_resume(
         try:
             process.wait(timeout=chance.uniform(0.3, longest_s))
             if not is_new:
-                break  # it ended before the moment came
+                break  # it ended before the kill
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
             done += 1
     if process.returncode == -signal.SIGKILL:
-        begun = (runs / "killed" / "search.yaml").exists()
-        process = start(*(again if begun else [*first, "--parallel", str(parallel)]), runs=runs)
+        exists = (runs / "killed" / "search.yaml").exists()
+        process = start(*(again if exists else [*first, "--parallel", str(parallel)]), runs=runs)
     code = process.wait(timeout=400)
-    # simulated trials are never admitted, so a search that ended well ends with 1: it has no best configuration
+    # simulated trials are never admitted, so a successful search exits with 1: it has no best configuration
     assert code == 1, (runs.parent / "search.log").read_text()[-2000:]
-    return read_books(runs / "killed", done, ask)
+    return count_outcomes(runs / "killed", done, ask)
 
 
-def read_books(run: Path, kills: int, ask: Callable[..., str]) -> Books:
-    """The ledger against what Slurm was given: every job of the run by its working directory."""
+def count_outcomes(run: Path, kills: int, ask: Callable[..., str]) -> KillTally:
+    """Compare the ledger with Slurm's jobs of the run, found by their working directory."""
     events = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines() if line.strip()]
     finished = Counter(int(event["trial"]) for event in events if event.get("event") == "trial_finished")
     launches: Counter[str] = Counter()
-    wait_until_idle(ask)  # a result is there a moment before its job has ended
+    wait_until_idle(ask)  # a result is written a moment before its job ends
     rows = ask("squeue", "--states=all", "--array", "--noheader", "--format=%i|%T|%Z").splitlines()
     alive = []
     for job, state, folder in (row.split("|", 2) for row in rows):
@@ -93,25 +93,25 @@ def read_books(run: Path, kills: int, ask: Callable[..., str]) -> Books:
             continue
         if state in {"PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"}:
             alive.append(job)
-        payloads = json.loads(jobs.read_text())["jobs"]
+        specs = json.loads(jobs.read_text())["jobs"]
         index = job.partition("_")[2]
-        for payload in [payloads[int(index)]] if index else payloads:
-            launches[str(Path(payload).parent)] += 1
+        for spec in [specs[int(index)]] if index else specs:
+            launches[str(Path(spec).parent)] += 1
     lost = [
         trial
         for trial in finished
-        if len(list((run / "trials" / f"{trial:04d}").glob("slurm-a*"))) > 1 and not _was_repeated(events, trial)
+        if len(list((run / "trials" / f"{trial:04d}").glob("slurm-a*"))) > 1 and not _was_retried(events, trial)
     ]
     twice = sorted(trial for trial, count in finished.items() if count > 1)
-    return Books(kills, len(finished), twice, launches, lost, alive)
+    return KillTally(kills, len(finished), twice, launches, lost, alive)
 
 
-def _was_repeated(events: list[dict[str, object]], trial: int) -> bool:
+def _was_retried(events: list[dict[str, object]], trial: int) -> bool:
     return any(event.get("event") == "trial_repeated" and event["trial"] == trial for event in events)
 
 
 def wait_until_idle(ask: Callable[..., str], limit_s: float = 60.0) -> None:
-    """Until the queue is empty."""
+    """Wait until the queue is empty."""
     deadline = time.monotonic() + limit_s
     while ask("squeue", "--noheader").strip() and time.monotonic() < deadline:
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""A run script under the trial contract that ends in every way a trial can end; standard library only."""
+"""A run script that ends in any way that a trial can end, by its configuration; standard library only."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Behave as the configuration asks; rank 0's node writes the result."""
+    """Behave as the configuration says; rank 0's node writes the result."""
     folder = Path(os.environ["CCL_TRIAL_DIR"])
     config = json.loads(Path(os.environ["CCL_CONFIG"]).read_text())["config"]
     index = int(os.environ["CCL_NODE_RANK"])
@@ -38,7 +38,7 @@ def write_result(folder: Path, index: int, status: str = "ok") -> int:
 
 
 def fail(folder: Path, index: int) -> int:
-    """A script that catches its own end and reports a failed trial."""
+    """Catch SIGTERM and report a failed trial."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(write_result(folder, index, "failed")))
     return hang(folder, index)
 
@@ -49,7 +49,7 @@ def hang(folder: Path, index: int) -> int:
 
 
 def refuse_to_end(folder: Path, index: int) -> int:
-    """A script that hears the request to end and stays."""
+    """Ignore SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return hang(folder, index)
 
@@ -59,16 +59,16 @@ def crash(folder: Path, index: int) -> int:
 
 
 def take_memory(folder: Path, index: int) -> int:
-    """Memory without end, under a limit at which Python itself says so."""
+    """Allocate memory until Python raises MemoryError at a limit."""
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
     return hoard(folder, index)
 
 
 def hoard(folder: Path, index: int) -> int:
-    """Memory without end, until somebody stops it."""
-    kept = []
+    """Allocate memory until the process is killed."""
+    blocks = []
     while True:
-        kept.append(bytearray(b"x") * (16 << 20))
+        blocks.append(bytearray(b"x") * (16 << 20))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Jobs of `trial_script.py`: a configuration that says how the trial ends."""
+"""Jobs of `trial_script.py`: the configuration says how the trial ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_job(
     attempt: int = 1,
     **config: Value,
 ) -> Job:
-    """A job of the run in that folder, its trial's folder made ready as a search does it."""
+    """Return a job of the run in that folder; prepares the trial's folder like a search."""
     folder = run_dir / "trials" / f"{trial:04d}"
     folder.mkdir(parents=True, exist_ok=True)
     payload = TrialInput(

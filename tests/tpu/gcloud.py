@@ -1,10 +1,10 @@
-"""A stand-in for `gcloud compute tpus` whose TPU VMs are real sshd processes on loopback addresses.
+"""A fake `gcloud compute tpus` whose TPU VMs are real sshd processes on loopback addresses.
 
     python gcloud.py FOLDER compute tpus queued-resources create NAME --node-id=NAME --accelerator-type=... ...
 
-It takes documented flags only, and refuses any other. `FOLDER/cloud.json` holds the resources, `FOLDER/faults.json`
-what shall go wrong, `FOLDER/calls.jsonl` what was asked. States move on as they are described: a request waits, is
-provisioned, and becomes active when its machines listen. It is a test's part, not a cloud.
+It accepts only documented flags. `FOLDER/cloud.json` contains the resources, `FOLDER/faults.json` the errors to
+simulate, `FOLDER/calls.jsonl` the calls. Each `describe` advances the state: a request waits, is provisioned and
+becomes active when its machines listen. For tests only.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ CHIPS_A_HOST = 4
 
 
 class Refusal(Exception):
-    """What the real program would say after `ERROR: (gcloud...)`."""
+    """What the real program prints after `ERROR: (gcloud...)`."""
 
 
 class Cloud:
-    """Everything that exists, behind a lock."""
+    """All resources of the fake cloud; open it with `open_cloud`, which locks it."""
 
     def __init__(self, folder: Path, data: dict[str, Any], faults: dict[str, Any]) -> None:
         self.folder, self.data, self.faults = folder, data, faults
         self.project: str | None = None
-        """The project that the command is about; None sees all."""
+        """The project of the command; None for all."""
 
     @property
     def default_project(self) -> str:
-        """What `gcloud config set project` would have set."""
+        """The project set by `gcloud config set project`."""
         return str(self.data.get("default_project", "test"))
 
     @property
@@ -57,7 +57,7 @@ class Cloud:
 
 @contextlib.contextmanager
 def open_cloud(folder: Path) -> Iterator[Cloud]:
-    """The cloud, held alone; what was changed is kept."""
+    """Lock and read the cloud; save changes at the end."""
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         data, faults = (_read(folder / name) for name in ("cloud.json", "faults.json"))
@@ -93,7 +93,7 @@ def create(cloud: Cloud, args: argparse.Namespace) -> object:
 
 
 def advance(cloud: Cloud, name: str) -> None:
-    """One step on the way: waiting, provisioning, active; deleting, gone."""
+    """Advance the state by one step: waiting, provisioning, active; deleting, gone."""
     found = cloud.resources[name]
     if found["state"] == "WAITING_FOR_RESOURCES" and cloud.faults.get("stock_out"):
         found.update(state="FAILED", message=cloud.faults["stock_out"].pop(0))
@@ -135,11 +135,11 @@ def delete(cloud: Cloud, args: argparse.Namespace) -> object:
         raise Refusal(cloud.faults["delete"].pop(0))
     if found["state"] == "ACTIVE" and not args.force:
         raise Refusal("FAILED_PRECONDITION: the queued resource has nodes; use --force")
-    take_away(cloud, args.name, "DELETING", "DELETING")
+    preempt_node(cloud, args.name, "DELETING", "DELETING")
     return None
 
 
-def take_away(cloud: Cloud, name: str, state: str, node: str) -> None:
+def preempt_node(cloud: Cloud, name: str, state: str, node: str) -> None:
     cloud.find(name).update(state=state, node=node)
     for machine in cloud.machines(name):
         machine.kill()
@@ -209,7 +209,7 @@ def _show(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """The documented flags of each command, and no other."""
+    """Parse the documented flags of each command; any other is an error."""
     everywhere = argparse.ArgumentParser(add_help=False)
     for flag in ("--zone", "--project", "--format"):
         everywhere.add_argument(flag)

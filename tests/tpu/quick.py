@@ -1,4 +1,4 @@
-"""A run script for tests of launchers: says that it started, takes its time, leaves what the contract asks."""
+"""A run script for tests of launchers: logs its start, sleeps, and writes a result under the trial contract."""
 
 import json
 import os

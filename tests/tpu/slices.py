@@ -1,4 +1,4 @@
-"""Slices for tests and the benchmark: hosts over plain SSH, and a cloud that is a stand-in."""
+"""Slices for tests and the benchmark: hosts over plain SSH, and a fake cloud."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import yaml
 
 PYTHON_FOLDER = Path(sys.executable).parent
 QUICK = {"poll_s": 0.3, "lost_after_s": 4, "delete_patience_s": 60, "python": sys.executable}
-"""Settings that make a loopback slice quick to notice."""
+"""Settings with short times for loopback slices."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def open_hosts(folder: Path, count: int, **settings: Any) -> Iterator[Hosts]:
-    """So many machines, ended with all that runs on them when the block ends."""
+    """Start that many machines; kill them and their processes at the end."""
     key = workers.make_key(folder)
     made = [
         workers.make_worker(folder / f"w{number}", key, number, python_folder=PYTHON_FOLDER) for number in range(count)
@@ -53,7 +53,7 @@ def open_hosts(folder: Path, count: int, **settings: Any) -> Iterator[Hosts]:
 
 @dataclass(frozen=True)
 class Cloud:
-    """The stand-in cloud and the profile that asks it for a slice."""
+    """The fake cloud, and the profile that requests a slice from it."""
 
     folder: Path
     profile: Path
@@ -62,7 +62,7 @@ class Cloud:
         (self.folder / "faults.json").write_text(json.dumps(faults))
 
     def set_default_project(self, project: str) -> None:
-        """As `gcloud config set project` does."""
+        """Do what `gcloud config set project` does."""
         with gcloud.open_cloud(self.folder) as cloud:
             cloud.data["default_project"] = project
 
@@ -75,7 +75,7 @@ class Cloud:
             return int(cloud.data.get("created", 0))
 
     def give_slice(self, name: str, accelerator_type: str) -> None:
-        """A TPU VM that somebody made; the profile names it instead of asking for one."""
+        """Create a TPU VM; the profile then names it instead of requesting one."""
         program, words = str(self.folder / "gcloud"), ["compute", "tpus", "queued-resources"]
         asked = [f"--node-id={name}", f"--accelerator-type={accelerator_type}", "--runtime-version=v2-alpha-tpuv5-lite"]
         subprocess.run([program, *words, "create", name, *asked], check=True, timeout=120)
@@ -86,11 +86,11 @@ class Cloud:
         self.profile.write_text(yaml.safe_dump({**data, "tpu": name}))
 
     def preempt(self) -> None:
-        """Take the machines of every active resource away, as happens to spot capacity."""
+        """Preempt the machines of every active resource, as happens to spot capacity."""
         with gcloud.open_cloud(self.folder) as cloud:
             for name, found in list(cloud.resources.items()):
                 if found["state"] == "ACTIVE":
-                    gcloud.take_away(cloud, name, "SUSPENDED", "PREEMPTED")
+                    gcloud.preempt_node(cloud, name, "SUSPENDED", "PREEMPTED")
 
     def calls(self) -> list[list[str]]:
         path = self.folder / "calls.jsonl"
@@ -102,7 +102,7 @@ class Cloud:
 
 @contextlib.contextmanager
 def open_cloud(folder: Path, *, accelerator_type: str = "v5litepod-8", **settings: Any) -> Iterator[Cloud]:
-    """A cloud with nothing in it; its machines are ended when the block ends."""
+    """Make an empty cloud; kill its machines at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     workers.make_key(folder)
     (folder / "cloud.json").write_text(json.dumps({"python_folder": str(PYTHON_FOLDER)}))

@@ -1,7 +1,7 @@
-"""Real sshd processes on loopback addresses: the workers of a slice, each with a home folder of its own.
+"""Real sshd processes on loopback addresses: the workers of a slice, each with its own home folder.
 
-Used by tests, the stand-in `gcloud` and `benchmarks/tpu.py`. A worker's death is that of a machine: sshd and every
-process that was started from it end at once.
+Used by tests, the fake `gcloud` and `benchmarks/tpu.py`. Killing a worker is like losing a machine: sshd and every
+process started from it end at once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SSHD = "/usr/sbin/sshd"
 MARK = "CCL_TEST_WORKER"
 
 
-def why_no_sshd() -> str | None:
-    """Why workers cannot be started here; None where they can."""
+def find_sshd_problem() -> str | None:
+    """Return why workers cannot be started here, or None."""
     for program in (SSHD, "ssh", "scp", "ssh-keygen"):
         if shutil.which(program) is None:
-            return f"{program} is not there"
+            return f"{program} was not found"
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             os.makedirs("/run/sshd", exist_ok=True)
@@ -35,7 +35,7 @@ def why_no_sshd() -> str | None:
 
 @dataclass(frozen=True)
 class Worker:
-    """One machine: where it listens, and what it calls its own."""
+    """One machine: its address, port and folder."""
 
     address: str
     port: int
@@ -65,17 +65,17 @@ class Worker:
         raise TimeoutError(f"sshd did not come up: {(self.folder / 'sshd.log').read_text()}")
 
     def processes(self) -> list[int]:
-        """Every process of the machine but sshd's own."""
+        """Return every process of the machine except sshd's own."""
         return [pid for pid in _marked(f"{MARK}={self.folder}") if pid not in self._sshd()]
 
     def kill(self) -> None:
-        """The machine is gone: sshd, its connections and whatever they started."""
+        """Kill sshd, its connections and every process that they started."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            living = {*self._sshd(), *self._connections(), *_marked(f"{MARK}={self.folder}")}
-            if not living:
+            running = {*self._sshd(), *self._connections(), *_marked(f"{MARK}={self.folder}")}
+            if not running:
                 return
-            for pid in living:
+            for pid in running:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
@@ -88,7 +88,7 @@ class Worker:
         return []
 
     def _connections(self) -> list[int]:
-        """Children of sshd that serve a connection."""
+        """Return the children of sshd that serve a connection."""
         parents = self._sshd()
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -99,7 +99,7 @@ class Worker:
 
 
 def make_key(folder: Path) -> Path:
-    """A key pair for the workers' user; the private key's path."""
+    """Make a key pair for the workers' user; return the private key's path."""
     key = folder / "key"
     if not key.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def make_key(folder: Path) -> Path:
 
 
 def make_worker(folder: Path, key: Path, number: int, *, python_folder: Path) -> Worker:
-    """A machine that is set up but not started; `python_folder` comes first in its PATH."""
+    """Set up a machine without starting it; `python_folder` is first in its PATH."""
     (folder / "home").mkdir(parents=True, exist_ok=True)
     address = f"127.0.0.{number + 1}"
     worker = Worker(address, _free_port(address), folder)
@@ -116,7 +116,7 @@ def make_worker(folder: Path, key: Path, number: int, *, python_folder: Path) ->
     if not host_key.exists():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host_key)], check=True, timeout=60)
     shutil.copyfile(f"{key}.pub", folder / "authorized_keys")
-    entry = folder / "entry.sh"  # what the machine's own login would set up: home folder, PATH, and nothing of ours
+    entry = folder / "entry.sh"  # what a login on the machine sets: home folder and PATH, nothing of this process
     entry.write_text(
         "#!/bin/sh\n"
         f"export HOME='{worker.home}' {MARK}='{folder}' PATH='{python_folder}':/usr/local/bin:/usr/bin:/bin\n"
@@ -136,7 +136,7 @@ def make_worker(folder: Path, key: Path, number: int, *, python_folder: Path) ->
 
 
 def load_worker(folder: Path) -> Worker:
-    """The machine that lives in that folder."""
+    """Return the machine of that folder."""
     data = json.loads((folder / "worker.json").read_text())
     return Worker(data["address"], data["port"], folder)
 
