@@ -23,6 +23,19 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
 
 ENTRY_POINT_GROUP = "cclsearch"
+MOVED = {
+    "cclsearch.errors": "cclsearch.core.errors",
+    "cclsearch.values": "cclsearch.core.values",
+    "cclsearch.text": "cclsearch.core.text",
+    "cclsearch.redact": "cclsearch.core.redact",
+    "cclsearch.yaml_file": "cclsearch.core.yaml_file",
+    "cclsearch.atomic_file": "cclsearch.core.atomic_file",
+    "cclsearch.processes": "cclsearch.core.processes",
+    "cclsearch.hardware": "cclsearch.card.hardware",
+    "cclsearch.propose.observation": "cclsearch.propose.observations",
+    "cclsearch.propose.sampler": "cclsearch.propose.optuna_sampler",
+}
+"""Modules of version 0.1.0 that plugins may import -> where they are now."""
 
 
 class Registry(Generic[T]):
@@ -64,7 +77,14 @@ class Registry(Generic[T]):
         for module in self._built_in:
             importlib.import_module(module)
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            point.load()
+            try:
+                point.load()
+            except ImportError as error:
+                if (error.name or "").split(".")[0] != "cclsearch":
+                    raise
+                moved = MOVED.get(error.name or "")
+                hint = f": it is `{moved}` now" if moved else "; docs/renames.md lists new names"
+                raise UserError(f"the plugin {point.value!r} needs an update: {error}{hint}") from None
 
 
 LAUNCHERS: Registry[Any] = Registry("launcher", "cclsearch.launch.builtin")
