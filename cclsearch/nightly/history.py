@@ -62,10 +62,17 @@ def is_same_work(one: RunSpec, other: RunSpec) -> bool:
 
 def _work_of(spec: RunSpec) -> tuple[object, ...]:
     card, recording = spec.card, spec.recording
+    # Sentences may differ between versions.
+    objective = spec.objective.model_copy(
+        update={
+            "description": "",
+            "terms": tuple(term.model_copy(update={"missing": ""}) for term in spec.objective.terms),
+            "constraints": tuple(bound.model_copy(update={"missing": ""}) for bound in spec.objective.constraints),
+        }
+    )
     return (
         card.arch, card.global_batch_size, card.seq_len, card.precision, card.hardware, spec.framework,
-        spec.objective.model_copy(update={"description": ""}),
-        spec.profile.launcher, spec.profile.name, spec.provenance, recording.sha256 if recording else None,
+        objective, spec.profile.launcher, spec.profile.name, spec.provenance, recording.sha256 if recording else None,
     )  # fmt: skip
 
 
