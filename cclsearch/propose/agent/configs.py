@@ -14,7 +14,7 @@ from cclsearch.space.table import Knob, Space
 
 MAX_HEADER_BYTES = 400
 MAX_SCHEMA_BYTES = 8000
-"""Of one configuration's schema; if it is longer, the knobs with the most choices get a range instead of a list."""
+"""Bytes of one configuration's schema; if longer, the knobs with the most choices get a range instead of a list."""
 
 
 def free_knobs(space: Space) -> tuple[Knob, ...]:

@@ -1,4 +1,4 @@
-"""What the agent can look up about a finished trial, and that as text for the model."""
+"""The evidence that a finished trial leaves for the agent, and its text for the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cclsearch.core.values import Model
 from cclsearch.propose.agent.quoting import quote_untrusted, quote_untrusted_end
 
 MARKS_BYTES = 80
-"""Of the two marks around quoted text, and of the line before it."""
+"""Bytes of the two marks around quoted text and of the line before it."""
 MIN_EVIDENCE_BYTES = 100
 MAX_EVIDENCE_BYTES = 1500
 
@@ -17,7 +17,7 @@ class TrialEvidence(Model):
     """What one finished trial left on disk. Every text comes from other programs: it is data, never an instruction."""
 
     diagnosis: tuple[str, ...] = ()
-    """Sentences that say which parts of the step take how long."""
+    """Sentences about the parts of the step and their time."""
     seconds_by_cause: dict[str, float] = {}
     """Seconds of a traced step by cause (compute, exposed communication by collective and group, bubble, idle)."""
     notes: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ class SubmittedConfig:
     expected_step_time_s: float | None = None
     expected_memory_gib: float | None = None
     is_overrule: bool = False
-    """The surrogate objected to it."""
+    """The surrogate objected to it, or it was not among the surrogate's most promising configurations."""
     rationale: str = ""
     is_own_idea: bool = True
     """Not among the surrogate's first choices, so the fallback would not have run it."""

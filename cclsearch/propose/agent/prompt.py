@@ -28,17 +28,17 @@ from cclsearch.propose.bayes.prior_hints import collect_hints
 ENVELOPE_BYTES = 1300
 """What a provider's protocol adds to a request of many calls, at most."""
 MAX_PROMPT_BYTES = MAX_BODY_BYTES - ENVELOPE_BYTES
-"""Of one whole request: system, tools, and all messages of the turn."""
+"""Bytes of one whole request: system, tools, and all messages of the turn."""
 RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
 """Part of `MAX_PROMPT_BYTES` that is kept for the turn's look-ups, by mode."""
 MIN_RESERVED_BYTES = 4000
 MIN_SEARCH_BYTES = 8000
-"""For trials, candidates and diagnosis if knobs and tools use most of the bytes."""
+"""Bytes for trials, candidates and diagnosis if knobs and tools use most of the bytes."""
 MAX_FITTINGS = 3
 """Attempts to shorten a prompt whose JSON came out longer than planned."""
 MAX_KNOBS_BYTES = 6500
 LEFT_OUT_BYTES = 60
-"""For the line that counts what a section leaves out."""
+"""Bytes for the line that counts what a section leaves out."""
 MAX_LOOKUPS = 8
 MAX_CORRECTIONS = 2
 NO_LIMIT = 10**6
@@ -72,7 +72,7 @@ class PromptInput:
     table: SurrogateTable
     slots: int
     evidence: dict[int, TrialEvidence] = field(default_factory=dict)
-    """By trial: of the best trial and of the last, which the prompt shows without a look-up."""
+    """Evidence by trial, of the best trial and of the last, which the prompt shows without a look-up."""
     program: str | None = None
     """The best policy program so far, in `policy` mode."""
     program_note: str = ""

@@ -16,7 +16,7 @@ MAX_RUNNING_SHOWN = 16
 
 
 def objective_line(view: SearchView, goal: str = "") -> str:
-    """What the loss is, with its formula if there is one."""
+    """The definition of the loss, with its formula if there is one."""
     formula = f"\n{one_line(goal, 600)}" if goal else ""
     if view.objective == "step_time":
         return f"loss = seconds per optimizer step at the fixed work; lower is better{formula}"
@@ -98,7 +98,7 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
 
 
 def calibration_lines(view: SearchView) -> list[str]:
-    """What earlier turns expected and what was measured, latest first."""
+    """The expectations of earlier turns and the measured values, latest first."""
     seen: dict[str, Observation] = {o.config.digest: o for o in view.observations if not o.is_confirmation}
     lines: list[str] = []
     for turn in past_turns(view.events)[::-1]:

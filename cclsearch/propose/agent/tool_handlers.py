@@ -31,7 +31,7 @@ NUM_FIRST_CHOICES = 3
 NUM_PROMISING = 5
 """The surrogate's first candidates, among which an LLM without overrules left must choose."""
 MAX_REPLY_BYTES = 2400
-"""Of one look-up's result."""
+"""Bytes of one look-up's result."""
 MIN_FITS = 0.05
 MAX_SLOWER = 1.5
 """The surrogate objects to a proposal if its probability of fitting is below `MIN_FITS`, or if even its optimistic time
@@ -79,7 +79,7 @@ class ToolHandlers:
     explanations: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Digest of a configuration -> what `explain` returned for it."""
     max_bytes: int = MAX_REPLY_BYTES
-    """Of the current reply."""
+    """Bytes of the current reply."""
 
     def answer(self, call: ToolCall, max_bytes: int = MAX_REPLY_BYTES) -> ToolReply:
         """The reply to one call; descriptions of trials are shortened to fit into `max_bytes`."""

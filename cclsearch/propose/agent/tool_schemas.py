@@ -15,7 +15,7 @@ SORTS = ("promise", "time", "memory", "fits")
 MAX_PREDICTED = 8
 MAX_LISTED = 20
 MAX_LOOKUP_SCHEMA_BYTES = 2000
-"""Of a configuration's schema in the look-up tools; a longer one appears in `submit` only."""
+"""Bytes of a configuration's schema in the look-up tools; a longer one appears in `submit` only."""
 
 
 def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec, ...]:

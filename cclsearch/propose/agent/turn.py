@@ -31,9 +31,9 @@ from cclsearch.propose.agent.quoting import clip_bytes, quote_line, redact_strin
 from cclsearch.propose.agent.tool_handlers import MAX_REPLY_BYTES, Decision, ToolHandlers, ToolReply
 
 MAX_ECHO_BYTES = 1500
-"""Of one of the model's earlier texts when it is sent back to the model."""
+"""Bytes of one of the model's earlier texts when it is sent back to the model."""
 MAX_CALLS_BYTES = 4500
-"""Of the arguments of all calls of one answer when they are sent back."""
+"""Bytes of the arguments of all calls of one answer when they are sent back."""
 MIN_REPLY_BYTES = 300
 MAX_ID = 48
 """Characters of a call's identifier that are kept."""
@@ -41,7 +41,7 @@ LEFT_OUT = "(left out: size limit)"
 REASONING_PREFIXES = ("anthropic:", "openai:")
 """Providers whose models may need more output tokens to reason before they answer."""
 MAX_OUTPUT_TOKENS = 16_384
-"""Of one answer of these providers, after answers that were cut off."""
+"""Tokens of one answer of these providers, after answers that were cut off."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class TurnSettings:
     price: Price | None = None
     limits: LlmLimits = field(default_factory=LlmLimits)
     spent: Cost = field(default_factory=Cost)
-    """By earlier turns."""
+    """Cost of earlier turns."""
     retry: RetrySettings = field(default_factory=RetrySettings)
     max_output_tokens: int = 4096
     max_seconds: float = 600.0
-    """Of a whole turn: after this, no further request starts."""
+    """Time limit of a turn, after which no further request starts."""
 
 
 class Turn:

@@ -59,7 +59,7 @@ class ObservationRecord(Model):
     is_confirmation: bool = False
 
 
-class RemarkRecord(Model):
+class EventRecord(Model):
     """A proposer event of the ledger that the turn could read."""
 
     topic: str
@@ -104,7 +104,7 @@ class SurrogateTableRecord(Model):
     lows: str
     memories: str
     fits: str
-    """One float64 a row of the space, deflated, base 64; `order` the same of int32."""
+    """One float64 per row of the space, deflated, base 64; `order` the same of int32."""
     order: str
     nothing_left: bool
     why: str
@@ -145,7 +145,7 @@ class SubmittedRecord(Model):
 
 
 class TurnRecord(Model):
-    """One turn."""
+    """One turn: its view, the provider's answers and the decision."""
 
     schema_version: int = VERSION
     turn: int
@@ -154,7 +154,7 @@ class TurnRecord(Model):
     held_back: tuple[int, ...] = ()
     budget_left: int
     next_trial: int
-    remarks: tuple[RemarkRecord, ...]
+    remarks: tuple[EventRecord, ...]
     slots: int
     max_submitted: int
     overrules_left: int
@@ -167,11 +167,11 @@ class TurnRecord(Model):
     """Configuration's digest -> the rules that it violates."""
     limits: LlmLimits = LlmLimits()
     price: Price | None = None
-    """Of the model, if it was known; the price list may have changed since."""
+    """Price of the model, if it was known; the price list may have changed since."""
     max_seconds: float = 600.0
     """Time limit of the turn."""
     spent: Cost = Cost()
-    """By earlier turns."""
+    """Cost of earlier turns."""
     system: str
     user: str
     exchanges: tuple[ExchangeRecord, ...]
@@ -218,7 +218,7 @@ def make_record(
         budget_left=view.budget_left,
         next_trial=view.next_trial,
         remarks=tuple(
-            RemarkRecord(topic=r.topic, text=r.text, data=dict(r.data))
+            EventRecord(topic=r.topic, text=r.text, data=dict(r.data))
             for r in view.events
             if r.topic in {TURN_TOPIC, MOVE_TOPIC}
         ),

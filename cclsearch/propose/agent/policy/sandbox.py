@@ -27,7 +27,7 @@ class SandboxLimits(Model):
     time_s: float = 3.0
     memory_bytes: int = 128 * 2**20
     output_bytes: int = 64_000
-    """Of its printed output (which is dropped) and, separately, of its return value."""
+    """Bytes of its printed output (which is dropped) and, separately, of its return value."""
     recursion: int = 300
     program_bytes: int = 60_000
 

@@ -12,7 +12,7 @@ from cclsearch.core.values import Model
 BYTES_PER_TOKEN = 3
 """Tokens are estimated at this rate, because no tokenizer fits all models."""
 MAX_BODY_BYTES = 12_000 * BYTES_PER_TOKEN
-"""Of one request as it is sent."""
+"""Bytes of one request as it is sent."""
 
 
 class ToolSpec(Model):
