@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from cclsearch.launch.base import Check
 COMMAND_TIMEOUT_S = 20.0
 SLURM_COMMANDS = ("sbatch", "squeue", "scancel", "sacct")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-KEYS = {"ANTHROPIC_API_KEY": "anthropic:MODEL", "OPENAI_API_KEY": "openai:MODEL"}
+API_KEYS = {"ANTHROPIC_API_KEY": "anthropic:MODEL", "OPENAI_API_KEY": "openai:MODEL"}
 
 
 @dataclass(frozen=True)
@@ -34,24 +33,18 @@ class Finding:
 
 def examine_machine() -> list[Finding]:
     """Check everything that a search may need from this machine, required things first. Never shows a key's value."""
-    return list(_examine())
-
-
-def _examine() -> Iterator[Finding]:
-    yield Finding(_check_python(), is_required=True)
-    yield Finding(_check_runs_folder(), is_required=True)
-    yield Finding(_check_temporary(), is_required=True)
-    yield Finding(_check_settings(), is_required=True)
-    yield Finding(
-        _check_package("torch", "needed for the workloads tiny and tiny-moe: pip install 'ccl-search[torch]'")
-    )
-    yield Finding(_check_package("jax", "needed for the workload tiny-jax: pip install 'ccl-search[jax]'"))
-    yield Finding(check_gpus())
-    yield Finding(_check_slurm())
-    yield Finding(_check_command("gcloud", "needed to create TPU slices: install the Google Cloud CLI, or name hosts"))
-    yield Finding(_check_command("ssh", "needed for TPU VMs and plain hosts: install an OpenSSH client"))
-    yield Finding(_check_browser())
-    yield from (Finding(_check_key(name, use)) for name, use in KEYS.items())
+    required = [_check_python(), _check_runs_folder(), _check_temporary(), _check_settings()]
+    optional = [
+        _check_package("torch", "needed for the workloads tiny and tiny-moe: pip install 'ccl-search[torch]'"),
+        _check_package("jax", "needed for the workload tiny-jax: pip install 'ccl-search[jax]'"),
+        check_gpus(),
+        _check_slurm(),
+        _check_command("gcloud", "needed to create TPU slices: install the Google Cloud CLI, or name hosts"),
+        _check_command("ssh", "needed for TPU VMs and plain hosts: install an OpenSSH client"),
+        _check_browser(),
+        *(_check_key(name, use) for name, use in API_KEYS.items()),
+    ]
+    return [*(Finding(check, is_required=True) for check in required), *(Finding(check) for check in optional)]
 
 
 def _check_python() -> Check:

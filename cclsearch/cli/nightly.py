@@ -147,7 +147,7 @@ def run_one_night(args: argparse.Namespace, config: NightlyConfig, stop: StopSig
         print(plain(render_message(summary)))
         for note in summary.notes:
             print(f"note: {plain(note)}")
-        print(f"see more: {nights_folder(runs, config.name) / summary.night / 'report.html'}")
+        print(f"details: {nights_folder(runs, config.name) / summary.night / 'report.html'}")
     return summary.exit_code
 
 

@@ -79,7 +79,8 @@ def _fill_study(page: RunPage, objective: Objective, url: str) -> None:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(url)
-    study = optuna.create_study(storage=storage, study_name=page.run_id, directions=_directions(objective))
+    directions = [term.direction.value for term in objective.terms] if objective.is_multi else ["minimize"]
+    study = optuna.create_study(storage=storage, study_name=page.run_id, directions=directions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(list(objective.metrics) if objective.is_multi else [_metric_name(objective)])
@@ -113,12 +114,6 @@ def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:
     }
     row |= {f"config.{knob}": value for knob, value in trial.config.items()}
     return row | {f"metric.{name}": value for name, value in sorted(trial.metrics.items())}
-
-
-def _directions(objective: Objective) -> list[str]:
-    if objective.is_multi:
-        return [term.direction.value for term in objective.terms]
-    return ["minimize"]
 
 
 def _metric_name(objective: Objective) -> str:

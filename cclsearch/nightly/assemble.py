@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,11 +139,7 @@ def assemble_summary(
         stopped=is_stopped,
         text=count_verdicts(verdicts) + ("; stopped before its end" if is_stopped else ""),
         jobs=tuple(job.summary for job in jobs),
-        spent=SpentSummary.model_validate(_plain(vars(spent))),
+        spent=SpentSummary.model_validate({name: round(value, 6) for name, value in vars(spent).items()}),
         pruned=PrunedSummary(trials=pruned.num_trials, gib=pruned.num_bytes / 2**30, nights=pruned.nights),
         notes=(*pruned.notes, *notes),
     )
-
-
-def _plain(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in values.items()}

@@ -246,7 +246,7 @@ def _decide_verdict(
     if best != best_before and best not in pooled:
         old = [s.value for s in tonight.samples.get(best_before) or find_reference(best_before, nights)]
         new = [s.value for s in tonight.samples[best]]
-        before, now = _mean(old), mean_of(tonight.samples[best])
+        before, now = sum(old) / len(old), mean_of(tonight.samples[best])
         sure, ratio = confidence_better(new, old, noise), now / before
         if sure >= confidence and ratio < 1 - tolerance:
             values = _show_change(figure, before, now, ratio, sure)
@@ -276,10 +276,6 @@ def _describe_regression(change: Change, count: int, slower_than_on: str, figure
 
 def _show_change(figure: str, before: float, now: float | None, ratio: float | None, confidence: float) -> str:
     return f"{figure} {before:.4g} -> {now:.4g} ({ratio:.3f}x), {confidence:.1%} confidence"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _join(text: str, ending: str) -> str:

@@ -47,14 +47,10 @@ def split_remaining(left: dict[str, float | None], priority: float, waiting: flo
 def find_lower_limits(share: dict[str, float | None], own: Budget, spent: Spent) -> dict[str, float | None]:
     """For each limit, the lower of the night's share and the remainder of the job's own budget."""
     rest = find_remaining(own, spent)
-    return {name: _lower(value, rest[name]) for name, value in share.items()}
+    limits = {name: [limit for limit in (value, rest[name]) if limit is not None] for name, value in share.items()}
+    return {name: min(given, default=None) for name, given in limits.items()}
 
 
 def find_exhausted(left: dict[str, float | None]) -> str | None:
     """The first limit that is used up; None if none is."""
     return next((name for name, value in left.items() if value is not None and value <= 0), None)
-
-
-def _lower(one: float | None, other: float | None) -> float | None:
-    values = [value for value in (one, other) if value is not None]
-    return min(values, default=None)

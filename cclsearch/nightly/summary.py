@@ -144,23 +144,21 @@ def count_verdicts(verdicts: Sequence[NightVerdict]) -> str:
     return f"{len(verdicts)} job{'s' * (len(verdicts) > 1)}: {', '.join(parts)}" if parts else "nothing ran"
 
 
-def summarize_change(change: Change) -> ChangeSummary:
-    """The change as plain data."""
-    return ChangeSummary(
-        config=dict(change.config),
-        before=change.before,
-        now=change.now,
-        ratio=change.ratio,
-        confidence=change.confidence,
-        runs_before=change.num_before,
-        runs_now=change.num_now,
-        why=change.why,
-    )
-
-
 def summarize_changes(changes: Sequence[Change]) -> tuple[ChangeSummary, ...]:
     """The changes as plain data."""
-    return tuple(summarize_change(change) for change in changes)
+    return tuple(
+        ChangeSummary(
+            config=dict(change.config),
+            before=change.before,
+            now=change.now,
+            ratio=change.ratio,
+            confidence=change.confidence,
+            runs_before=change.num_before,
+            runs_now=change.num_now,
+            why=change.why,
+        )
+        for change in changes
+    )
 
 
 def render_markdown(night: NightSummary) -> str:
