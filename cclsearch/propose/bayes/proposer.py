@@ -56,7 +56,7 @@ def has_nothing_feasible(posterior: CandidatePosterior) -> bool:
 
 
 def failure_penalty(view: SearchView) -> float:
-    """Return the cost of one more failure: 10 times higher per failure beyond `FAILED_SHARE` of the trials.
+    """Return the cost of one more failure: 10 times higher per failure beyond `FAILED_SHARE` of the trials, with a cap.
 
     Trials that an LLM chose against the surrogate's advice (`overruled`) do not count.
     """
@@ -89,6 +89,7 @@ def incumbent(posterior: CandidatePosterior) -> Array:
     if posterior.best is not None:
         incumbent_k = np.full(len(posterior.weight_k), posterior.best)
     else:
+        # a row counts as up to e^3 slower by its probability of failure, so that the incumbent is one likely to run
         failing = 3.0 * (1 - posterior.p_success_m)
         incumbent_k = np.full(len(posterior.weight_k), float(np.min(posterior.mean_m + failing)) + FIRST_MARGIN)
     return np.minimum(incumbent_k, posterior.pending_kp.min(axis=1)) if posterior.pending_kp.shape[1] else incumbent_k

@@ -132,6 +132,7 @@ def _prune(model: CardModel, time: TimeModels, feasibility: Feasibility, rows: N
         return rows
     log_time = model.log_time(rows)(time.most_likely.theta_P)
     over = model.log_memory(rows)(feasibility.memory.theta_P) - model.log_limit
+    # a row predicted above about 90 % of the memory limit (-0.1 in log units) ranks as if it were slower
     order = np.argsort(log_time + 3.0 * np.maximum(over + 0.1, 0.0), kind="stable")
     return np.sort(rows[order[:MAX_CANDIDATES]])
 
@@ -140,7 +141,7 @@ def loss_scale(seen: Sequence[Observation]) -> tuple[bool, float, float]:
     """Return whether losses are logged, and the center and spread that standardize them.
 
     One unit of a scaled loss equals one unit of log step time. Until the trials' step times differ, losses are scaled
-    by themselves: log losses are not scaled, others are divided by their median's size.
+    by themselves: log losses stay as they are, others are divided by the absolute value of their median.
     """
     losses = np.array([o.loss for o in seen], dtype=np.float64)
     is_log = bool(np.all(losses > 0))
