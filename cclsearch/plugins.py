@@ -62,7 +62,7 @@ class Registry(Generic[T]):
         """The entry of that name; raises UserError that lists the known names."""
         self._load()
         if name not in self._entries:
-            raise UserError(f"there is no {self.kind} {name!r}; there are: {', '.join(self.names())}")
+            raise UserError(f"there is no {self.kind} {name!r}; known: {', '.join(self.names())}")
         return self._entries[name]
 
     def names(self) -> list[str]:

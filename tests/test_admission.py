@@ -113,7 +113,7 @@ TRICKS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
         {"step_time_s": 0.36, "flops_per_step": 0.15 * STEP_FLOPS},
         {"traced_work"},
     ),
-    "the same, on traces that tell nothing": (
+    "the same, on traces without FLOPs": (
         {"step_times_s": (0.125,) * 5},
         {"step_time_s": 0.13, "flops_per_step": None},
         {"possible"},
@@ -133,7 +133,7 @@ TRICKS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
     "the model does not train": ({"losses": (11.9, float("nan"))}, {}, {"training_loss"}),
     "another accelerator": ({"devices": ("NVIDIA H100 80GB HBM3",) * 16}, {}, {"devices"}),
     "a bigger sister of the accelerator": ({"devices": ("NVIDIA A100-SXM4-80GB",) * 16}, {}, {"devices"}),
-    "an accelerator nobody has heard of": ({"devices": ("Wonder 9000",) * 16}, {}, {"devices"}),
+    "an unknown accelerator": ({"devices": ("Wonder 9000",) * 16}, {}, {"devices"}),
     "one device among many": (
         {"devices": ("NVIDIA A100-SXM4-40GB",) * 15 + ("NVIDIA H100 80GB HBM3",)},
         {},

@@ -113,7 +113,7 @@ def test_a_seed_policy_is_found_when_planning_and_frozen_as_text(
     command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--llm", "openai:gpt-5"]
     for more in (["--dry-run"], []):
         assert main([*command, *more, "--seed-policy", "no-such-policy"]) == 2
-        assert "there is no policy 'no-such-policy'; there are: " in capsys.readouterr().err
+        assert "there is no policy 'no-such-policy'; known: " in capsys.readouterr().err
         assert not (project / "runs").exists()
     mine = project / "mine.py"
     for name, given in (("named", "dense"), ("pathed", str(mine))):
@@ -146,7 +146,7 @@ def test_strategies_are_checked_when_a_search_is_planned(project: Path, capsys: 
     command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--dry-run", "--strategy"]
     assert main([*command, "optuna"]) == 0
     capsys.readouterr()
-    for strategy, message in (("hybrid", "needs an LLM"), ("llm", "needs an LLM"), ("magic", "'magic'; there are")):
+    for strategy, message in (("hybrid", "needs an LLM"), ("llm", "needs an LLM"), ("magic", "'magic'; known")):
         assert main([*command, strategy]) == 2
         assert message in capsys.readouterr().err
     assert not (project / "runs").exists()

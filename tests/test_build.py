@@ -198,7 +198,7 @@ def test_a_knob_of_a_profile_is_known_like_those_of_framework_and_card() -> None
     framework = own(tp=(4,))
     site = KnobDeclaration(name="site_knob", choices=(1, 2))
     require_known_knobs([site], CARD, framework, others=[site])
-    with pytest.raises(UserError, match=r"framework 'mine' has no knob 'site_knob'; there are: tp$"):
+    with pytest.raises(UserError, match=r"framework 'mine' has no knob 'site_knob'; known: tp$"):
         require_known_knobs([site], CARD, framework)
     named = CARD.model_copy(update={"knobs": (site,)})
     require_known_knobs([site], named, framework)

@@ -45,7 +45,7 @@ def test_init_asks_three_questions_and_names_where_trials_run(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["my-cluster", "", ""], "there is no launcher profile 'my-cluster'; there are: "),
+        (["my-cluster", "", ""], "there is no launcher profile 'my-cluster'; known: "),
         (["elsewhere", "", ""], "there is no launcher profile 'elsewhere'"),
         (["cpu.framework", "", ""], "is a framework file"),
         (["launchers/elsewhere.yaml", "", ""], "bare name"),
@@ -130,7 +130,7 @@ def test_space_explain_names_the_rejecting_rule(project: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "NO  tp_inside_node" in shown
     assert "tp 8 in nodes of 4 accelerators" in shown
-    assert "not in the search space: rejected by tp_inside_node" in shown
+    assert "not in the search space: violates rule tp_inside_node" in shown
 
 
 def test_space_explain_counts_the_matches_of_a_partial_configuration(

@@ -39,7 +39,7 @@ def test_an_expression_has_its_arithmetic_value(text: str, value: float) -> None
         ("__import__('os')", "only numbers, parameters"),
         ("1 / 0", "has no finite value"),
         ("1e308 * 10", "has no finite value"),
-        ("price", "there is no parameter 'price'; there are: weight"),
+        ("price", "there is no parameter 'price'; known: weight"),
     ],
 )
 def test_anything_else_is_rejected_with_its_location(text: str, message: str) -> None:
@@ -49,7 +49,7 @@ def test_anything_else_is_rejected_with_its_location(text: str, message: str) ->
 
 
 def test_an_error_without_parameters_lists_none() -> None:
-    with pytest.raises(UserError, match="there is no parameter 'price'; there are: none"):
+    with pytest.raises(UserError, match="there is no parameter 'price'; known: none"):
         evaluate("price", {}, "file")
 
 

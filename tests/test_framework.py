@@ -55,7 +55,7 @@ def test_a_framework_is_found_by_its_aliases(word: str) -> None:
 
 
 def test_an_unknown_framework_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"no framework 'torchrun'; there are: cpu, jax-cpu, maxtext, megatron"):
+    with pytest.raises(UserError, match=r"no framework 'torchrun'; known: cpu, jax-cpu, maxtext, megatron"):
         load_framework("torchrun")
 
 
@@ -83,7 +83,7 @@ def test_a_project_may_add_a_framework(project: Path) -> None:
         ("knobs:", "buttons:", "buttons: is not a known field"),
         ("env: MY_SPEED", "env: 'x; rm'", "env"),
         ("title: mine", "runner: mpi", "runner"),
-        ("title: mine", "cannot: {big_models: buy more}", "there is no limit 'big_models'; there are: experts, "),
+        ("title: mine", "cannot: {big_models: buy more}", "there is no limit 'big_models'; known: experts, "),
         ("title: mine", "cannot: {experts: ' '}", "each limit needs one line"),
         ("title: mine", "records: [joy]", "records"),
         ("title: mine", "needs: [{env: 'a b', what: x}]", "needs"),

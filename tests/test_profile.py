@@ -105,5 +105,5 @@ def test_an_unknown_field_is_named(project: Path) -> None:
 
 
 def test_an_unknown_profile_lists_the_existing_ones(project: Path) -> None:
-    with pytest.raises(UserError, match=r"no launcher profile 'nowhere'; there are: .*local"):
+    with pytest.raises(UserError, match=r"no launcher profile 'nowhere'; known: .*local"):
         load_profile("nowhere")

@@ -268,7 +268,7 @@ def test_extra_knobs_limit_and_add() -> None:
 
 def test_an_unknown_knob_is_rejected_with_the_list() -> None:
     card, frame = load_card("wl2"), load_framework("megatron")
-    with pytest.raises(UserError, match=r"no knob 'warp'; there are: .*nccl_algo.*tp"):
+    with pytest.raises(UserError, match=r"no knob 'warp'; known: .*nccl_algo.*tp"):
         require_known_knobs([parse_knob("warp=1,2")], card, frame)
     require_known_knobs([parse_knob("nccl_algo=Ring")], card, frame)
     with pytest.raises(UserError, match="no knob 'warp'"):

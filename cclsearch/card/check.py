@@ -1,4 +1,4 @@
-"""Check that the fields of a card are consistent with each other; drop or look up values where needed."""
+"""Check that the fields of a card are consistent with each other; drop or look up values if needed."""
 
 from __future__ import annotations
 

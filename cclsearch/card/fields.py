@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
 
 
 class FieldKind(StrEnum):
-    """Kind of value of a field, in the words of error messages."""
+    """Kind of value of a field, as error messages name it."""
 
     COUNT = "a whole number above 0"
     COUNT0 = "a whole number, 0 or more"

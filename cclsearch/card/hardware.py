@@ -94,7 +94,7 @@ def find_accelerator(name: str, memory_gib: float | None = None) -> Accelerator:
     if not candidates:
         known = ", ".join(sorted(load_accelerators()))
         raise UserError(
-            f"there is no accelerator {one_line(name, 80)!r} in hardware.yaml; there are: {known} "
+            f"there is no accelerator {one_line(name, 80)!r} in hardware.yaml; known: {known} "
             "(a project may add its own in a hardware.yaml in its root)"
         )
     if wanted is None:

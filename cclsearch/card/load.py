@@ -176,7 +176,7 @@ def _apply_set(data: Mapping[str, Any], setting: str) -> dict[str, Any]:
         raise UserError(f"--set must be FIELD=VALUE (for example hidden_size=4096), not {one_line(setting, 80)!r}")
     if field not in SETTABLE:
         names = ", ".join(sorted(name for name in SETTABLE if "." not in name))
-        raise UserError(f"--set: a card has no field {one_line(field, 80)!r}; there are: {names}")
+        raise UserError(f"--set: a card has no field {one_line(field, 80)!r}; known: {names}")
     nested: Any = parse_yaml_value(text, f"--set {field}")
     for part in reversed(SETTABLE[field].split(".")):
         nested = {part: nested}

@@ -162,13 +162,13 @@ def _print_explanation(
             print(f"      {'':<36}required: {verdict.summary}")
     rejected = [verdict.rule for verdict in verdicts if verdict.ok is False]
     if rejected:
-        print(f"not in the search space: rejected by {', '.join(rejected)}")
+        print(f"not in the search space: violates rule{'s' if len(rejected) > 1 else ''} {', '.join(rejected)}")
     elif is_complete:
         print("in the search space")
     elif completions:
         print(f"{completions} configurations of the search space match")
     else:
-        print("not in the search space, whatever the other knobs are")
+        print("not in the search space for any values of the other knobs")
 
 
 def _count_matches(space: Space, config: Mapping[str, Value]) -> int:

@@ -68,7 +68,7 @@ def find_content(folder: str, name: str, *suffixes: str, project: Path | None = 
     known = list_content(folder, *suffixes, project=project)
     names = [each for each in known if not each.endswith(FRAMEWORK_SUFFIX)]
     here = _describe_path(Path(name), suffixes[0])
-    raise UserError(f"there is no {CONTENT_KINDS[folder]} {name!r}{here}; there are: {', '.join(names) or 'none'}")
+    raise UserError(f"there is no {CONTENT_KINDS[folder]} {name!r}{here}; known: {', '.join(names) or 'none'}")
 
 
 def _describe_path(path: Path, suffix: str) -> str:

@@ -46,7 +46,7 @@ _DECLARED: set[str] = set()
 
 
 def declare_secret(name: str) -> None:
-    """Treat the variable of that name as a secret from now on, whatever its name looks like."""
+    """Treat the variable of that name as a secret from now on, even if its name does not look like one."""
     _DECLARED.add(name)
 
 

@@ -36,7 +36,7 @@ class _OutcomeFields(msgspec.Struct):
 
 
 class LedgerLine(msgspec.Struct, tag_field="event", tag="note"):
-    """The fields of an event that the fold needs; this base class also stands for notes."""
+    """The fields of an event that the fold needs; this base class is also that of notes."""
 
     time_s: float
 

@@ -68,7 +68,7 @@ class Trials(Mapping[int, Trial]):
 
     @property
     def last_number(self) -> int:
-        """The highest number; 0 where there is no trial."""
+        """The highest number; 0 if there are no trials."""
         return max(self._numbers, default=0)
 
     def propose(self, number: int, config: bytes, *, is_search: bool) -> None:

@@ -90,7 +90,7 @@ def find_metric(name: str, where: str, *, from_script: bool = False) -> MetricIn
         return MetricInfo(name=name, unit=unit, direction=direction, source="trace", missing=missing)
     known = [*CATALOG, *sorted(set(traced) - set(CATALOG))]
     near = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     raise UserError(
         f"{where}: there is no metric {name!r}; {hint} (a metric of your run script needs `source: script`)"
     )

@@ -105,7 +105,7 @@ def resolve_parameters(
     for name in given:
         if name not in declared:
             known = ", ".join(declared) or "none"
-            raise UserError(f"{where}: there is no parameter {name!r}; there are: {known}")
+            raise UserError(f"{where}: there is no parameter {name!r}; known: {known}")
     values: dict[str, float | str | None] = {}
     for name, parameter in declared.items():
         value = _number_or_baseline(given[name], f"{where}: {name}") if name in given else parameter.default

@@ -50,7 +50,7 @@ def _value(node: ast.expr, parameters: Mapping[str, float], where: str) -> float
     if isinstance(node, ast.Name):
         if node.id not in parameters:
             known = ", ".join(parameters) or "none"
-            raise UserError(f"{where}: there is no parameter {node.id!r}; there are: {known}")
+            raise UserError(f"{where}: there is no parameter {node.id!r}; known: {known}")
         return parameters[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand, parameters, where)

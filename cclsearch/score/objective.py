@@ -201,7 +201,7 @@ def require_measurable(objective: Objective, framework: Framework) -> None:
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """Name and parameters of `composite:weight=0.3,reference_num_accelerators=16`; raises UserError where malformed."""
+    """Name and parameters of `composite:weight=0.3,reference_num_accelerators=16`; UserError if malformed."""
     name, colon, rest = spec.partition(":")
     if not colon or "=" not in rest:
         return spec, {}

@@ -114,7 +114,7 @@ def require_known_knobs(
     unknown = [knob.name for knob in declared if knob.name not in known]
     if unknown:
         raise UserError(
-            f"framework {framework.name!r} has no knob {', '.join(map(repr, unknown))}; there are:"
+            f"framework {framework.name!r} has no knob {', '.join(map(repr, unknown))}; known:"
             f" {', '.join(sorted(known))}"
         )
 
@@ -141,7 +141,7 @@ def check_knob_names(names: Mapping[str, object] | Sequence[str], knobs: Sequenc
     known = {knob.name for knob in knobs}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UserError(f"there is no knob {', '.join(map(repr, unknown))}; there are: {', '.join(sorted(known))}")
+        raise UserError(f"there is no knob {', '.join(map(repr, unknown))}; known: {', '.join(sorted(known))}")
 
 
 def _distinct(choices: tuple[Value, ...]) -> tuple[Value, ...]:

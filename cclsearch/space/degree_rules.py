@@ -1,4 +1,4 @@
-"""Rules about parallel degrees, widths and batch, which apply whatever other knobs a framework has."""
+"""Rules about parallel degrees, widths and batch, which apply with any other knobs of a framework."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _tp_divides(name: str, number: int, what: str) -> Rule:
         ("tp",),
         f"tp divides the {number} {what}",
         lambda at: number % at["tp"] == 0,
-        lambda c: f"{number} {what} over tp {count_of(c, 'tp')} is {number / count_of(c, 'tp'):g} each",
+        lambda c: f"{number} {what} / tp {count_of(c, 'tp')} = {number / count_of(c, 'tp'):g}",
     )
 
 
@@ -74,7 +74,7 @@ def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Rule:
         ("tp",),
         f"tp divides {text}",
         lambda at: common % at["tp"] == 0,
-        lambda c: f"{text} over tp {count_of(c, 'tp')} are {_each(widths.values(), count_of(c, 'tp'))}",
+        lambda c: f"{text} / tp {count_of(c, 'tp')} = {_each(widths.values(), count_of(c, 'tp'))}",
     )
 
 
@@ -88,7 +88,7 @@ def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Rule | Non
         ("tp", "micro_batch_size"),
         "in a mixture of experts tp divides the tokens of a micro-batch",
         lambda at: (at["micro_batch_size"] * length) % at["tp"] == 0,
-        lambda c: f"{count_of(c, 'micro_batch_size')} sequences of {length} tokens over tp {count_of(c, 'tp')}",
+        lambda c: f"{count_of(c, 'micro_batch_size')} sequences of {length} tokens with tp {count_of(c, 'tp')}",
     )
 
 
@@ -124,7 +124,7 @@ def _pp_divides_layers(card: Card, options: Mapping[str, Any]) -> Rule:
         ("pp",),
         f"pp divides the {layers} layers",
         lambda at: layers % at["pp"] == 0,
-        lambda c: f"{layers} layers over pp {count_of(c, 'pp')} are {layers / count_of(c, 'pp'):g} a stage",
+        lambda c: f"{layers} layers / pp {count_of(c, 'pp')} = {layers / count_of(c, 'pp'):g} per stage",
     )
 
 
@@ -183,7 +183,7 @@ def _ep_divides_experts(card: Card, options: Mapping[str, Any]) -> Rule:
         lambda c: (
             f"ep {count_of(c, 'ep')} for a {what}"
             if not card.arch.moe
-            else f"{what} over ep {count_of(c, 'ep')} are {experts / count_of(c, 'ep'):g} each"
+            else f"{what} / ep {count_of(c, 'ep')} = {experts / count_of(c, 'ep'):g}"
         ),
     )
 

@@ -125,7 +125,7 @@ class Framework(Model):
     def _check_cannot(cls, cannot: dict[str, str]) -> dict[str, str]:
         unknown = sorted(set(cannot) - set(LIMITS))
         if unknown:
-            raise ValueError(f"there is no limit {', '.join(map(repr, unknown))}; there are: {', '.join(LIMITS)}")
+            raise ValueError(f"there is no limit {', '.join(map(repr, unknown))}; known: {', '.join(LIMITS)}")
         if not all(way.strip() for way in cannot.values()):
             raise ValueError("each limit needs one line that says what to do")
         return cannot
@@ -186,7 +186,7 @@ def load_framework(name: str) -> Framework:
         if wanted in {_normalize(each) for each in (framework.name, *framework.aliases)}:
             return framework
     raise UserError(
-        f"there is no framework {one_line(name, 60)!r}; there are: {', '.join(list_frameworks())}"
+        f"there is no framework {one_line(name, 60)!r}; known: {', '.join(list_frameworks())}"
         f" (choose one with --framework, or describe yours in {FOLDER}/NAME{SUFFIX})"
     )
 
@@ -216,7 +216,7 @@ def _normalize(name: str) -> str:
 def _check_rule(entry: str | dict[str, Any]) -> None:
     name = entry if isinstance(entry, str) else entry.get("rule")
     if name not in RULES:
-        raise ValueError(f"there is no rule {name!r}; there are: {', '.join(sorted(RULES))}")
+        raise ValueError(f"there is no rule {name!r}; known: {', '.join(sorted(RULES))}")
     if isinstance(entry, str):
         entry = {"rule": name}
     unknown = set(entry) - {"rule"} - PARAMETERS[str(name)]

@@ -18,7 +18,7 @@ def _zero_needs_dp(card: Card, options: Mapping[str, Any]) -> Rule:
     return Rule(
         "zero_needs_dp",
         ("zero_stage", "dp"),
-        f"zero_stage of {least} or more needs dp above 1: alone it changes nothing, and equals stage {least - 1}",
+        f"zero_stage of {least} or more needs dp above 1: otherwise it changes nothing and equals stage {least - 1}",
         lambda at: (at["zero_stage"] < least) | (at["dp"] > 1),
         lambda c: f"zero_stage {count_of(c, 'zero_stage')} with dp {count_of(c, 'dp')}",
     )
@@ -54,7 +54,7 @@ def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Rule:
     return Rule(
         "sequence_parallel_needs_tp",
         ("sequence_parallel", "tp"),
-        "sequence_parallel needs tp above 1: alone it changes nothing",
+        "sequence_parallel needs tp above 1: otherwise it changes nothing",
         lambda at: (at["sequence_parallel"] == 0) | (at["tp"] > 1),
         lambda c: f"sequence_parallel {bool(count_of(c, 'sequence_parallel'))} with tp {count_of(c, 'tp')}".lower(),
     )
@@ -68,7 +68,7 @@ def _sequence_parallel_divides_sequence(card: Card, options: Mapping[str, Any]) 
         ("sequence_parallel", "tp"),
         f"with sequence_parallel tp divides the sequence of {length}",
         lambda at: (at["sequence_parallel"] == 0) | (length % at["tp"] == 0),
-        lambda c: f"sequence of {length} over tp {count_of(c, 'tp')}",
+        lambda c: f"sequence of {length} with tp {count_of(c, 'tp')}",
     )
 
 
@@ -106,8 +106,8 @@ def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> 
         f"pp x virtual_pipeline divides the {layers} layers",
         lambda at: (at["virtual_pipeline"] == 1) | (layers % (at["pp"] * at["virtual_pipeline"]) == 0),
         lambda c: (
-            f"{layers} layers over pp {count_of(c, 'pp')} x virtual_pipeline {count_of(c, 'virtual_pipeline')} are "
-            f"{layers / (count_of(c, 'pp') * count_of(c, 'virtual_pipeline')):g} a chunk"
+            f"{layers} layers / (pp {count_of(c, 'pp')} x virtual_pipeline {count_of(c, 'virtual_pipeline')}) = "
+            f"{layers / (count_of(c, 'pp') * count_of(c, 'virtual_pipeline')):g} per chunk"
         ),
     )
 
