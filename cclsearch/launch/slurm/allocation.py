@@ -52,7 +52,7 @@ LAUNCHED_FILE = "launched.json"
 REFUSED_FILE = "refused.json"
 TIME_LEFT_MARGIN_S = 60.0
 """Seconds that must be left of the allocation beyond a trial's own time limit."""
-STARTING_S = 30.0
+CLAIM_TIMEOUT_S = 30.0
 """Seconds that the process of a step may take to claim its attempt."""
 
 
@@ -81,12 +81,12 @@ class AllocationLauncher(SlurmLauncher):
     @functools.cached_property
     def allocation(self) -> str:
         """The allocation's job id; UserError if there is none."""
-        asked = self.settings.in_allocation
-        number = os.environ.get("SLURM_JOB_ID") if asked is True else str(asked)
+        given = self.settings.in_allocation
+        number = os.environ.get("SLURM_JOB_ID") if given is True else str(given)
         if not number or not re.fullmatch(r"\d+(?:_\d+)?", number):
             raise UserError(
-                f"in_allocation is {asked!r}, but SLURM_JOB_ID is not set here; run inside `salloc`,"
-                " or give the allocation's number (in_allocation: 123456)"
+                f"in_allocation must be an allocation's number, or true inside `salloc`, but it is {given!r}"
+                f" and SLURM_JOB_ID is {os.environ.get('SLURM_JOB_ID')!r}"
             )
         return number
 
@@ -96,17 +96,17 @@ class AllocationLauncher(SlurmLauncher):
 
     @functools.cached_property
     def _nodes(self) -> list[str]:
-        row = self._ask_allocation()
+        row = self._query_allocation()
         if row is None or row.state in ENDED_STATES:
             raise UserError(
                 f"allocation {self.allocation} is not running: Slurm says {row.state if row else 'no such job'}"
             )
         return run_slurm(["scontrol", "show", "hostnames", row.nodes]).split()
 
-    def _ask_allocation(self) -> QueueRow | None:
+    def _query_allocation(self) -> QueueRow | None:
         """Return the allocation's row of the queue, at most `poll_s` seconds old; None if Slurm does not list it."""
         queue = self._watcher.queue
-        if queue.refresh() or queue.asked_at:
+        if queue.refresh() or queue.queried_at:
             return queue.rows.get(self.allocation)
         raise UnavailableError(f"Slurm does not answer: {queue.last_error or 'no reason given'}; try again later")
 
@@ -166,11 +166,11 @@ class AllocationLauncher(SlurmLauncher):
         """Start waiting jobs on free nodes while the allocation has enough time left."""
         waiting = [p for p in specs if not _was_started(p) and not (p.folder / CANCELLED_FILE).exists()]
         for spec in waiting:
-            why_not = self._explain_time_shortage(spec)
-            if why_not is not None and any(self._running_steps()):
+            shortage = self._explain_time_shortage(spec)
+            if shortage is not None and any(self._running_steps()):
                 return  # running steps may still finish: the refusal is reported when none is left
-            if why_not is not None:
-                write_model(spec.folder / REFUSED_FILE, RefusalRecord(reason=why_not))
+            if shortage is not None:
+                write_model(spec.folder / REFUSED_FILE, RefusalRecord(reason=shortage))
                 continue
             free = self._free_nodes()
             if len(free) < spec.nodes:
@@ -178,12 +178,12 @@ class AllocationLauncher(SlurmLauncher):
             self._start_step(spec, free[: spec.nodes])
 
     def _explain_time_shortage(self, spec: JobSpec) -> str | None:
-        row = self._ask_allocation()
+        row = self._query_allocation()
         if row is None or row.state in ENDED_STATES:
             return f"allocation {self.allocation} has ended"
         if row.left_s is None:
             return None
-        left_s = row.left_s - (time.time() - self._watcher.queue.asked_at)
+        left_s = row.left_s - (time.time() - self._watcher.queue.queried_at)
         if left_s >= spec.timeout_s + TIME_LEFT_MARGIN_S:
             return None
         return (
@@ -259,7 +259,7 @@ class AllocationLauncher(SlurmLauncher):
         queue = self._watcher.queue
         queue.refresh(urgent=True)
         end = read_model(spec.folder / END_FILE, EndRecord)
-        if end is not None and queue.asked_at < end.ended_at and not queue.last_error:
+        if end is not None and queue.queried_at < end.ended_at and not queue.last_error:
             return JobStatus(state=JobState.RUNNING, note="ended; waiting for Slurm's state of the allocation")
         allocation = self._allocation_of(spec)
         row = queue.rows.get(allocation)
@@ -305,7 +305,7 @@ def _was_started(spec: JobSpec) -> bool:
     if sees_file(spec.folder / STARTED_FILE):
         return True
     launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
-    return launched is not None and (launched.pid is not None or time.time() - launched.at < STARTING_S)
+    return launched is not None and (launched.pid is not None or time.time() - launched.at < CLAIM_TIMEOUT_S)
 
 
 def _is_alive(spec: JobSpec) -> bool:
@@ -319,7 +319,7 @@ def _is_alive(spec: JobSpec) -> bool:
         return False
     started = read_model(spec.folder / STARTED_FILE, StartRecord)
     since = started.at if started else launched.at
-    return time.time() < since + (spec.timeout_s + DEADLINE_S if started or launched.pid else STARTING_S)
+    return time.time() < since + (spec.timeout_s + DEADLINE_S if started or launched.pid else CLAIM_TIMEOUT_S)
 
 
 def _birth(pid: int) -> str:

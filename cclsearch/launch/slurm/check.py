@@ -81,11 +81,11 @@ def _check_commands() -> Check:
             detail=f"not found on the PATH: {', '.join(missing)}",
             remedy="run this on a login node of the cluster",
         )
-    optional = [name for name in ("scontrol", "sacct", "sacctmgr", "sinfo") if shutil.which(name) is None]
+    unavailable = [name for name in ("scontrol", "sacct", "sacctmgr", "sinfo") if shutil.which(name) is None]
     return Check(
         name="commands",
         ok=True,
-        detail=f"found; not found, but optional: {', '.join(optional)}" if optional else "found",
+        detail="found" + (f"; not found, but optional: {', '.join(unavailable)}" if unavailable else ""),
     )
 
 
@@ -98,7 +98,7 @@ def _check_controller(settings: SlurmSettings) -> Check:
             name="controller",
             ok=False,
             detail=str(error),
-            remedy="try again; if it stays so, ask the cluster's administrators",
+            remedy="try again later, or ask the cluster's administrators",
         )
     limits = f"at most {find_max_jobs(settings)} jobs at a time and {find_max_array()} tasks per array"
     return Check(name="controller", ok=True, detail=f"{version} answers; {limits}")
@@ -106,9 +106,9 @@ def _check_controller(settings: SlurmSettings) -> Check:
 
 def _check_partition(settings: SlurmSettings) -> Iterator[Check]:
     """Check that the partition exists and allows the profile's time limit."""
-    where = [f"--partition={settings.partition}"] if settings.partition else []
+    selection = [f"--partition={settings.partition}"] if settings.partition else []
     with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
-        text = run_slurm(["sinfo", "--noheader", *where, "--format=%P|%a|%l|%D"], timeout_s=30.0)
+        text = run_slurm(["sinfo", "--noheader", *selection, "--format=%P|%a|%l|%D"], timeout_s=30.0)
         rows = [line.split("|") for line in text.splitlines()]
         if settings.partition is None:
             rows = [row for row in rows if row[0].endswith("*")]
@@ -196,7 +196,7 @@ def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) ->
         return [
             Check(name="job", ok=False, detail=submitter.waiting_for, remedy="try again when other jobs have ended")
         ]
-    status = _await(spec, job_id, settings)
+    status = _wait_for_job(spec, job_id, settings)
     result = _read_result(work_dir)
     if result is None:
         return [_explain_job(status, job_id, work_dir)]
@@ -221,7 +221,7 @@ def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) ->
     ]
 
 
-def _await(spec: JobSpec, job_id: str, settings: SlurmSettings) -> JobStatus:
+def _wait_for_job(spec: JobSpec, job_id: str, settings: SlurmSettings) -> JobStatus:
     """Return the job's last status: when it is done, or after the time limit. The job is then cancelled in any case."""
     watcher = Watcher(settings, classify_trial, QueueCache(min(2.0, settings.poll_s)))
     deadline = time.monotonic() + WAIT_S

@@ -239,7 +239,7 @@ class ControllerRecord:
     """Whether Slurm has started to preempt it: if the signal kills the trial, the state is FAILED, not PREEMPTED."""
 
 
-def ask_job(job_id: str) -> ControllerRecord | None:
+def query_job(job_id: str) -> ControllerRecord | None:
     """Return one job by `scontrol show job`; None if the controller no longer lists it or does not answer."""
     try:
         shown = run_slurm(["scontrol", "show", "job", "--oneliner", job_id], timeout_s=30.0)

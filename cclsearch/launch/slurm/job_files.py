@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cclsearch.space.framework import RequiredVariable
 
 SPEC_FILE = "payload.json"
-"""The name of version 0.1.0: its jobs are adopted by later versions."""
+"""Same name as in version 0.1.0, whose running jobs later versions adopt."""
 JOBS_FILE = "jobs.json"
 SCRIPT_FILE = "job.sbatch"
 SUBMISSION_FILE = "submission.json"

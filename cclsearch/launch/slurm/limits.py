@@ -17,7 +17,7 @@ DEFAULT_MAX_ARRAY = 1000
 
 def find_max_array() -> int:
     """Return the maximum number of tasks in an array: MaxArraySize minus one, or Slurm's default of 1000."""
-    text = _ask(["scontrol", "show", "config"])
+    text = _query(["scontrol", "show", "config"])
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
     return max(1, int(match.group(1)) - 1) if match else DEFAULT_MAX_ARRAY
 
@@ -34,7 +34,7 @@ def find_max_jobs(settings: SlurmSettings) -> int:
 def _association_limit(settings: SlurmSettings) -> int | None:
     """Return MaxSubmitJobs of the user's association with the profile's account; None if unset or no answer."""
     selection = ["user=" + getpass.getuser()] + (["account=" + settings.account] if settings.account else [])
-    text = _ask(
+    text = _query(
         ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", *selection, "format=partition,maxsubmit,grpsubmit"]
     )
     limits = []
@@ -48,7 +48,7 @@ def _association_limit(settings: SlurmSettings) -> int | None:
 def _qos_limit(settings: SlurmSettings) -> int | None:
     if settings.qos is None:
         return None
-    text = _ask(
+    text = _query(
         [
             *("sacctmgr", "--noheader", "--parsable2", "show", "qos", settings.qos),
             "format=MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpSubmitJobs",
@@ -58,7 +58,7 @@ def _qos_limit(settings: SlurmSettings) -> int | None:
     return min(limits) if limits else None
 
 
-def _ask(command: list[str]) -> str:
+def _query(command: list[str]) -> str:
     if shutil.which(command[0]) is None:
         return ""
     try:

@@ -16,9 +16,9 @@ from cclsearch.launch.slurm.commands import (
     QueueRow,
     SlurmRefusal,
     SlurmUnavailable,
-    ask_job,
     cancel_jobs,
     find_bad_nodes,
+    query_job,
     read_accounts,
     read_queue,
 )
@@ -66,7 +66,7 @@ class QueueCache:
 
     poll_s: float
     rows: dict[str, QueueRow] = field(default_factory=dict)
-    asked_at: float = 0.0
+    queried_at: float = 0.0
     """Unix time of the last answer's query."""
     last_error: str = ""
     """Slurm's message while it does not answer; else empty."""
@@ -92,7 +92,7 @@ class QueueCache:
             self._last_try = time.monotonic()
             return False
         self.rows = {row.job_id: row for row in rows}
-        self.asked_at, self.last_error, self._failures = started, "", 0
+        self.queried_at, self.last_error, self._failures = started, "", 0
         self._last_try = time.monotonic()
         return True
 
@@ -114,7 +114,7 @@ class Watcher:
         open_ones = [(spec, job) for spec, job in attempts if done[spec.folder] != "ok"]
         if open_ones:
             self.queue.refresh(urgent=any(sees_file(spec.folder / END_FILE) for spec, _ in open_ones))
-            self._ask_accounts([job for spec, job in open_ones if self._is_missing(spec, job)])
+            self._query_accounts([job for spec, job in open_ones if self._is_missing(spec, job)])
         return [
             JobStatus(state=JobState.DONE)
             if done[spec.folder] == "ok"
@@ -127,15 +127,15 @@ class Watcher:
         if self.queue.row(job_id) is not None:
             return False
         submission = read_model(spec.folder / SUBMISSION_FILE, Submission)
-        return self.queue.asked_at > (submission.at if submission else 0.0) + SETTLE_S
+        return self.queue.queried_at > (submission.at if submission else 0.0) + SETTLE_S
 
-    def _ask_accounts(self, missing: list[str]) -> None:
+    def _query_accounts(self, missing: list[str]) -> None:
         wanted = [job for job in missing if job not in self._accounts or not _has_ended(self._accounts[job].state)]
-        if wanted and self.queue.asked_at > self._accounts_at:
-            self._accounts_at = self.queue.asked_at
+        if wanted and self.queue.queried_at > self._accounts_at:
+            self._accounts_at = self.queue.queried_at
             self._accounts.update(read_accounts(wanted))
             for job in [job for job in wanted if job not in self._accounts][:MAX_SINGLE_QUERIES]:
-                record = ask_job(job)
+                record = query_job(job)
                 if record is not None:
                     self._accounts[job] = AccountRow(job_id=job, state=record.state, nodes="", step_states=())
 
@@ -201,7 +201,7 @@ class Watcher:
             job_id,
             state=state,
             step_states=self._step_states(job_id, state),
-            preempted=_may_be_preempted(state) and ((record := ask_job(job_id)) is not None and record.preempted),
+            preempted=_may_be_preempted(state) and ((record := query_job(job_id)) is not None and record.preempted),
             bad_nodes=tuple(find_bad_nodes(nodes)) if _may_be_node_failure(state) else (),
             submission_folder=submission.folder if submission else None,
         )

@@ -209,7 +209,7 @@ class QueuedResourceSource:
             raise UserError(f"could not list the queued resources: {error}") from None
 
     def _find_ours(self, run_id: str) -> list[Leftover]:
-        """Return nothing if the run never requested anything: another run may have the same name."""
+        """Return the run's resources in the zone; none if it never requested any: another run may have its name."""
         record, token = self._read_record(), read_token(self.run_dir)
         if record is None and token is None:
             return []
@@ -217,8 +217,8 @@ class QueuedResourceSource:
         found = []
         for item in self.gcloud.list_queued():
             name = str(item.get("name", "")).rpartition("/")[2]
-            is_labelled = label is not None and (label in _labels(item) or has_label_name(label, name))
-            if is_labelled or (record is not None and name == record.name):
+            is_labeled = label is not None and (label in _labels(item) or has_label_name(label, name))
+            if is_labeled or (record is not None and name == record.name):
                 found.append(Leftover(kind="queued resource", name=name, state=_state(item)))
         return found
 

@@ -68,7 +68,7 @@ class TpuJobRecord(Model):
 
 
 class TpuStartRecord(Model):
-    """`begun.json`: the workers were asked to start, and which ones."""
+    """`begun.json`: the workers that were asked to start the job, and when."""
 
     place: str
     """Resource whose workers run it; empty for plain hosts."""

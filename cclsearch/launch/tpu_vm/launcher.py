@@ -269,7 +269,7 @@ class TpuVmLauncher:
 
     def _poll_processes(self, record: TpuJobRecord, group: WorkerGroup, start: TpuStartRecord) -> JobStatus:
         """Query every process, append new log output, and handle processes that have ended or are lost."""
-        answers = self._ask(record, group)
+        answers = self._query_processes(record, group)
         lost = self._find_lost(record, group, answers)
         if lost is not None:
             return self._fail_attempt(record, lost)
@@ -287,7 +287,7 @@ class TpuVmLauncher:
             note += f"; worker {min(answers.silent)} does not answer"
         return JobStatus(state=JobState.RUNNING, note=note)
 
-    def _ask(self, record: TpuJobRecord, group: WorkerGroup) -> WorkerAnswers:
+    def _query_processes(self, record: TpuJobRecord, group: WorkerGroup) -> WorkerAnswers:
         folder, processes = record.folder, range(record.num_processes)
         merged: dict[int, WorkerAnswer] = {}
         asking = list(processes)

@@ -172,12 +172,12 @@ class SshWorkerGroup:
         return {process: error for process, error in _map(copy, processes).items() if error}
 
     def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> WorkerAnswers:
-        def ask(process: int) -> tuple[WorkerAnswer | None, str]:
+        def query(process: int) -> tuple[WorkerAnswer | None, str]:
             text = f"{command} {' '.join((*arguments, '--process', str(process)))}"
             done = run_program([*self.ssh_command(process), text], timeout_s=CALL_S)
             return read_answers(done.stdout).get(process), shorten_error(done.stderr, done.returncode)
 
-        replies = _map(ask, processes)
+        replies = _map(query, processes)
         answers = {process: answer for process, (answer, _) in replies.items() if answer is not None}
         return WorkerAnswers(answers, {process: why for process, (answer, why) in replies.items() if answer is None})
 
