@@ -92,17 +92,8 @@ def _print_table(rows: dict[str, Any]) -> None:
     milestones = list(next(iter(rows.values()))["best_over_optimum"]["gmean"])
     last = milestones[-1]
     heads = [f"after {k}" for k in milestones]
-    heads += [
-        f"median {last}",
-        f"p90 {last}",
-        f"worst {last}",
-        "in 1%",
-        "in 5%",
-        "to 5%",
-        "failed",
-        "dupl.",
-        "ms/trial",
-    ]
+    heads += [f"{statistic} {last}" for statistic in ("median", "p90", "worst")]
+    heads += ["in 1%", "in 5%", "to 5%", "failed", "dupl.", "ms/trial"]
     width = max(map(len, rows)) + 2
     print(f"  {'strategy':<{width}}" + "".join(f"{head:>10}" for head in heads))
     for name, figures in rows.items():

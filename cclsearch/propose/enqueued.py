@@ -24,9 +24,8 @@ class EnqueuedProposer:
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return the given configurations in order; once all are proposed, the other strategy's proposals."""
-        taken = {o.row for o in view.observations if o.row is not None} | view.closed
         rows = {config: view.space.row(config) for config in self._first}
-        untried = [config for config, row in rows.items() if row is not None and row not in taken]
+        untried = [config for config, row in rows.items() if row is not None and not view.taken_N[row]]
         if untried:
             why = "among the best of earlier searches; measured again"
             return [Proposal(config, EARLIER, why) for config in untried[:count]]
