@@ -65,13 +65,7 @@ _IGNORE = "runs/*\n"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "directory",
-        metavar="DIR",
-        nargs="?",
-        default=".",
-        help="folder of the project (default: the working directory)",
-    )
+    parser.add_argument("directory", metavar="DIR", nargs="?", default=".", help="project folder (default: this one)")
     parser.add_argument("--yes", action="store_true", help="do not ask, use the defaults")
 
 
@@ -86,9 +80,7 @@ def run(args: argparse.Namespace) -> int:
     profile = answers["launcher"]
     runs_here = not profile or find_launcher(folder, profile) == "local"
     if not runs_here:
-        print(
-            f"next: {where}ccl-search launcher check {profile}   (first describe its hardware in workloads/mine.yaml)"
-        )
+        print(f"next: {where}ccl-search launcher check {profile}   (describe its hardware in workloads/mine.yaml)")
     place = "on this machine" if runs_here else f"on the machines of profile {profile!r}, not on this machine"
     print(f"{'next' if runs_here else 'then'}: {where}ccl-search run --workload mine --budget 5   (it trains {place})")
     return 0
@@ -141,9 +133,7 @@ def _ask(folder: Path) -> dict[str, str]:
             answers[name] = check_name(name, check_answer(name, input(question)), folder)
         except (EOFError, OSError, RuntimeError):  # no standard input at all raises RuntimeError
             print(file=sys.stderr)
-            raise UserError(
-                "`ccl-search init` needs a terminal for its questions; use `ccl-search init --yes` for the defaults"
-            ) from None
+            raise UserError("no terminal for the questions: use `ccl-search init --yes` for the defaults") from None
     return answers
 
 

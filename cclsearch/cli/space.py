@@ -21,29 +21,15 @@ EXAMPLE = """ccl-search space --workload wl2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "action",
-        nargs="?",
-        choices=("list", "explain"),
-        default="list",
-        help="explain: check one configuration against every rule",
+        "action", nargs="?", choices=("list", "explain"), default="list", help="explain: check one configuration"
     )
     parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name or a YAML file")
     parser.add_argument("--config", metavar="KNOBS", help="with explain: knobs and values, such as tp=2,dp=8")
     parser.add_argument("--framework", metavar="NAME", help="framework, instead of the card's")
-    parser.add_argument(
-        "--overlay",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a second card that overrides fields of the first",
-    )
+    parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help="card that overrides fields")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
-    parser.add_argument(
-        "--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or replace its choices"
-    )
-    parser.add_argument(
-        "--use-fewer", action="store_true", help="also allow configurations that leave accelerators idle"
-    )
+    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
+    parser.add_argument("--use-fewer", action="store_true", help="also use fewer accelerators than the card has")
     parser.add_argument("--rows", type=int, default=0, metavar="N", help="also list the first N configurations")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
