@@ -1,4 +1,4 @@
-"""What every test may count on: no network but loopback, no keys, a project folder of its own."""
+"""Fixtures of every test: no network except loopback, no API keys, and a project folder of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cclsearch.core.redact import is_secret_name
 
 @pytest.fixture(autouse=True)
 def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees a key of whoever runs it, nor their content folders."""
+    """Remove the API keys and content folders of the person who runs the tests."""
     import os
 
     for name in list(os.environ):
@@ -24,7 +24,7 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stray call to a provider fails the test instead of leaving the machine."""
+    """Fail a test that connects to anything but loopback, for example to an LLM provider."""
     connect = socket.socket.connect
 
     def guarded(self: socket.socket, address: Any) -> Any:
@@ -39,7 +39,7 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty user's project, as the working directory."""
+    """Return an empty user project and make it the working directory."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "ccl-search.yaml").write_text("{}\n")

@@ -1,4 +1,4 @@
-"""Searches over small recordings, for tests of what is made of a run afterwards."""
+"""Searches over small recordings, for tests of reports, exports and Pareto fronts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CARD = {
 
 
 def write_recording(folder: Path, num_accelerators: int = 8, scale: float = 1.0) -> Path:
-    """A recording of the toy model on that many accelerators: more tensor parallelism is slower, and one row fails."""
+    """Write a recording of the toy model on that many accelerators: larger `tp` is slower, and one row fails."""
     folder.mkdir(parents=True)
     card = yaml.safe_load(yaml.safe_dump(CARD))
     card["workload"]["hardware"]["xpu_spec"]["total_count"] = num_accelerators
@@ -68,7 +68,7 @@ def write_recording(folder: Path, num_accelerators: int = 8, scale: float = 1.0)
 
 
 def search(recording: Path, name: str, *more: str, budget: int = 9) -> Run:
-    """A finished search over that recording in the working directory's `runs/`."""
+    """Run a search over that recording in the working directory's `runs/` and return it."""
     given = ["--recording", str(recording), "--budget", str(budget), "--name", name, "--quiet"]
     strategy = [] if "--strategy" in more else ["--strategy", "random"]
     assert main(["run", "--workload", str(recording / "card.yaml"), *given, *strategy, *more]) == 0

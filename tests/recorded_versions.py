@@ -1,10 +1,10 @@
-"""Runs and projects of released versions, put into a test's folder as if that version had just written them there.
+"""Runs and projects of released versions, copied into a test's folder as if that version had just written them.
 
-`recorded/runs-0.1.0/KIND` holds what version 0.1.0 left on disk, with these changes: paths are the placeholders
-`@PROJECT@` (the project that held the run), `@SHIPPED@` (the folder of the shipped `launchers/` and `workloads/`) and
-`@VENV@`; the host is `host1`, or `@HOST@` in a lock; traces are packed again (`.json.gz` and `.pb` as `.xz`); traces of
-attempts that did not count, one twin of each XLA trace, column caches, and all traces of `failed` are left out; the
-recorded night is moved to a year earlier, so that every night of a test comes after it.
+`recorded/runs-0.1.0/KIND` contains the files that version 0.1.0 wrote, with these changes: paths are the placeholders
+`@PROJECT@` (the project of the run), `@SHIPPED@` (the folder of the shipped `launchers/` and `workloads/`) and
+`@VENV@`; the host is `host1`, or `@HOST@` in a lock; traces are compressed again (`.json.gz` and `.pb` as `.xz`);
+traces of retried attempts, one of the two files of each XLA trace, column caches, and all traces of `failed` are
+omitted; the recorded night is dated a year earlier, so that every night of a test comes after it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ENGINE = Path(cclsearch.__file__).parents[1]
 
 
 @dataclass(frozen=True)
-class Done:
-    """What a command left: its exit code and its output."""
+class CommandResult:
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -45,19 +45,19 @@ class Done:
         return json.loads(self.out)
 
 
-def call(*words: str, code: int = 0) -> Done:
-    """One command of the command line, in this process; its exit code must be `code`."""
+def call(*words: str, code: int = 0) -> CommandResult:
+    """Run one `ccl-search` command in this process; its exit code must be `code`."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         found = main(list(words))
-    return _check(Done(found, out.getvalue(), err.getvalue()), words, code)
+    return _check(CommandResult(found, out.getvalue(), err.getvalue()), words, code)
 
 
-def call_apart(*words: str, plugin: Path, code: int = 0) -> Done:
-    """The same in a process of its own, with the packages of that folder installed."""
+def call_in_subprocess(*words: str, plugin: Path, code: int = 0) -> CommandResult:
+    """Run one command in a new process, with the packages of the folder `plugin` installed."""
     paths = [str(plugin), str(ENGINE), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", cclsearch.__name__, *words]
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.DEVNULL,
@@ -66,36 +66,36 @@ def call_apart(*words: str, plugin: Path, code: int = 0) -> Done:
         timeout=120,
         check=False,
     )
-    return _check(Done(done.returncode, done.stdout, done.stderr), words, code)
+    return _check(CommandResult(result.returncode, result.stdout, result.stderr), words, code)
 
 
-def _check(done: Done, words: tuple[str, ...], code: int) -> Done:
-    assert done.code == code, f"{words} ended with {done.code}: {done.out}{done.err}"
-    return done
+def _check(result: CommandResult, words: tuple[str, ...], code: int) -> CommandResult:
+    assert result.code == code, f"{words} ended with {result.code}: {result.out}{result.err}"
+    return result
 
 
-def put_run(project: Path, kind: str, *, shipped: Path | None = None) -> Path:
-    """The run folder `runs/KIND` of that project, as the recorded version left it.
+def copy_run(project: Path, kind: str, *, shipped: Path | None = None) -> Path:
+    """Copy a recorded run to `runs/KIND` of that project and return its folder.
 
-    `shipped`: where the shipped content lay for that version; where it lies now if not given.
+    `shipped`: the folder of the shipped content at that version; by default the present one.
     """
-    return _put(RECORDED / kind, project / "runs" / kind, project, shipped)
+    return _copy(RECORDED / kind, project / "runs" / kind, project, shipped)
 
 
-def put_project(kind: str, target: Path) -> Path:
-    """A whole project of the recorded version with its runs, at `target`."""
-    return _put(RECORDED / kind, target, target)
+def copy_project(kind: str, target: Path) -> Path:
+    """Copy a whole project of the recorded version with its runs to `target`."""
+    return _copy(RECORDED / kind, target, target)
 
 
-def _put(source: Path, target: Path, project: Path, shipped: Path | None = None) -> Path:
-    """Copy a fixture and put real paths in.
+def _copy(source: Path, target: Path, project: Path, shipped: Path | None = None) -> Path:
+    """Copy a fixture and replace its placeholders with real paths.
 
-    A ledger holds the SHA-256 of `search.yaml` and of each `result.json`: both are taken again from the files as they
-    are after the paths were put in. So a test sees an unedited run; it says nothing of how the hashes were first taken.
+    A ledger contains the SHA-256 of `search.yaml` and of each `result.json`: both are computed again after the
+    replacement. So a test sees an unedited run; it does not test how the recorded version computed the hashes.
     """
-    words = {
+    placeholders = {
         "@PROJECT@": str(project),
-        "@SHIPPED@": str(shipped or find_shipped()),
+        "@SHIPPED@": str(shipped or find_shipped_content()),
         "@VENV@": sys.prefix,
         "@HOST@": socket.gethostname(),
     }
@@ -108,11 +108,11 @@ def _put(source: Path, target: Path, project: Path, shipped: Path | None = None)
             to.write_bytes(path.read_bytes())
         else:
             text = path.read_text(encoding="utf-8")
-            for word, real in words.items():
-                text = text.replace(word, real)
+            for placeholder, real in placeholders.items():
+                text = text.replace(placeholder, real)
             to.write_text(text, encoding="utf-8")
     for ledger in target.rglob("ledger.jsonl"):
-        _hash_again(ledger)
+        _update_hashes(ledger)
     return target
 
 
@@ -123,7 +123,7 @@ def _unpack(packed: Path, target: Path) -> None:
     target.write_bytes(data)
 
 
-def _hash_again(ledger: Path) -> None:
+def _update_hashes(ledger: Path) -> None:
     lines = ledger.read_text(encoding="utf-8").splitlines(keepends=True)
     for i, line in enumerate(lines):
         event = json.loads(line)
@@ -137,8 +137,8 @@ def _hash_again(ledger: Path) -> None:
     ledger.write_text("".join(lines), encoding="utf-8")
 
 
-def find_shipped() -> Path:
-    """The folder of the shipped content, wherever the repository keeps it."""
+def find_shipped_content() -> Path:
+    """Return the folder of the shipped content, at whatever depth (0 to 2) the repository has it."""
     for above in ("", "*/", "*/*/"):
         for found in sorted(ROOT.glob(f"{above}workloads/recordings/nanotron-8b-2n/trials.csv")):
             return found.parents[3]
@@ -146,16 +146,16 @@ def find_shipped() -> Path:
 
 
 def read_ledger(run: Path) -> list[dict[str, Any]]:
-    """The events of a run."""
+    """Return the events of a run."""
     return [json.loads(line) for line in (run / "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def count_ends(run: Path) -> Counter[int]:
-    """Trial -> how often it came to its end; a sound search has 1 for each."""
+def count_finishes(run: Path) -> Counter[int]:
+    """Return the number of `trial_finished` events per trial; it must be 1 for each."""
     return Counter(event["trial"] for event in read_ledger(run) if event["event"] == "trial_finished")
 
 
-def write_config(config: dict[str, Any]) -> str:
-    """A configuration as every command shows it: `tp=4 pp=1`."""
+def format_config(config: dict[str, Any]) -> str:
+    """Return a configuration as every command shows it: `tp=4 pp=1`."""
     shown = {True: "true", False: "false"}
     return " ".join(f"{knob}={shown[v] if isinstance(v, bool) else v}" for knob, v in config.items())

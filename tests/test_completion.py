@@ -1,4 +1,4 @@
-"""Shell completion, asked of the shells there are."""
+"""Shell completion, tested in each installed shell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from cclsearch.cli import COMMANDS, main, make_parser
 from cclsearch.cli.completion import NAMES, SCRIPTS, complete_words
 
-ASK = {
+COMPLETE = {
     "bash": 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _ccl_search;'
     ' printf "%s\\n" "${COMPREPLY[@]}"',
     "zsh": 'functions[compdef]=:; compadd() { shift; print -l -- "$@" }; _files() { print FILES };'
@@ -21,24 +21,24 @@ ASK = {
 }
 
 
-def ask_shell(shell: str, tmp_path: Path, *words: str) -> set[str]:
-    """What that shell offers after these words; the last one is being typed."""
+def complete_in_shell(shell: str, tmp_path: Path, *words: str) -> set[str]:
+    """Return what that shell offers after these words; the last word is incomplete."""
     (tmp_path / "completion").write_text(SCRIPTS[shell])
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     plain = {"bash": ["--norc"], "zsh": ["-f"]}[shell]
-    command = [shell, *plain, "-c", ASK[shell], shell, str(tmp_path / "completion"), "ccl-search", *words]
+    command = [shell, *plain, "-c", COMPLETE[shell], shell, str(tmp_path / "completion"), "ccl-search", *words]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PATH": here}, capture_output=True, text=True, timeout=120, check=True
     )
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("shell", sorted(ASK))
-def test_the_shell_offers_what_the_words_before_ask_for(shell: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", sorted(COMPLETE))
+def test_the_shell_offers_the_matching_names(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
-        pytest.skip(f"no {shell} here")
-    assert ask_shell(shell, tmp_path, "run", "--workload", "wl") == {f"wl{n}" for n in range(1, 8)}
-    assert ask_shell(shell, tmp_path, "run", "--overlay", "") <= {"FILES"}
+        pytest.skip(f"{shell} is not installed")
+    assert complete_in_shell(shell, tmp_path, "run", "--workload", "wl") == {f"wl{n}" for n in range(1, 8)}
+    assert complete_in_shell(shell, tmp_path, "run", "--overlay", "") <= {"FILES"}
 
 
 @pytest.mark.parametrize(
@@ -69,20 +69,20 @@ def test_the_shell_offers_what_the_words_before_ask_for(shell: str, tmp_path: Pa
         (["--v"], {"--version"}),
     ],
 )
-def test_each_place_takes_its_own_names(project: Path, typed: list[str], offered: set[str]) -> None:
+def test_each_argument_completes_its_own_names(project: Path, typed: list[str], offered: set[str]) -> None:
     (project / "runs" / "first").mkdir(parents=True)
     (project / "runs" / "first" / "search.yaml").write_text("{}\n")
     assert set(complete_words(typed)) == offered
 
 
-def test_every_argument_with_names_is_one_that_a_command_has() -> None:
+def test_every_completed_argument_belongs_to_a_command() -> None:
     parsers = [make_parser(name) for name in COMMANDS]
     parsers += [sub for p in parsers for a in p._actions if isinstance(a.choices, dict) for sub in a.choices.values()]
     assert set(NAMES) <= {action.dest for parser in parsers for action in parser._actions}
 
 
 @pytest.mark.parametrize("shell", sorted(SCRIPTS))
-def test_the_script_is_printed_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_prints_a_script_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "completion --words" in script

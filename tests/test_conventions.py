@@ -41,7 +41,7 @@ SHARED_VALUES = {
     ("report", "score"): {"objective", "outcome"},
     ("report", "record"): {"event", "state", "trial"},
 }
-"""(package, other package) -> the modules of frozen values that it may import. Other pairs of `PARTS` share nothing."""
+"""(package, other package) -> the modules of frozen values that it may import. Other pairs of `PARTS` share none."""
 PARTS = {"propose", "launch", "trace", "score", "record", "report"}
 ROOT_MODULES = {"__init__", "__main__", "plugins"}
 
@@ -59,7 +59,7 @@ MODULES = {module_of(path): path for path in ENGINE}
 
 
 def imports_of(path: Path) -> set[str]:
-    """Modules of the engine that a file imports, at the top, in a function or for type checking."""
+    """Return the modules of the engine that a file imports, at the top, in a function or for type checking."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cclsearch":
@@ -71,11 +71,11 @@ def imports_of(path: Path) -> set[str]:
     return found - {"cclsearch"}
 
 
-def pairs() -> list[tuple[str, str]]:
-    """Every import between modules of different packages."""
-    arrows = [(module, other) for module, path in MODULES.items() for other in sorted(imports_of(path))]
+def cross_package_imports() -> list[tuple[str, str]]:
+    """Return every import between modules of different packages."""
+    imports = [(module, other) for module, path in MODULES.items() for other in sorted(imports_of(path))]
     # `plugins` names the packages that register themselves; it imports them only as text.
-    return [(module, other) for module, other in arrows if package_of(module) != package_of(other)]
+    return [(module, other) for module, other in imports if package_of(module) != package_of(other)]
 
 
 def test_packages_import_only_from_lower_levels() -> None:
@@ -83,13 +83,13 @@ def test_packages_import_only_from_lower_levels() -> None:
     assert sorted({package_of(module) for module in MODULES} - set(level) - {"cclsearch"}) == []
     wrong = [
         f"{module} imports {other}"
-        for module, other in pairs()
+        for module, other in cross_package_imports()
         if level[package_of(other)] >= level[package_of(module)]
     ]
     assert wrong == []
 
 
-def test_no_modules_import_each_other_not_even_lazily() -> None:
+def test_there_is_no_import_cycle_not_even_a_lazy_one() -> None:
     graph = {module: imports_of(path) - {module} for module, path in MODULES.items()}
     assert len(tuple(TopologicalSorter(graph).static_order())) >= len(MODULES)
 
@@ -97,14 +97,14 @@ def test_no_modules_import_each_other_not_even_lazily() -> None:
 def test_parts_of_a_trial_share_only_frozen_values() -> None:
     wrong = [
         f"{module} imports {other}"
-        for module, other in pairs()
+        for module, other in cross_package_imports()
         if {package_of(module), package_of(other)} <= PARTS
         and other.split(".")[2] not in SHARED_VALUES.get((package_of(module), package_of(other)), set())
     ]
     assert wrong == []
 
 
-def test_the_root_holds_few_modules_and_packages_say_what_they_are_for() -> None:
+def test_the_root_has_few_modules_and_packages_have_docstrings() -> None:
     assert {path.stem for path in (ROOT / "cclsearch").glob("*.py")} <= ROOT_MODULES
     assert [
         module
@@ -148,10 +148,10 @@ def test_dependencies_are_declared_and_imported() -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             imported |= {name.split(".")[0] for name in names}
-    foreign = imported - set(sys.stdlib_module_names) - {"cclsearch", "pydantic_core"}
+    third_party = imported - set(sys.stdlib_module_names) - {"cclsearch", "pydantic_core"}
     declared = {module.get(name, name) for name in required}
-    assert sorted(declared - foreign - {"tzdata"}) == []
-    assert sorted(foreign - declared - {module.get(name, name) for name in optional}) == []
+    assert sorted(declared - third_party - {"tzdata"}) == []
+    assert sorted(third_party - declared - {module.get(name, name) for name in optional}) == []
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -173,12 +173,12 @@ def test_every_command_has_help_with_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", ["utils.py", "helpers.py", "misc.py", "common_utils.py"])
-def test_no_file_is_named_for_nothing(name: str) -> None:
+def test_no_module_is_a_collection_of_helpers(name: str) -> None:
     assert [path for path in ENGINE if path.name == name] == []
 
 
-def test_public_functions_say_what_comes_back() -> None:
-    silent = []
+def test_public_functions_and_classes_have_docstrings() -> None:
+    undocumented = []
     for path in ENGINE:
         if "cli" in path.relative_to(ROOT).parts:
             continue
@@ -186,12 +186,12 @@ def test_public_functions_say_what_comes_back() -> None:
             is_public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
             is_public = is_public and node.name != "main"
             if is_public and ast.get_docstring(node) is None:
-                silent.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
-    assert silent == []
+                undocumented.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert undocumented == []
 
 
 def test_files_and_functions_stay_small() -> None:
-    """The habit is 250 lines and 12; these are where it would be broken beyond doubt."""
+    """Typical sizes are 250 lines per file and 12 per function; these limits catch only clear exceptions."""
     large = []
     for path in ENGINE:
         text = path.read_text()
@@ -203,22 +203,22 @@ def test_files_and_functions_stay_small() -> None:
     assert large == []
 
 
-def test_nothing_is_left_unfinished() -> None:
+def test_the_engine_has_no_unfinished_code() -> None:
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
     assert [str(path.relative_to(ROOT)) for path in ENGINE if marks.search(path.read_text())] == []
 
 
-def test_content_folders_hold_no_packages() -> None:
+def test_content_folders_contain_no_packages() -> None:
     folders = ("policies", "launchers", "objectives", "workloads")
     assert [str(p) for folder in folders for p in (ROOT / folder).rglob("__init__.py")] == []
 
 
 def test_every_test_can_fail() -> None:
-    bare = []
+    without_assertion = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
                 source = ast.dump(node).lower()
                 if not any(word in source for word in ("assert", "raises", "check_", "expect")):
-                    bare.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
-    assert bare == []
+                    without_assertion.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert without_assertion == []

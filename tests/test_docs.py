@@ -1,4 +1,4 @@
-"""The documentation: its site builds with every link sound, and what it tells people to type works."""
+"""The documentation: the site builds, its links work, and so do the commands and files that it shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
-def test_the_site_builds_and_every_link_is_sound(tmp_path: Path) -> None:
+def test_the_site_builds_and_its_links_work(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -29,7 +29,7 @@ def test_the_site_builds_and_every_link_is_sound(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "page", ["README.md", "CONTRIBUTING.md", *[f"benchmarks/{p.name}" for p in (ROOT / "benchmarks").glob("*.md")]]
 )
-def test_links_of_pages_outside_the_site_are_sound(page: str) -> None:
+def test_links_of_pages_outside_the_site_work(page: str) -> None:
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
     assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
@@ -40,7 +40,7 @@ def commands_of(page: Path) -> list[str]:
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
-def test_the_tutorial_runs_as_it_is_written(
+def test_every_command_of_the_tutorial_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ def blocks_of(page: str, kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
-def test_the_files_that_the_pages_show_work_as_they_are(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_files_of_the_pages_work(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card, hardware = blocks_of("your-model.md", "yaml")
     [objective] = blocks_of("your-objective.md", "yaml")
     for name, text in {
@@ -80,7 +80,7 @@ def test_the_files_that_the_pages_show_work_as_they_are(project: Path, capsys: p
     assert main([*replay, "--objective", "roomy:headroom=0.1"]) == 0
 
 
-def test_the_metrics_that_the_page_shows_measure_a_trace(
+def test_the_example_metrics_measure_a_trace(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = METRICS.names()
@@ -96,7 +96,7 @@ def test_the_metrics_that_the_page_shows_measure_a_trace(
     assert all(found[name]["value"] > 0 for name in names)
 
 
-def test_the_optuna_study_that_the_page_shows_asks_for_a_legal_configuration() -> None:
+def test_the_example_optuna_study_proposes_a_valid_configuration() -> None:
     [block] = blocks_of("how-it-works.md", "python")
     made: dict[str, Any] = {}
     exec(compile(block, "how-it-works.md", "exec"), made)
@@ -106,7 +106,7 @@ def test_the_optuna_study_that_the_page_shows_asks_for_a_legal_configuration() -
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
-def test_every_command_that_a_page_names_exists(page: Path) -> None:
+def test_every_command_in_a_page_exists(page: Path) -> None:
     named = set(re.findall(r"(?m)(?:`|^\$ |^)ccl-search ([a-z][a-z-]+)\b", page.read_text()))
     assert sorted(named - set(COMMANDS)) == []
 

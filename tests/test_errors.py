@@ -1,4 +1,4 @@
-"""What people mistype: every command answers in one line that says what was wrong and what would do; exit code 2."""
+"""Mistyped input: every command exits with code 2 and one line that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from privileges import permissions_hold
+from privileges import enforced_permissions
 
 from cclsearch.cli import COMMANDS, EXIT_INTERRUPTED, main
 from cclsearch.core.errors import UserError, require_writable, writing_to
@@ -15,13 +15,13 @@ from cclsearch.core.errors import UserError, require_writable, writing_to
 TRACE = str(Path(__file__).parent / "recorded" / "gloo-ddp2")
 RUN = ["run", "--workload", "wl2", "--launcher", "replay"]
 LONG = "x" * 300
-"""No file system takes so long a name."""
-OF_A_RUN = ("resume", "status", "best", "show", "admit", "replay-turns", "clean", "export", "report", "pareto")
+"""Longer than any file system allows a name to be."""
+RUN_COMMANDS = ("resume", "status", "best", "show", "admit", "replay-turns", "clean", "export", "report", "pareto")
 
 
 @pytest.fixture
 def mistakes(project: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A project with one run, and with every kind of thing that is not what a command wants."""
+    """Return a project with one run, and with files and folders that no command accepts."""
     assert main([*RUN, "--budget", "1", "--name", "first", "--quiet"]) == 0
     capsys.readouterr()
     (project / "folder").mkdir()
@@ -89,36 +89,34 @@ MISTAKES: list[tuple[str, str]] = [
 ]
 
 
-def test_a_mistake_is_answered_in_one_line_and_starts_nothing(
-    mistakes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_gives_one_line_and_starts_nothing(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(mistakes.rglob("*"))
     wrong = []
-    for line, says in [(line.replace("LONG", LONG), says.replace("LONG", LONG)) for line, says in MISTAKES]:
-        code, told = main(shlex.split(line)), capsys.readouterr()
-        if (code, told.out) != (2, "") or says not in told.err or told.err.count("\n") != 1:
-            wrong.append((line, code, told))
+    for line, message in [(line.replace("LONG", LONG), message.replace("LONG", LONG)) for line, message in MISTAKES]:
+        code, captured = main(shlex.split(line)), capsys.readouterr()
+        if (code, captured.out) != (2, "") or message not in captured.err or captured.err.count("\n") != 1:
+            wrong.append((line, code, captured))
     assert wrong == []
     assert sorted(mistakes.rglob("*")) == before
-    assert {line.split()[0] for line, _ in MISTAKES} | set(OF_A_RUN) >= set(COMMANDS)
+    assert {line.split()[0] for line, _ in MISTAKES} | set(RUN_COMMANDS) >= set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", OF_A_RUN)
-def test_a_run_that_is_none_or_not_this_versions_is_named(
+@pytest.mark.parametrize("command", RUN_COMMANDS)
+def test_a_missing_newer_or_broken_run_is_named(
     command: str, mistakes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["1"] if command == "show" else []
     expected = {"nowhere": "there is no run 'nowhere' in", "folder": "there is no run 'folder' in"}
-    if command != "replay-turns":  # which needs nothing of a run but its turns
+    if command != "replay-turns":  # `replay-turns` reads only the turns of a run
         expected |= {"newer": "was written by a newer ccl-search", "broken": "search.yaml: line 2: "}
-    for name, says in expected.items():
+    for name, message in expected.items():
         assert main([command, name, *more]) == 2
-        told = capsys.readouterr().err
-        assert says in told
-        assert told.count("\n") == 1
+        captured = capsys.readouterr().err
+        assert message in captured
+        assert captured.count("\n") == 1
 
 
-def test_what_a_message_says_to_type_works_as_it_stands(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_suggested_by_an_error_works_as_printed(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--workload", "wl2", "--config", "tp=8,dp=1", "--set", "model_family=my model"]) == 2
     [command] = re.findall(r"`ccl-search (.*?)`", capsys.readouterr().err)
     assert main(shlex.split(command)) == 1
@@ -130,7 +128,7 @@ def test_what_a_message_says_to_type_works_as_it_stands(mistakes: Path, capsys: 
     assert main(shlex.split(command)) == 0
 
 
-def test_a_run_that_cannot_be_read_is_left_out_of_all(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_all_skips_unreadable_runs(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--all", "--out", "all.html", "--no-png"]) == 0
     shown = capsys.readouterr().out
     assert "note: newer is skipped: " in shown
@@ -138,9 +136,7 @@ def test_a_run_that_cannot_be_read_is_left_out_of_all(mistakes: Path, capsys: py
     assert (mistakes / "all.html").is_file()
 
 
-def test_verdicts_that_cannot_be_written_are_the_users_to_mend(
-    mistakes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_verdicts_are_a_user_error(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verdicts = mistakes / "runs" / "first" / "trials" / "0001" / "admission.json"
     verdicts.unlink()
     verdicts.mkdir()
@@ -148,7 +144,7 @@ def test_verdicts_that_cannot_be_written_are_the_users_to_mend(
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_help_with_a_command_is_that_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_with_a_command_shows_that_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["help", "policy"])
     assert ended.value.code == 0
@@ -159,47 +155,47 @@ def test_help_with_a_command_is_that_commands_help(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", ["launcher", "llm", "objective"])
 @pytest.mark.parametrize("command", ["run", "sweep"])
-def test_a_wrong_name_in_the_settings_is_said_to_stand_there(
+def test_an_error_in_the_settings_names_the_settings_file(
     name: str, command: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "ccl-search.yaml").write_text(f"{name}: nowhere\n")
     more = [] if name == "launcher" else ["--launcher", "replay"]
     code = main([command, "--workload", "wl2", "--dry-run", *more])
-    told = capsys.readouterr().err
+    captured = capsys.readouterr().err
     if (name, command) == ("objective", "sweep"):
-        assert code == 0  # a sweep's objective is its own
+        assert code == 0  # a sweep does not use the objective of the settings
         return
     assert code == 2
-    assert "'nowhere'" in told
-    assert told.endswith(f"(`{name}` in ccl-search.yaml)\n")
+    assert "'nowhere'" in captured
+    assert captured.endswith(f"(`{name}` in ccl-search.yaml)\n")
 
 
 @pytest.mark.parametrize(
-    ("command", "interrupted", "says"),
+    ("command", "interrupted", "message"),
     [
         ("init p", "builtins.input", "ccl-search: Interrupted\n"),
         ("run -w wl2", "cclsearch.plan.plan.plan_search", "Continue with `ccl-search resume last`\n"),
     ],
 )
-def test_ctrl_c_is_one_line_and_says_how_a_search_goes_on(
+def test_ctrl_c_prints_one_line_and_how_to_continue(
     project: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     command: str,
     interrupted: str,
-    says: str,
+    message: str,
 ) -> None:
     def interrupt(asked: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(interrupted, interrupt)
     assert main(shlex.split(command)) == EXIT_INTERRUPTED
-    told = capsys.readouterr().err
-    assert told.endswith(says)
-    assert told.count("\n") == 1
+    captured = capsys.readouterr().err
+    assert captured.endswith(message)
+    assert captured.count("\n") == 1
 
 
-def test_what_cannot_be_written_is_the_users_to_mend_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_is_a_user_error_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No space left"), writing_to(tmp_path):
         raise OSError(28, "No space left on device")
     require_writable(tmp_path / "new", "--out")
@@ -210,13 +206,11 @@ def test_what_cannot_be_written_is_the_users_to_mend_and_leaves_nothing(tmp_path
 
 
 @pytest.mark.parametrize("command", ["score", "what-if", "run -w wl2 --recording", "bench", "init --yes", "run -w"])
-def test_a_folder_that_may_not_be_read_is_the_users_to_mend(
-    command: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_folder_is_a_user_error(command: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     closed = project / "closed"
     closed.mkdir(mode=0)
     try:
-        with permissions_hold():
+        with enforced_permissions():
             assert main([*shlex.split(command), str(closed)]) == 2
     finally:
         closed.chmod(0o700)

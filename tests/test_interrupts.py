@@ -26,13 +26,13 @@ def start_search(project: Path, *command: str, **streams: Any) -> subprocess.Pop
 def wait_for_event(ledger: Path, name: str) -> None:
     deadline = time.monotonic() + 120
     while not (ledger.exists() and f'"event":"{name}"'.encode() in ledger.read_bytes()):
-        assert time.monotonic() < deadline, f"no {name} came"
+        assert time.monotonic() < deadline, f"the ledger has no event {name} after 120 s"
         time.sleep(0.05)
 
 
 @pytest.mark.serial
-def test_an_interrupt_cancels_the_trial_that_runs_and_resume_goes_on(project: Path) -> None:
-    write_framework(project, ["hang", "raise"])
+def test_an_interrupt_cancels_the_running_trial_and_resume_retries_it(project: Path) -> None:
+    write_framework(project, ["hang", "exception"])
     folder = project / "runs" / "r"
     process = start_search(
         project, *MINE, "--budget", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
@@ -49,8 +49,8 @@ def test_an_interrupt_cancels_the_trial_that_runs_and_resume_goes_on(project: Pa
     assert b"continue: ccl-search resume r" in out
     run = load_run(folder)
     assert run.standing == "stopped"
-    [waiting] = run.state.unfinished
-    assert waiting.handle is None
+    [unfinished] = run.state.unfinished
+    assert unfinished.handle is None
     assert find_processes("r-t0001-a1") == []
     (project / "launchers" / "mine.py").write_text("raise ValueError('another script')")
     assert main(["resume", "r", "--quiet"]) == 1
@@ -61,7 +61,7 @@ def test_an_interrupt_cancels_the_trial_that_runs_and_resume_goes_on(project: Pa
 
 
 def find_processes(job_name: str) -> list[str]:
-    """Living processes that carry a job's name in their environment."""
+    """Return the processes whose environment contains that job's name."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -73,7 +73,7 @@ def find_processes(job_name: str) -> list[str]:
 
 
 @pytest.mark.serial
-def test_a_search_whose_output_nobody_reads_stops_cleanly(project: Path) -> None:
+def test_a_search_stops_cleanly_when_its_output_is_closed(project: Path) -> None:
     process = start_search(
         project, *REPLAY, "--budget", "60", "--name", "r", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -81,10 +81,10 @@ def test_a_search_whose_output_nobody_reads_stops_cleanly(project: Path) -> None
     assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
-    said = process.stderr.read()
+    stderr = process.stderr.read()
     process.stderr.close()
     assert process.wait(timeout=120) in (0, 1)
-    assert b"Traceback" not in said
+    assert b"Traceback" not in stderr
     run = load_run(project / "runs" / "r")
     assert run.standing == "stopped"
     assert run.state.stopped is not None

@@ -1,4 +1,4 @@
-"""Trials in flight: what is repeated, what costs budget, what is adopted, and how a stop leaves things."""
+"""Running trials: which are retried, which cost budget, which jobs are adopted, and what a stop leaves behind."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tup
         return writer.state, launcher
 
 
-def test_what_the_infrastructure_failed_runs_again_and_costs_no_budget(project: Path) -> None:
+def test_an_infrastructure_failure_is_retried_and_costs_no_budget(project: Path) -> None:
     state, launcher = search(project, lambda job: failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job))
     assert len(state.trials) == 4
     assert all(trial.loss is not None and len(trial.repeats) == 1 for trial in state.trials.values())
     assert len(launcher.submitted) == 8
 
 
-def test_a_search_stops_to_be_looked_at_where_the_infrastructure_fails_for_good(project: Path) -> None:
+def test_a_search_stops_after_3_consecutive_infrastructure_failures(project: Path) -> None:
     state, launcher = search(project, lambda job: failed(FailureKind.NODE_FAILED))
     assert state.ended is None
     assert state.stopped is not None
@@ -49,8 +49,8 @@ def test_a_search_stops_to_be_looked_at_where_the_infrastructure_fails_for_good(
     assert len(launcher.submitted) == 9
 
 
-def test_a_search_in_an_allocation_that_ends_waits_for_the_next_one(project: Path) -> None:
-    """The second trial finds too little time left; the search stops at once, and a resume runs that trial."""
+def test_a_search_stops_when_its_allocation_ends_and_can_resume(project: Path) -> None:
+    """The allocation is too short for the second trial: the search stops at once, and a resume runs that trial."""
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.ALLOCATION_ENDED) if job.trial == 2 else ran(job))
     folder, session = open_search(project, launcher)
     with RunWriter(folder) as writer:
@@ -67,7 +67,7 @@ def test_a_search_in_an_allocation_that_ends_waits_for_the_next_one(project: Pat
         assert len(writer.state.trials) == 4
 
 
-def test_what_the_infrastructure_lost_for_good_is_tried_again_after_a_resume(project: Path) -> None:
+def test_trials_lost_to_infrastructure_are_retried_after_a_resume(project: Path) -> None:
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.NODE_FAILED))
     folder, session = open_search(project, launcher, budget=1000)
     with RunWriter(folder) as writer:
@@ -83,8 +83,8 @@ def test_what_the_infrastructure_lost_for_good_is_tried_again_after_a_resume(pro
     assert len(ranked) == len(session.space)
 
 
-class FirstIsLast(ScriptedLauncher):
-    """The job that was submitted first is polled as running as long as any other is."""
+class FirstJobFinishesLast(ScriptedLauncher):
+    """Reports the first job as running as long as another job runs."""
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
         statuses = super().poll(handles)
@@ -93,8 +93,8 @@ class FirstIsLast(ScriptedLauncher):
         return statuses
 
 
-def test_the_baseline_is_the_first_that_finished_and_stays_it(project: Path) -> None:
-    launcher = FirstIsLast(lambda job: ran(job, (10.0, 2.0, 3.0)[job.trial - 1]))
+def test_the_baseline_stays_the_first_trial_that_finished(project: Path) -> None:
+    launcher = FirstJobFinishesLast(lambda job: ran(job, (10.0, 2.0, 3.0)[job.trial - 1]))
     folder, session = open_search(project, launcher, budget=3, parallel=2)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -105,7 +105,7 @@ def test_the_baseline_is_the_first_that_finished_and_stays_it(project: Path) -> 
     assert set(baselines) == {None, 2}
 
 
-def test_a_failure_of_the_configuration_costs_budget_and_is_not_repeated(project: Path) -> None:
+def test_a_configuration_failure_costs_budget_and_is_not_retried(project: Path) -> None:
     state, launcher = search(project, lambda job: failed(FailureKind.OUT_OF_MEMORY))
     assert [
         trial.outcome.failure.kind for trial in state.trials.values() if trial.outcome and trial.outcome.failure
@@ -114,8 +114,8 @@ def test_a_failure_of_the_configuration_costs_budget_and_is_not_repeated(project
     assert state.ended is not None
 
 
-def test_jobs_of_a_killed_search_are_adopted_and_none_is_submitted_twice(project: Path) -> None:
-    """Killed after the launcher took the job and before the ledger knew of it."""
+def test_jobs_of_a_killed_search_are_adopted_not_submitted_again(project: Path) -> None:
+    """The search was killed after the launcher accepted the job and before the ledger recorded it."""
     launcher = ScriptedLauncher(ran)
     folder, session = open_search(project, launcher, budget=1)
     with RunWriter(folder) as writer:
@@ -135,7 +135,7 @@ def test_jobs_of_a_killed_search_are_adopted_and_none_is_submitted_twice(project
     assert launcher.submitted == [job.name]
 
 
-def test_a_result_that_was_left_by_a_job_nobody_knows_any_more_is_taken(project: Path) -> None:
+def test_a_result_of_a_job_the_launcher_no_longer_lists_is_used(project: Path) -> None:
     launcher = ScriptedLauncher(ran)
     folder, session = open_search(project, launcher, budget=1)
     with RunWriter(folder) as writer:
@@ -155,11 +155,11 @@ def test_a_result_that_was_left_by_a_job_nobody_knows_any_more_is_taken(project:
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_a_stop_cancels_running_jobs_or_leaves_them_as_asked(project: Path, detach: bool) -> None:
+def test_a_stop_cancels_running_jobs_unless_detached(project: Path, detach: bool) -> None:
     stop = StopSignal(leave_jobs=detach)
 
     def decide(job: Job) -> Ending:
-        stop.request("the test said so")
+        stop.request("requested by the test")
         return None
 
     launcher = ScriptedLauncher(decide)
@@ -173,19 +173,19 @@ def test_a_stop_cancels_running_jobs_or_leaves_them_as_asked(project: Path, deta
     assert launcher.cancelled == ([] if detach else ["r-t0001-a1"])
 
 
-def go_on(folder: Path, session: Session) -> RunState:
-    """One session of a search."""
+def run_session(folder: Path, session: Session) -> RunState:
+    """Run one session of a search and return its state."""
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, session)
         return writer.state
 
 
-def test_what_looks_lost_while_the_run_folder_is_away_is_not_believed(project: Path) -> None:
-    """A poll during the absence of a shared file system finds no result: that says nothing of the job."""
+def test_an_unreachable_run_folder_does_not_fail_a_job(project: Path) -> None:
+    """A poll that finds no result because a shared file system is unreachable does not prove that the job failed."""
     away = project / "away"
 
-    class Blind(ScriptedLauncher):
+    class LosesRunFolder(ScriptedLauncher):
         def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
             if folder.exists() and not away.exists() and not self.looked:
                 self.looked = True
@@ -193,19 +193,19 @@ def test_what_looks_lost_while_the_run_folder_is_away_is_not_believed(project: P
                 return [JobStatus(state=JobState.DONE, failure=failed(FailureKind.NODE_FAILED)) for _ in handles]
             return super().poll(handles)
 
-    launcher = Blind(ran)
+    launcher = LosesRunFolder(ran)
     folder, session = open_search(project, launcher, budget=1)
     with pytest.raises(OSError, match=r"\[Errno"):
-        go_on(folder, session)
+        run_session(folder, session)
     away.rename(folder)
-    (folder / "lock").unlink()  # its holder, this process, would be dead
-    trial = go_on(folder, session).trials[1]
+    (folder / "lock").unlink()  # in reality the process that holds the lock would be dead
+    trial = run_session(folder, session).trials[1]
     assert trial.loss == 1.0
     assert trial.repeats == ()
     assert len(launcher.submitted) == 1
 
 
-def test_earlier_attempts_are_kept_beside_the_one_that_counts(project: Path) -> None:
+def test_files_of_earlier_attempts_are_kept(project: Path) -> None:
     def decide(job: Job) -> Ending:
         (job.trial_dir / "stderr.log").write_text(f"attempt {job.attempt}")
         return failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job)
@@ -216,7 +216,7 @@ def test_earlier_attempts_are_kept_beside_the_one_that_counts(project: Path) -> 
     assert (folder / "attempts" / "1" / "stderr.log").read_text() == "attempt 1"
 
 
-def test_confirmations_are_new_runs_apart_from_the_budget(project: Path) -> None:
+def test_confirmations_are_new_trials_that_cost_no_budget(project: Path) -> None:
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
     folder, session = open_search(project, launcher, confirm=2)
@@ -231,8 +231,8 @@ def test_confirmations_are_new_runs_apart_from_the_budget(project: Path) -> None
     assert len({trial.config for trial in state.trials.values()}) == 4
 
 
-def test_a_search_over_several_metrics_runs_its_front_again(project: Path) -> None:
-    """Fewer ranks are slower: the fastest of each size is on the front, whatever it takes."""
+def test_a_multi_objective_search_confirms_its_pareto_front(project: Path) -> None:
+    """Fewer ranks are slower, so the fastest configuration of each size is on the Pareto front."""
     launcher = ScriptedLauncher(lambda job: ran(job, 8.0 / job.payload.num_ranks + 0.01 * job.trial, simulated=False))
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
     folder, session = open_search(project, launcher, budget=40, confirm=2)
@@ -241,18 +241,18 @@ def test_a_search_over_several_metrics_runs_its_front_again(project: Path) -> No
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, replace(session, spec=spec, jobs=jobs))
-        again = [trial for trial in writer.state.trials.values() if trial.purpose is Purpose.CONFIRMATION]
-    sizes = [int(t.config["tp"]) * int(t.config["dp"]) * int(t.config["pp"]) for t in again]  # type: ignore[arg-type]
+        confirmations = [trial for trial in writer.state.trials.values() if trial.purpose is Purpose.CONFIRMATION]
+    sizes = [int(t.config["tp"]) * int(t.config["dp"]) * int(t.config["pp"]) for t in confirmations]  # type: ignore[arg-type]
     assert sorted(sizes) == [1, 4]
 
 
-def test_a_stop_uses_up_no_attempt(project: Path) -> None:
-    """Stopped three times while its trial runs, then preempted twice: the trial still ends well."""
+def test_a_stop_does_not_count_as_an_attempt(project: Path) -> None:
+    """The search is stopped three times while its trial runs; the trial is then preempted twice and still succeeds."""
     stop = StopSignal()
 
     def decide(job: Job) -> Ending:
         if job.attempt <= 3:
-            stop.request("the test said so")
+            stop.request("requested by the test")
             return None
         return failed(FailureKind.PREEMPTED) if job.attempt <= 5 else ran(job)
 

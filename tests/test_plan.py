@@ -1,4 +1,4 @@
-"""Planning is a row of stages: each is entered once, in order, and hands a frozen value to the next."""
+"""Planning: its stages run in order, each once; requests that cannot work are refused."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from cclsearch.run.spec import SearchLimits
 
 ENGINE = Path(cclsearch.__file__).parent
 STAGES = ["card.load", "plan.target", "score.objective", "plan.workload", "plan.strategy", "plan.warm_start"]
+RECORDING = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
+REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
 def trace_stages(request: SearchRequest) -> tuple[Plan, list[str]]:
@@ -44,18 +46,14 @@ def trace_stages(request: SearchRequest) -> tuple[Plan, list[str]]:
 
 
 @pytest.mark.parametrize("launcher", [None, "slurm-generic"])
-def test_each_stage_of_planning_is_entered_once_and_in_order(project: Path, launcher: str | None) -> None:
+def test_planning_runs_each_stage_once_in_order(project: Path, launcher: str | None) -> None:
     plan, entered = trace_stages(SearchRequest(workload="wl2", limits=SearchLimits(budget=3), launcher=launcher))
     assert entered == STAGES
     assert plan.spec.space_size == len(plan.space) > 0
     assert plan.spec.strategy == "default"
 
 
-RECORDING = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
-REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
-
-
-BAD = [
+IMPOSSIBLE = [
     (
         ["run", "--workload", "wl2", "--launcher", "slurm-generic", "--recording", str(RECORDING)],
         "--launcher slurm-generic and --recording",
@@ -72,21 +70,21 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("command", "says"), BAD, ids=[says for _, says in BAD])
-def test_what_cannot_work_is_refused_in_one_line(
-    project: Path, command: list[str], says: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "message"), IMPOSSIBLE, ids=[message for _, message in IMPOSSIBLE])
+def test_impossible_requests_are_refused_in_one_line(
+    project: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "broken.yaml").write_text("workload: [\n")
     (project / "text.yaml").write_text("only words\n")
     assert main(command) == 2
-    told = capsys.readouterr()
-    assert says in told.err
-    assert told.err.count("\n") == 1
-    assert told.out == ""
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
     assert not (project / "runs").exists()
 
 
-def test_a_misspelled_degree_of_a_recording_is_noted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_column_of_a_recording_gives_a_note(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = project / "mine"
     shutil.copytree(RECORDING, folder)
     table = (folder / "trials.csv").read_text()
@@ -98,8 +96,6 @@ def test_a_misspelled_degree_of_a_recording_is_noted(project: Path, capsys: pyte
     assert "no column tp" in capsys.readouterr().out
 
 
-def test_confirmations_that_a_recording_cannot_give_are_told_of(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_confirm_is_ignored_for_a_recording(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*REPLAY, "--budget", "2", "--confirm", "1"]) == 0
     assert "--confirm is ignored: a recorded figure cannot be confirmed" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A small fixed sample of what `benchmarks/reliability.py` and `benchmarks/soak.py` do at length."""
+"""A short, fixed version of `benchmarks/reliability.py` and `benchmarks/soak.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-WAYS = {"kill -9", "SIGTERM", "full disk", "read-only disk", "clock jumps", "lost file system"}
+INTERRUPTIONS = {"kill -9", "SIGTERM", "full disk", "read-only disk", "clock jumps", "lost file system"}
 
 
 @pytest.mark.serial
-def test_searches_broken_at_random_moments_lose_nothing_and_run_nothing_twice() -> None:
+def test_searches_interrupted_at_random_lose_and_repeat_no_trial() -> None:
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "reliability.py"),
@@ -30,18 +30,18 @@ def test_searches_broken_at_random_moments_lose_nothing_and_run_nothing_twice() 
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout.splitlines()[-1])
     together = figures.pop("together")
-    assert set(figures) == WAYS
-    for way, tally in figures.items():
-        assert tally["moments"] == 3, way
-        for wrong in ("lost", "run_twice", "unreadable", "tracebacks"):
-            assert tally[wrong] == 0, (way, wrong, tally, done.stderr[-3000:])
+    assert set(figures) == INTERRUPTIONS
+    for interruption, tally in figures.items():
+        assert tally["moments"] == 3, interruption
+        for defect in ("lost", "run_twice", "unreadable", "tracebacks"):
+            assert tally[defect] == 0, (interruption, defect, tally, done.stderr[-3000:])
     assert together["ended"] == together["whole"] == together["searches"] == 4
     assert together["rivals_broken"] == together["trials_twice"] == 0
     assert together["trials"] == 100
 
 
 @pytest.mark.serial
-def test_memory_stays_flat_over_many_trials() -> None:
+def test_memory_does_not_grow_over_many_trials() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--trials", "600", "--every", "300", "--traced"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -12,7 +12,7 @@ from cclsearch.run.folder import load_run
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
-def test_a_run_folder_tells_how_its_search_stands(project: Path) -> None:
+def test_a_run_is_ended_running_or_killed(project: Path) -> None:
     assert main([*REPLAY, "--budget", "2", "--name", "r", "--quiet"]) == 0
     folder = project / "runs" / "r"
     assert load_run(folder).standing == "ended"

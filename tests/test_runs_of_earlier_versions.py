@@ -1,6 +1,6 @@
-"""What version 0.1.0 recorded opens, resumes and reports with the present version; asked through the command line only.
+"""Runs of version 0.1.0 open, resume and report with the present version, through the command line only.
 
-Figures are those that 0.1.0 printed of its own runs. See `recorded_versions.py` for what the fixtures are.
+The expected figures are those that 0.1.0 printed of its runs. `recorded_versions.py` describes the fixtures.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ import pytest
 from recorded_versions import (
     RECORDED,
     call,
-    call_apart,
-    count_ends,
-    put_project,
-    put_run,
+    call_in_subprocess,
+    copy_project,
+    copy_run,
+    count_finishes,
+    format_config,
     read_ledger,
-    write_config,
 )
 
 TRACES = Path(__file__).parent / "recorded" / "gloo-ddp2"
 
 
 def layout(tp: int, pp: int, dp: int, zero: int, micro: int) -> dict[str, Any]:
-    """A configuration of the recorded 8B model."""
+    """Return a configuration of the recorded 8B model."""
     return {"tp": tp, "pp": pp, "dp": dp, "zero_stage": zero, "micro_batch_size": micro}
 
 
 def tiny(dp: int, micro: int) -> dict[str, Any]:
-    """A configuration of `tiny`, in the order of its knobs."""
+    """Return a configuration of `tiny`, in the order of its knobs."""
     more = {"activation_checkpointing": "none", "zero_stage": 0}
     return {"tp": 1, "dp": dp, "pp": 1, "micro_batch_size": micro, **more}
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a recorded run."""
+class ExpectedRun:
+    """The expected contents of a recorded run."""
 
     kind: str
     best: dict[str, Any]
     trial: int
-    """The winner's number."""
+    """The number of the best trial."""
     step_time_s: float
     shown: str
-    """The winner's figure as people see it."""
+    """The step time of the best trial, in seconds, as the text output shows it."""
     num_trials: int
     first: dict[str, Any]
     """The configuration of trial 1."""
@@ -58,7 +58,7 @@ class Facts:
     not_admitted: tuple[int, ...] = ()
     unfinished: tuple[int, ...] = ()
     needs: tuple[str, ...] = field(default=())
-    """Other fixtures that it refers to."""
+    """Other fixtures to which the run refers."""
 
 
 JAX = {"tp": 1, "dp": 2, "ep": 1, "micro_batch_size": 8, "activation_checkpointing": "none"}
@@ -68,144 +68,146 @@ PIPE8 = layout(1, 8, 2, 0, 1)
 TENSOR4 = layout(4, 1, 4, 0, 2)
 MEASURED = {"provenance": "measured"}
 RUNS = [
-    Facts("replayed", TENSOR4, 5, 9.5477, "9.548", 5, START),
-    Facts("stopped", PIPE8, 3, 9.92659, "9.927", 4, START, standing="stopped", unfinished=(4,)),
-    Facts("killed", layout(1, 4, 4, 1, 1), 2, 8.99, "8.99", 4, START, standing="killed", unfinished=(3, 4)),
-    Facts("hybrid", TENSOR4, 5, 9.5477, "9.548", 6, START),
-    Facts("policy", layout(2, 1, 8, 1, 1), 2, 9.31587, "9.316", 4, START, not_admitted=(3,)),
-    Facts("llm-alone", PIPE8, 3, 9.92659, "9.927", 4, START),
-    Facts("learned", TENSOR4, 3, 9.5477, "9.548", 3, PIPE8, needs=("replayed",)),
-    Facts(
+    ExpectedRun("replayed", TENSOR4, 5, 9.5477, "9.548", 5, START),
+    ExpectedRun("stopped", PIPE8, 3, 9.92659, "9.927", 4, START, standing="stopped", unfinished=(4,)),
+    ExpectedRun("killed", layout(1, 4, 4, 1, 1), 2, 8.99, "8.99", 4, START, standing="killed", unfinished=(3, 4)),
+    ExpectedRun("hybrid", TENSOR4, 5, 9.5477, "9.548", 6, START),
+    ExpectedRun("policy", layout(2, 1, 8, 1, 1), 2, 9.31587, "9.316", 4, START, not_admitted=(3,)),
+    ExpectedRun("llm-alone", PIPE8, 3, 9.92659, "9.927", 4, START),
+    ExpectedRun("learned", TENSOR4, 3, 9.5477, "9.548", 3, PIPE8, needs=("replayed",)),
+    ExpectedRun(
         *("swept", layout(4, 1, 128, 0, 2), 9, 0.66053, "0.6605", 10, WIDE),
         num_accelerators=512,
         not_admitted=(3,),
         needs=("recordings",),
     ),
-    Facts(
+    ExpectedRun(
         *("front", layout(4, 1, 128, 1, 2), 4, 1.28504, "1.285", 8, WIDE),
         num_accelerators=512,
         not_admitted=(3,),
         needs=("recordings",),
     ),
-    Facts("measured", tiny(2, 4), 2, 0.097716915, "0.09772", 3, tiny(2, 8), num_accelerators=2, **MEASURED),
-    Facts("on-slurm", tiny(1, 16), 1, 0.173563291, "0.1736", 2, tiny(1, 16), num_accelerators=1, **MEASURED),
-    Facts("on-tpu", JAX, 1, 0.321479321, "0.3215", 1, JAX, num_accelerators=2, **MEASURED),
+    ExpectedRun("measured", tiny(2, 4), 2, 0.097716915, "0.09772", 3, tiny(2, 8), num_accelerators=2, **MEASURED),
+    ExpectedRun("on-slurm", tiny(1, 16), 1, 0.173563291, "0.1736", 2, tiny(1, 16), num_accelerators=1, **MEASURED),
+    ExpectedRun("on-tpu", JAX, 1, 0.321479321, "0.3215", 1, JAX, num_accelerators=2, **MEASURED),
 ]
-BY_KIND = {facts.kind: facts for facts in RUNS}
-each_run = pytest.mark.parametrize("facts", RUNS, ids=lambda facts: facts.kind)
+BY_KIND = {expected.kind: expected for expected in RUNS}
+each_run = pytest.mark.parametrize("expected", RUNS, ids=lambda expected: expected.kind)
 
 
-def put(project: Path, facts: Facts) -> Path:
-    """The run with what it refers to, under its project."""
-    for kind in facts.needs:
-        put_run(project, kind)
-    return put_run(project, facts.kind)
+def copy_with_needs(project: Path, expected: ExpectedRun) -> Path:
+    """Copy the run, and the fixtures to which it refers, into the project."""
+    for kind in expected.needs:
+        copy_run(project, kind)
+    return copy_run(project, expected.kind)
 
 
-def test_every_fixture_is_asked() -> None:
+def test_every_fixture_is_used() -> None:
     others = {"recordings", "failed", "cut-off", "night", "own"}
-    assert {path.name for path in RECORDED.iterdir()} == {facts.kind for facts in RUNS} | others
+    assert {path.name for path in RECORDED.iterdir()} == {expected.kind for expected in RUNS} | others
 
 
 @each_run
-def test_status_tells_where_the_search_stands(facts: Facts, project: Path) -> None:
-    put(project, facts)
-    status = call("status", facts.kind, "--json").json
-    assert (status["run"], status["standing"]) == (facts.kind, facts.standing)
-    assert [trial["trial"] for trial in status["trials"]] == list(range(1, facts.num_trials + 1))
-    assert status["trials"][0]["config"] == facts.first
-    assert status["best"]["config"] == facts.best
-    text = call("status", facts.kind).out
-    assert write_config(facts.best) in text
-    assert facts.shown in text
+def test_status_gives_the_state_of_the_search(expected: ExpectedRun, project: Path) -> None:
+    copy_with_needs(project, expected)
+    status = call("status", expected.kind, "--json").json
+    assert (status["run"], status["standing"]) == (expected.kind, expected.standing)
+    assert [trial["trial"] for trial in status["trials"]] == list(range(1, expected.num_trials + 1))
+    assert status["trials"][0]["config"] == expected.first
+    assert status["best"]["config"] == expected.best
+    text = call("status", expected.kind).out
+    assert format_config(expected.best) in text
+    assert expected.shown in text
     rows = {row["run"]: row for row in call("status", "--json").json}
-    assert rows[facts.kind]["trials"] == facts.num_trials
-    assert rows[facts.kind]["best_step_time_s"] == pytest.approx(facts.step_time_s)
+    assert rows[expected.kind]["trials"] == expected.num_trials
+    assert rows[expected.kind]["best_step_time_s"] == pytest.approx(expected.step_time_s)
 
 
 @each_run
-def test_best_names_the_configuration_that_won(facts: Facts, project: Path) -> None:
-    run = put(project, facts)
-    best = call("best", facts.kind, "--json").json
-    assert (best["trial"], best["config"]) == (facts.trial, facts.best)
-    assert best["step_time_s"] == pytest.approx(facts.step_time_s)
-    assert best["num_accelerators"] == facts.num_accelerators
-    assert best["provenance"] == facts.provenance
-    assert Path(best["evidence"]) == run / "trials" / f"{facts.trial:04d}"
-    if facts.provenance == "recorded":  # of a measured run, the text starts its run script to ask for its options
-        text = call("best", facts.kind).out
-        assert write_config(facts.best) in text
-        assert facts.shown in text
+def test_best_gives_the_best_configuration(expected: ExpectedRun, project: Path) -> None:
+    run = copy_with_needs(project, expected)
+    best = call("best", expected.kind, "--json").json
+    assert (best["trial"], best["config"]) == (expected.trial, expected.best)
+    assert best["step_time_s"] == pytest.approx(expected.step_time_s)
+    assert best["num_accelerators"] == expected.num_accelerators
+    assert best["provenance"] == expected.provenance
+    assert Path(best["evidence"]) == run / "trials" / f"{expected.trial:04d}"
+    if expected.provenance == "recorded":  # for a measured run, `best` starts the run script to list its options
+        text = call("best", expected.kind).out
+        assert format_config(expected.best) in text
+        assert expected.shown in text
 
 
 @each_run
-def test_show_knows_the_first_and_the_best_trial(facts: Facts, project: Path) -> None:
-    put(project, facts)
-    assert call("show", facts.kind, "1", "--json").json["config"] == facts.first
-    assert write_config(facts.first) in call("show", facts.kind, "1").out
-    shown = call("show", facts.kind, str(facts.trial), "--json").json
-    assert shown["config"] == facts.best
-    assert shown["outcome"]["metrics"]["step_time_s"] == pytest.approx(facts.step_time_s)
-    assert shown["outcome"]["provenance"] == facts.provenance
+def test_show_gives_the_first_and_the_best_trial(expected: ExpectedRun, project: Path) -> None:
+    copy_with_needs(project, expected)
+    assert call("show", expected.kind, "1", "--json").json["config"] == expected.first
+    assert format_config(expected.first) in call("show", expected.kind, "1").out
+    shown = call("show", expected.kind, str(expected.trial), "--json").json
+    assert shown["config"] == expected.best
+    assert shown["outcome"]["metrics"]["step_time_s"] == pytest.approx(expected.step_time_s)
+    assert shown["outcome"]["provenance"] == expected.provenance
 
 
 @each_run
-def test_the_page_shows_the_configuration_that_won_and_its_figure(facts: Facts, project: Path) -> None:
-    put(project, facts)
-    call("report", facts.kind, "--no-png", "--out", "page.html")
+def test_the_report_shows_the_best_configuration(expected: ExpectedRun, project: Path) -> None:
+    copy_with_needs(project, expected)
+    call("report", expected.kind, "--no-png", "--out", "page.html")
     page = Path("page.html").read_text(encoding="utf-8")
-    assert write_config(facts.best) in page
-    assert str(facts.step_time_s)[:5] in page  # in full where a column is sorted by it
-    assert facts.provenance in page
+    assert format_config(expected.best) in page
+    assert str(expected.step_time_s)[:5] in page  # the page has the full figure in sortable columns
+    assert expected.provenance in page
 
 
 @each_run
-def test_the_evidence_still_carries_every_trial_that_it_carried(facts: Facts, project: Path) -> None:
-    put(project, facts)
-    judged = call("admit", facts.kind, "--json").json
-    assert judged["inputs_unchanged"]
-    finished = set(range(1, facts.num_trials + 1)) - set(facts.unfinished)
-    assert {trial["trial"] for trial in judged["trials"]} == finished
-    now = {trial["trial"] for trial in judged["trials"] if trial["admitted"]}
-    then = {trial["trial"] for trial in judged["trials"] if trial["admitted_in_ledger"]}
-    assert now == then == finished - set(facts.not_admitted)
-    unedited = {v["ok"] for t in judged["trials"] for v in t["verdicts"] if v["rule"] == "unedited" and t["admitted"]}
+def test_admit_gives_the_same_verdicts_as_the_ledger(expected: ExpectedRun, project: Path) -> None:
+    copy_with_needs(project, expected)
+    admissions = call("admit", expected.kind, "--json").json
+    assert admissions["inputs_unchanged"]
+    finished = set(range(1, expected.num_trials + 1)) - set(expected.unfinished)
+    assert {trial["trial"] for trial in admissions["trials"]} == finished
+    now = {trial["trial"] for trial in admissions["trials"] if trial["admitted"]}
+    recorded = {trial["trial"] for trial in admissions["trials"] if trial["admitted_in_ledger"]}
+    assert now == recorded == finished - set(expected.not_admitted)
+    unedited = {
+        v["ok"] for t in admissions["trials"] for v in t["verdicts"] if v["rule"] == "unedited" and t["admitted"]
+    }
     assert unedited == {True}
 
 
 @each_run
-def test_a_table_has_a_row_a_trial_and_marks_the_best(facts: Facts, project: Path) -> None:
-    put(project, facts)
-    call("export", facts.kind, "--to", "csv", "--out", "table.csv")
+def test_the_csv_has_a_row_per_trial_and_marks_the_best(expected: ExpectedRun, project: Path) -> None:
+    copy_with_needs(project, expected)
+    call("export", expected.kind, "--to", "csv", "--out", "table.csv")
     with Path("table.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [int(row["trial"]) for row in rows] == list(range(1, facts.num_trials + 1))
+    assert [int(row["trial"]) for row in rows] == list(range(1, expected.num_trials + 1))
     [best] = [row for row in rows if row["is_best"] == "True"]
-    assert int(best["trial"]) == facts.trial
-    assert {knob: best[f"config.{knob}"] for knob in facts.best} == {k: str(v) for k, v in facts.best.items()}
-    assert float(best["metric.step_time_s"]) == pytest.approx(facts.step_time_s)
+    assert int(best["trial"]) == expected.trial
+    assert {knob: best[f"config.{knob}"] for knob in expected.best} == {k: str(v) for k, v in expected.best.items()}
+    assert float(best["metric.step_time_s"]) == pytest.approx(expected.step_time_s)
 
 
 @pytest.mark.parametrize("kind", ["replayed", "policy", "measured"])
-def test_an_optuna_study_has_the_same_trials_and_the_same_best(kind: str, project: Path) -> None:
+def test_the_optuna_study_has_the_same_trials_and_best(kind: str, project: Path) -> None:
     import optuna
 
-    facts = BY_KIND[kind]
-    put(project, facts)
+    expected = BY_KIND[kind]
+    copy_with_needs(project, expected)
     call("export", kind, "--to", "optuna", "--out", "study.db")
     study = optuna.load_study(study_name=kind, storage="sqlite:///study.db")
-    assert len(study.trials) == facts.num_trials
-    assert study.best_trial.params == facts.best
-    assert study.best_value == pytest.approx(facts.step_time_s)
+    assert len(study.trials) == expected.num_trials
+    assert study.best_trial.params == expected.best
+    assert study.best_value == pytest.approx(expected.step_time_s)
 
 
 @pytest.mark.parametrize(
     ("kind", "budget"),
     [("replayed", 6), ("learned", 4), ("swept", 11), ("front", 9), ("hybrid", 7), ("policy", 5)],
 )
-def test_an_ended_replay_goes_on_with_a_greater_budget(kind: str, budget: int, project: Path) -> None:
-    facts = BY_KIND[kind]
-    run = put(project, facts)
+def test_an_ended_replay_continues_with_a_larger_budget(kind: str, budget: int, project: Path) -> None:
+    expected = BY_KIND[kind]
+    run = copy_with_needs(project, expected)
     before = (run / "ledger.jsonl").read_bytes()
     call("resume", kind, "--budget", str(budget), "--quiet")
     assert (run / "ledger.jsonl").read_bytes().startswith(before)
@@ -213,23 +215,23 @@ def test_an_ended_replay_goes_on_with_a_greater_budget(kind: str, budget: int, p
     assert (status["standing"], status["budget"], status["spent"]) == ("ended", budget, budget)
     configs = [json.dumps(trial["config"]) for trial in status["trials"]]
     assert len(set(configs)) == len(configs) == budget
-    assert count_ends(run) == dict.fromkeys(range(1, budget + 1), 1)
+    assert count_finishes(run) == dict.fromkeys(range(1, budget + 1), 1)
     trials = {trial["trial"]: trial["config"] for trial in status["trials"]}
-    assert (trials[1], trials[facts.trial]) == (facts.first, facts.best)
+    assert (trials[1], trials[expected.trial]) == (expected.first, expected.best)
 
 
 def test_a_replay_resumes_after_the_shipped_recordings_have_moved(project: Path) -> None:
-    run = put_run(project, "replayed", shipped=project / "site-packages" / "cclsearch" / "_content")
+    run = copy_run(project, "replayed", shipped=project / "site-packages" / "cclsearch" / "_content")
     assert call("best", "replayed", "--json").json["config"] == TENSOR4
     call("resume", "replayed", "--budget", "6", "--quiet")
-    assert count_ends(run) == dict.fromkeys(range(1, 7), 1)
+    assert count_finishes(run) == dict.fromkeys(range(1, 7), 1)
 
 
 @pytest.mark.parametrize("kind", ["stopped", "killed"])
-def test_a_search_that_was_cut_off_ends_and_runs_nothing_twice(kind: str, project: Path) -> None:
-    facts = BY_KIND[kind]
-    run = put(project, facts)
-    assert set(count_ends(run)) == set(range(1, facts.num_trials + 1)) - set(facts.unfinished)
+def test_an_interrupted_search_resumes_and_runs_nothing_twice(kind: str, project: Path) -> None:
+    expected = BY_KIND[kind]
+    run = copy_with_needs(project, expected)
+    assert set(count_finishes(run)) == set(range(1, expected.num_trials + 1)) - set(expected.unfinished)
     proposed = {event["trial"]: event["config"] for event in read_ledger(run) if event["event"] == "trial_proposed"}
     call("resume", kind, "--quiet")
     status = call("status", kind, "--json").json
@@ -237,31 +239,31 @@ def test_a_search_that_was_cut_off_ends_and_runs_nothing_twice(kind: str, projec
     configs = {trial["trial"]: trial["config"] for trial in status["trials"]}
     assert {number: configs[number] for number in proposed} == proposed
     assert len({json.dumps(config) for config in configs.values()}) == 8
-    assert count_ends(run) == dict.fromkeys(range(1, 9), 1)
+    assert count_finishes(run) == dict.fromkeys(range(1, 9), 1)
     assert not (run / "lock").exists()
 
 
-def test_an_input_that_was_edited_is_still_refused(project: Path) -> None:
-    run = put(project, BY_KIND["replayed"])
+def test_an_edited_input_is_still_refused(project: Path) -> None:
+    run = copy_with_needs(project, BY_KIND["replayed"])
     spec = run / "search.yaml"
     spec.write_text(spec.read_text().replace("seed: 0", "seed: 1"))
     call("resume", "replayed", "--budget", "6", code=2)
     assert not call("admit", "replayed", "--json", code=1).json["inputs_unchanged"]
-    assert len(count_ends(run)) == 5
+    assert len(count_finishes(run)) == 5
 
 
-def test_a_result_that_was_edited_is_still_refused(project: Path) -> None:
-    run = put(project, BY_KIND["replayed"])
+def test_an_edited_result_is_still_refused(project: Path) -> None:
+    run = copy_with_needs(project, BY_KIND["replayed"])
     result = run / "trials" / "0005" / "result.json"
     result.write_text(result.read_text().replace("9.5477", "1.5477"))
-    judged = {trial["trial"]: trial for trial in call("admit", "replayed", "--json", code=1).json["trials"]}
-    assert judged[5]["admitted_in_ledger"]
-    assert not judged[5]["admitted"]
-    assert all(judged[number]["admitted"] for number in (1, 2, 3, 4))
+    admissions = {trial["trial"]: trial for trial in call("admit", "replayed", "--json", code=1).json["trials"]}
+    assert admissions[5]["admitted_in_ledger"]
+    assert not admissions[5]["admitted"]
+    assert all(admissions[number]["admitted"] for number in (1, 2, 3, 4))
 
 
-def test_a_measured_run_has_its_confirmation_its_repeat_and_its_traces(project: Path) -> None:
-    run = put(project, BY_KIND["measured"])
+def test_a_measured_run_keeps_its_confirmation_retry_and_traces(project: Path) -> None:
+    run = copy_with_needs(project, BY_KIND["measured"])
     confirmation = call("show", "measured", "3", "--json").json
     assert (confirmation["purpose"], confirmation["attempts"]) == ("confirmation", 2)
     assert len(confirmation["repeats"]) == 1
@@ -275,25 +277,25 @@ def test_a_measured_run_has_its_confirmation_its_repeat_and_its_traces(project: 
         assert scored[name]["value"] == pytest.approx(shown["metrics"][name])
 
 
-def test_a_failure_keeps_its_kind_and_evidence_that_is_gone_is_missed(project: Path) -> None:
-    put_run(project, "failed")
+def test_a_failure_keeps_its_kind_and_missing_traces_are_noticed(project: Path) -> None:
+    copy_run(project, "failed")
     status = call("status", "failed", "--json").json
     assert (status["standing"], status["spent"], status["best"]["trial"]) == ("ended", 2, 2)
     assert status["best"]["config"] == tiny(1, 4)
     failure = call("show", "failed", "1", "--json").json["outcome"]["failure"]
     assert (failure["stage"], failure["kind"], failure["rank"]) == ("run", "out_of_memory", 0)
     assert "out_of_memory" in call("status", "failed").out
-    judged = {trial["trial"]: trial for trial in call("admit", "failed", "--json", code=1).json["trials"]}
-    assert not judged[1]["admitted_in_ledger"]
-    broken = [verdict["rule"] for verdict in judged[2]["verdicts"] if verdict["ok"] is False]
-    assert (judged[2]["admitted_in_ledger"], broken) == (True, ["ranks_traced"])
+    admissions = {trial["trial"]: trial for trial in call("admit", "failed", "--json", code=1).json["trials"]}
+    assert not admissions[1]["admitted_in_ledger"]
+    failed_rules = [verdict["rule"] for verdict in admissions[2]["verdicts"] if verdict["ok"] is False]
+    assert (admissions[2]["admitted_in_ledger"], failed_rules) == (True, ["ranks_traced"])
     call("export", "failed", "--out", "table.csv")
     with Path("table.csv").open(newline="", encoding="utf-8") as file:
         assert [row["failure_kind"] for row in csv.DictReader(file)] == ["out_of_memory", ""]
 
 
-def test_a_killed_slurm_search_shows_the_job_that_it_left(project: Path) -> None:
-    put_run(project, "cut-off")
+def test_a_killed_slurm_search_shows_its_unfinished_trial(project: Path) -> None:
+    copy_run(project, "cut-off")
     status = call("status", "cut-off", "--json").json
     assert (status["standing"], status["spent"], status["best"]) == ("killed", 1, None)
     trial = call("show", "cut-off", "1", "--json").json
@@ -313,20 +315,18 @@ def test_a_killed_slurm_search_shows_the_job_that_it_left(project: Path) -> None
         ("policy", [(2, 1, 8, 1, 1), (2, 1, 8, 0, 1)]),
     ],
 )
-def test_turns_of_an_llm_are_decided_again_as_they_were(
-    kind: str, decided: list[tuple[int, ...]], project: Path
-) -> None:
-    put_run(project, kind)
+def test_replayed_llm_turns_give_the_same_decisions(kind: str, decided: list[tuple[int, ...]], project: Path) -> None:
+    copy_run(project, kind)
     turns = [json.loads(line) for line in call("replay-turns", kind, "--json").out.splitlines()]
     assert [turn["turn"] for turn in turns] == list(range(1, len(decided) + 1))
     assert all(turn["same"] for turn in turns)
     for turn, config in zip(turns, decided, strict=True):
-        assert write_config(layout(*config)) in turn["decision"]
-        assert write_config(layout(*config)) in turn["again"]
+        assert format_config(layout(*config)) in turn["decision"]
+        assert format_config(layout(*config)) in turn["again"]
 
 
-def test_a_sweep_has_its_front_and_its_choice_at_every_weight(project: Path) -> None:
-    put(project, BY_KIND["swept"])
+def test_a_sweep_keeps_its_pareto_front_and_its_best_at_each_weight(project: Path) -> None:
+    copy_with_needs(project, BY_KIND["swept"])
     front = call("pareto", "swept", "--json").json
     assert front["metrics"] == ["step_time_s", "num_accelerators"]
     assert [point["trial"] for point in front["points"] if point["on_front"]] == [2, 5, 9, 10]
@@ -337,11 +337,11 @@ def test_a_sweep_has_its_front_and_its_choice_at_every_weight(project: Path) -> 
     ranges = {point["trial"]: point["weights"] for point in front["points"] if point["weights"]}
     assert ranges == {5: pytest.approx([0, 0.7837051809]), 9: pytest.approx([0.7837051809, 1])}
     call("pareto", "swept", "--no-png", "--out", "drawn")
-    assert write_config(layout(1, 4, 4, 1, 1)) in (project / "drawn" / "pareto.html").read_text(encoding="utf-8")
+    assert format_config(layout(1, 4, 4, 1, 1)) in (project / "drawn" / "pareto.html").read_text(encoding="utf-8")
 
 
-def test_a_run_over_two_metrics_has_its_front(project: Path) -> None:
-    put(project, BY_KIND["front"])
+def test_a_run_over_two_metrics_keeps_its_pareto_front(project: Path) -> None:
+    copy_with_needs(project, BY_KIND["front"])
     front = call("pareto", "front", "--json").json
     assert [point["trial"] for point in front["points"] if point["on_front"]] == [2, 4, 5, 8]
     assert [point["trial"] for point in front["points"] if point["is_knee"]] == [8]
@@ -349,7 +349,7 @@ def test_a_run_over_two_metrics_has_its_front(project: Path) -> None:
 
 
 def test_the_next_night_compares_with_the_recorded_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = put_project("night", tmp_path / "night")
+    project = copy_project("night", tmp_path / "night")
     monkeypatch.chdir(project)
     nights = project / "runs" / "nights" / "nightly"
     summary = call("nightly", "nightly.yaml", "--once", "--json").json
@@ -368,28 +368,28 @@ def test_the_next_night_compares_with_the_recorded_one(tmp_path: Path, monkeypat
     assert (first["trial"], first["config"]) == (5, TENSOR4)
 
 
-def test_a_new_search_learns_from_a_recorded_one(project: Path) -> None:
-    put(project, BY_KIND["replayed"])
-    taught = ["run", "--workload", "wl2", "--budget", "1", "--quiet", "--name"]
-    call(*taught, "taught", "--learn-from", "replayed")
-    call(*taught, "untaught")
-    best = {name: call("best", name, "--json").json for name in ("taught", "untaught")}
-    assert best["untaught"]["config"] == START
-    assert best["taught"]["step_time_s"] < 0.5 * best["untaught"]["step_time_s"]
+def test_a_new_search_learns_from_a_recorded_run(project: Path) -> None:
+    copy_with_needs(project, BY_KIND["replayed"])
+    command = ["run", "--workload", "wl2", "--budget", "1", "--quiet", "--name"]
+    call(*command, "warm", "--learn-from", "replayed")
+    call(*command, "cold")
+    best = {name: call("best", name, "--json").json for name in ("warm", "cold")}
+    assert best["cold"]["config"] == START
+    assert best["warm"]["step_time_s"] < 0.5 * best["cold"]["step_time_s"]
 
 
-def test_runs_of_all_kinds_are_ranked_on_one_page(project: Path) -> None:
+def test_report_all_ranks_runs_of_all_kinds(project: Path) -> None:
     for kind in ("replayed", "policy"):
-        put(project, BY_KIND[kind])
+        copy_with_needs(project, BY_KIND[kind])
     call("report", "--all", "--no-png", "--out", "ranking.html")
     page = Path("ranking.html").read_text(encoding="utf-8")
-    assert all(write_config(BY_KIND[kind].best) in page for kind in ("replayed", "policy"))
+    assert all(format_config(BY_KIND[kind].best) in page for kind in ("replayed", "policy"))
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's project of version 0.1.0 with everything of its own, and a plugin package beside it."""
-    folder = put_project("own", tmp_path / "own")
+    """Return a user's project of version 0.1.0 with its own card, profile, objective, run script and plugin package."""
+    folder = copy_project("own", tmp_path / "own")
     monkeypatch.chdir(folder)
     return folder
 
@@ -397,13 +397,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 CHOSEN = {"tp": 2, "dp": 1, "micro_batch_size": 2, "overlap": False}
 
 
-def test_a_run_of_a_users_project_is_read_with_its_settings_and_plugin(own: Path) -> None:
+def test_a_run_of_a_user_project_opens_with_its_settings_and_plugin(own: Path) -> None:
     best = call("best", "own", "--json").json
     assert (best["trial"], best["config"], best["objective"]) == (1, CHOSEN, "roomy")
     assert best["step_time_s"] == pytest.approx(0.21)
-    judged = call_apart("admit", "own", "--json", plugin=own / "plugin").json
-    assert [trial["admitted"] for trial in judged["trials"]] == [True, True, False, False]
-    assert [trial["admitted_in_ledger"] for trial in judged["trials"]] == [True, True, False, False]
+    admissions = call_in_subprocess("admit", "own", "--json", plugin=own / "plugin").json
+    assert [trial["admitted"] for trial in admissions["trials"]] == [True, True, False, False]
+    assert [trial["admitted_in_ledger"] for trial in admissions["trials"]] == [True, True, False, False]
     first, failed = (call("show", "own", number, "--json").json for number in ("1", "4"))
     assert (first["attempts"], len(first["repeats"])) == (2, 1)
     assert first["outcome"]["metrics"]["longest_kernel"] == pytest.approx(0.105)
@@ -412,11 +412,11 @@ def test_a_run_of_a_users_project_is_read_with_its_settings_and_plugin(own: Path
     assert "25 of 24 GiB" in failed["outcome"]["failure"]["message"]
 
 
-def test_a_run_of_a_users_project_goes_on_with_its_run_script_objective_and_plugin(own: Path) -> None:
-    call_apart("resume", "own", "--budget", "6", "--quiet", plugin=own / "plugin")
+def test_a_run_of_a_user_project_resumes_with_its_own_files(own: Path) -> None:
+    call_in_subprocess("resume", "own", "--budget", "6", "--quiet", plugin=own / "plugin")
     status = call("status", "own", "--json").json
     assert (status["standing"], status["spent"]) == ("ended", 6)
-    assert count_ends(own / "searches" / "own") == dict.fromkeys(range(1, 7), 1)
+    assert count_finishes(own / "searches" / "own") == dict.fromkeys(range(1, 7), 1)
     for number in (5, 6):
         trial = call("show", "own", str(number), "--json").json
         config, outcome = trial["config"], trial["outcome"]
@@ -429,11 +429,11 @@ def test_a_run_of_a_users_project_goes_on_with_its_run_script_objective_and_plug
         assert outcome["metrics"]["noise_db"] == 30 + config["micro_batch_size"]
 
 
-def test_a_users_project_starts_a_new_search_from_its_own_files(own: Path) -> None:
+def test_a_user_project_starts_a_new_search_from_its_own_files(own: Path) -> None:
     knobs = ("tp=1", "micro_batch_size=2", "overlap=true")
     limited = [word for knob in knobs for word in ("--knob", knob)]
     new = ["run", "--workload", "my-model", *limited, "--budget", "1", "--name", "new", "--quiet"]
-    call_apart(*new, plugin=own / "plugin")
+    call_in_subprocess(*new, plugin=own / "plugin")
     assert (own / "searches" / "new" / "ledger.jsonl").is_file()
     best = call("best", "new", "--json").json
     assert (best["objective"], best["provenance"]) == ("roomy", "measured")
@@ -443,30 +443,30 @@ def test_a_users_project_starts_a_new_search_from_its_own_files(own: Path) -> No
         assert json.load(file)["distributedInfo"]["rank"] == 1
 
 
-def test_a_users_content_is_found_by_name(own: Path) -> None:
+def test_content_of_a_user_project_is_found_by_name(own: Path) -> None:
     space = call("space", "--workload", "my-model", "--json").json
     assert (space["framework"], space["legal"]) == ("mine", 6)
-    planned = call_apart("run", "--workload", "my-model", "--dry-run", "--json", plugin=own / "plugin").json
+    planned = call_in_subprocess("run", "--workload", "my-model", "--dry-run", "--json", plugin=own / "plugin").json
     assert planned["space"] == 12, "the profile adds a knob of two choices"
     assert "MINE_BASE_S=0.1" in planned["job_script"]
     assert call("policy", "test", "wide", "--workload", "my-model").code == 0
 
 
-def test_a_metric_of_an_installed_package_is_measured(own: Path) -> None:
+def test_a_metric_of_an_installed_package_is_computed(own: Path) -> None:
     asked = ["score", str(TRACES), "--metric", "longest_kernel", "--metric", "slowest_group", "--json"]
-    found = call_apart(*asked, plugin=own / "plugin").json
+    found = call_in_subprocess(*asked, plugin=own / "plugin").json
     assert {(metric["status"], metric["unit"], metric["n_ranks"]) for metric in found.values()} == {("ok", "s", 2)}
     assert found["longest_kernel"]["value"] == pytest.approx(0.000137804)
     assert found["slowest_group"]["value"] == pytest.approx(0.006599688)
-    call_apart(*asked, plugin=own / "launchers", code=2)
+    call_in_subprocess(*asked, plugin=own / "launchers", code=2)
 
 
 @pytest.mark.serial
-def test_a_measured_run_is_confirmed_by_training_the_same_model(project: Path) -> None:
+def test_confirming_a_measured_run_trains_the_same_model(project: Path) -> None:
     pytest.importorskip("torch")
-    run = put(project, BY_KIND["measured"])
+    run = copy_with_needs(project, BY_KIND["measured"])
     call("resume", "measured", "--confirm", "2", "--quiet")
-    assert count_ends(run) == {1: 1, 2: 1, 3: 1, 4: 1}
+    assert count_finishes(run) == {1: 1, 2: 1, 3: 1, 4: 1}
     fourth = call("show", "measured", "4", "--json").json
     assert (fourth["purpose"], fourth["config"]) == ("confirmation", tiny(2, 8))
     assert fourth["outcome"]["failure"] is None

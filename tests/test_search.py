@@ -1,4 +1,4 @@
-"""The search loop over a recording: the whole budget, no duplicates, and nothing lost at any kill."""
+"""The search loop over a recording: it spends its budget, repeats no configuration and loses no trial if killed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ROOT = Path(__file__).parent.parent
 SEARCH = ["run", "--workload", "wl2", "--launcher", "replay", "--name", "r"]
 
 
-def finish(*more: str) -> Run:
+def run_to_end(*more: str) -> Run:
     assert main([*SEARCH, "--quiet", *more]) == 0
     return load_run(Path("runs") / "r")
 
 
 def test_a_search_spends_its_budget_on_different_configurations(project: Path) -> None:
-    run = finish("--budget", "15")
+    run = run_to_end("--budget", "15")
     assert len(run.state.trials) == 15
     assert len({trial.config for trial in run.state.trials.values()}) == 15
     assert run.standing == "ended"
@@ -35,13 +35,13 @@ def test_a_search_spends_its_budget_on_different_configurations(project: Path) -
 
 
 def test_the_same_seed_gives_the_same_search(project: Path) -> None:
-    first = [str(t.config) for t in finish("--budget", "6").state.trials.values()]
+    first = [str(t.config) for t in run_to_end("--budget", "6").state.trials.values()]
     assert main([*SEARCH[:-1], "again", "--quiet", "--budget", "6"]) == 0
     again = load_run(Path("runs") / "again")
     assert [str(t.config) for t in again.state.trials.values()] == first
 
 
-def test_what_is_recorded_says_so_wherever_it_is_shown(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replayed_search_is_marked_recorded_in_its_output(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SEARCH, "--budget", "3"]) == 0
     shown = capsys.readouterr().out
     assert "recorded measurements of 16 x h100" in shown
@@ -54,40 +54,40 @@ def test_what_is_recorded_says_so_wherever_it_is_shown(project: Path, capsys: py
     assert Path(best["evidence"], "result.json").is_file()
 
 
-def test_resume_raises_the_budget_and_goes_on(project: Path) -> None:
-    first = list(finish("--budget", "4").state.trials.values())
+def test_resume_with_a_larger_budget_continues_the_search(project: Path) -> None:
+    first = list(run_to_end("--budget", "4").state.trials.values())
     assert main(["resume", "r", "--budget", "9", "--quiet"]) == 0
     run = load_run(Path("runs") / "r")
     assert len(run.state.trials) == 9
     assert list(run.state.trials.values())[:4] == first
 
 
-def test_a_recording_cannot_confirm_itself(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    finish("--budget", "3")
+def test_confirming_a_replayed_search_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_to_end("--budget", "3")
     assert main(["resume", "r", "--confirm", "2"]) == 2
     assert "cannot be confirmed by another run" in capsys.readouterr().err
 
 
-def test_parallel_trials_are_proposed_in_batches_without_duplicates(project: Path) -> None:
-    run = finish("--budget", "12", "--parallel", "4")
+def test_parallel_trials_are_all_different(project: Path) -> None:
+    run = run_to_end("--budget", "12", "--parallel", "4")
     assert len({trial.config for trial in run.state.trials.values()}) == 12
 
 
-@pytest.mark.parametrize("spoil", ["card", "spec", "newer"])
-def test_changed_inputs_are_refused_at_resume(project: Path, spoil: str, capsys: pytest.CaptureFixture[str]) -> None:
-    finish("--budget", "2")
+@pytest.mark.parametrize("change", ["card", "spec", "newer"])
+def test_changed_inputs_are_refused_at_resume(project: Path, change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_to_end("--budget", "2")
     path = Path("runs") / "r" / "search.yaml"
     text = path.read_text()
     changed = {
         "card": text.replace("global_batch_size: 256", "global_batch_size: 128"),
         "spec": text.replace("schema_version: 1", "schema_version: 1\nunheard_of: 1"),
         "newer": text.replace("schema_version: 1", "schema_version: 999"),
-    }[spoil]
+    }[change]
     assert changed != text
     path.write_text(changed)
     assert main(["resume", "r", "--budget", "4"]) == 2
     message = capsys.readouterr().err
-    assert {"card": "edited", "spec": "unheard_of", "newer": "newer"}[spoil] in message
+    assert {"card": "edited", "spec": "unheard_of", "newer": "newer"}[change] in message
     assert message.count("\n") == 1
 
 
@@ -113,25 +113,25 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("command", "says"), BAD, ids=[" ".join(command) for command, _ in BAD])
-def test_bad_input_is_one_clear_line_and_nothing_is_made(
-    project: Path, command: list[str], says: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "message"), BAD, ids=[" ".join(command) for command, _ in BAD])
+def test_bad_input_gives_one_line_and_creates_nothing(
+    project: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command) == 2
     captured = capsys.readouterr()
-    assert says in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
     assert not (project / "runs").exists()
 
 
-def test_an_unwritable_runs_folder_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_runs_folder_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "file").write_text("")
     assert main([*SEARCH, "--runs", "file/runs"]) == 2
     assert "cannot create the run folder" in capsys.readouterr().err
 
 
-def test_dry_run_shows_space_proposals_and_script_and_writes_nothing(
+def test_a_dry_run_shows_space_and_proposals_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SEARCH, "--dry-run"]) == 0
@@ -141,28 +141,26 @@ def test_dry_run_shows_space_proposals_and_script_and_writes_nothing(
     assert not (project / "runs").exists()
 
 
-def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+def start_search(folder: Path, *more: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "cclsearch", *more]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_stopped_at_any_moment_no_finished_trial_is_lost_and_none_runs_twice(
-    project: Path, number: signal.Signals
-) -> None:
-    """Killed again and again while it runs; at the end every trial finished once and stayed as it was."""
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_repeated_kills_lose_no_finished_trial_and_run_none_twice(project: Path, signal_number: signal.Signals) -> None:
+    """Kill the search five times while it runs; every trial must finish once, and its result must not change."""
     ledger = project / "runs" / "r" / LEDGER_FILE
-    process = start(project, *SEARCH, "--budget", "40", "--quiet")
+    process = start_search(project, *SEARCH, "--budget", "40", "--quiet")
     finished: dict[int, TrialFinished] = {}
     for moment in range(1, 6):
         wait_for_lines(ledger, len(finished) * 4 + 3 * moment, process)
-        os.kill(process.pid, number)
+        os.kill(process.pid, signal_number)
         process.wait(timeout=120)
         now = {e.trial: e for e in read_events(ledger) if isinstance(e, TrialFinished)}
         assert {trial: now.get(trial) for trial in finished} == finished
         finished = now
-        process = start(project, "resume", "r", "--quiet")
+        process = start_search(project, "resume", "r", "--quiet")
     assert process.wait(timeout=300) == 0
     events = list(read_events(ledger))
     ended = [event.trial for event in events if isinstance(event, TrialFinished)]
@@ -180,8 +178,8 @@ def wait_for_lines(ledger: Path, count: int, process: subprocess.Popen[bytes]) -
 
 
 @pytest.mark.serial
-def test_two_searches_on_one_folder_do_not_meet(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    process = start(project, *SEARCH, "--budget", "60", "--quiet")
+def test_a_second_search_on_the_same_run_folder_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start_search(project, *SEARCH, "--budget", "60", "--quiet")
     try:
         ledger = project / "runs" / "r" / LEDGER_FILE
         wait_for_lines(ledger, 5, process)

@@ -1,4 +1,4 @@
-"""Sweeps: one search over a joined problem, each configuration measured once and scored at every weight."""
+"""Sweeps: one search over joined recordings that measures each configuration once and scores it at every weight."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cclsearch.search.sweep import describe_sweep, read_sweep
 
 @pytest.fixture
 def family(project: Path) -> Path:
-    """The same work recorded on 4, 8 and 16 accelerators, and a stranger beside them."""
+    """Return a folder with recordings of the same work on 4, 8 and 16 accelerators, and one of different work."""
     folder = project / "recordings"
     for size in (4, 8, 16):
         write_recording(folder / f"toy-{size}", size)
-    stranger = write_recording(folder / "other", 8)
-    card = (stranger / "card.yaml").read_text().replace("batch_size: 64", "batch_size: 32")
-    (stranger / "card.yaml").write_text(card, encoding="utf-8")
+    different = write_recording(folder / "other", 8)
+    card = (different / "card.yaml").read_text().replace("batch_size: 64", "batch_size: 32")
+    (different / "card.yaml").write_text(card, encoding="utf-8")
     return folder
 
 
-def test_recordings_of_the_same_work_join_and_strangers_stay_out(family: Path, project: Path) -> None:
+def test_only_recordings_of_the_same_work_are_joined(family: Path, project: Path) -> None:
     members = find_family(family / "toy-8")
     assert [member.name for member in members] == ["toy-4", "toy-8", "toy-16"]
     joined = load_recording(join_recordings(members, project / "joined"))
@@ -57,19 +57,17 @@ def test_a_sweep_measures_once_and_scores_at_every_weight(family: Path, capsys: 
     assert sweep is not None
     assert sweep.weights == (0.0, 0.25, 0.5, 0.75, 1.0)
     assert main(["pareto", "s", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["weight"] for row in told["weights"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
-    scores = {(p["run"], p["trial"]): p for p in told["points"]}
-    assert all(scores[(row["run"], row["trial"])]["on_front"] for row in told["weights"])
-    shares = told["hypervolume_share_by_trial"]
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["weight"] for row in shown["weights"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    scores = {(p["run"], p["trial"]): p for p in shown["points"]}
+    assert all(scores[(row["run"], row["trial"])]["on_front"] for row in shown["weights"])
+    shares = shown["hypervolume_share_by_trial"]
     assert len(shares) == 8
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
 
 
-def test_a_kill_while_a_sweep_is_made_leaves_nothing_that_is_taken_for_a_run(
-    family: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_a_sweep_is_created_leaves_no_run(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(folder: Path, spec: object) -> None:
         raise KeyboardInterrupt
 
@@ -94,9 +92,7 @@ def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family: Path, capsy
     assert not Path("runs").exists()
 
 
-def test_an_objective_that_no_recorded_row_can_tell_is_refused_at_once(
-    family: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_objective_on_an_unrecorded_metric_is_refused(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toy = family / "toy-8"
     search = ["run", "--workload", str(toy / "card.yaml"), "--recording", str(toy)]
     assert main([*search, "--objective", "energy"]) == 2
@@ -104,7 +100,7 @@ def test_an_objective_that_no_recorded_row_can_tell_is_refused_at_once(
     assert not Path("runs").exists()
 
 
-def test_the_front_of_a_sweep_agrees_with_brute_force(family: Path) -> None:
+def test_the_pareto_front_of_a_sweep_matches_brute_force(family: Path) -> None:
     toy = family / "toy-8"
     args = ["--recording", str(toy), "--budget", "27", "--name", "s", "--quiet", "--strategy", "random"]
     assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
@@ -121,7 +117,7 @@ def test_the_front_of_a_sweep_agrees_with_brute_force(family: Path) -> None:
         assert page.points[index].on_front
 
 
-def test_pareto_writes_its_table_page_and_pictures(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pareto_writes_a_table_a_page_and_charts(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
     search(family / "toy-8", "a", budget=6)
     search(family / "toy-16", "b", budget=6)
     assert main(["pareto", "a", "b", "--objective", "composite", "--out", "front"]) == 0
@@ -135,14 +131,14 @@ def test_pareto_writes_its_table_page_and_pictures(family: Path, capsys: pytest.
     assert "front (recorded)" in capsys.readouterr().out
 
 
-def test_three_metrics_make_a_front_too(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pareto_accepts_three_metrics(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
     search(family / "toy-8", "a", budget=9)
     metrics = "step_time_s,peak_memory_gib,tokens_per_s_per_accelerator"
     assert main(["pareto", "a", "--metrics", metrics, "--out", "front", "--no-png"]) == 0
     assert main(["pareto", "a", "--metrics", metrics, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["metrics"] == metrics.split(",")
-    assert any(point["on_front"] for point in told["points"])
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert shown["metrics"] == metrics.split(",")
+    assert any(point["on_front"] for point in shown["points"])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +156,7 @@ def test_three_metrics_make_a_front_too(family: Path, capsys: pytest.CaptureFixt
         (["--metrics", ""], "two or three different metrics"),
     ],
 )
-def test_a_front_that_cannot_be_is_refused(
+def test_invalid_pareto_options_are_refused(
     family: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str
 ) -> None:
     search(family / "toy-8", "a", budget=2)
@@ -168,17 +164,17 @@ def test_a_front_that_cannot_be_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_metrics_of_traces_are_laid_in_the_direction_that_they_have() -> None:
+def test_trace_metrics_are_optimized_in_their_own_direction() -> None:
     terms = make_pareto_objective(["step_time_s", "overlap", "exposed_comm_frac"]).terms
     assert [term.direction.value for term in terms] == ["minimize", "maximize", "minimize"]
-    # a metric of traces whose name the run's own figures have keeps one meaning
+    # a trace metric with the name of a metric of the run has the same direction
     for name in METRICS.names():
         better = METRICS.get(name).better
         if name in CATALOG:
             assert CATALOG[name].direction == {"lower": "minimize", "higher": "maximize"}[better]
 
 
-def test_a_sweep_in_a_held_allocation_needs_no_recording(
+def test_a_sweep_in_an_allocation_needs_no_recording(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "1")
@@ -188,28 +184,28 @@ def test_a_sweep_in_a_held_allocation_needs_no_recording(
     assert f"--chdir={project / 'elsewhere'}/wl5-" in shown
 
 
-def test_a_sweep_over_a_recording_says_how_to_leave_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_gives_the_same_launcher_hint_as_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "--workload", "wl2", "--dry-run"]) == 0
     swept = [line for line in capsys.readouterr().out.splitlines() if "--launcher" in line]
     assert main(["run", "--workload", "wl2", "--dry-run"]) == 0
     assert swept == [line for line in capsys.readouterr().out.splitlines() if "--launcher" in line] != []
 
 
-def test_weights_for_an_objective_without_are_refused(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_need_an_objective_with_a_weight(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toy = family / "toy-8"
     sweep = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--dry-run"]
     assert main([*sweep, "--objective", "pareto", "--weights", "0:1:0.5"]) == 2
     assert "has several metrics and no parameter 'weight'" in capsys.readouterr().err
 
 
-def test_runs_of_different_work_have_no_common_front(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pareto_refuses_runs_of_different_work(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
     search(family / "toy-8", "a", budget=2)
     search(family / "other", "b", budget=2)
     assert main(["pareto", "a", "b"]) == 2
     assert "have no common Pareto front: work differs" in capsys.readouterr().err
 
 
-def test_a_weight_that_does_not_enter_linearly_is_refused(tmp_path: Path) -> None:
+def test_a_nonlinear_weight_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd.yaml"
     path.write_text(
         "version: 1\nparameters: {weight: {default: 0.5}}\nmetrics:\n"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trace_writer as write
-from privileges import permissions_hold
+from privileges import enforced_permissions
 
 from cclsearch.trace.cache import cache_path
 from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, ComputeClass, EventTable, Kind, Reason
@@ -381,7 +381,7 @@ def test_a_read_only_folder_is_read_without_a_cache(tmp_path: Path) -> None:
     write.write_kineto(tmp_path / "rank0.json")
     tmp_path.chmod(0o500)
     try:
-        with permissions_hold():
+        with enforced_permissions():
             assert read_traces(tmp_path).status == "ok"
     finally:
         tmp_path.chmod(0o700)

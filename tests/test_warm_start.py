@@ -1,4 +1,4 @@
-"""What earlier runs teach a search: those that are named, those that are found, and what a dry run shows of it."""
+"""Warm start: which earlier runs a search learns from, by name or by `auto`, and what a dry run shows of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def replay(toy: Path, *more: str) -> list[str]:
 
 
 def measure(project: Path, name: str, **hardware: object) -> Path:
-    """A run of `tiny` whose trials a script measured; `hardware` is written over that of its card."""
+    """Return a measured run of `tiny`; `hardware` replaces fields of its card."""
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + job.trial, simulated=False))
     launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
     folder, session = open_search(project, launcher, budget=2)
@@ -45,14 +45,14 @@ def measure(project: Path, name: str, **hardware: object) -> Path:
     return folder.rename(folder.with_name(name))
 
 
-def test_several_runs_teach_one_search(toy: Path, project: Path) -> None:
+def test_a_search_can_learn_from_several_runs(toy: Path, project: Path) -> None:
     for name in ("a", "b", "c"):
         search(toy, name, budget=2)
     assert main(replay(toy, "--learn-from", "a", "b", "--learn-from", "c", "--budget", "4", "--name", "d")) == 0
     assert [Path(folder).name for folder in load_run(project / "runs" / "d").spec.learn_from] == ["a", "b", "c"]
 
 
-def test_a_dry_run_shows_what_the_search_will_propose(
+def test_a_dry_run_shows_the_first_proposal_of_the_search(
     toy: Path, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     search(toy, "a", budget=9)
@@ -64,10 +64,10 @@ def test_a_dry_run_shows_what_the_search_will_propose(
         name = f"s{len(more)}"
         assert main(replay(toy, "--budget", "2", "--name", name, "--quiet", *more)) == 0
         assert dict(load_run(project / "runs" / name).state.trials[1].config) == first[-1]
-    assert first[1] == {"tp": 1, "pp": 1, "dp": 8, "micro_batch_size": 2}, "the fastest of the rows that taught it"
+    assert first[1] == {"tp": 1, "pp": 1, "dp": 8, "micro_batch_size": 2}, "the fastest row of the earlier run"
 
 
-def test_auto_takes_the_runs_that_were_measured_on_the_same_cluster(
+def test_auto_uses_the_runs_measured_on_the_same_cluster(
     toy: Path, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     search(toy, "recorded", budget=2)
@@ -85,7 +85,7 @@ def test_auto_takes_the_runs_that_were_measured_on_the_same_cluster(
     assert "note: warm start from 1 earlier run: two\n" in capsys.readouterr().out
 
 
-def test_auto_says_in_one_line_that_there_is_none(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_without_a_usable_run_gives_a_note(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*AUTO, "--dry-run"]) == 0
     [note] = [line for line in capsys.readouterr().out.splitlines() if "earlier run" in line]
     assert "no earlier run was measured on cpu" in note
@@ -98,14 +98,14 @@ def test_auto_says_in_one_line_that_there_is_none(toy: Path, capsys: pytest.Capt
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
-def test_earlier_runs_teach_only_the_same_work(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learn_from_refuses_a_run_of_different_work(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*REPLAY, "--budget", "3", "--name", "first", "--quiet"]) == 0
     assert main([*REPLAY, "--budget", "2", "--name", "same", "--quiet", "--learn-from", "first"]) == 0
     capsys.readouterr()
     assert main(["run", "--workload", "tiny", "--name", "unlike", "--learn-from", "first"]) == 2
-    told = capsys.readouterr().err
-    assert "is not comparable with this search" in told
+    error = capsys.readouterr().err
+    assert "is not comparable with this search" in error
     for what in ("model", "global batch", "accelerator", "framework", "provenance"):
-        assert what in told
-    assert told.count("\n") == 1
+        assert what in error
+    assert error.count("\n") == 1
     assert not (project / "runs" / "unlike").exists()
