@@ -88,5 +88,5 @@ def test_a_search_stops_cleanly_when_its_output_is_closed(project: Path) -> None
     run = load_run(project / "runs" / "r")
     assert run.standing == "stopped"
     assert run.state.stopped is not None
-    assert "nobody reads" in run.state.stopped.reason
+    assert "the reader of the output has gone" in run.state.stopped.reason
     assert run.state.unfinished == [] or all(trial.handle is None for trial in run.state.unfinished)
