@@ -15,15 +15,15 @@ from llm.server import (
     Cut,
     Drip,
     Hang,
+    ProviderServer,
     Raw,
     Reaction,
     Say,
-    StandIn,
     Status,
+    answer_from_files,
     answer_once,
-    in_turn,
+    one_by_one,
     serve,
-    through_files,
 )
 
 from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
@@ -66,17 +66,19 @@ class ManualClock:
 
 
 @pytest.fixture
-def stand_in() -> Iterator[StandIn]:
-    with serve(in_turn(Say())) as server:
-        yield server
+def server() -> Iterator[ProviderServer]:
+    with serve(one_by_one(Say())) as running:
+        yield running
 
 
 @pytest.fixture(params=PROTOCOLS)
-def provider(request: pytest.FixtureRequest, stand_in: StandIn) -> Provider:
-    return connect(request.param, stand_in)
+def provider(request: pytest.FixtureRequest, server: ProviderServer) -> Provider:
+    return connect(request.param, server)
 
 
-def connect(protocol: str, server: StandIn, *, key: str = KEY, model: str = MODEL, timeout_s: float = 30.0) -> Provider:
+def connect(
+    protocol: str, server: ProviderServer, *, key: str = KEY, model: str = MODEL, timeout_s: float = 30.0
+) -> Provider:
     if protocol == "anthropic":
         return AnthropicProvider(model, api_key=key, base_url=server.url, timeout_s=timeout_s)
     return OpenAIProvider(model, api_key=key, base_url=f"{server.url}/v1", timeout_s=timeout_s)
@@ -92,18 +94,18 @@ def retrying(provider: Provider, clock: ManualClock, **settings: float) -> Calla
     )
 
 
-def test_tool_calls_text_stop_and_usage_come_through(provider: Provider, stand_in: StandIn) -> None:
-    stand_in.script = in_turn(Say((("submit", {"tp": 2}), ("submit", {})), text="so", usage=(900, 40), cached=100))
+def test_tool_calls_text_stop_and_usage_come_through(provider: Provider, server: ProviderServer) -> None:
+    server.script = one_by_one(Say((("submit", {"tp": 2}), ("submit", {})), text="so", usage=(900, 40), cached=100))
     answer = provider.ask(ASK)
     assert [(call.name, call.arguments) for call in answer.calls] == [("submit", {"tp": 2}), ("submit", {})]
     assert (answer.text, answer.stop) == ("so", StopReason.TOOL)
     usage = answer.usage
     assert (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens) == (900, 40, 100)
-    assert stand_in.requests[0].system == "be brief"
-    assert stand_in.requests[0].tools[0].name == "submit"
+    assert server.requests[0].system == "be brief"
+    assert server.requests[0].tools[0].name == "submit"
 
 
-def test_a_conversation_with_tool_results_is_accepted(provider: Provider, stand_in: StandIn) -> None:
+def test_a_conversation_with_tool_results_is_accepted(provider: Provider, server: ProviderServer) -> None:
     calls = (ToolCall(id="a", name="submit", arguments={}), ToolCall(id="b", name="submit", arguments=None))
     results = (ToolResult(id="a", text="1"), ToolResult(id="b", text="bad", is_error=True))
     talk = (
@@ -112,27 +114,29 @@ def test_a_conversation_with_tool_results_is_accepted(provider: Provider, stand_
         Message(role=Role.USER, text="now", results=results),
     )
     provider.ask(ASK.model_copy(update={"messages": talk}))
-    assert stand_in.refused == []
-    assert [result.text for result in stand_in.requests[0].messages[-1].results] == ["1", "bad"]
+    assert server.refused == []
+    assert [result.text for result in server.requests[0].messages[-1].results] == ["1", "bad"]
 
 
 @pytest.mark.parametrize(
     ("word", "stop"), [("truncated", StopReason.TRUNCATED), ("refused", StopReason.REFUSED), ("", StopReason.DONE)]
 )
-def test_stop_reasons_are_distinguished(provider: Provider, stand_in: StandIn, word: str, stop: StopReason) -> None:
-    stand_in.script = in_turn(Say(text="x", stop=word))
+def test_stop_reasons_are_distinguished(
+    provider: Provider, server: ProviderServer, word: str, stop: StopReason
+) -> None:
+    server.script = one_by_one(Say(text="x", stop=word))
     assert provider.ask(ASK).stop is stop
 
 
-def test_a_content_filter_is_not_a_refusal(stand_in: StandIn) -> None:
-    stand_in.script = in_turn(Say(text="x", stop="filtered"))
-    assert connect("compatible", stand_in).ask(ASK).stop is StopReason.FILTERED
+def test_a_content_filter_is_not_a_refusal(server: ProviderServer) -> None:
+    server.script = one_by_one(Say(text="x", stop="filtered"))
+    assert connect("compatible", server).ask(ASK).stop is StopReason.FILTERED
 
 
-def test_constant_parts_are_marked_for_the_prompt_cache(stand_in: StandIn) -> None:
+def test_constant_parts_are_marked_for_the_prompt_cache(server: ProviderServer) -> None:
     more = (Message(role=Role.ASSISTANT, text="hm"), Message(role=Role.USER, text="well?"))
-    connect("anthropic", stand_in).ask(ASK.model_copy(update={"messages": (*ASK.messages, *more)}))
-    body = stand_in.bodies[0]
+    connect("anthropic", server).ask(ASK.model_copy(update={"messages": (*ASK.messages, *more)}))
+    body = server.bodies[0]
     assert body["system"][-1]["cache_control"] == {"type": "ephemeral"}
     assert ["cache_control" in message["content"][-1] for message in body["messages"]] == [True, False, False]
 
@@ -163,13 +167,15 @@ def test_constant_parts_are_marked_for_the_prompt_cache(stand_in: StandIn) -> No
         (Status(302, {"location": "http://127.0.0.1:1/v1/messages"}), ErrorKind.BAD_REQUEST),
     ],
 )
-def test_every_failure_has_its_kind(provider: Provider, stand_in: StandIn, reaction: Reaction, kind: ErrorKind) -> None:
-    stand_in.script = in_turn(reaction)
+def test_every_failure_has_its_kind(
+    provider: Provider, server: ProviderServer, reaction: Reaction, kind: ErrorKind
+) -> None:
+    server.script = one_by_one(reaction)
     with pytest.raises(ProviderError) as caught:
         provider.ask(ASK)
     assert caught.value.kind is kind
     assert KEY not in caught.value.message
-    assert stand_in.url not in caught.value.message
+    assert server.url not in caught.value.message
     assert len(caught.value.message) < 400
 
 
@@ -183,15 +189,15 @@ def test_every_failure_has_its_kind(provider: Provider, stand_in: StandIn, react
     ],
 )
 def test_error_contains_the_message_of_the_server(
-    provider: Provider, stand_in: StandIn, body: bytes, words: str
+    provider: Provider, server: ProviderServer, body: bytes, words: str
 ) -> None:
-    stand_in.script = in_turn(Raw(body, code=418))
+    server.script = one_by_one(Raw(body, code=418))
     with pytest.raises(ProviderError, match=f"HTTP 418: .*{words}"):
         provider.ask(ASK)
 
 
-def test_wrong_address_is_distinguished_from_an_unknown_model(provider: Provider, stand_in: StandIn) -> None:
-    stand_in.script = in_turn(Raw(b'{"detail": "Not Found"}', code=404), Status(404, message="model m not found"))
+def test_wrong_address_is_distinguished_from_an_unknown_model(provider: Provider, server: ProviderServer) -> None:
+    server.script = one_by_one(Raw(b'{"detail": "Not Found"}', code=404), Status(404, message="model m not found"))
     with pytest.raises(ProviderError, match="is the address right"):
         provider.ask(ASK)
     with pytest.raises(ProviderError) as caught:
@@ -199,11 +205,11 @@ def test_wrong_address_is_distinguished_from_an_unknown_model(provider: Provider
     assert "address" not in caught.value.message
 
 
-def test_request_is_retried_after_a_gateway_error(stand_in: StandIn) -> None:
+def test_request_is_retried_after_a_gateway_error(server: ProviderServer) -> None:
     choice = {"message": {"content": ""}, "finish_reason": "error", "error": {"code": 502, "message": "gone"}}
-    stand_in.script = in_turn(Raw(json.dumps({"choices": [choice]}).encode()), Say(text="back"))
+    server.script = one_by_one(Raw(json.dumps({"choices": [choice]}).encode()), Say(text="back"))
     clock = ManualClock()
-    retrying(connect("compatible", stand_in), clock)()
+    retrying(connect("compatible", server), clock)()
     assert len(clock.waits) == 1
 
 
@@ -214,37 +220,37 @@ def test_a_failed_connection_says_why() -> None:
     assert caught.value.kind is ErrorKind.CONNECTION
 
 
-def test_a_compressed_answer_is_read(provider: Provider, stand_in: StandIn) -> None:
+def test_a_compressed_answer_is_read(provider: Provider, server: ProviderServer) -> None:
     body = b'{"content": [{"type": "text", "text": "yes"}], "choices": [{"message": {"content": "yes"}}]}'
-    stand_in.script = in_turn(Raw(gzip.compress(body), {"content-encoding": "gzip"}))
+    server.script = one_by_one(Raw(gzip.compress(body), {"content-encoding": "gzip"}))
     assert provider.ask(ASK).text == "yes"
 
 
 @pytest.mark.parametrize("reaction", [Hang(1.5), Drip(3.0)])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_silence_is_a_timeout(stand_in: StandIn, protocol: str, reaction: Reaction) -> None:
-    stand_in.script = in_turn(reaction)
+def test_silence_is_a_timeout(server: ProviderServer, protocol: str, reaction: Reaction) -> None:
+    server.script = one_by_one(reaction)
     with pytest.raises(ProviderError) as caught:
-        connect(protocol, stand_in, timeout_s=0.4).ask(ASK)
+        connect(protocol, server, timeout_s=0.4).ask(ASK)
     assert caught.value.kind is ErrorKind.TIMEOUT
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_wrong_key_and_unknown_model_are_not_retried(stand_in: StandIn, protocol: str) -> None:
+def test_wrong_key_and_unknown_model_are_not_retried(server: ProviderServer, protocol: str) -> None:
     for wrong, kind in (
         ({"key": "sk-wrong"}, ErrorKind.AUTHENTICATION),
         ({"model": "no-such"}, ErrorKind.UNKNOWN_MODEL),
     ):
         clock = ManualClock()
         with pytest.raises(ProviderError) as caught:
-            retrying(connect(protocol, stand_in, **wrong), clock)()  # type: ignore[arg-type]
+            retrying(connect(protocol, server, **wrong), clock)()  # type: ignore[arg-type]
         assert caught.value.kind is kind
         assert clock.waits == []
 
 
-def test_waits_honor_retry_after_and_grow_with_jitter(provider: Provider, stand_in: StandIn) -> None:
+def test_waits_honor_retry_after_and_grow_with_jitter(provider: Provider, server: ProviderServer) -> None:
     clock = ManualClock()
-    stand_in.script = in_turn(Status(500), Status(429, {"retry-after": "30"}), Status(529), Say(text="at last"))
+    server.script = one_by_one(Status(500), Status(429, {"retry-after": "30"}), Status(529), Say(text="at last"))
     retrying(provider, clock)()
     assert len(clock.waits) == 3
     assert 0.5 <= clock.waits[0] <= 1.0
@@ -252,13 +258,13 @@ def test_waits_honor_retry_after_and_grow_with_jitter(provider: Provider, stand_
     assert 2.0 <= clock.waits[2] <= 4.0
 
 
-def test_waiting_ends_within_the_total_limit(provider: Provider, stand_in: StandIn) -> None:
+def test_waiting_ends_within_the_total_limit(provider: Provider, server: ProviderServer) -> None:
     clock = ManualClock()
-    stand_in.script = in_turn(Status(429, {"retry-after": "3600"}))
+    server.script = one_by_one(Status(429, {"retry-after": "3600"}))
     with pytest.raises(ProviderError):
         retrying(provider, clock, total_s=180)()
     assert clock.waits == []
-    stand_in.script = in_turn(Status(503))
+    server.script = one_by_one(Status(503))
     with pytest.raises(ProviderError):
         retrying(provider, clock, total_s=20, max_tries=50)()
     assert sum(clock.waits) <= 20
@@ -275,18 +281,20 @@ def test_waiting_ends_within_the_total_limit(provider: Provider, stand_in: Stand
         b'{"choices": [' + b"[" * 30 + b"]" * 30 + b"]}",
     ],
 )
-def test_wrong_shapes_give_an_answer_that_can_be_recorded(provider: Provider, stand_in: StandIn, body: bytes) -> None:
-    stand_in.script = in_turn(Raw(body))
+def test_wrong_shapes_give_an_answer_that_can_be_recorded(
+    provider: Provider, server: ProviderServer, body: bytes
+) -> None:
+    server.script = one_by_one(Raw(body))
     answer = provider.ask(ASK)
     assert answer.model_dump_json()
     assert answer.usage.is_estimated
 
 
-def test_malformed_arguments_are_a_fault_of_the_call(stand_in: StandIn) -> None:
-    stand_in.script = in_turn(
+def test_malformed_arguments_are_a_fault_of_the_call(server: ProviderServer) -> None:
+    server.script = one_by_one(
         Say((("submit", '{"tp": '), ("submit", "[1]"), ("submit", '{"a": "' + "x" * 50_000 + '"}')))
     )
-    calls = connect("compatible", stand_in).ask(ASK).calls
+    calls = connect("compatible", server).ask(ASK).calls
     assert [call.arguments for call in calls] == [None, None, None]
     assert all(call.fault for call in calls)
 
@@ -300,12 +308,12 @@ def test_malformed_arguments_are_a_fault_of_the_call(stand_in: StandIn) -> None:
         {"tool_calls": [], "function_call": {"name": "submit", "arguments": '{"tp": 2}'}, "reasoning_content": "hm"},
     ],
 )
-def test_calls_are_read_as_compatible_servers_write_them(stand_in: StandIn, message: dict[str, object]) -> None:
+def test_calls_are_read_as_compatible_servers_write_them(server: ProviderServer, message: dict[str, object]) -> None:
     for finish in ("tool_calls", "stop", "eos_token", None):
-        stand_in.script = in_turn(
+        server.script = one_by_one(
             Raw(json.dumps({"choices": [{"message": message, "finish_reason": finish}]}).encode())
         )
-        (call,) = connect("compatible", stand_in).ask(ASK).calls
+        (call,) = connect("compatible", server).ask(ASK).calls
         assert (call.name, call.arguments) == ("submit", {"tp": 2})
         assert call.id
 
@@ -324,52 +332,52 @@ def test_call_is_found_in_reasoning_text(text: str) -> None:
     assert call.arguments == {"tp": 2}
 
 
-def test_request_changes_to_the_form_that_the_server_accepts(stand_in: StandIn) -> None:
-    stand_in.script = in_turn(
+def test_request_changes_to_the_form_that_the_server_accepts(server: ProviderServer) -> None:
+    server.script = one_by_one(
         Status(400, message="'max_tokens' is not supported with this model: use 'max_completion_tokens'"),
         Raw(b'{"error": "this model does not support tools"}', code=400),
         Status(422, message="response_format of type json_schema is unavailable"),
         Say((("submit", {"tp": 1}),)),
     )
-    provider = connect("compatible", stand_in)
+    provider = connect("compatible", server)
     assert provider.ask(ASK).calls
-    assert len(stand_in.bodies) == 4
-    last = stand_in.bodies[-1]
+    assert len(server.bodies) == 4
+    last = server.bodies[-1]
     assert "max_completion_tokens" in last
     assert not {"max_tokens", "tools", "response_format"} & set(last)
     assert '{"tool": NAME' in last["messages"][0]["content"]
-    stand_in.script = in_turn(Status(400, message="no tools, no schema, no format"))
+    server.script = one_by_one(Status(400, message="no tools, no schema, no format"))
     with pytest.raises(ProviderError):
         provider.ask(ASK)
-    assert len(stand_in.bodies) == 5
+    assert len(server.bodies) == 5
 
 
-def test_a_server_without_tools_is_asked_for_json(stand_in: StandIn) -> None:
-    stand_in.script = in_turn(Status(400, message="this model does not support tools"), Say((("submit", {"tp": 1}),)))
-    provider = connect("compatible", stand_in)
+def test_a_server_without_tools_is_asked_for_json(server: ProviderServer) -> None:
+    server.script = one_by_one(Status(400, message="this model does not support tools"), Say((("submit", {"tp": 1}),)))
+    provider = connect("compatible", server)
     assert '"tool": "submit"' in provider.ask(ASK).text
-    assert stand_in.bodies[-1]["response_format"]["type"] == "json_schema"
+    assert server.bodies[-1]["response_format"]["type"] == "json_schema"
     provider.ask(ASK)
-    assert "tools" not in stand_in.bodies[-1]
+    assert "tools" not in server.bodies[-1]
 
 
-def test_repeated_request_gets_its_answer_from_the_file(stand_in: StandIn, tmp_path: Path) -> None:
-    stand_in.script = answer_once(through_files(tmp_path, poll_s=0.02, wait_s=60))
-    impatient = connect("compatible", stand_in, timeout_s=0.3)
+def test_repeated_request_gets_its_answer_from_the_file(server: ProviderServer, tmp_path: Path) -> None:
+    server.script = answer_once(answer_from_files(tmp_path, poll_s=0.02, wait_s=60))
+    impatient = connect("compatible", server, timeout_s=0.3)
     with pytest.raises(ProviderError) as caught:
         impatient.ask(ASK)
     assert caught.value.kind is ErrorKind.TIMEOUT
     part = tmp_path / "part"
     part.write_text('{"calls": [{"name": "submit", "arguments": {"tp": 4}}]}')
     part.rename(tmp_path / "0001.answer.json")
-    (call,) = connect("compatible", stand_in).ask(ASK).calls
+    (call,) = connect("compatible", server).ask(ASK).calls
     assert call.arguments == {"tp": 4}
     assert [path.name for path in tmp_path.glob("*.request.json")] == ["0001.request.json"]
 
 
-def test_streaming_is_refused(stand_in: StandIn) -> None:
+def test_streaming_is_refused(server: ProviderServer) -> None:
     import openai
 
-    client = openai.OpenAI(api_key=KEY, base_url=f"{stand_in.url}/v1", max_retries=0)
+    client = openai.OpenAI(api_key=KEY, base_url=f"{server.url}/v1", max_retries=0)
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True)

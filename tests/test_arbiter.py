@@ -110,14 +110,14 @@ def make(
     return Arbiter(agent, fallback or FirstOpen(), parallel=parallel, rules=rules or ArbiterSettings(num_seeds=1))
 
 
-def who(search: Search) -> list[str]:
+def list_proposers(search: Search) -> list[str]:
     return [proposal.proposer for proposal in search.proposals]
 
 
 def test_seeds_come_first_and_then_the_llm_decides() -> None:
     search = Search(budget=3)
     search.run(make(ScriptedModel(*FAST[4::-1])))
-    assert who(search) == ["seed", "llm", "llm"]
+    assert list_proposers(search) == ["seed", "llm", "llm"]
     assert search.moves() == ["llm since trial 2: the seeds are proposed"]
 
 
@@ -128,7 +128,7 @@ def test_a_safe_default_follows_a_seed_that_failed() -> None:
 
     search = Search(budget=2)
     search.run(make(ScriptedModel(FAST[0]), Doomed(), rules=ArbiterSettings(num_seeds=2)))
-    assert who(search) == ["seed", "seed"]
+    assert list_proposers(search) == ["seed", "seed"]
     assert "safe default" in search.proposals[1].rationale
 
 
@@ -147,7 +147,7 @@ def test_trials_without_improvement_suspend_the_llm() -> None:
     search = Search(budget=7)
     search.run(make(ScriptedModel(*FAST[:1], *FAST[:10:-1]), rules=ArbiterSettings(num_seeds=1, patience=2, explore=3)))
     assert "its last 2 trials did not improve beyond the noise" in " ".join(search.moves())
-    assert who(search) == ["seed", "llm", "llm", "llm", "default", "default", "default"]
+    assert list_proposers(search) == ["seed", "llm", "llm", "llm", "default", "default", "default"]
 
 
 def test_improvement_within_the_noise_does_not_count() -> None:
@@ -169,7 +169,7 @@ def test_improvement_within_the_noise_does_not_count() -> None:
 def test_same_failure_twice_suspends_the_llm() -> None:
     search = Search(budget=5)
     search.run(make(ScriptedModel(*OOM)))
-    assert who(search) == ["seed", "llm", "llm", "default", "default"]
+    assert list_proposers(search) == ["seed", "llm", "llm", "default", "default"]
     assert "its last 2 trials failed in the same way (out of memory)" in search.moves()[1]
 
 
@@ -178,11 +178,11 @@ def test_unavailable_provider_is_retried_later_and_a_wrong_key_is_not() -> None:
     search = Search(budget=6)
     script = ScriptedModel(down, down, down, down, down, down, down, down, *FAST)
     search.run(make(script, rules=ArbiterSettings(num_seeds=1, explore=2, patience=3)))
-    assert who(search) == ["seed", "default", "default", "llm", "llm", "llm"]
+    assert list_proposers(search) == ["seed", "default", "default", "llm", "llm", "llm"]
     wrong = ScriptedModel(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))
     search = Search(budget=6)
     search.run(make(wrong))
-    assert who(search) == ["seed", *["default"] * 5]
+    assert list_proposers(search) == ["seed", *["default"] * 5]
     assert search.moves()[-1].startswith("fallback for the rest since trial 2: the provider failed (authentication")
     assert wrong.num_asked == 1
 
@@ -192,7 +192,7 @@ def test_limit_applies_to_the_whole_run() -> None:
     provider = ScriptedModel(*FAST[6::-1])
     search.run(make(provider, limits=LlmLimits(max_tokens=2200)))
     assert provider.num_asked == 2
-    assert who(search) == ["seed", "llm", "llm", *["default"] * 5]
+    assert list_proposers(search) == ["seed", "llm", "llm", *["default"] * 5]
     assert "a limit is reached: 2,200 of 2,200 tokens are used" in search.moves()[-1]
 
 
@@ -252,14 +252,14 @@ def test_a_slow_turn_never_leaves_slots_empty() -> None:
     assert asked.wait(60)
     assert not release.is_set()
     assert time.monotonic() - started < 60
-    assert "llm" not in who(search)
+    assert "llm" not in list_proposers(search)
     release.set()
     deadline = time.monotonic() + 60
-    while "llm" not in who(search) and time.monotonic() < deadline and len(search.proposals) < 12:
+    while "llm" not in list_proposers(search) and time.monotonic() < deadline and len(search.proposals) < 12:
         search.finish_trial()
         time.sleep(0.05)
         search.ask(arbiter, 1)
-    assert "llm" in who(search)
+    assert "llm" in list_proposers(search)
 
 
 def test_late_answer_is_not_launched_twice() -> None:
@@ -317,7 +317,7 @@ def test_turn_during_a_stall_is_charged_and_not_used() -> None:
     search.ask(arbiter, 1)
     late = llm_turns(search)[-1]
     assert (late.decision, late.submitted, late.cost.usage.total) == ("none", (), 1100)
-    assert who(search) == ["default", "llm", "llm", "default", "default"]
+    assert list_proposers(search) == ["default", "llm", "llm", "default", "default"]
     search.ask(arbiter, 1)
     assert search.moves()[-1].startswith("llm since trial 6")
     assert "the LLM was suspended meanwhile" in search.events[-2].text + search.events[-3].text
@@ -355,18 +355,18 @@ def test_turn_without_an_answer_does_not_delay_the_end(monkeypatch: pytest.Monke
 def test_resume_retries_after_a_wrong_key_or_a_raised_limit() -> None:
     search = Search(budget=3)
     search.run(make(ScriptedModel(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))))
-    assert who(search) == ["seed", "default", "default"]
+    assert list_proposers(search) == ["seed", "default", "default"]
     search.budget = 6
     search.run(make(ScriptedModel(*FAST[6::-1]), limits=LlmLimits(max_tokens=1000)))
     assert search.moves()[-2].startswith("llm since trial 4: the search was resumed")
-    assert who(search)[3:] == ["llm", "default", "default"]
+    assert list_proposers(search)[3:] == ["llm", "default", "default"]
     search.budget = 8
     search.run(make(ScriptedModel(*FAST[4::-1]), limits=LlmLimits(max_tokens=1000)))
-    assert who(search)[6:] == ["default", "default"]
+    assert list_proposers(search)[6:] == ["default", "default"]
     search.events.append(limits_event(LlmLimits(max_tokens=5000)))
     search.budget = 9
     search.run(make(ScriptedModel(*FAST[2::-1]), limits=LlmLimits(max_tokens=1000)))
-    assert who(search)[8:] == ["llm"]
+    assert list_proposers(search)[8:] == ["llm"]
 
 
 def test_only_allowed_moves_are_written() -> None:
@@ -385,4 +385,4 @@ def test_missing_key_is_reported_once_and_may_be_set_later() -> None:
     assert search.moves() == ["fallback for the rest since trial 1: OPENAI_API_KEY is not set"]
     search.budget = 5
     search.run(make(ScriptedModel(*FAST)))
-    assert who(search)[3:] == ["llm", "llm"]
+    assert list_proposers(search)[3:] == ["llm", "llm"]

@@ -95,7 +95,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class StandIn:
+class ProviderServer:
     """A running server; `requests` contains all requests in order."""
 
     def __init__(self, script: Script) -> None:
@@ -120,16 +120,16 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def serve(script: Script) -> Iterator[StandIn]:
+def serve(script: Script) -> Iterator[ProviderServer]:
     """The server, which runs until the block ends."""
-    server = StandIn(script)
+    server = ProviderServer(script)
     try:
         yield server
     finally:
         server.close()
 
 
-def in_turn(*reactions: Reaction) -> Script:
+def one_by_one(*reactions: Reaction) -> Script:
     """A script that returns these reactions one after another, and the last one for all further requests."""
     left = list(reactions)
 
@@ -142,7 +142,7 @@ def in_turn(*reactions: Reaction) -> Script:
 class _Handler(BaseHTTPRequestHandler):
     """One connection; `_make_handler` binds it to its server."""
 
-    owner: ClassVar[StandIn]
+    owner: ClassVar[ProviderServer]
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
@@ -220,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _make_handler(owner: StandIn) -> type[BaseHTTPRequestHandler]:
+def _make_handler(owner: ProviderServer) -> type[BaseHTTPRequestHandler]:
     return type("Handler", (_Handler,), {"owner": owner})
 
 
@@ -285,7 +285,7 @@ def openai_answer(say: Say, is_json: bool = False) -> dict[str, Any]:
     return body
 
 
-def through_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) -> Script:
+def answer_from_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) -> Script:
     """A script that writes each request to a file and waits for the file of its answer."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
@@ -310,7 +310,7 @@ def through_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) 
     return script
 
 
-def through_person() -> Script:
+def answer_from_person() -> Script:
     """A script that shows each request and reads one JSON line."""
 
     def script(request: CompletionRequest) -> Reaction:
@@ -355,7 +355,7 @@ def main() -> None:
     group.add_argument("--files", type=Path, metavar="FOLDER")
     group.add_argument("--person", action="store_true")
     args = parser.parse_args()
-    with serve(answer_once(through_person() if args.person else through_files(args.files))) as server:
+    with serve(answer_once(answer_from_person() if args.person else answer_from_files(args.files))) as server:
         print(f"export CCL_SEARCH_LLM_API_KEY={KEY} CCL_SEARCH_LLM_TIMEOUT_S=3600", flush=True)
         print(f"--llm '{server.url}/v1#{MODEL}'", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
