@@ -14,7 +14,7 @@ import pytest
 
 from cclsearch.core import redact
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import FailureKind
+from cclsearch.core.values import FailureKind, Model
 from cclsearch.launch.base import Handle, JobState
 from cclsearch.launch.slurm import node
 from cclsearch.launch.slurm.allocation import AllocationLauncher, StepRecord
@@ -29,7 +29,20 @@ from cclsearch.launch.slurm.commands import (
     run_slurm,
     submit_script,
 )
-from cclsearch.launch.slurm.job_files import RunScript, classify_trial, make_job_spec, prepare_folder, write_model
+from cclsearch.launch.slurm.job_files import (
+    EndRecord,
+    JobList,
+    JobSpec,
+    NodeReport,
+    RunScript,
+    SbatchAnswer,
+    StartRecord,
+    Submission,
+    classify_trial,
+    make_job_spec,
+    prepare_folder,
+    write_model,
+)
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.run import trial_folder
@@ -39,6 +52,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from slurm.trials import make_job
 
 SEPARATOR = "\x1f"
+RECORDED = Path(__file__).parent / "recorded" / "runs-0.1.0"
 
 
 def write_fake_command(folder: Path, name: str, text: str) -> None:
@@ -349,3 +363,21 @@ def test_without_slurm_the_check_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "FAIL  commands: not found on the PATH: sbatch, srun, squeue, scancel",
         "      run this on a login node of the cluster",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("payload.json", JobSpec),
+        ("submission.json", Submission),
+        ("submission-695f4ac4/jobs.json", JobList),
+        ("submission-695f4ac4/submitted.json", SbatchAnswer),
+        ("started.json", StartRecord),
+        ("end.json", EndRecord),
+        ("node-0.json", NodeReport),
+    ],
+)
+def test_files_of_a_job_of_version_0_1_0_are_read_and_written_unchanged(name: str, model: type[Model]) -> None:
+    text = (RECORDED / "on-slurm" / "trials" / "0001" / "slurm-a1" / name).read_text()
+    value = model.model_validate_json(text)
+    assert json.loads(value.model_dump_json(exclude_unset=True)) == json.loads(text)

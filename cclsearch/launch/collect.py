@@ -49,6 +49,8 @@ _MARKS: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
         ),
     ),
 )
+_WEIGHT = {FailureKind.CRASHED: 1, FailureKind.COMMUNICATION: 2}
+"""Order of failures from different logs: the lowest counts; other kinds have 0."""
 _RANK_PREFIX = re.compile(r"^\s*(?:\[(?:rank|default)?(?P<rank>\d+)\]:?|(?P<slurm>\d+):) ?")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Config)|JaxRuntimeError)(?::|$)"
@@ -162,9 +164,6 @@ def _classify_files(trial_dir: Path) -> Failure | None:
     found = [classify_log(tail_text(trial_dir / name)) for name in (STDERR_FILE, STDOUT_FILE)]
     failures = [failure for failure in found if failure is not None]
     return min(failures, key=lambda f: _WEIGHT.get(f.kind, 0)) if failures else None
-
-
-_WEIGHT = {FailureKind.CRASHED: 1, FailureKind.COMMUNICATION: 2}
 
 
 def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
