@@ -227,7 +227,8 @@ def draw_prediction(page: RunPage) -> Scene | None:
         )
     middle = math.exp(sorted(off)[len(off) // 2]) - 1
     summary = f"{len(points)} trials; half of them were within {middle:.0%} of the expected step time"
-    items += [Text(590, 60, f"{len(points)} trials", 12.5), Text(590, 80, f"half within {middle:.0%}", 12.5)]
+    notes = (f"{len(points)} trials", f"half within {middle:.0%} of expected")
+    items += [Text(590, 60 + 20 * n, note, 12.5) for n, note in enumerate(notes)]
     return Scene("prediction", "Predicted against measured step time", summary, WIDTH, 450, tuple(items))
 
 

@@ -93,7 +93,7 @@ def draw_against_step_time(pages: Sequence[RunPage], metric: str, label: str) ->
         items += _run_legend([page for n, page in enumerate(pages) if any(p[0] == n for p in points)], pages)
     strength = _rank_correlation([(value, time_s or 0.0) for *_, value, time_s in points])
     summary = f"{len(points)} trials; rank correlation of {label} with step time {strength:+.2f}"
-    items.append(Text(WIDTH - RIGHT, 24, f"filled: the best; rank correlation {strength:+.2f}", 12, "end", "muted"))
+    items.append(Text(WIDTH - RIGHT, 24, f"filled: best; rank correlation {strength:+.2f}", 12, "end", "muted"))
     return Scene(
         f"step-time-{metric.replace('_', '-')}", f"Step time against {label}", summary, WIDTH, 380, tuple(items)
     )

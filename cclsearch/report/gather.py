@@ -167,7 +167,7 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         if "mfu" in metrics:
             facts.append(("MFU", f"{metrics['mfu']:.1%}"))
     failed = sum(row.state == FAILED for row in rows)
-    facts.append((f"trials, {failed} failed", str(len(rows))))
+    facts.append((f"trials ({failed} failed)", str(len(rows))))
     facts.append(("configurations in the space", f"{spec.space_size:,}"))
     return tuple(facts)
 
