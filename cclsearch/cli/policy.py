@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    test.add_argument("policy", metavar="FILE", help="a file, or the name of a shipped policy")
+    test.add_argument("policy", metavar="FILE", help="a file, or the name of a policy")
     test.add_argument("-w", "--workload", nargs="+", default=[], metavar="W", help="workloads (default: all)")
     test.add_argument("--use-fewer", action="store_true", help="also allow configurations with fewer accelerators")
     test.add_argument("--json", action="store_true", help="print one JSON object per workload")
