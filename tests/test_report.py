@@ -21,10 +21,13 @@ from cclsearch.draw.axes import Scale, fit_scale, make_ticks, show_number
 from cclsearch.draw.png import write_png
 from cclsearch.draw.scene import PALETTE, Mark, Rect, Scene, Text
 from cclsearch.draw.svg import render_svg
+from cclsearch.record.event import TrialRepeated
+from cclsearch.record.state import RunState
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
 from cclsearch.report.compare import compare_frameworks, draw_against_step_time, draw_bests, rank_runs
 from cclsearch.report.gather import describe_change
 from cclsearch.report.page import dump_for_script, render_page
+from cclsearch.report.terminal import describe_event
 from cclsearch.search.session import rebuild_space
 
 
@@ -215,6 +218,11 @@ def test_untried_neighbors_of_the_winner_have_a_predicted_step_time(project: Pat
     assert all(neighbor.ratio > 0 for neighbor in untried)
     whole = search(write_recording(project / "again"), "b", budget=9)
     assert all(neighbor.trial is not None for neighbor in build_page(whole).neighbors)
+
+
+def test_a_retried_trial_is_announced_with_the_reason_and_the_next_attempt() -> None:
+    event = TrialRepeated(time_s=0.0, trial=3, attempt=1, reason="preempted: node n1")
+    assert describe_event(event, RunState(), 5) == "trial   3  retrying (preempted: node n1), attempt 2"
 
 
 def test_a_run_without_a_finished_trial_has_a_report(project: Path) -> None:

@@ -58,7 +58,7 @@ def describe_event(event: Event, state: RunState, budget: int) -> str | None:
                 return None
             return f"trial {trial.number:>3}  started   {trial.config}  ({trial.proposer})"
         case TrialRepeated():
-            return f"trial {event.trial:>3}  retrying after attempt {event.attempt} ({one_line(event.reason, 160)})"
+            return f"trial {event.trial:>3}  retrying ({one_line(event.reason, 160)}), attempt {event.attempt + 1}"
         case TrialFinished():
             return describe_trial(state.trials[event.trial], state, budget)
         case Note() if event.topic not in QUIET_TOPICS:
