@@ -118,16 +118,16 @@ def _check_partition(settings: SlurmSettings) -> Iterator[Check]:
                 name="partition", ok=False, detail=f"partition not found: {name}", remedy="`sinfo -s` lists them"
             )
             return
-        name, state, longest, _ = rows[0]
-        limit_s = parse_duration(longest)
+        name, state, limit, _ = rows[0]
+        limit_s = parse_duration(limit)
         nodes = sum(int(row[3]) for row in rows if row[3].isdigit())
         if state != "up":
             yield Check(name="partition", ok=False, detail=f"{name} is {state}", remedy="choose another `partition`")
         elif limit_s is not None and settings.time_limit * 60 > limit_s:
-            detail = f"{name} allows {longest}, but the profile's time_limit is {settings.time_limit} min"
-            yield Check(name="partition", ok=False, detail=detail, remedy=f"set time_limit to at most {longest}")
+            detail = f"{name} allows {limit}, but the profile's time_limit is {settings.time_limit} min"
+            yield Check(name="partition", ok=False, detail=detail, remedy=f"set time_limit to at most {limit}")
         else:
-            yield Check(name="partition", ok=True, detail=f"{name.rstrip('*')}: {nodes} nodes, limit {longest}")
+            yield Check(name="partition", ok=True, detail=f"{name.rstrip('*')}: {nodes} nodes, limit {limit}")
 
 
 def _make_probe(settings: SlurmSettings, run_script: RunScript, ranks: int, work_dir: Path) -> JobSpec:

@@ -206,7 +206,7 @@ def describe_job_spec(spec: JobSpec) -> list[str]:
     ]
     words = [*spec.prefix, spec.python, *(ranks if spec.runner == "torchrun" else []), str(spec.script)]
     return [
-        f"which runs, by srun as one task on each of {spec.nodes} nodes, for at most {spec.timeout_s:.0f} s:",
+        f"it runs, through srun as one task on each of {spec.nodes} nodes, for at most {spec.timeout_s:.0f} s:",
         *(f"  {name}={shlex.quote(value)}" for name, value in sorted(spec.environment.items())),
         f"  {' '.join(words)}",
     ]

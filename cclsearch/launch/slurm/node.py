@@ -209,7 +209,7 @@ def stop_step(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-# ---- one task a node -----------------------------------------------------------------------------------------------
+# ---- one task per node ---------------------------------------------------------------------------------------------
 
 
 def run_task(path: str) -> int:

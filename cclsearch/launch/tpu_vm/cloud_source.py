@@ -373,7 +373,7 @@ def _check_program(settings: TpuSettings) -> Check:
 
 def _check_call(gcloud: Gcloud, name: str, *words: str) -> Check:
     try:
-        answer = gcloud.ask_json(*words)
+        answer = gcloud.run_json(*words)
     except GcloudError as error:
         remedy = "check `gcloud auth list`, the project and the zone"
         return Check(name=name, ok=False, detail=one_line(str(error), 300), remedy=remedy)

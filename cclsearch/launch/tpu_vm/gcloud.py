@@ -67,13 +67,15 @@ class Gcloud:
     def __init__(self, settings: TpuSettings) -> None:
         self.settings = settings
 
-    def where(self) -> list[str]:
+    def location_flags(self) -> list[str]:
         zone = [f"--zone={self.settings.zone}"]
         return [*zone, *([f"--project={self.settings.project}"] if self.settings.project else []), "--quiet"]
 
-    def ask(self, *words: str, timeout_s: float = CALL_S) -> str:
+    def run(self, *words: str, timeout_s: float = CALL_S) -> str:
         """Return what the command prints; raises GcloudError if it fails."""
-        done = run_program([self.settings.gcloud, "compute", "tpus", *words, *self.where()], timeout_s=timeout_s)
+        done = run_program(
+            [self.settings.gcloud, "compute", "tpus", *words, *self.location_flags()], timeout_s=timeout_s
+        )
         if done.returncode:
             raise GcloudError(explain_refusal(done.stderr, done.returncode), done.stderr)
         return done.stdout
@@ -90,9 +92,9 @@ class Gcloud:
             )
         return lines[0]
 
-    def ask_json(self, *words: str) -> Any:
+    def run_json(self, *words: str) -> Any:
         """Return the command's answer, parsed from JSON; raises GcloudError if it fails or is not JSON."""
-        text = self.ask(*words, "--format=json")
+        text = self.run(*words, "--format=json")
         try:
             return json.loads(text or "null")
         except ValueError:
@@ -122,7 +124,7 @@ class Gcloud:
         words += [f"--{flag}={value}" for flag, value in optional.items() if value is not None]
         words += ["--internal-ips"] if resource.internal_ips else []
         try:
-            self.ask(*words, timeout_s=600.0)
+            self.run(*words, timeout_s=600.0)
         except GcloudError as error:
             if not error.exists:
                 raise
@@ -130,19 +132,19 @@ class Gcloud:
     def delete_queued(self, name: str) -> None:
         """Request the deletion of the queued resource and its TPU VM; succeeds if it does not exist."""
         try:
-            self.ask("queued-resources", "delete", name, "--force", "--async")
+            self.run("queued-resources", "delete", name, "--force", "--async")
         except GcloudError as error:
             if not error.is_not_found:
                 raise
 
     def list_queued(self) -> list[Mapping[str, Any]]:
         """Return every queued resource of the zone."""
-        found = self.ask_json("queued-resources", "list")
+        found = self.run_json("queued-resources", "list")
         return [item for item in found or [] if isinstance(item, Mapping)]
 
     def _describe(self, kind: str, name: str) -> Mapping[str, Any]:
         try:
-            found = self.ask_json(kind, "describe", name)
+            found = self.run_json(kind, "describe", name)
         except GcloudError as error:
             if error.is_not_found:
                 return {"state": "NOT_FOUND"}
@@ -208,7 +210,7 @@ class GcloudWorkerGroup:
         flags = [f"--{program}-flag=-o{option}" for option in options]
         if settings.key_file is not None:
             flags.append(f"--ssh-key-file={Path(settings.key_file).expanduser()}")
-        return [*flags, *(["--internal-ip"] if settings.internal_ip else []), *self.gcloud.where()]
+        return [*flags, *(["--internal-ip"] if settings.internal_ip else []), *self.gcloud.location_flags()]
 
     def _run(self, words: Sequence[str], timeout_s: float) -> Any:
         return run_program([self.gcloud.settings.gcloud, *words], timeout_s=timeout_s)
