@@ -138,7 +138,7 @@ def _update_hashes(ledger: Path) -> None:
 
 
 def find_shipped_content() -> Path:
-    """Return the folder of the shipped content, at whatever depth (0 to 2) the repository has it."""
+    """Return the folder of the shipped content, which may be up to two levels below the root of the repository."""
     for above in ("", "*/", "*/*/"):
         for found in sorted(ROOT.glob(f"{above}workloads/recordings/nanotron-8b-2n/trials.csv")):
             return found.parents[3]

@@ -453,12 +453,12 @@ def test_content_of_a_user_project_is_found_by_name(own: Path) -> None:
 
 
 def test_a_metric_of_an_installed_package_is_computed(own: Path) -> None:
-    asked = ["score", str(TRACES), "--metric", "longest_kernel", "--metric", "slowest_group", "--json"]
-    found = call_in_subprocess(*asked, plugin=own / "plugin").json
+    command = ["score", str(TRACES), "--metric", "longest_kernel", "--metric", "slowest_group", "--json"]
+    found = call_in_subprocess(*command, plugin=own / "plugin").json
     assert {(metric["status"], metric["unit"], metric["n_ranks"]) for metric in found.values()} == {("ok", "s", 2)}
     assert found["longest_kernel"]["value"] == pytest.approx(0.000137804)
     assert found["slowest_group"]["value"] == pytest.approx(0.006599688)
-    call_in_subprocess(*asked, plugin=own / "launchers", code=2)
+    call_in_subprocess(*command, plugin=own / "launchers", code=2)
 
 
 @pytest.mark.serial

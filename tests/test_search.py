@@ -80,14 +80,14 @@ def test_changed_inputs_are_refused_at_resume(project: Path, change: str, capsys
     text = path.read_text()
     changed = {
         "card": text.replace("global_batch_size: 256", "global_batch_size: 128"),
-        "spec": text.replace("schema_version: 1", "schema_version: 1\nunheard_of: 1"),
+        "spec": text.replace("schema_version: 1", "schema_version: 1\nunknown_field: 1"),
         "newer": text.replace("schema_version: 1", "schema_version: 999"),
     }[change]
     assert changed != text
     path.write_text(changed)
     assert main(["resume", "r", "--budget", "4"]) == 2
     message = capsys.readouterr().err
-    assert {"card": "edited", "spec": "unheard_of", "newer": "newer"}[change] in message
+    assert {"card": "edited", "spec": "unknown_field", "newer": "newer"}[change] in message
     assert message.count("\n") == 1
 
 

@@ -73,8 +73,8 @@ def test_a_kill_while_a_sweep_is_created_leaves_no_run(family: Path, monkeypatch
 
     toy = family / "toy-8"
     command = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--budget", "6", "--name", "s"]
-    with monkeypatch.context() as broken:
-        broken.setattr("cclsearch.run.folder.write_spec", killed)
+    with monkeypatch.context() as patch:
+        patch.setattr("cclsearch.run.folder.write_spec", killed)
         assert main(command) == EXIT_INTERRUPTED
     assert (Path("runs") / "s" / "sweep.json").is_file()
     assert main(["status", "s"]) == 2
@@ -186,9 +186,9 @@ def test_a_sweep_in_an_allocation_needs_no_recording(
 
 def test_sweep_gives_the_same_launcher_hint_as_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "--workload", "wl2", "--dry-run"]) == 0
-    swept = [line for line in capsys.readouterr().out.splitlines() if "--launcher" in line]
+    sweep_hints = [line for line in capsys.readouterr().out.splitlines() if "--launcher" in line]
     assert main(["run", "--workload", "wl2", "--dry-run"]) == 0
-    assert swept == [line for line in capsys.readouterr().out.splitlines() if "--launcher" in line] != []
+    assert sweep_hints == [line for line in capsys.readouterr().out.splitlines() if "--launcher" in line] != []
 
 
 def test_weights_need_an_objective_with_a_weight(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
