@@ -99,7 +99,7 @@ def test_the_baseline_stays_the_first_trial_that_finished(project: Path) -> None
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         baselines = []
-        writer.watch(lambda event, state: baselines.append(state.first_ranked and state.first_ranked.number))
+        writer.watch(lambda event, state: baselines.append(state.baseline and state.baseline.number))
         run_search(writer, session)
     assert writer.state.finish_order[-1] == 1
     assert set(baselines) == {None, 2}

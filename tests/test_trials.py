@@ -82,10 +82,10 @@ def test_runs_of_one_configuration_are_grouped_and_lost_trials_cost_no_budget(tm
     write(path, [*trial_events(1, tp=9, lost=True), resumed, *trial_events(2, tp=2, lost=True)])
     write(path, [*trial_events(3, tp=4), *trial_events(4, tp=3), *trial_events(5, tp=4, purpose=Purpose.CONFIRMATION)])
     state = fold_ledger(path)
-    assert [trial.number for trial in state.lost] == [2], "since it was resumed"
+    assert [trial.number for trial in state.infrastructure_failures] == [2], "since it was resumed"
     assert state.num_spent == 2
     assert state.losses_by_trial() == {3: [4.0, 4.0], 4: [3.0]}
     assert [trial.number for trial in state.runs_of(Config(tp=4))] == [3, 5]
-    assert state.first_ranked is not None
-    assert state.first_ranked.number == 3
+    assert state.baseline is not None
+    assert state.baseline.number == 3
     assert list(state.finish_order) == [1, 2, 3, 4, 5]

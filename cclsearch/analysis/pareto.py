@@ -206,7 +206,7 @@ def _score(
     """Score of each point at weight 0 and 1, and the weights that choose it; None and empty without weights."""
     if sweep is None or sweep.at_0 is None:
         return None, {}
-    baseline = runs[0].state.first_ranked
+    baseline = runs[0].state.baseline
     reference = baseline.outcome.metrics if baseline and baseline.outcome else None
     try:
         scores = [sweep.scores(m.metrics, reference) for m, _ in placed]

@@ -33,7 +33,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run, create_run, load_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import MAX_LOST_IN_A_ROW, run_search
+from cclsearch.search.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
 from cclsearch.search.session import begin_or_resume, open_session
 from cclsearch.space.parse import parse_knob
 
@@ -308,7 +308,9 @@ class NightRun:
                     run_search(writer, session)
                 finally:
                     state.hours = before_hours + meter.hours
-            state.is_trouble = writer.state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW
+            state.is_trouble = (
+                writer.state.num_consecutive_infrastructure_failures >= MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES
+            )
             end = writer.state.ended or writer.state.stopped
         return end.reason if end else ""
 

@@ -122,9 +122,9 @@ class RunState:
     last_s: float = 0.0
     num_spent: int = 0
     """Trials that count against the budget, running ones included."""
-    num_lost_in_a_row: int = 0
+    num_consecutive_infrastructure_failures: int = 0
     """Consecutive infrastructure failures: trials that failed so since the last one that did not."""
-    is_allocation_over: bool = False
+    has_allocation_ended: bool = False
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
     trials: Trials = field(init=False)
     finish_order: array[int] = field(default_factory=lambda: array("i"))
@@ -134,8 +134,8 @@ class RunState:
     _open: dict[int, None] = field(default_factory=dict)
     _ranked: array[int] = field(default_factory=lambda: array("i"))
     """Numbers of the ranked trials, in order of finishing."""
-    _first_ranked: int | None = None
-    _lost: list[int] = field(default_factory=list)
+    _baseline: int | None = None
+    _infrastructure_failures: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.trials = Trials(self.path)
@@ -151,7 +151,7 @@ class RunState:
                 self._finish(event)
             case _RepeatedLine():
                 ended = event.failure is not None and event.failure.kind == FailureKind.ALLOCATION_ENDED
-                self.is_allocation_over = self.is_allocation_over or ended
+                self.has_allocation_ended = self.has_allocation_ended or ended
             case _SubmittingLine() | _SubmittedLine():
                 pass
             case _StartedLine():
@@ -159,8 +159,8 @@ class RunState:
             case _ResumedLine():
                 self.stopped = self.ended = None
                 self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
-                self.num_lost_in_a_row, self.is_allocation_over = 0, False
-                self._resumed_at, self._lost = self.trials.last_number, []
+                self.num_consecutive_infrastructure_failures, self.has_allocation_ended = 0, False
+                self._resumed_at, self._infrastructure_failures = self.trials.last_number, []
             case _:
                 self._apply_in_full(line)
         if isinstance(event, _TrialLine):
@@ -176,17 +176,18 @@ class RunState:
         return len(self._open)
 
     @property
-    def lost(self) -> list[Trial]:
+    def infrastructure_failures(self) -> list[Trial]:
         """Trials of the search whose last attempt was an infrastructure failure, since it began or was last resumed."""
-        return [self.trials[number] for number in sorted(set(self._lost)) if not self.trials.costs_budget(number)]
+        failed = sorted(set(self._infrastructure_failures))
+        return [self.trials[number] for number in failed if not self.trials.costs_budget(number)]
 
     @property
-    def first_ranked(self) -> Trial | None:
+    def baseline(self) -> Trial | None:
         """The baseline: the first ranked trial of the search to finish; it never changes; None before there is one.
 
         Not the one with the lowest number: with parallel trials that one may finish last.
         """
-        return None if self._first_ranked is None else self.trials[self._first_ranked]
+        return None if self._baseline is None else self.trials[self._baseline]
 
     @property
     def best(self) -> Trial | None:
@@ -259,13 +260,14 @@ class RunState:
         self.trials.finish(number, costs_budget=costs, loss=outcome.loss if is_ranked else None)
         self._open.pop(number, None)
         self.finish_order.append(number)
-        self.num_lost_in_a_row = self.num_lost_in_a_row + 1 if failed else 0
+        streak = self.num_consecutive_infrastructure_failures
+        self.num_consecutive_infrastructure_failures = streak + 1 if failed else 0
         if failed and is_search and number > self._resumed_at:
-            self._lost.append(number)
+            self._infrastructure_failures.append(number)
         if is_ranked:
             self._ranked.append(number)
-            if self._first_ranked is None and is_search:
-                self._first_ranked = number
+            if self._baseline is None and is_search:
+                self._baseline = number
 
     def _apply_in_full(self, line: bytes) -> None:
         event = EVENT.validate_json(line)

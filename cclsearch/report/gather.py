@@ -34,7 +34,7 @@ TEXT_LIMIT = 2000
 def gather_run(run: Run) -> RunPage:
     """Everything that a report shows about one run."""
     spec, state = run.spec, run.state
-    baseline = state.first_ranked
+    baseline = state.baseline
     rows = tuple(_gather_trial(run, trial, _metrics_of(baseline)) for trial in state.trials.values())
     best = state.best
     certainty = estimate_certainty(state, spec.provenance)

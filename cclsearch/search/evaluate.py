@@ -56,7 +56,7 @@ class TrialEvaluator:
 
 def find_baseline(state: RunState) -> Mapping[str, float] | None:
     """Return the metrics of the baseline, which is the first ranked trial; None before there is one."""
-    trial = state.first_ranked
+    trial = state.baseline
     return trial.outcome.metrics if trial and trial.outcome else None
 
 

@@ -16,7 +16,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.search.finalists import choose_finalists
 from cclsearch.search.session import Session
 
-MAX_LOST_IN_A_ROW = 3
+MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 """Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
 
 
@@ -60,7 +60,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
     """Return what a proposer may know at this point."""
     space = session.space
     observations = session.observer.observe(writer.state)
-    lost = {space.row(trial.config) for trial in writer.state.lost}
+    lost = {space.row(trial.config) for trial in writer.state.infrastructure_failures}
     running = {space.row(trial.config) for trial in writer.state.unfinished}
     seen_N = np.zeros(len(space), dtype=bool)
     seen_N[observations.rows] = True
@@ -92,12 +92,12 @@ def _must_stop(writer: RunWriter, session: Session, deadline_s: float) -> bool:
     state, stop = writer.state, session.stop
     if time.monotonic() >= deadline_s:
         stop.request(f"the limit of {session.spec.limits.max_hours:g} hours was reached")
-    elif state.is_allocation_over:
+    elif state.has_allocation_ended:
         stop.request("the allocation has ended or is about to end; resume in a new one")
-    elif state.num_lost_in_a_row >= MAX_LOST_IN_A_ROW:
+    elif state.num_consecutive_infrastructure_failures >= MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES:
         stop.request(
-            f"{state.num_lost_in_a_row} consecutive infrastructure failures; see `ccl-search status"
-            f" {session.spec.run_id}` and fix the cause"
+            f"{state.num_consecutive_infrastructure_failures} consecutive infrastructure failures;"
+            f" see `ccl-search status {session.spec.run_id}` and fix the cause"
         )
     return stop.is_set()
 
@@ -114,7 +114,7 @@ def _search(writer: RunWriter, session: Session, deadline_s: float) -> str | Non
 
 def _fill_slots(writer: RunWriter, session: Session) -> str | None:
     """Start trials until all slots are used; returns why no further trial will follow, or None if one may."""
-    while not session.stop.is_set() and not writer.state.is_allocation_over:
+    while not session.stop.is_set() and not writer.state.has_allocation_ended:
         session.jobs.start_waiting(writer)
         left = find_budget(writer, session) - writer.state.num_spent
         slots = session.jobs.free_slots(writer)
