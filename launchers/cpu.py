@@ -232,9 +232,9 @@ def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
     dist.barrier()
     start, step_times_s = CpuClock.read(), []
     for _ in range(trial.data["timed_steps"]):
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         trainer.run_step()
-        step_times_s.append(time.perf_counter() - began)
+        step_times_s.append(time.perf_counter() - start_s)
     dist.barrier()
     end, layout = CpuClock.read(), trainer.layout
     counts_loss = layout.is_last and layout.tp.index == 0

@@ -321,9 +321,9 @@ def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
         trainer.run_step()
     start, step_times_s = CpuClock.read(), []
     for _ in range(trial.data["timed_steps"]):
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         trainer.run_step()
-        step_times_s.append(time.perf_counter() - began)
+        step_times_s.append(time.perf_counter() - start_s)
     end = CpuClock.read()
     own_s = end.own_s - start.own_s
     return {

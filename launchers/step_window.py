@@ -50,10 +50,10 @@ class StepWindow:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self._open()
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             returned = run_step(*args, **kwargs)
             self._synchronize()
-            self._close(time.perf_counter() - began, returned)
+            self._close(time.perf_counter() - start_s, returned)
             return returned
 
         return run

@@ -68,7 +68,7 @@ class Ending:
     preempted: bool
     """Whether Slurm had started to preempt the job, whatever its final state."""
     cancelled_by_us: bool
-    began: bool
+    started: bool
     """Whether the job claimed its attempt."""
     end: EndRecord | None
     reports: tuple[NodeReport, ...]
@@ -97,7 +97,7 @@ def read_ending(
         step_states=step_states,
         preempted=preempted,
         cancelled_by_us=(folder / CANCELLED_FILE).exists(),
-        began=(folder / STARTED_FILE).exists(),
+        started=(folder / STARTED_FILE).exists(),
         end=read_model(folder / END_FILE, EndRecord),
         reports=tuple(report for report in reports if report is not None),
         batch_log="".join(tail_text(path, TAIL_BYTES) for path in logs),
@@ -183,7 +183,7 @@ def _by_interruption(ending: Ending) -> Failure | None:
         return _fail(
             FailureKind.CANCELLED, f"job {ending.job_id} got {name} from outside; Slurm does not say who sent it"
         )
-    if not ending.began:
+    if not ending.started:
         log = one_line(ending.batch_log.strip() or "it left no output", 300)
         return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} ({ending.state or 'not listed'}) never started: {log}")
     if ending.end is None and ending.state is None:

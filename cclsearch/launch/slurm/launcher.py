@@ -246,7 +246,7 @@ def _may_be_of(row: QueueRow, run_id: str) -> bool:
 
 
 def _files_are_gone(handle: Handle) -> JobStatus:
-    message = f"the files of job {handle.job_id or handle.job_name} are gone from {handle.trial_dir}"
+    message = f"the files of job {handle.job_id or handle.job_name} are missing in {handle.trial_dir}"
     failure = Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=message)
     return JobStatus(state=JobState.DONE, failure=failure)
 

@@ -225,7 +225,7 @@ def run_task(path: str) -> int:
             number, lambda got, _: received.append(got)
         )  # before the child starts, so that none is left behind
     command = [*spec["prefix"], *rank_command(spec, index, address, port)]
-    place = os.path.join(spec["folder"], f"node-{index}.json")
+    report_path = os.path.join(spec["folder"], f"node-{index}.json")
     with open(log_path(spec, "stdout", index), "ab") as out, open(log_path(spec, "stderr", index), "ab") as err:
         try:
             process = subprocess.Popen(
@@ -233,12 +233,12 @@ def run_task(path: str) -> int:
             )
         except OSError as error:
             reason = f"cannot start {command[0]}: {error.strerror}"
-            write_json(place, {"node": node_name(), "exit_code": 127, "oom_kills": 0, "unlaunched": reason})
+            write_json(report_path, {"node": node_name(), "exit_code": 127, "oom_kills": 0, "unlaunched": reason})
             return 127
     code = wait_for_child(process, received)
     report = {"node": node_name(), "exit_code": code, "terminated": bool(received)}
     report["oom_kills"] = max(0, count_oom_kills() - before)
-    write_json(place, report)
+    write_json(report_path, report)
     return 128 - code if code < 0 else code
 
 

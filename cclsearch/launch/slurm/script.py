@@ -100,7 +100,7 @@ def _tracking_options(folder: Path, array_size: int | None) -> dict[str, Any]:
 
 def _resource_options(shape: Shape, settings: SlurmSettings) -> dict[str, Any]:
     """Return the resource options that the profile sets."""
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         name: getattr(settings, name.replace("-", "_"))
         for name in (
             *("partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist"),
@@ -108,11 +108,11 @@ def _resource_options(shape: Shape, settings: SlurmSettings) -> dict[str, Any]:
         )
     }
     if settings.exclusive:
-        asked["exclusive"] = True
+        options["exclusive"] = True
     if shape.gpus_per_node:
         count = f"{settings.gpu_type}:{shape.gpus_per_node}" if settings.gpu_type else str(shape.gpus_per_node)
-        asked[settings.gpu_request] = f"gpu:{count}" if settings.gpu_request == "gres" else count
-    return {name: value for name, value in asked.items() if value is not None}
+        options[settings.gpu_request] = f"gpu:{count}" if settings.gpu_request == "gres" else count
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _setup_lines(settings: SlurmSettings) -> list[str]:

@@ -33,7 +33,7 @@ from cclsearch.space.framework import Framework
 M = TypeVar("M", bound=Model)
 
 RECORD_FILE = "job.json"
-BEGUN_FILE = "begun.json"
+START_FILE = "begun.json"
 STATUS_FILE = "status.json"
 CANCELLED_FILE = "cancelled"
 WORKER_PROGRAM = Path(__file__).with_name("worker.py")

@@ -19,9 +19,9 @@ from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Lefto
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
 from cclsearch.launch.tpu_vm.job import (
-    BEGUN_FILE,
     CANCELLED_FILE,
     RECORD_FILE,
+    START_FILE,
     STATUS_FILE,
     TpuJobRecord,
     TpuStartRecord,
@@ -190,7 +190,7 @@ class TpuVmLauncher:
             return known
         if (record.folder / CANCELLED_FILE).exists():
             return self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
-        start = read_model(record.folder / BEGUN_FILE, TpuStartRecord)
+        start = read_model(record.folder / START_FILE, TpuStartRecord)
         found = self.worker_source.find_workers(record.run_id)
         if isinstance(found, WorkersLost):
             return self._fail_attempt(record, found.failure)
@@ -251,7 +251,7 @@ class TpuVmLauncher:
                 return self._cannot_start(record, rest.silent)
         self._since = {key: since for key, since in self._since.items() if key[0] != record.name}
         write_model(
-            folder / BEGUN_FILE, TpuStartRecord(place=ready.name, started_s=time.time(), coordinator=coordinator)
+            folder / START_FILE, TpuStartRecord(place=ready.name, started_s=time.time(), coordinator=coordinator)
         )
         return JobStatus(state=JobState.RUNNING, note=f"started on {record.num_processes} workers")
 
