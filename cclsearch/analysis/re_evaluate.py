@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cclsearch.core.values import Failure, Provenance
+from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
@@ -67,19 +67,9 @@ def re_evaluate_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAUL
         now = then if then.failure else evaluate_failure(_describe_missing(result, found), spec.provenance)
         return ReEvaluation(trial, then, now)
     payload = make_input(spec, trial)
-    trace = None
-    if spec.provenance is Provenance.MEASURED and payload.profiled_steps:
-        trace = read_trace_evidence(folder / TRACE_FOLDER, spec.card, payload)
-    evidence = Evidence(
-        payload,
-        result,
-        spec.card,
-        spec.provenance,
-        trace,
-        recorded_sha256=trial.result_sha256,
-        found_sha256=found,
-        thresholds=thresholds,
-    )
+    trace = read_trace_evidence(folder / TRACE_FOLDER, spec.card, payload) if payload.profiled_steps else None
+    evidence = Evidence(payload, result, spec.card, spec.provenance, trace, thresholds=thresholds)
+    evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
     now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
     if then.failure is not None and now.failure is None and found == trial.result_sha256:
         now = then  # the launcher's reason (a timeout, a lost node) overrides the files that the script left
@@ -93,16 +83,12 @@ def is_spec_unchanged(run: Run) -> bool:
 
 def write_admissions(run: Run, re_evaluated: list[ReEvaluation]) -> list[Path]:
     """Rewrite `admission.json` and `metrics.json` of every trial; returns their folders. The ledger does not change."""
-    folders = []
-    for entry in re_evaluated:
-        folder = run.trial_folder(entry.trial.number)
+    folders = [run.trial_folder(entry.trial.number) for entry in re_evaluated]
+    for folder, entry in zip(folders, re_evaluated, strict=True):
         write_views(folder, entry.now)
-        folders.append(folder)
     return folders
 
 
 def _describe_missing(failure: Failure, found: str | None) -> Failure:
-    if found is not None:
-        return failure
     message = "result.json is missing, although the ledger has its hash"
-    return failure.model_copy(update={"message": message})
+    return failure if found is not None else failure.model_copy(update={"message": message})

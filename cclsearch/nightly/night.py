@@ -33,7 +33,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run, create_run, load_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
+from cclsearch.search.loop import BUDGET_USED, MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
 from cclsearch.search.session import begin_or_resume, open_session
 from cclsearch.space.parse import parse_knob
 
@@ -41,7 +41,6 @@ CONFIRM = 2
 LEARN_NIGHTS = 3
 SAVE_INTERVAL_S = 30.0
 """Seconds between two saves of a night's state, from which a later process continues it."""
-BUDGET_USED = "the budget is used up"
 
 
 @dataclass

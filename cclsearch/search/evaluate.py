@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.redact import redact
-from cclsearch.core.values import Failure, Provenance
+from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput, TrialResult
 from cclsearch.record.state import RunState
@@ -40,17 +40,10 @@ class TrialEvaluator:
         if isinstance(collected, Failure):
             return evaluate_failure(redact_failure(failure or collected), self._spec.provenance)
         collected = _redact_result(collected)
-        trace = None
-        if self._spec.provenance is Provenance.MEASURED and payload.profiled_steps:
-            trace = read_trace_evidence(folder / TRACE_FOLDER, self._spec.card, payload)
+        spec = self._spec
+        trace = read_trace_evidence(folder / TRACE_FOLDER, spec.card, payload) if payload.profiled_steps else None
         return evaluate_trial(
-            payload,
-            collected,
-            self._spec.card,
-            self._spec.objective,
-            provenance=self._spec.provenance,
-            trace=trace,
-            baseline=baseline,
+            payload, collected, spec.card, spec.objective, provenance=spec.provenance, trace=trace, baseline=baseline
         )
 
 

@@ -16,6 +16,8 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.search.finalists import choose_finalists
 from cclsearch.search.session import Session
 
+BUDGET_USED = "the budget is used up"
+"""Reason of a search that ended after its last trial; ledgers store this text, and nights compare it."""
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 """Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
 
@@ -121,7 +123,7 @@ def _fill_slots(writer: RunWriter, session: Session) -> str | None:
         if slots <= 0:
             return None
         if left <= 0:
-            return "the budget is used up"
+            return BUDGET_USED
         view = view_search(writer, session, budget_left=left)
         taken_N = view.taken_N.copy()
         if taken_N.all():
