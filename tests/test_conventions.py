@@ -213,6 +213,26 @@ def test_content_folders_contain_no_packages() -> None:
     assert [str(p) for folder in folders for p in (ROOT / folder).rglob("__init__.py")] == []
 
 
+def test_text_avoids_phrases_that_need_a_second_reading() -> None:
+    """A sample of them; CONTRIBUTING.md says how the project speaks."""
+    odd = re.compile(
+        r"\b(nobody|whoever|mend(s|ed|ing)?|goes (on with|again)|stands? (in|there|here)|lies? (in|there|beside)"
+        r"|tells? (of|apart)|told (of|apart)|(?<!there )(is|are) no (?!longer)|what it cannot)\b",
+        re.IGNORECASE,
+    )
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    found = []
+    for path in [*ENGINE, *pages, *(ROOT / "launchers").iterdir()]:
+        if path.is_file() and path.name != "renames.md":
+            lines = path.read_text(errors="replace").splitlines()
+            found += [
+                f"{path.relative_to(ROOT)}:{n} {hit[0]!r}"
+                for n, line in enumerate(lines, 1)
+                if (hit := odd.search(line))
+            ]
+    assert found == []
+
+
 def test_every_test_can_fail() -> None:
     bare = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
