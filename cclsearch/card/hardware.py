@@ -19,13 +19,7 @@ HARDWARE_FILE = "hardware.yaml"
 
 _IGNORED_TOKENS = frozenset(
     {"nvidia", "tesla", "amd", "instinct", "google", "cloud", "gpu", "tpu", "tensor", "core", "chip"}
-) | {
-    "hbm",
-    "hbm2",
-    "hbm2e",
-    "hbm3",
-    "hbm3e",
-}
+) | {"hbm", "hbm2", "hbm2e", "hbm3", "hbm3e"}
 _MEMORY = re.compile(r"^(\d{1,4})(?:gb|gib|g)$")
 
 

@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale-up-domain", type=int, metavar="N", help="ranks per scale-up domain")
     parser.add_argument("--algorithm", choices=("ring", "tree"), help="algorithm of all-reduces")
     parser.add_argument(
-        "--compress",
-        metavar="RATIO[:US_PER_MB]",
-        help="messages RATIO times smaller, with a coding cost in us per MB",
+        "--compress", metavar="RATIO[:US_PER_MB]", help="messages RATIO times smaller, with a coding cost in us per MB"
     )
     parser.add_argument("--compute", metavar="FACTOR", help="speed of compute, such as 2x")
     parser.add_argument("--ranks-per-domain", type=int, metavar="N", help="ranks per scale-up domain as measured")

@@ -283,11 +283,7 @@ class LocalLauncher:
 def _make_handle(record: LocalJobRecord, folder: Path) -> Handle:
     details = {"start_ticks": str(record.start_ticks), "boot_id": record.boot_id}
     return Handle(
-        launcher=LocalLauncher.name,
-        job_name=record.job_name,
-        job_id=str(record.pid),
-        trial_dir=folder,
-        details=details,
+        launcher=LocalLauncher.name, job_name=record.job_name, job_id=str(record.pid), trial_dir=folder, details=details
     )
 
 

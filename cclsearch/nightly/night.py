@@ -16,13 +16,7 @@ from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance
 from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig, NightlyJob
-from cclsearch.nightly.history import (
-    find_runs,
-    is_same_work,
-    name_run,
-    pick_bests,
-    read_earlier,
-)
+from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
 from cclsearch.nightly.meter import SHARE_USED, Allowance, Meter, count_spent
 from cclsearch.nightly.share import Spent, find_exhausted, find_lower_limits, find_remaining, split_remaining
 from cclsearch.nightly.window import NIGHT_FILE, NightWindow
@@ -135,9 +129,7 @@ class NightRun:
                 if self.find_end_reason() or self.stop.is_set():
                     return
                 share = split_remaining(
-                    self._find_remaining(),
-                    state.job.priority,
-                    sum(other.job.priority for other in waiting[n:]),
+                    self._find_remaining(), state.job.priority, sum(other.job.priority for other in waiting[n:])
                 )
                 self._run_guarded(state, share)
             waiting = [state for state in waiting if state.can_continue]

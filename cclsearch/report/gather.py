@@ -13,16 +13,7 @@ from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.draw.axes import show_number
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import estimate_certainty
-from cclsearch.report.data import (
-    FAILED,
-    NOT_ADMITTED,
-    RANKED,
-    RUNNING,
-    AdmissionCheck,
-    Neighbor,
-    RunPage,
-    TrialRow,
-)
+from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, RUNNING, AdmissionCheck, Neighbor, RunPage, TrialRow
 from cclsearch.run.folder import Run
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective

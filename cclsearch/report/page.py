@@ -135,9 +135,7 @@ def dump_for_script(data: object) -> str:
 def _figure(chart: Scene) -> Markup:
     region = '<div class="scroll" tabindex="0" role="region" aria-label="{}">{}</div>'
     return Markup(f"<figure><figcaption>{{}}</figcaption>{region}</figure>").format(
-        chart.title,
-        chart.title,
-        Markup(render_svg(chart)),
+        chart.title, chart.title, Markup(render_svg(chart))
     )
 
 

@@ -8,14 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Provenance
-from cclsearch.record.event import (
-    EVENT,
-    Event,
-    Note,
-    TrialFinished,
-    TrialRepeated,
-    TrialSubmitted,
-)
+from cclsearch.record.event import EVENT, Event, Note, TrialFinished, TrialRepeated, TrialSubmitted
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 

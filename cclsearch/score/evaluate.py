@@ -85,10 +85,7 @@ def _find_failure(result: TrialResult) -> Failure | None:
 
 
 def _score(
-    objective: Objective,
-    metrics: Mapping[str, float],
-    baseline: Mapping[str, float] | None,
-    admission: Admission,
+    objective: Objective, metrics: Mapping[str, float], baseline: Mapping[str, float] | None, admission: Admission
 ) -> tuple[float | None, Failure | None, Admission]:
     """Loss, failure, and the admission with the verdict on the objective's constraints appended."""
     reference = (metrics if baseline is None else baseline) if objective.needs_baseline else None

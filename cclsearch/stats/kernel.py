@@ -11,12 +11,7 @@ from cclsearch.space.table import Knob, Space
 
 Array = NDArray[np.float64]
 
-_IDLE_AT_ONE = {
-    "sequence_parallel": "tp",
-    "zero_stage": "dp",
-    "distributed_optimizer": "dp",
-    "virtual_pipeline": "pp",
-}
+_IDLE_AT_ONE = {"sequence_parallel": "tp", "zero_stage": "dp", "distributed_optimizer": "dp", "virtual_pipeline": "pp"}
 """Knob -> degree; the knob has no effect if that degree is 1."""
 MAX_COORDINATE_SPAN = 3.0
 """Span, in units of one doubling, of a numeric knob with values of 0 or below or with a very wide range."""

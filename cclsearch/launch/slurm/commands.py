@@ -23,10 +23,7 @@ _SITE_DEFAULTS = ("ACCOUNT", "PARTITION", "QOS", "CONSTRAINT", "RESERVATION", "C
 OWN_SECRET = "SLURM_JWT"
 """Authenticates Slurm's commands at sites that use tokens; no rank of a trial ever gets it."""
 _KEPT = frozenset(
-    [
-        *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", OWN_SECRET),
-        *(f"SBATCH_{name}" for name in _SITE_DEFAULTS),
-    ]
+    [*("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", OWN_SECRET), *(f"SBATCH_{name}" for name in _SITE_DEFAULTS)]
 )
 JOB_VARIABLES = frozenset(
     [

@@ -19,10 +19,7 @@ _WAIT = (
 )
 _GENERIC_POLICY = "job violates accounting/qos policy"
 _REMEDIES = (
-    (
-        "account",
-        "set `account` in the profile (`sacctmgr show assoc user=$USER format=account` lists yours)",
-    ),
+    ("account", "set `account` in the profile (`sacctmgr show assoc user=$USER format=account` lists yours)"),
     ("qos", "set `qos` in the profile to one that your account may use (`sacctmgr show assoc user=$USER format=qos`)"),
     ("partition", "set `partition` in the profile (`sinfo -s` lists them)"),
     ("time limit", "lower `time_limit` in the profile (`sinfo -o '%P %l'` shows each partition's)"),

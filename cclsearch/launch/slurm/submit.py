@@ -190,8 +190,7 @@ class Submitter:
         folder = first.folder / f"submission-{uuid.uuid4().hex[:8]}"
         folder.mkdir(parents=True)
         write_model(
-            folder / JOBS_FILE,
-            JobList(run_id=first.run_id, jobs=tuple(spec.folder / SPEC_FILE for spec in chunk)),
+            folder / JOBS_FILE, JobList(run_id=first.run_id, jobs=tuple(spec.folder / SPEC_FILE for spec in chunk))
         )
         script = folder / SCRIPT_FILE
         script.write_text(render_chunk(chunk, folder, self.settings), encoding="utf-8")

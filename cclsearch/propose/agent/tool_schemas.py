@@ -116,12 +116,7 @@ def _submit_policy() -> ToolSpec:
 
 
 def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
 LESSONS: dict[str, Any] = {

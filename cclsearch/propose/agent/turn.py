@@ -276,10 +276,7 @@ class Turn:
     def _request_of(self, messages: Sequence[Message]) -> CompletionRequest:
         """The request with these messages; system and tools stay the same, so that the provider can cache them."""
         return CompletionRequest(
-            system=self._system,
-            messages=tuple(messages),
-            tools=self._tools,
-            max_output_tokens=self._max_output_tokens,
+            system=self._system, messages=tuple(messages), tools=self._tools, max_output_tokens=self._max_output_tokens
         )
 
     def _shrink(self) -> None:

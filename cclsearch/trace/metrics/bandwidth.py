@@ -201,10 +201,7 @@ def _rows_of_steps(view: RankView) -> Int64s:
 
 def _volume_caveat(trace: TraceView, share: float) -> tuple[Reason | None, str]:
     if share < MIN_SIZED_SHARE:
-        return (
-            Reason.NO_COLLECTIVE_ARGS,
-            f"a lower bound: {share:.0%} of communication time has a known size",
-        )
+        return (Reason.NO_COLLECTIVE_ARGS, f"a lower bound: {share:.0%} of communication time has a known size")
     reason = trace.window_reason
     if reason is None and trace.device_count_caveat and any(map(_has_unsized_groups, trace.ranks.values())):
         return Reason.RANKS_MISSING, trace.device_count_caveat

@@ -43,13 +43,7 @@ def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Dra
     )
 
 
-@metric(
-    "compute_frac",
-    unit="fraction",
-    better="higher",
-    over="trace",
-    summary="share of a step in which compute runs",
-)
+@metric("compute_frac", unit="fraction", better="higher", over="trace", summary="share of a step in which compute runs")
 def measure_compute_frac(trace: TraceView) -> Draft:
     """Share of the step that compute covers."""
     return _measure_share(trace, lambda parts: parts.compute_ns_W)
@@ -85,11 +79,7 @@ def measure_exposed_mem_frac(trace: TraceView) -> Draft:
 
 
 @metric(
-    "idle_frac",
-    unit="fraction",
-    better="lower",
-    over="trace",
-    summary="share of a step in which the device is idle",
+    "idle_frac", unit="fraction", better="lower", over="trace", summary="share of a step in which the device is idle"
 )
 def measure_idle_frac(trace: TraceView) -> Draft:
     """Share of idle time."""

@@ -101,10 +101,7 @@ def steps_at(steps: Sequence[Step], time_ns: NDArray[np.int64]) -> NDArray[np.in
 
 
 def attribute_steps(
-    columns: dict[str, NDArray[Any]],
-    steps: Sequence[Step],
-    device_rows: NDArray[np.int64],
-    launch: NDArray[np.int32],
+    columns: dict[str, NDArray[Any]], steps: Sequence[Step], device_rows: NDArray[np.int64], launch: NDArray[np.int32]
 ) -> NDArray[np.int32]:
     """Return `step_id` of every row: host rows by their start, device rows by their launch (-1 without launch)."""
     step_id = steps_at(steps, columns["ts_ns"])

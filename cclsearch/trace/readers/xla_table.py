@@ -21,12 +21,7 @@ _COPY_SIZE = re.compile(r"(?:^|\s)(?:size|num_bytes):(\d{1,18})")
 
 
 def build_xla_table(
-    rows: list[XlaRow],
-    lines: list[str],
-    host: HostEvents,
-    plane: Plane | None,
-    ordinal: int,
-    ordinals: frozenset[int],
+    rows: list[XlaRow], lines: list[str], host: HostEvents, plane: Plane | None, ordinal: int, ordinals: frozenset[int]
 ) -> EventTable:
     """Return the table of one device (its rows first, then the host's); the caller sets rank, clock and source.
 

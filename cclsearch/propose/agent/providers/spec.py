@@ -14,11 +14,7 @@ from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
 from cclsearch.propose.agent.providers.types import Provider, name_model
 
 FORMS = "anthropic:MODEL, openai:MODEL, or the URL of an OpenAI-compatible server, http://HOST:PORT/v1#MODEL"
-KEYS = {
-    "anthropic": "ANTHROPIC_API_KEY",
-    "openai": "OPENAI_API_KEY",
-    "compatible": "CCL_SEARCH_LLM_API_KEY",
-}
+KEYS = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY", "compatible": "CCL_SEARCH_LLM_API_KEY"}
 """Protocol -> environment variable with its key. A server by URL never receives OpenAI's own key."""
 TIMEOUT_NAME = "CCL_SEARCH_LLM_TIMEOUT_S"
 TIMEOUT_S = 120.0
