@@ -9,57 +9,52 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
-from cclsearch.space.rule import BoolArray, Columns, Rule, count_of, register_rule
+from cclsearch.space.rule import BoolArray, Clause, Columns, register_rule
 
 
-@register_rule("num_accelerators", "use_fewer")
-def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("num_accelerators", "tp", "dp", "pp", parameters=("use_fewer",))
+def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Clause:
     total, fewer = card.hardware.num_accelerators, bool(options.get("use_fewer"))
 
     def check(at: Columns) -> BoolArray:
         product = at["tp"] * at["dp"] * at["pp"]
         return np.asarray(product <= total if fewer else product == total, dtype=bool)
 
-    return Rule(
-        "num_accelerators",
-        ("tp", "dp", "pp"),
+    return (
         f"tp x dp x pp is {'at most ' if fewer else ''}{total}, the number of accelerators",
         check,
         lambda c: (
-            f"tp {count_of(c, 'tp')} x dp {count_of(c, 'dp')} x pp {count_of(c, 'pp')} is "
-            f"{count_of(c, 'tp') * count_of(c, 'dp') * count_of(c, 'pp')} of {total} accelerators"
+            f"tp {c['tp']} x dp {c['dp']} x pp {c['pp']} is {c['tp'] * c['dp'] * c['pp']} of {total} accelerators"
         ),
     )
 
 
-def _tp_divides(name: str, number: int, what: str) -> Rule:
-    return Rule(
-        name,
-        ("tp",),
+def _tp_divides(number: int, what: str) -> Clause:
+    return (
         f"tp divides the {number} {what}",
         lambda at: number % at["tp"] == 0,
-        lambda c: f"{number} {what} / tp {count_of(c, 'tp')} = {number / count_of(c, 'tp'):g}",
+        lambda c: f"{number} {what} / tp {c['tp']} = {number / c['tp']:g}",
     )
 
 
-@register_rule("tp_divides_heads")
-def _tp_divides_heads(card: Card, options: Mapping[str, Any]) -> Rule:
-    return _tp_divides("tp_divides_heads", card.arch.num_heads, "attention heads")
+@register_rule("tp_divides_heads", "tp")
+def _tp_divides_heads(card: Card, options: Mapping[str, Any]) -> Clause:
+    return _tp_divides(card.arch.num_heads, "attention heads")
 
 
-@register_rule("tp_divides_kv_heads")
-def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Rule:
-    return _tp_divides("tp_divides_kv_heads", card.arch.num_kv_heads, "KV heads")
+@register_rule("tp_divides_kv_heads", "tp")
+def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Clause:
+    return _tp_divides(card.arch.num_kv_heads, "KV heads")
 
 
-@register_rule("tp_divides_sequence")
-def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("tp_divides_sequence", "tp")
+def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
     """For frameworks whose tensor parallelism always shards the sequence too."""
-    return _tp_divides("tp_divides_sequence", card.seq_len, "tokens of a sequence")
+    return _tp_divides(card.seq_len, "tokens of a sequence")
 
 
-@register_rule("tp_divides_widths", "experts")
-def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("tp_divides_widths", "tp", parameters=("experts",))
+def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Clause:
     """`experts: true` if tensor parallelism shards the routed experts too."""
     arch = card.arch
     widths = {"hidden size": arch.hidden_size, "feed-forward width": arch.intermediate_size}
@@ -69,147 +64,117 @@ def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Rule:
         widths["expert width"] = arch.moe.expert_intermediate_size
     text = ", ".join(f"{name} {width}" for name, width in widths.items())
     common = math.gcd(*widths.values())
-    return Rule(
-        "tp_divides_widths",
-        ("tp",),
+    return (
         f"tp divides {text}",
         lambda at: common % at["tp"] == 0,
-        lambda c: f"{text} / tp {count_of(c, 'tp')} = {_each(widths.values(), count_of(c, 'tp'))}",
+        lambda c: f"{text} / tp {c['tp']} = {_each(widths.values(), c['tp'])}",
     )
 
 
-@register_rule("moe_tp_divides_tokens")
-def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Rule | None:
+@register_rule("moe_tp_divides_tokens", "tp", "micro_batch_size")
+def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Clause | None:
     length = card.seq_len
     if card.arch.moe is None:
         return None
-    return Rule(
-        "moe_tp_divides_tokens",
-        ("tp", "micro_batch_size"),
+    return (
         "in a mixture of experts tp divides the tokens of a micro-batch",
         lambda at: (at["micro_batch_size"] * length) % at["tp"] == 0,
-        lambda c: f"{count_of(c, 'micro_batch_size')} sequences of {length} tokens with tp {count_of(c, 'tp')}",
+        lambda c: f"{c['micro_batch_size']} sequences of {length} tokens with tp {c['tp']}",
     )
 
 
-@register_rule("tp_inside_node")
-def _tp_inside_node(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("tp_inside_node", "tp")
+def _tp_inside_node(card: Card, options: Mapping[str, Any]) -> Clause:
     node = min(card.hardware.accelerators_per_node, card.hardware.num_accelerators)
-    return Rule(
-        "tp_inside_node",
-        ("tp",),
+    return (
         f"tp divides the {node} accelerators of a node, so that no tensor-parallel group leaves it",
         lambda at: node % at["tp"] == 0,
-        lambda c: f"tp {count_of(c, 'tp')} in nodes of {node} accelerators",
+        lambda c: f"tp {c['tp']} in nodes of {node} accelerators",
     )
 
 
-@register_rule("pp_at_most_layers")
-def _pp_at_most_layers(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("pp_at_most_layers", "pp")
+def _pp_at_most_layers(card: Card, options: Mapping[str, Any]) -> Clause:
     layers = card.arch.num_layers
-    return Rule(
-        "pp_at_most_layers",
-        ("pp",),
+    return (
         f"pp is at most the {layers} layers",
         lambda at: at["pp"] <= layers,
-        lambda c: f"pp {count_of(c, 'pp')} stages for {layers} layers",
+        lambda c: f"pp {c['pp']} stages for {layers} layers",
     )
 
 
-@register_rule("pp_divides_layers")
-def _pp_divides_layers(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("pp_divides_layers", "pp")
+def _pp_divides_layers(card: Card, options: Mapping[str, Any]) -> Clause:
     layers = card.arch.num_layers
-    return Rule(
-        "pp_divides_layers",
-        ("pp",),
+    return (
         f"pp divides the {layers} layers",
         lambda at: layers % at["pp"] == 0,
-        lambda c: f"{layers} layers / pp {count_of(c, 'pp')} = {layers / count_of(c, 'pp'):g} per stage",
+        lambda c: f"{layers} layers / pp {c['pp']} = {layers / c['pp']:g} per stage",
     )
 
 
-@register_rule("tied_embeddings_need_one_stage")
-def _tied_embeddings_need_one_stage(card: Card, options: Mapping[str, Any]) -> Rule | None:
+@register_rule("tied_embeddings_need_one_stage", "pp")
+def _tied_embeddings_need_one_stage(card: Card, options: Mapping[str, Any]) -> Clause | None:
     if not card.arch.tied_embeddings:
         return None
-    return Rule(
-        "tied_embeddings_need_one_stage",
-        ("pp",),
+    return (
         "with tied embeddings pp is 1: the framework does not tie weights across pipeline stages",
         lambda at: at["pp"] == 1,
-        lambda c: f"tied embeddings with pp {count_of(c, 'pp')}",
+        lambda c: f"tied embeddings with pp {c['pp']}",
     )
 
 
-@register_rule("accumulation_whole")
-def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("accumulation_whole", "dp", "micro_batch_size")
+def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Clause:
     batch = card.global_batch_size
-    return Rule(
-        "accumulation_whole",
-        ("dp", "micro_batch_size"),
+    return (
         f"gradient accumulation, global batch {batch} / (dp x micro_batch_size), is a whole number of at least 1",
         lambda at: batch % (at["dp"] * at["micro_batch_size"]) == 0,
         lambda c: (
-            f"global batch {batch} / (dp {count_of(c, 'dp')} x micro_batch_size {count_of(c, 'micro_batch_size')}) is "
-            f"{batch / (count_of(c, 'dp') * count_of(c, 'micro_batch_size')):g}"
+            f"global batch {batch} / (dp {c['dp']} x micro_batch_size {c['micro_batch_size']}) is "
+            f"{batch / (c['dp'] * c['micro_batch_size']):g}"
         ),
     )
 
 
-@register_rule("micro_batches_cover_stages")
-def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("micro_batches_cover_stages", "pp", "dp", "micro_batch_size")
+def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Clause:
     batch = card.global_batch_size
-    return Rule(
-        "micro_batches_cover_stages",
-        ("pp", "dp", "micro_batch_size"),
+    return (
         "a pipeline has at least as many micro-batches as stages",
         lambda at: (at["pp"] == 1) | (batch >= at["pp"] * at["dp"] * at["micro_batch_size"]),
-        lambda c: (
-            f"{batch / (count_of(c, 'dp') * count_of(c, 'micro_batch_size')):g} micro-batches "
-            f"for pp {count_of(c, 'pp')}"
-        ),
+        lambda c: f"{batch / (c['dp'] * c['micro_batch_size']):g} micro-batches for pp {c['pp']}",
     )
 
 
-@register_rule("ep_divides_experts")
-def _ep_divides_experts(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("ep_divides_experts", "ep")
+def _ep_divides_experts(card: Card, options: Mapping[str, Any]) -> Clause:
     experts = card.arch.moe.num_experts if card.arch.moe else 1
     what = f"{experts} experts" if card.arch.moe else "model without experts"
-    return Rule(
-        "ep_divides_experts",
-        ("ep",),
+    return (
         f"ep divides the {what}" if card.arch.moe else "ep is 1: the model has no experts",
         lambda at: experts % at["ep"] == 0,
         lambda c: (
-            f"ep {count_of(c, 'ep')} for a {what}"
-            if not card.arch.moe
-            else f"{what} / ep {count_of(c, 'ep')} = {experts / count_of(c, 'ep'):g}"
+            f"ep {c['ep']} for a {what}" if not card.arch.moe else f"{what} / ep {c['ep']} = {experts / c['ep']:g}"
         ),
     )
 
 
-@register_rule("ep_inside_stage")
-def _ep_inside_stage(card: Card, options: Mapping[str, Any]) -> Rule:
-    return Rule(
-        "ep_inside_stage",
-        ("ep", "tp", "dp"),
+@register_rule("ep_inside_stage", "ep", "tp", "dp")
+def _ep_inside_stage(card: Card, options: Mapping[str, Any]) -> Clause:
+    return (
         "ep divides the dp x tp ranks of a pipeline stage",
         lambda at: (at["dp"] * at["tp"]) % at["ep"] == 0,
-        lambda c: (
-            f"ep {count_of(c, 'ep')} among dp {count_of(c, 'dp')} x tp {count_of(c, 'tp')} = "
-            f"{count_of(c, 'dp') * count_of(c, 'tp')} ranks of a stage"
-        ),
+        lambda c: f"ep {c['ep']} among dp {c['dp']} x tp {c['tp']} = {c['dp'] * c['tp']} ranks of a stage",
     )
 
 
-@register_rule("ep_divides_dp")
-def _ep_divides_dp(card: Card, options: Mapping[str, Any]) -> Rule:
-    return Rule(
-        "ep_divides_dp",
-        ("ep", "dp"),
+@register_rule("ep_divides_dp", "ep", "dp")
+def _ep_divides_dp(card: Card, options: Mapping[str, Any]) -> Clause:
+    return (
         "ep divides dp: experts are spread over data-parallel ranks only",
         lambda at: at["dp"] % at["ep"] == 0,
-        lambda c: f"ep {count_of(c, 'ep')} with dp {count_of(c, 'dp')}",
+        lambda c: f"ep {c['ep']} with dp {c['dp']}",
     )
 
 

@@ -9,131 +9,112 @@ import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Value
-from cclsearch.space.rule import BoolArray, Columns, Rule, count_of, register_rule
+from cclsearch.space.rule import PARAMETERS, RULES, BoolArray, Clause, Columns, Rule, register_rule
 
 
-@register_rule("zero_needs_dp", "least")
-def _zero_needs_dp(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("zero_needs_dp", "zero_stage", "dp", parameters=("least",))
+def _zero_needs_dp(card: Card, options: Mapping[str, Any]) -> Clause:
     least = int(options.get("least", 1))
-    return Rule(
-        "zero_needs_dp",
-        ("zero_stage", "dp"),
+    return (
         f"zero_stage of {least} or more needs dp above 1: otherwise it changes nothing and equals stage {least - 1}",
         lambda at: (at["zero_stage"] < least) | (at["dp"] > 1),
-        lambda c: f"zero_stage {count_of(c, 'zero_stage')} with dp {count_of(c, 'dp')}",
+        lambda c: f"zero_stage {c['zero_stage']} with dp {c['dp']}",
     )
 
 
-@register_rule("zero_limited_by_pp", "most")
-def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("zero_limited_by_pp", "zero_stage", "pp", parameters=("most",))
+def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Clause:
     most = int(options.get("most", 1))
-    return Rule(
-        "zero_limited_by_pp",
-        ("zero_stage", "pp"),
+    return (
         f"with pp above 1 zero_stage is at most {most}",
         lambda at: (at["pp"] == 1) | (at["zero_stage"] <= most),
-        lambda c: f"zero_stage {count_of(c, 'zero_stage')} with pp {count_of(c, 'pp')}",
+        lambda c: f"zero_stage {c['zero_stage']} with pp {c['pp']}",
     )
 
 
-@register_rule("replicas_hold_every_expert")
-def _replicas_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("replicas_hold_every_expert", "ep", "zero_stage", "tp", needs_all=True)
+def _replicas_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Clause:
     """torchtitan's sparse mesh is dp_shard x tp ranks, `efsdp = dp_shard * tp // ep` (parallel_dims.py)."""
-    return Rule(
-        "replicas_hold_every_expert",
-        ("ep", "zero_stage", "tp"),
+    return (
         "at zero_stage 0 ep divides tp: experts are never spread over the dp ranks that replicate the model",
         lambda at: (at["zero_stage"] > 0) | (at["tp"] % at["ep"] == 0),
-        lambda c: f"zero_stage {count_of(c, 'zero_stage')} with ep {count_of(c, 'ep')} and tp {count_of(c, 'tp')}",
-        needs_all=True,
+        lambda c: f"zero_stage {c['zero_stage']} with ep {c['ep']} and tp {c['tp']}",
     )
 
 
-@register_rule("sequence_parallel_needs_tp")
-def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Rule:
-    return Rule(
-        "sequence_parallel_needs_tp",
-        ("sequence_parallel", "tp"),
+@register_rule("sequence_parallel_needs_tp", "sequence_parallel", "tp")
+def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Clause:
+    return (
         "sequence_parallel needs tp above 1: otherwise it changes nothing",
         lambda at: (at["sequence_parallel"] == 0) | (at["tp"] > 1),
-        lambda c: f"sequence_parallel {bool(count_of(c, 'sequence_parallel'))} with tp {count_of(c, 'tp')}".lower(),
+        lambda c: f"sequence_parallel {bool(c['sequence_parallel'])} with tp {c['tp']}".lower(),
     )
 
 
-@register_rule("sequence_parallel_divides_sequence")
-def _sequence_parallel_divides_sequence(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("sequence_parallel_divides_sequence", "sequence_parallel", "tp")
+def _sequence_parallel_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
     length = card.seq_len
-    return Rule(
-        "sequence_parallel_divides_sequence",
-        ("sequence_parallel", "tp"),
+    return (
         f"with sequence_parallel tp divides the sequence of {length}",
         lambda at: (at["sequence_parallel"] == 0) | (length % at["tp"] == 0),
-        lambda c: f"sequence of {length} with tp {count_of(c, 'tp')}",
+        lambda c: f"sequence of {length} with tp {c['tp']}",
     )
 
 
-@register_rule("moe_tp_needs_sequence_parallel")
-def _moe_tp_needs_sequence_parallel(card: Card, options: Mapping[str, Any]) -> Rule | None:
+@register_rule("moe_tp_needs_sequence_parallel", "sequence_parallel", "tp")
+def _moe_tp_needs_sequence_parallel(card: Card, options: Mapping[str, Any]) -> Clause | None:
     if card.arch.moe is None:
         return None
-    return Rule(
-        "moe_tp_needs_sequence_parallel",
-        ("sequence_parallel", "tp"),
+    return (
         "a mixture of experts with tp above 1 needs sequence_parallel",
         lambda at: (at["tp"] == 1) | (at["sequence_parallel"] == 1),
-        lambda c: f"sequence_parallel {bool(count_of(c, 'sequence_parallel'))} with tp {count_of(c, 'tp')}".lower(),
+        lambda c: f"sequence_parallel {bool(c['sequence_parallel'])} with tp {c['tp']}".lower(),
     )
 
 
-@register_rule("virtual_pipeline_needs_pp", "least_pp")
-def _virtual_pipeline_needs_pp(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("virtual_pipeline_needs_pp", "virtual_pipeline", "pp", parameters=("least_pp",))
+def _virtual_pipeline_needs_pp(card: Card, options: Mapping[str, Any]) -> Clause:
     least = int(options.get("least_pp", 2))
-    return Rule(
-        "virtual_pipeline_needs_pp",
-        ("virtual_pipeline", "pp"),
+    return (
         f"virtual_pipeline above 1 needs pp of at least {least}",
         lambda at: (at["virtual_pipeline"] == 1) | (at["pp"] >= least),
-        lambda c: f"virtual_pipeline {count_of(c, 'virtual_pipeline')} with pp {count_of(c, 'pp')}",
+        lambda c: f"virtual_pipeline {c['virtual_pipeline']} with pp {c['pp']}",
     )
 
 
-@register_rule("virtual_pipeline_divides_layers")
-def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("virtual_pipeline_divides_layers", "virtual_pipeline", "pp")
+def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> Clause:
     layers = card.arch.num_layers
-    return Rule(
-        "virtual_pipeline_divides_layers",
-        ("virtual_pipeline", "pp"),
+    return (
         f"pp x virtual_pipeline divides the {layers} layers",
         lambda at: (at["virtual_pipeline"] == 1) | (layers % (at["pp"] * at["virtual_pipeline"]) == 0),
         lambda c: (
-            f"{layers} layers / (pp {count_of(c, 'pp')} x virtual_pipeline {count_of(c, 'virtual_pipeline')}) = "
-            f"{layers / (count_of(c, 'pp') * count_of(c, 'virtual_pipeline')):g} per chunk"
+            f"{layers} layers / (pp {c['pp']} x virtual_pipeline {c['virtual_pipeline']}) = "
+            f"{layers / (c['pp'] * c['virtual_pipeline']):g} per chunk"
         ),
     )
 
 
-@register_rule("virtual_pipeline_micro_batches")
-def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> Rule:
+@register_rule("virtual_pipeline_micro_batches", "virtual_pipeline", "pp", "dp", "micro_batch_size")
+def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> Clause:
     batch = card.global_batch_size
 
     def check(at: Columns) -> BoolArray:
         share = at["dp"] * at["micro_batch_size"] * at["pp"]
         return np.asarray((at["virtual_pipeline"] == 1) | (batch % share == 0), dtype=bool)
 
-    return Rule(
-        "virtual_pipeline_micro_batches",
-        ("virtual_pipeline", "pp", "dp", "micro_batch_size"),
+    return (
         "with virtual_pipeline above 1 the micro-batches are a multiple of pp",
         check,
         lambda c: (
-            f"{batch / (count_of(c, 'dp') * count_of(c, 'micro_batch_size')):g} micro-batches "
-            f"with pp {count_of(c, 'pp')} and virtual_pipeline {count_of(c, 'virtual_pipeline')}"
+            f"{batch / (c['dp'] * c['micro_batch_size']):g} micro-batches "
+            f"with pp {c['pp']} and virtual_pipeline {c['virtual_pipeline']}"
         ),
     )
 
 
-@register_rule("implies", "name", "when", "then", "because")
-def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
+def make_implication(card: Card, options: Mapping[str, Any]) -> Rule:
+    """Return the rule `implies`: with the values `when`, a configuration needs the values `then`."""
     when = {knob: _listed(values) for knob, values in options["when"].items()}
     then = {knob: _listed(values) for knob, values in options["then"].items()}
 
@@ -153,6 +134,10 @@ def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
         lambda c: ", ".join(f"{knob} {c[knob]}" for knob in knobs).lower(),
         needs_all=True,
     )
+
+
+RULES["implies"] = make_implication
+PARAMETERS["implies"] = frozenset({"name", "when", "then", "because"})
 
 
 def _listed(values: Any) -> tuple[Value, ...]:

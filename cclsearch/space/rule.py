@@ -60,30 +60,49 @@ class Rule:
     """Whether the rule is left out of a space without any one of its knobs, not only without the first."""
 
 
+class Counts:
+    """The knobs of one configuration as whole numbers; a knob that the space does not have gets its neutral value."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def __getitem__(self, knob: str) -> int:
+        return int(self._config.get(knob, NEUTRAL.get(knob, 1)))
+
+
+Clause = tuple[str, Check, Callable[[Counts], str]]
+"""What a rule requires, with the card's numbers; its check; and its sentence about one configuration."""
 RuleFactory = Callable[[Card, Mapping[str, Any]], Rule | None]
 RULES: dict[str, RuleFactory] = {}
 """Name -> factory of the rule from a card and the framework's parameters; it returns None if it does not apply."""
 PARAMETERS: dict[str, frozenset[str]] = {}
 """Name -> parameters that a framework file may give."""
 ALWAYS = (
-    "num_accelerators",
-    "tp_divides_heads",
-    "tp_divides_kv_heads",
-    "pp_at_most_layers",
-    "accumulation_whole",
-    "ep_divides_experts",
-    "ep_inside_stage",
+    *("num_accelerators", "tp_divides_heads", "tp_divides_kv_heads", "pp_at_most_layers", "accumulation_whole"),
+    *("ep_divides_experts", "ep_inside_stage"),
 )
 """Rules that apply to every framework."""
 
 
-def register_rule(name: str, *parameters: str) -> Callable[[RuleFactory], RuleFactory]:
-    """Decorator: register the factory of a rule, with the parameters that a framework file may give it."""
+def register_rule(
+    name: str, *knobs: str, parameters: tuple[str, ...] = (), needs_all: bool = False
+) -> Callable[[Callable[..., Clause | None]], RuleFactory]:
+    """Decorator: register a rule on these knobs, with the parameters that a framework file may give it.
 
-    def add(factory: RuleFactory) -> RuleFactory:
-        RULES[name] = factory
+    The function gets the card and the parameters; it returns None if the rule does not apply to the card.
+    """
+
+    def add(define: Callable[..., Clause | None]) -> RuleFactory:
+        def make(card: Card, options: Mapping[str, Any]) -> Rule | None:
+            clause = define(card, options)
+            if clause is None:
+                return None
+            summary, check, explain = clause
+            return Rule(name, knobs, summary, check, lambda config: explain(Counts(config)), needs_all)
+
+        RULES[name] = make
         PARAMETERS[name] = frozenset(parameters)
-        return factory
+        return make
 
     return add
 
@@ -91,8 +110,3 @@ def register_rule(name: str, *parameters: str) -> Callable[[RuleFactory], RuleFa
 def same_value(left: Value, right: Value) -> bool:
     """Whether two values are the same choice (true is not 1)."""
     return isinstance(left, bool) == isinstance(right, bool) and left == right
-
-
-def count_of(config: Mapping[str, Any], knob: str) -> int:
-    """The knob's value in a configuration as a whole number; its neutral value if the space does not have it."""
-    return int(config.get(knob, NEUTRAL.get(knob, 1)))

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
-from cclsearch.space.rule import PARAMETERS, RULES, BoolArray, Columns, Rule
-
-RULE_NAME = "degrees_on_torus"
+from cclsearch.space.rule import BoolArray, Clause, Columns, register_rule
 
 
 def fit_degrees(torus: tuple[int, ...]) -> set[tuple[int, int, int]]:
@@ -24,8 +22,8 @@ def fit_degrees(torus: tuple[int, ...]) -> set[tuple[int, int, int]]:
     return fits
 
 
-def make_torus_rule(card: Card, options: Mapping[str, Any]) -> Rule | None:
-    """The rule for a card with a torus; None for other cards."""
+@register_rule("degrees_on_torus", "tp", "dp", "pp")
+def _degrees_on_torus(card: Card, options: Mapping[str, Any]) -> Clause | None:
     torus = card.hardware.torus
     if torus is None:
         return None
@@ -36,14 +34,8 @@ def make_torus_rule(card: Card, options: Mapping[str, Any]) -> Rule | None:
         degrees_N3 = np.stack([at["tp"], at["dp"], at["pp"]], axis=1)
         return np.asarray((degrees_N3[:, None, :] == allowed[None, :, :]).all(axis=2).any(axis=1), dtype=bool)
 
-    def explain(config: Mapping[str, Any]) -> str:
-        degrees = ", ".join(f"{degree} {config.get(degree, 1)}" for degree in ("tp", "dp", "pp"))
-        return f"{degrees} on a torus of {shape}"
-
-    return Rule(
-        RULE_NAME, ("tp", "dp", "pp"), f"tp, dp and pp each use whole axes of the {shape} torus", check, explain
+    return (
+        f"tp, dp and pp each use whole axes of the {shape} torus",
+        check,
+        lambda c: f"tp {c['tp']}, dp {c['dp']}, pp {c['pp']} on a torus of {shape}",
     )
-
-
-RULES[RULE_NAME] = make_torus_rule
-PARAMETERS[RULE_NAME] = frozenset()
