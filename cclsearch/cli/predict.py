@@ -92,17 +92,14 @@ def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> l
     from cclsearch.core.errors import UserError
     from cclsearch.space.parse import parse_assignments
 
-    matches = np.ones(len(space), dtype=bool)
-    if args.config is not None:
-        for name, value in parse_assignments(args.config, space.knobs).items():
-            matches &= np.array([space.config(row)[name] == value for row in range(len(space))], dtype=bool)
-        if not matches.any():
-            options = [("--workload", args.workload), ("--framework", args.framework), ("--config", args.config)]
-            options += [("--overlay", path) for path in args.overlay] + [("--set", pair) for pair in args.set]
-            options += [("--knob", knob) for knob in args.knob]
-            given = shlex.join([text for option, value in options if value is not None for text in (option, value)])
-            why = f"run `ccl-search space explain {given}` to see which rule excludes it"
-            raise UserError(f"no configuration in the search space matches --config {args.config!r}; {why}")
+    matches = space.matching(parse_assignments(args.config, space.knobs) if args.config is not None else {})
+    if not matches.any():
+        options = [("--workload", args.workload), ("--framework", args.framework), ("--config", args.config)]
+        options += [("--overlay", path) for path in args.overlay] + [("--set", pair) for pair in args.set]
+        options += [("--knob", knob) for knob in args.knob]
+        given = shlex.join([text for option, value in options if value is not None for text in (option, value)])
+        why = f"run `ccl-search space explain {given}` to see which rule excludes it"
+        raise UserError(f"no configuration in the search space matches --config {args.config!r}; {why}")
     rows = np.flatnonzero(matches)
     order = np.lexsort((prediction.time_s_N[rows], prediction.fits_N[rows] < 0.5))
     return [int(row) for row in rows[order[: args.top]]]

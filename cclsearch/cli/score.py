@@ -23,23 +23,9 @@ EXAMPLE = (
 )
 
 CORE = (
-    "trace_step_time",
-    "compute_frac",
-    "exposed_comm_frac",
-    "exposed_mem_frac",
-    "idle_frac",
-    "comm_time",
-    "overlap",
-    "comm_wait_frac",
-    "last_arriver",
-    "bus_bw",
-    "comm_volume",
-    "compute_imbalance",
-    "top_kernels",
-    "peak_memory",
-    "tokens_per_s",
-    "mfu",
-    "trace_quality",
+    *("trace_step_time", "compute_frac", "exposed_comm_frac", "exposed_mem_frac", "idle_frac", "comm_time"),
+    *("overlap", "comm_wait_frac", "last_arriver", "bus_bw", "comm_volume", "compute_imbalance", "top_kernels"),
+    *("peak_memory", "tokens_per_s", "mfu", "trace_quality"),
 )
 """Metrics shown by default."""
 

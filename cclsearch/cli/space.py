@@ -107,7 +107,7 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
         space = build_space(card, framework, extra, args.use_fewer)
     except UserError as error:
         empty_reason = str(error)
-    completions = _count_matches(space, config) if space is not None else 0
+    completions = int(space.matching(config).sum()) if space is not None else 0
     is_complete = all(knob.name in config for knob in knobs)
     prediction = _predict(card, space, config) if space is not None and is_complete else None
     legal = not rejected and completions > 0
@@ -155,20 +155,6 @@ def _print_explanation(
         print(f"{completions} configurations of the search space match")
     else:
         print("not in the search space for any values of the other knobs")
-
-
-def _count_matches(space: Space, config: Mapping[str, Value]) -> int:
-    import numpy as np
-
-    from cclsearch.space.rule import same_value
-
-    matches = np.ones(len(space), dtype=bool)
-    for k, knob in enumerate(space.knobs):
-        if knob.name in config:
-            value = config[knob.name]
-            hits = [same_value(choice, value) for choice in knob.choices]
-            matches &= np.array(hits)[space.codes_NK[:, k]]
-    return int(matches.sum())
 
 
 def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str, Any] | None:

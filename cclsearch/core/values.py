@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 Value = bool | int | float | str
@@ -29,6 +30,14 @@ class Model(BaseModel):
     """Base of every closed model: frozen, and an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The model in a JSON file; None if the file is missing, incomplete or invalid."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
 
 
 class Config(Mapping[str, Value]):

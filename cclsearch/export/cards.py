@@ -23,6 +23,7 @@ from cclsearch.report.gather import clean
 from cclsearch.report.write import safe_stem
 from cclsearch.run.folder import Run
 from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
+from cclsearch.space.table import count_ranks
 
 EVIDENCE = (CONFIG_FILE, SCRIPT_FILE, STDOUT_FILE, STDERR_FILE, RESULT_FILE, METRICS_FILE, ADMISSION_FILE)
 TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".sh", ".out", ".err")
@@ -69,7 +70,7 @@ def make_card(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]])
     card: dict[str, Any] = {
         "version": 1,
         "description": clean(f"{spec.card.title}; trial {trial.number} of {spec.run_id}{provenance}"),
-        "workload": _describe_workload(spec.card, _count_accelerators(trial)),
+        "workload": _describe_workload(spec.card, count_ranks(trial.config)),
         "Model-executor": {
             "framework": {"name": clean(spec.framework)},
             "model_plan_parallelization": _describe_plan(dict(trial.config)),
@@ -165,10 +166,6 @@ def _holds_secret(path: Path) -> bool:
                 return True
             tail = chunk[-overlap:]
     return False
-
-
-def _count_accelerators(trial: Trial) -> int:
-    return trial.config.as_int("tp") * trial.config.as_int("dp") * trial.config.as_int("pp")
 
 
 def _describe_workload(card: Card, num_accelerators: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cclsearch.core.text import one_line
+from cclsearch.core.text import one_line, read_tail
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, RunStatus, TrialResult
 
@@ -103,17 +103,6 @@ def classify_text(text: str) -> FailureKind:
     return next((kind for kind, mark in _MARKS if mark.search(text)), FailureKind.CRASHED)
 
 
-def tail_text(path: Path, limit_bytes: int = _TAIL_BYTES) -> str:
-    """Return the last part of a text file; empty if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - limit_bytes))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def _read_result(path: Path) -> TrialResult | Failure:
     try:
         if path.stat().st_size > _RESULT_BYTES:
@@ -161,7 +150,7 @@ def _read_rank_failure(trial_dir: Path) -> Failure | None:
 
 
 def _classify_files(trial_dir: Path) -> Failure | None:
-    found = [classify_log(tail_text(trial_dir / name)) for name in (STDERR_FILE, STDOUT_FILE)]
+    found = [classify_log(read_tail(trial_dir / name, _TAIL_BYTES)) for name in (STDERR_FILE, STDOUT_FILE)]
     failures = [failure for failure in found if failure is not None]
     return min(failures, key=lambda f: _WEIGHT.get(f.kind, 0)) if failures else None
 
@@ -181,7 +170,9 @@ def _classify_line(line: str, rank: int | None) -> Failure:
 
 
 def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failure:
-    last = next((line for line in reversed(tail_text(trial_dir / STDERR_FILE).splitlines()) if line.strip()), "")
+    last = next(
+        (line for line in reversed(read_tail(trial_dir / STDERR_FILE, _TAIL_BYTES).splitlines()) if line.strip()), ""
+    )
     last_line = f"; its last line on stderr: {one_line(last, 300)}" if last else ""
     if signal is not None:
         try:

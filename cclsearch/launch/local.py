@@ -21,10 +21,10 @@ from pydantic import Field
 from cclsearch.core import processes
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import TrialError
-from cclsearch.core.text import one_line
+from cclsearch.core.text import one_line, read_tail
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
-from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER, collect_result, tail_text
+from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER, collect_result
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.launch.environment import added_environment, inherited_environment, render_script, run_command
 from cclsearch.launch.profile import Profile
@@ -220,7 +220,7 @@ class LocalLauncher:
         self._reap()
         if (handle.trial_dir / RESULT_FILE).is_file():
             return JobStatus(state=JobState.DONE)
-        last = [line for line in tail_text(handle.trial_dir / STDERR_FILE, 8192).splitlines() if line.strip()][-1:]
+        last = [line for line in read_tail(handle.trial_dir / STDERR_FILE, 8192).splitlines() if line.strip()][-1:]
         last_line = f"; its last line on stderr: {one_line(last[0], 300)}" if last else ""
         message = f"no result after {record.timeout_s:g} s, so every process of the trial was ended{last_line}"
         return JobStatus(

@@ -16,6 +16,7 @@ from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
 from cclsearch.search.jobs import StopSignal
+from cclsearch.space.table import count_ranks
 
 TOKEN_FIELDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
 CHECK_INTERVAL_S = 1.0
@@ -47,8 +48,7 @@ def count_node_hours(spec: RunSpec, trial: Trial, since_s: float, now_s: float) 
     """Nodes times hours from the proposal to the end (or now), after `since_s`; 0 if nothing was measured."""
     if spec.provenance is not Provenance.MEASURED:
         return 0.0
-    ranks = trial.config.as_int("tp") * trial.config.as_int("dp") * trial.config.as_int("pp")
-    nodes = math.ceil(ranks / max(spec.card.hardware.accelerators_per_node, 1))
+    nodes = math.ceil(count_ranks(trial.config) / max(spec.card.hardware.accelerators_per_node, 1))
     seconds = (trial.finished_s or now_s) - max(trial.proposed_s, since_s)
     return nodes * max(seconds, 0.0) / 3600
 

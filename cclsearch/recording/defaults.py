@@ -15,6 +15,7 @@ from typing import Any
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
+from cclsearch.space.table import count_ranks
 
 _PARAMS_PER_LAYER = 12
 """Parameters of a transformer layer divided by hidden size squared (4 for attention, 8 for the feed-forward part)."""
@@ -49,7 +50,7 @@ def complete_card(
 
 
 def _complete_hardware(xpu: dict[str, Any], configs: Sequence[Mapping[str, Value]], notes: list[str]) -> None:
-    largest = max(math.prod(int(config.get(degree, 1)) for degree in ("tp", "dp", "pp")) for config in configs)
+    largest = max(map(count_ranks, configs))
     _fill_in(xpu, {"type": lambda _: "GPU", "model": lambda _: "unknown"}, "hardware.xpu_spec", notes, _text)
     numbers: dict[str, Callable[[Mapping[str, Any]], Any]] = {
         "total_count": lambda _: largest,

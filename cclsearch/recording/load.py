@@ -18,7 +18,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
-from cclsearch.space.table import DEGREES, Knob, Space, space_from_rows
+from cclsearch.space.table import DEGREES, RANK_DEGREES, Knob, Space, count_ranks, space_from_rows
 
 STATUSES = ("ok", "oom", "failed")
 DERIVED = "grad_accum"
@@ -90,9 +90,9 @@ def load_recording(folder: Path | str) -> Recording:
 def _note_missing_degrees(card: Card, knobs: Sequence[Knob], rows: Sequence[RecordedRow]) -> tuple[str, ...]:
     """A note if a degree has no column and the ranks do not match the card: the column's name may be misspelled."""
     names = [knob.name for knob in knobs]
-    missing = [degree for degree in ("tp", "dp", "pp") if degree not in names]
+    missing = [degree for degree in RANK_DEGREES if degree not in names]
     wanted = card.hardware.num_accelerators
-    short = sum(math.prod(row.config.as_int(degree) for degree in ("tp", "dp", "pp")) != wanted for row in rows)
+    short = sum(count_ranks(row.config) != wanted for row in rows)
     if not missing or not short:
         return ()
     return (

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cclsearch.core.values import Value, format_config
+from cclsearch.space.table import count_ranks
 
 RANKED, NOT_ADMITTED, FAILED, RUNNING = "ranked", "not admitted", "failed", "running"
 CONFIRMATION = "confirmation"
@@ -64,13 +65,7 @@ class TrialRow:
     def accelerator_hours(self) -> float | None:
         if self.wall_s is None:
             return None
-        return self.wall_s * self.metrics.get("num_accelerators", self._degrees()) / 3600
-
-    def _degrees(self) -> float:
-        product = 1
-        for degree in ("tp", "dp", "pp"):
-            product *= int(self.config.get(degree, 1))
-        return float(product)
+        return self.wall_s * self.metrics.get("num_accelerators", count_ranks(self.config)) / 3600
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.redact import redact
+from cclsearch.core.text import read_tail
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.record.trial import Trial
 from cclsearch.report.terminal import result_text
@@ -68,12 +69,5 @@ def _outcome_lines(outcome: Outcome) -> list[str]:
 
 
 def _log_tail(path: Path, count: int) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(file.tell() - 16384, 0))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return []
-    tail = redact(text).splitlines()[-count:]
+    tail = redact(read_tail(path, 16384)).splitlines()[-count:]
     return [f"end of {path.name}:", *(f"  {line[:300]}" for line in tail)] if tail else []

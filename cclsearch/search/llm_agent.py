@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cclsearch.core.redact import redact
+from cclsearch.core.text import read_tail
 from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS
@@ -37,8 +38,8 @@ class FolderEvidence:
     def find(self, trial: int) -> TrialEvidence | None:
         """Diagnosis and log tail of a finished trial; None if its folder contains neither."""
         folder = self._folder / "trials" / f"{trial:04d}"
-        outcome = _read_outcome(folder / METRICS_FILE)
-        log = _read_tail(folder / STDERR_FILE) or _read_tail(folder / STDOUT_FILE)
+        outcome = Outcome.read(folder / METRICS_FILE)
+        log = _read_log(folder / STDERR_FILE) or _read_log(folder / STDOUT_FILE)
         if outcome is None and not log:
             return None
         if outcome is None:
@@ -125,18 +126,5 @@ def _make_explain(spec: RunSpec) -> Explain | None:
     return explain
 
 
-def _read_outcome(path: Path) -> Outcome | None:
-    try:
-        return Outcome.model_validate_json(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def _read_tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(path.stat().st_size - LOG_TAIL_BYTES - OVERLAP_BYTES, 0))
-            text = file.read(LOG_TAIL_BYTES + OVERLAP_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
-    return redact(text)[-LOG_TAIL_BYTES:]
+def _read_log(path: Path) -> str:
+    return redact(read_tail(path, LOG_TAIL_BYTES + OVERLAP_BYTES))[-LOG_TAIL_BYTES:]

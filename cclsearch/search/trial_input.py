@@ -6,12 +6,12 @@ from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import TrialInput
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
+from cclsearch.space.table import count_ranks
 
 
 def make_input(spec: RunSpec, trial: Trial) -> TrialInput:
     """Return the trial's configuration with the fixed work of the search."""
     config, card = trial.config, spec.card
-    num_ranks = config.as_int("tp") * config.as_int("dp") * config.as_int("pp")
     per_pass = config.as_int("dp") * config.as_int("micro_batch_size")
     return TrialInput(
         run_id=spec.run_id,
@@ -22,7 +22,7 @@ def make_input(spec: RunSpec, trial: Trial) -> TrialInput:
         seq_len=card.seq_len,
         precision=card.precision,
         gradient_accumulation=max(1, card.global_batch_size // per_pass),
-        num_ranks=num_ranks,
+        num_ranks=count_ranks(config),
         ranks_per_node=card.hardware.accelerators_per_node,
         seed=spec.seed,
         profiled_steps=0 if spec.provenance is not Provenance.MEASURED else 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,14 @@ from numpy.typing import NDArray
 from cclsearch.core.values import Config, Value
 
 DEGREES = ("tp", "dp", "pp", "ep")
-"""Parallel degrees; 1 if a space does not have the knob. `ep` divides `dp` x `tp`, so it adds no ranks."""
+"""Parallel degrees; 1 if a space does not have the knob."""
+RANK_DEGREES = ("tp", "dp", "pp")
+"""Those whose product is the number of ranks; `ep` divides `dp` x `tp`, so it adds none."""
+
+
+def count_ranks(config: Mapping[str, Value]) -> int:
+    """Return the number of ranks of a configuration, which is its number of accelerators."""
+    return math.prod(int(config.get(degree, 1)) for degree in RANK_DEGREES)
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,14 @@ class Space:
             codes.append(code)
         return self._row_of.get(tuple(codes))
 
+    def matching(self, values: Mapping[str, Value]) -> NDArray[np.bool_]:
+        """(N,) whether each configuration has these values; knobs that the space does not have are ignored."""
+        match_N = np.ones(len(self), dtype=bool)
+        for k, knob in enumerate(self.knobs):
+            if knob.name in values:
+                match_N &= self.codes_NK[:, k] == self._code_of[knob.name].get(_key(values[knob.name]), -1)
+        return match_N
+
     def column(self, knob: str, default: Value = 1) -> NDArray[np.generic]:
         """(N,) values of one knob: int64, float64, bool or object; all `default` if there is no such knob."""
         for k, candidate in enumerate(self.knobs):
@@ -87,7 +103,7 @@ class Space:
     def num_accelerators_N(self) -> NDArray[np.int64]:
         """(N,) accelerators that each configuration uses: tp x dp x pp."""
         product = np.ones(len(self), dtype=np.int64)
-        for degree in ("tp", "dp", "pp"):
+        for degree in RANK_DEGREES:
             product *= self.column(degree).astype(np.int64)
         return product
 

@@ -39,7 +39,6 @@ from cclsearch.launch.slurm.job_files import (
     link_scratch,
     make_job_spec,
     prepare_folder,
-    read_model,
     read_result_status,
     sees_file,
     write_model,
@@ -152,7 +151,7 @@ class AllocationLauncher(SlurmLauncher):
         """Return the attempts of the run that were started as steps."""
         found = []
         for folder in self._folders_on_disk():
-            spec = read_model(folder / SPEC_FILE, JobSpec)
+            spec = JobSpec.read(folder / SPEC_FILE)
             if spec is not None and spec.run_id == run_id and _was_started(spec):
                 self._specs[folder] = spec
                 found.append(self._handle(spec))
@@ -193,10 +192,10 @@ class AllocationLauncher(SlurmLauncher):
 
     def _running_steps(self) -> Iterator[StepRecord]:
         """Yield the steps of this run that have not ended."""
-        on_disk = (read_model(folder / SPEC_FILE, JobSpec) for folder in self._folders_on_disk())
+        on_disk = (JobSpec.read(folder / SPEC_FILE) for folder in self._folders_on_disk())
         known = {spec.folder: spec for spec in (*on_disk, *self._specs.values()) if spec is not None}
         for spec in known.values():
-            launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
+            launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
             if launched is not None and not sees_file(spec.folder / END_FILE) and _is_alive(spec):
                 yield launched
 
@@ -243,7 +242,7 @@ class AllocationLauncher(SlurmLauncher):
         status = read_result_status(spec)
         if status == "ok":
             return JobStatus(state=JobState.DONE)
-        refused = read_model(spec.folder / REFUSED_FILE, RefusalRecord)
+        refused = RefusalRecord.read(spec.folder / REFUSED_FILE)
         if refused is not None and not _was_started(spec):
             return _done(FailureKind.ALLOCATION_ENDED, refused.reason)
         if not _was_started(spec):
@@ -258,7 +257,7 @@ class AllocationLauncher(SlurmLauncher):
         """Return why the step ended without a valid result; the end of the allocation is not the trial's fault."""
         queue = self._watcher.queue
         queue.refresh(urgent=True)
-        end = read_model(spec.folder / END_FILE, EndRecord)
+        end = EndRecord.read(spec.folder / END_FILE)
         if end is not None and queue.queried_at < end.ended_at and not queue.last_error:
             return JobStatus(state=JobState.RUNNING, note="ended; waiting for Slurm's state of the allocation")
         allocation = self._allocation_of(spec)
@@ -280,7 +279,7 @@ class AllocationLauncher(SlurmLauncher):
 
     def _allocation_of(self, spec: JobSpec) -> str:
         """Return the allocation that the step was started in: this shell may be in another one, or in none."""
-        launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
+        launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
         return launched.allocation if launched is not None else self.allocation
 
     def _cancel_steps(self, specs: Sequence[JobSpec]) -> None:
@@ -304,20 +303,20 @@ def _was_started(spec: JobSpec) -> bool:
     """Whether a process was started for the attempt: it claimed it, its file names one, or it may still start."""
     if sees_file(spec.folder / STARTED_FILE):
         return True
-    launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
+    launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
     return launched is not None and (launched.pid is not None or time.time() - launched.at < CLAIM_TIMEOUT_S)
 
 
 def _is_alive(spec: JobSpec) -> bool:
     """Whether the step's process still runs; if another machine started it, whether its time is not over."""
-    launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
+    launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
     if launched is None:
         return False
     if launched.pid is not None and launched.born and launched.born.startswith(f"{processes.boot_id()}/"):
         return _birth(launched.pid) == launched.born
     if sees_file(spec.folder / END_FILE):
         return False
-    started = read_model(spec.folder / STARTED_FILE, StartRecord)
+    started = StartRecord.read(spec.folder / STARTED_FILE)
     since = started.at if started else launched.at
     return time.time() < since + (spec.timeout_s + DEADLINE_S if started or launched.pid else CLAIM_TIMEOUT_S)
 
@@ -330,7 +329,7 @@ def _birth(pid: int) -> str:
 
 def _signal(spec: JobSpec, number: int) -> bool:
     """Signal the step's process; False if it is not on this machine or has ended."""
-    launched = read_model(spec.folder / LAUNCHED_FILE, StepRecord)
+    launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
     if launched is None or launched.pid is None or not launched.born or _birth(launched.pid) != launched.born:
         return False
     os.kill(launched.pid, number)

@@ -14,9 +14,8 @@ from typing import Any
 
 from cclsearch.core.content import shipped_root
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import one_line
+from cclsearch.core.text import one_line, read_tail
 from cclsearch.launch.base import Check, JobState, JobStatus
-from cclsearch.launch.collect import tail_text
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE
 from cclsearch.launch.slurm.commands import SlurmRefusal, SlurmUnavailable, parse_duration, run_slurm, try_script
 from cclsearch.launch.slurm.ending import TAIL_BYTES
@@ -242,7 +241,7 @@ def _explain_job(status: JobStatus, job_id: str, work_dir: Path) -> Check:
         )
     message = status.failure.message if status.failure else "the job left no result"
     remedy = f"its logs are in {work_dir}"
-    log = tail_text(work_dir / STDERR_FILE, TAIL_BYTES) + message
+    log = read_tail(work_dir / STDERR_FILE, TAIL_BYTES) + message
     if "No module named" in log or "No such file or directory" in log:
         remedy = f"set `python` to an interpreter with torch on the compute nodes, or set `modules`; {remedy}"
     return Check(name="job", ok=False, detail=one_line(message, 300), remedy=remedy)

@@ -9,9 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.core.text import one_line
+from cclsearch.core.text import one_line, read_tail
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.collect import tail_text
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     END_FILE,
@@ -19,7 +18,6 @@ from cclsearch.launch.slurm.job_files import (
     EndRecord,
     JobSpec,
     NodeReport,
-    read_model,
 )
 
 TAIL_BYTES = 64 * 1024
@@ -89,7 +87,7 @@ def read_ending(
 ) -> Ending:
     """Read the attempt's files and return its ending."""
     folder = spec.folder
-    reports = (read_model(path, NodeReport) for path in sorted(folder.glob("node-*.json")))
+    reports = (NodeReport.read(path) for path in sorted(folder.glob("node-*.json")))
     logs = sorted(submission_folder.glob(f"slurm-{job_id}.log")) if submission_folder else []
     return Ending(
         job_id=job_id,
@@ -98,9 +96,9 @@ def read_ending(
         preempted=preempted,
         cancelled_by_us=(folder / CANCELLED_FILE).exists(),
         started=(folder / STARTED_FILE).exists(),
-        end=read_model(folder / END_FILE, EndRecord),
+        end=EndRecord.read(folder / END_FILE),
         reports=tuple(report for report in reports if report is not None),
-        batch_log="".join(tail_text(path, TAIL_BYTES) for path in logs),
+        batch_log="".join(read_tail(path, TAIL_BYTES) for path in logs),
         bad_nodes=bad_nodes,
     )
 

@@ -12,9 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING
 
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
@@ -37,7 +35,6 @@ SUBMITTED_FILE = "submitted.json"
 STARTED_FILE = "started.json"
 END_FILE = "end.json"
 CANCELLED_FILE = "cancelled.json"
-M = TypeVar("M", bound=Model)
 
 NODE_PROGRAM = Path(__file__).with_name("node.py")
 
@@ -145,14 +142,6 @@ class RunScript:
 def attempt_folder(trial_dir: Path, attempt: int) -> Path:
     """Return the folder of one attempt's scheduler files."""
     return trial_dir / f"slurm-a{attempt}"
-
-
-def read_model(path: Path, model: type[M]) -> M | None:
-    """Return the file as that model; None if it is missing, incomplete or invalid."""
-    try:
-        return model.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
 
 
 def write_model(path: Path, value: Model) -> None:

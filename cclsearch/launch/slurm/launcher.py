@@ -24,7 +24,6 @@ from cclsearch.launch.slurm.job_files import (
     link_scratch,
     make_job_spec,
     prepare_folder,
-    read_model,
 )
 from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
 from cclsearch.launch.slurm.script import node_command, render_script
@@ -115,7 +114,7 @@ class SlurmLauncher:
         rows = self._read_queue_with_retry() if _has_slurm() else []
         found: dict[Path, Handle] = {}
         for folder in [*self._folders_on_disk(), *_folders_in_queue(rows, run_id)]:
-            spec = read_model(folder / SPEC_FILE, JobSpec)
+            spec = JobSpec.read(folder / SPEC_FILE)
             if spec is None or spec.run_id != run_id or folder in found or not self._is_ours(folder):
                 continue
             if self._submitter.resolve(folder, rows) is not None:
@@ -194,7 +193,7 @@ class SlurmLauncher:
     def _spec(self, handle: Handle) -> JobSpec | None:
         folder = Path(handle.details.get("folder", ""))
         if folder not in self._specs:
-            spec = read_model(folder / SPEC_FILE, JobSpec)
+            spec = JobSpec.read(folder / SPEC_FILE)
             if spec is None:
                 return None
             self._specs[folder] = spec
@@ -236,7 +235,7 @@ class SlurmLauncher:
 def _folders_in_queue(rows: Sequence[QueueRow], run_id: str) -> Iterator[Path]:
     """Yield attempt folders of the run's jobs in the queue, found by job name, comment or working directory."""
     for folder in dict.fromkeys(row.folder for row in rows if _may_be_of(row, run_id)):
-        jobs = read_model(Path(folder) / JOBS_FILE, JobList)
+        jobs = JobList.read(Path(folder) / JOBS_FILE)
         if jobs is not None and jobs.run_id == run_id:
             yield from (path.parent for path in jobs.jobs)
 

@@ -41,7 +41,6 @@ from cclsearch.launch.slurm.job_files import (
     SbatchAnswer,
     StartRecord,
     Submission,
-    read_model,
     write_model,
 )
 from cclsearch.launch.slurm.refusal import (
@@ -109,7 +108,7 @@ class Submitter:
         """
         if folder in self.ids:
             return self.ids[folder]
-        submission = read_model(folder / SUBMISSION_FILE, Submission)
+        submission = Submission.read(folder / SUBMISSION_FILE)
         if submission is None:
             return None
         found = self._read_evidence(folder, submission)
@@ -121,10 +120,10 @@ class Submitter:
         return found
 
     def _read_evidence(self, folder: Path, submission: Submission) -> str | None:
-        submitted = read_model(submission.folder / SUBMITTED_FILE, SbatchAnswer)
+        submitted = SbatchAnswer.read(submission.folder / SUBMITTED_FILE)
         if submitted is not None:
             return submitted.job_id if submission.index is None else f"{submitted.job_id}_{submission.index}"
-        started = read_model(folder / STARTED_FILE, StartRecord)
+        started = StartRecord.read(folder / STARTED_FILE)
         return None if started is None else started.job_id
 
     def _chunk(self, specs: Sequence[JobSpec]) -> Iterator[list[JobSpec]]:

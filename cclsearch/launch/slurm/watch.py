@@ -38,7 +38,6 @@ from cclsearch.launch.slurm.job_files import (
     JobSpec,
     StartRecord,
     Submission,
-    read_model,
     read_result_status,
     sees_file,
 )
@@ -126,7 +125,7 @@ class Watcher:
         """Whether a query after the submission did not list the job."""
         if self.queue.row(job_id) is not None:
             return False
-        submission = read_model(spec.folder / SUBMISSION_FILE, Submission)
+        submission = Submission.read(spec.folder / SUBMISSION_FILE)
         return self.queue.queried_at > (submission.at if submission else 0.0) + SETTLE_S
 
     def _query_accounts(self, missing: list[str]) -> None:
@@ -158,7 +157,7 @@ class Watcher:
     def _pending(self, spec: JobSpec, row: QueueRow) -> JobStatus:
         if never_starts(row.reason):
             return self._give_up(spec, row, f"job {row.job_id} can never start: Slurm's reason is {row.reason}")
-        submission = read_model(spec.folder / SUBMISSION_FILE, Submission)
+        submission = Submission.read(spec.folder / SUBMISSION_FILE)
         limit = self.settings.queue_limit
         if limit is not None and submission and time.time() - submission.at > limit * 60:
             message = f"job {row.job_id} waited {limit} min in the queue ({row.reason}), the limit set by queue_limit"
@@ -173,7 +172,7 @@ class Watcher:
 
     def _not_listed(self, spec: JobSpec, job_id: str, *, ended: bool) -> JobStatus:
         """Return the status of a job that no query has listed yet, because it is new or Slurm does not answer."""
-        started = read_model(spec.folder / STARTED_FILE, StartRecord)
+        started = StartRecord.read(spec.folder / STARTED_FILE)
         quiet_since = started.at + spec.timeout_s + DEADLINE_S if started else None
         if self.queue.last_error and not ended and quiet_since is not None and time.time() > quiet_since:
             message = f"job {job_id} exceeded its time limit, and Slurm does not answer: {self.queue.last_error}"
@@ -195,7 +194,7 @@ class Watcher:
         if may_come and not ended and not failed_result and time.monotonic() - since < self.settings.grace_s:
             return JobStatus(state=JobState.RUNNING, note="ended; its result file may still appear")
         nodes = row.nodes if row is not None else account.nodes if account is not None else ""
-        submission = read_model(spec.folder / SUBMISSION_FILE, Submission)
+        submission = Submission.read(spec.folder / SUBMISSION_FILE)
         ending = read_ending(
             spec,
             job_id,

@@ -20,7 +20,7 @@ from cclsearch.launch.tpu_vm.gcloud import (
     raise_if_denied,
     require_gcloud,
 )
-from cclsearch.launch.tpu_vm.job import read_model, write_model
+from cclsearch.launch.tpu_vm.job import write_model
 from cclsearch.launch.tpu_vm.resource_names import (
     CloudLocation,
     has_label_name,
@@ -69,7 +69,7 @@ class TpuVmSource:
 
     def __init__(self, settings: TpuSettings, run_dir: Path | None) -> None:
         self.run_dir = run_dir
-        location = read_model(run_dir / LOCATION_FILE, CloudLocation) if run_dir is not None else None
+        location = CloudLocation.read(run_dir / LOCATION_FILE) if run_dir is not None else None
         self.settings = with_location(settings, location)
         self.gcloud = Gcloud(self.settings)
         self._ready: tuple[float, WorkersReady] | None = None
@@ -296,7 +296,7 @@ class QueuedResourceSource:
 
     def _read_record(self) -> QueuedResourceRecord | None:
         """Return the recorded request, read from disk; the last one seen if the folder is unavailable for a while."""
-        found = read_model(self.run_dir / REQUEST_FILE, QueuedResourceRecord) if self.run_dir else None
+        found = QueuedResourceRecord.read(self.run_dir / REQUEST_FILE) if self.run_dir else None
         self._request = found or self._request
         return self._request
 

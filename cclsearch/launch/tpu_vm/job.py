@@ -9,9 +9,6 @@ import shutil
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
-
-from pydantic import ValidationError
 
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
@@ -29,8 +26,6 @@ from cclsearch.launch.contract import (
 from cclsearch.launch.tpu_vm.settings import TpuSettings
 from cclsearch.launch.tpu_vm.worker_group import WorkerAnswer
 from cclsearch.space.framework import Framework
-
-M = TypeVar("M", bound=Model)
 
 RECORD_FILE = "job.json"
 START_FILE = "begun.json"
@@ -79,14 +74,6 @@ class TpuStartRecord(Model):
 def attempt_folder(trial_dir: Path, attempt: int) -> Path:
     """Return the local folder of one attempt's own files."""
     return trial_dir / f"tpu-a{attempt}"
-
-
-def read_model(path: Path, model: type[M]) -> M | None:
-    """Return the file as that model; None if it is missing or invalid."""
-    try:
-        return model.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
 
 
 def write_model(path: Path, value: Model) -> None:
@@ -243,7 +230,7 @@ def clear_folder(trial_dir: Path) -> None:
 
 def read_status(folder: Path) -> JobStatus | None:
     """Return the attempt's final status; None if it has not ended."""
-    return read_model(folder / STATUS_FILE, JobStatus)
+    return JobStatus.read(folder / STATUS_FILE)
 
 
 def find_failure(record: TpuJobRecord, by_process: Mapping[int, WorkerAnswer]) -> Failure | None:

@@ -32,7 +32,6 @@ from cclsearch.launch.tpu_vm.job import (
     find_failure,
     log_offsets,
     merge_logs,
-    read_model,
     read_status,
     render_run_script,
     unpack_results,
@@ -190,7 +189,7 @@ class TpuVmLauncher:
             return known
         if (record.folder / CANCELLED_FILE).exists():
             return self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
-        start = read_model(record.folder / START_FILE, TpuStartRecord)
+        start = TpuStartRecord.read(record.folder / START_FILE)
         found = self.worker_source.find_workers(record.run_id)
         if isinstance(found, WorkersLost):
             return self._fail_attempt(record, found.failure)
@@ -409,7 +408,7 @@ class TpuVmLauncher:
         if self.profile.run_dir is None:
             return
         for path in sorted((self.profile.run_dir / "trials").glob(f"*/tpu-a*/{RECORD_FILE}")):
-            record = read_model(path, TpuJobRecord)
+            record = TpuJobRecord.read(path)
             if record is not None:
                 yield record.model_copy(update={"trial_dir": path.parent.parent.absolute()})
 
@@ -438,5 +437,5 @@ def _make_handle(record: TpuJobRecord) -> Handle:
 
 def _read_record(handle: Handle) -> TpuJobRecord | None:
     folder = attempt_folder(handle.trial_dir, int(handle.details.get("attempt", "1")))
-    record = read_model(folder / RECORD_FILE, TpuJobRecord)
+    record = TpuJobRecord.read(folder / RECORD_FILE)
     return None if record is None else record.model_copy(update={"trial_dir": handle.trial_dir})

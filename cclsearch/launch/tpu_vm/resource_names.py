@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cclsearch.core.values import Model
 from cclsearch.launch.tpu_vm.gcloud import Gcloud
-from cclsearch.launch.tpu_vm.job import read_model, write_model
+from cclsearch.launch.tpu_vm.job import write_model
 from cclsearch.launch.tpu_vm.settings import TpuSettings
 
 TOKEN_FILE = "tpu-identity.json"
@@ -34,7 +34,7 @@ class CloudLocation(Model):
 
 def read_token(run_dir: Path | None) -> str | None:
     """Return the run's token; None if none was made yet, so no resource of the run has one."""
-    record = read_model(run_dir / TOKEN_FILE, RunToken) if run_dir is not None else None
+    record = RunToken.read(run_dir / TOKEN_FILE) if run_dir is not None else None
     return record.token if record is not None else None
 
 

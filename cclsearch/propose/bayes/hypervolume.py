@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cclsearch.propose.base import Observation, Proposal, SearchView
 from cclsearch.propose.bayes.proposer import MAX_FAILURE_PENALTY
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
+from cclsearch.space.table import count_ranks
 from cclsearch.stats.calibration import CalibrationData, Prior, RowModel, calibrate
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.prediction import model_of
@@ -128,9 +129,7 @@ def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, 
 
 
 def _value_of(o: Observation, name: str, view: SearchView) -> float | None:
-    ranks = 1
-    for degree in ("tp", "dp", "pp"):
-        ranks *= o.config.as_int(degree)
+    ranks = count_ranks(o.config)
     if name == "num_accelerators":
         return float(ranks)
     if name == "peak_memory_gib":

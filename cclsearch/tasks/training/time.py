@@ -20,25 +20,9 @@ from cclsearch.tasks.training.machine import Machine
 from cclsearch.tasks.training.memory import Multipliers, name_multipliers, parameters_per_rank
 
 MULTIPLIERS = (
-    "scale",
-    "gemm",
-    "attention",
-    "elementwise",
-    "recompute",
-    "vocabulary",
-    "imbalance",
-    "launch",
-    "tp_scale_up",
-    "tp_scale_out",
-    "tp_wait",
-    "tp_wait_staged",
-    "expert_exchange",
-    "bubble",
-    "p2p",
-    "p2p_wait",
-    "dp",
-    "dp_overlap",
-    "optimizer",
+    *("scale", "gemm", "attention", "elementwise", "recompute", "vocabulary", "imbalance", "launch", "tp_scale_up"),
+    *("tp_scale_out", "tp_wait", "tp_wait_staged", "expert_exchange", "bubble", "p2p", "p2p_wait", "dp"),
+    *("dp_overlap", "optimizer"),
 )
 """Multipliers that calibration may change, in the order of every vector of log multipliers."""
 

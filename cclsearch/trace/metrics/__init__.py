@@ -3,20 +3,8 @@
 from importlib import import_module
 
 MODULES = (
-    "balance",
-    "bandwidth",
-    "breakdown",
-    "chip",
-    "communication",
-    "critical_path",
-    "efficiency",
-    "idle",
-    "inference",
-    "kernels",
-    "memory",
-    "quality",
-    "scaling",
-    "steps",
+    *("balance", "bandwidth", "breakdown", "chip", "communication", "critical_path", "efficiency", "idle"),
+    *("inference", "kernels", "memory", "quality", "scaling", "steps"),
 )
 
 for _module in MODULES:

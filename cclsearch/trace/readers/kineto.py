@@ -31,17 +31,8 @@ _LONG_TIME_US = 2e12
 
 
 _COLLECTIVE_FIELDS = (
-    "Collective name",
-    "In msg nelems",
-    "Out msg nelems",
-    "Group size",
-    "dtype",
-    "In split size",
-    "Out split size",
-    "Process Group Name",
-    "Process Group Ranks",
-    "Src Rank",
-    "Dst Rank",
+    *("Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "In split size"),
+    *("Out split size", "Process Group Name", "Process Group Ranks", "Src Rank", "Dst Rank"),
 )
 
 

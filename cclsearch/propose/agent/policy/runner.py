@@ -168,12 +168,6 @@ def read_choice(space: Space, raw: dict[str, Any], preferred: list[int]) -> Poli
 
 
 def _fill(space: Space, named: dict[str, Value], preferred: list[int]) -> Config | None:
-    agree = np.ones(len(space), dtype=bool)
-    for k, knob in enumerate(space.knobs):
-        if knob.name in named:
-            agree &= space.codes_NK[:, k] == knob.choices.index(named[knob.name])
-    row = next((row for row in preferred if agree[row]), None)
-    if row is None:
-        rows = np.flatnonzero(agree)
-        return space.config(int(rows[0])) if len(rows) else None
-    return space.config(row)
+    match_N = space.matching(named)
+    row = next((row for row in [*preferred, *np.flatnonzero(match_N).tolist()] if match_N[row]), None)
+    return None if row is None else space.config(row)
