@@ -85,3 +85,13 @@ class ScriptedLauncher:
 
     def close(self) -> None:
         pass
+
+
+class FirstJobFinishesLast(ScriptedLauncher):
+    """Reports the first job as running as long as another job runs."""
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
+        statuses = super().poll(handles)
+        if len(handles) > 1:
+            statuses[0] = JobStatus(state=JobState.RUNNING)
+        return statuses

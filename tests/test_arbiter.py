@@ -15,7 +15,7 @@ from llm.players import Stubborn
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter, NoLlmProposer
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
-from cclsearch.propose.agent.arbiter.states import ALLOWED, ArbiterPhase, State, read_state, write_move
+from cclsearch.propose.agent.arbiter.states import ALLOWED, ArbiterPhase, ArbiterState, read_state, write_move
 from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, limits_event, past_turns, turn_event
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
@@ -29,7 +29,7 @@ from cclsearch.propose.agent.providers.types import (
     ToolCall,
     Usage,
 )
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, open_rows
+from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import Proposal, Proposer, SearchView
 
 
@@ -51,7 +51,7 @@ class FirstOpen:
     name = "default"
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        rows = open_rows(view).nonzero()[0][:count]
+        rows = (~view.taken_N).nonzero()[0][:count]
         return [Proposal(SPACE.config(int(row)), self.name) for row in rows]
 
 
@@ -94,7 +94,7 @@ OOM = [row for row in range(len(SPACE)) if row not in FAST]
 
 
 def open_table(view: SearchView) -> SurrogateTable:
-    free = open_rows(view)
+    free = ~view.taken_N
     return replace(plain_table(), order=tuple(int(row) for row in free.nonzero()[0]))
 
 
@@ -371,12 +371,12 @@ def test_resume_retries_after_a_wrong_key_or_a_raised_limit() -> None:
 
 def test_only_allowed_moves_are_written() -> None:
     with pytest.raises(ValueError, match="cannot move"):
-        write_move(State(ArbiterPhase.OFF, 1), State(ArbiterPhase.FALLBACK, 2))
+        write_move(ArbiterState(ArbiterPhase.OFF, 1), ArbiterState(ArbiterPhase.FALLBACK, 2))
     for phase in ArbiterPhase:
         for after in ALLOWED[phase]:
-            event = write_move(State(phase, 1), State(after, 7, "cause", "reason", 2, 1))
+            event = write_move(ArbiterState(phase, 1), ArbiterState(after, 7, "cause", "reason", 2, 1))
             view = replace(Search().view, events=(event,))
-            assert read_state(view) == State(after, 7, "cause", "reason", 2, 1)
+            assert read_state(view) == ArbiterState(after, 7, "cause", "reason", 2, 1)
 
 
 def test_missing_key_is_reported_once_and_may_be_set_later() -> None:

@@ -48,7 +48,7 @@ def test_an_interrupt_cancels_the_running_trial_and_resume_retries_it(project: P
     assert process.returncode == 1
     assert b"continue: ccl-search resume r" in out
     run = load_run(folder)
-    assert run.standing == "stopped"
+    assert run.status == "stopped"
     [unfinished] = run.state.unfinished
     assert unfinished.handle is None
     assert find_processes("r-t0001-a1") == []
@@ -86,7 +86,7 @@ def test_a_search_stops_cleanly_when_its_output_is_closed(project: Path) -> None
     assert process.wait(timeout=120) in (0, 1)
     assert b"Traceback" not in stderr
     run = load_run(project / "runs" / "r")
-    assert run.standing == "stopped"
+    assert run.status == "stopped"
     assert run.state.stopped is not None
     assert "the reader of the output has gone" in run.state.stopped.reason
     assert run.state.unfinished == [] or all(trial.handle is None for trial in run.state.unfinished)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted_launcher import Ending, ScriptedLauncher, failed, ran
+from scripted_launcher import Ending, FirstJobFinishesLast, ScriptedLauncher, failed, ran
 from scripted_search import admit, open_search
 
 from cclsearch.core.values import FailureKind
@@ -81,16 +81,6 @@ def test_trials_lost_to_infrastructure_are_retried_after_a_resume(project: Path)
     assert len(lost) == 3
     assert lost <= ranked
     assert len(ranked) == len(session.space)
-
-
-class FirstJobFinishesLast(ScriptedLauncher):
-    """Reports the first job as running as long as another job runs."""
-
-    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
-        statuses = super().poll(handles)
-        if len(handles) > 1:
-            statuses[0] = JobStatus(state=JobState.RUNNING)
-        return statuses
 
 
 def test_the_baseline_stays_the_first_trial_that_finished(project: Path) -> None:

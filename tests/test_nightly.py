@@ -290,12 +290,12 @@ def test_a_stopped_night_continues_the_same_search(nightly_project: Path) -> Non
     DECIDE.append(stopping)
     interrupted = run_night(load_nightly(write()), Path("runs").absolute(), stop=stop)
     DECIDE.append(lambda job: ran(job, time_of(job)))
-    assert load_run(Path("runs") / str(interrupted.jobs[0].run)).standing == "stopped"
+    assert load_run(Path("runs") / str(interrupted.jobs[0].run)).status == "stopped"
     again = night(code=0)
     assert again.jobs[0].run == interrupted.jobs[0].run
     assert again.jobs[0].resumed
     run = load_run(Path("runs") / str(again.jobs[0].run))
-    assert run.standing == "ended"
+    assert run.status == "ended"
     assert len({trial.config for trial in run.state.trials.values()}) == 6
 
 

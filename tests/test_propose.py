@@ -16,8 +16,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes.acquisition import failure_penalty
 from cclsearch.propose.bayes.hypervolume import propose_pareto
-from cclsearch.propose.bayes.proposer import failure_penalty
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.propose.optuna_sampler import SearchSpaceSampler, search_space_distributions

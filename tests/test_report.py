@@ -15,7 +15,7 @@ import pytest
 from recorded_runs import search, write_recording
 from report_pages import HOSTILE, make_page, make_trial
 
-from cclsearch.analysis.report_pages import build_page, find_steps
+from cclsearch.analysis.report_pages import build_page, neighbor_rows
 from cclsearch.cli import main
 from cclsearch.draw.axes import Scale, fit_scale, make_ticks, show_number
 from cclsearch.draw.png import write_png
@@ -210,7 +210,7 @@ def test_untried_neighbors_of_the_winner_have_a_predicted_step_time(project: Pat
     assert best is not None
     space = rebuild_space(run.spec)
     tried = {space.row(trial.config) for trial in run.state.trials.values()}
-    steps = [space.config(row) for row in find_steps(space, best.config) if row is not None and row not in tried]
+    steps = [space.config(row) for row in neighbor_rows(space, best.config) if row is not None and row not in tried]
     changes = {describe_change(best.config, config) for config in steps}
     untried = [neighbor for neighbor in build_page(run).neighbors if neighbor.trial is None]
     assert changes

@@ -15,9 +15,9 @@ REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 def test_a_run_is_ended_running_or_killed(project: Path) -> None:
     assert main([*REPLAY, "--budget", "2", "--name", "r", "--quiet"]) == 0
     folder = project / "runs" / "r"
-    assert load_run(folder).standing == "ended"
+    assert load_run(folder).status == "ended"
     with RunWriter(folder):
-        assert load_run(folder).standing == "running"
+        assert load_run(folder).status == "running"
     ledger = folder / LEDGER_FILE
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
-    assert load_run(folder).standing == "killed"
+    assert load_run(folder).status == "killed"

@@ -30,7 +30,7 @@ def test_a_search_spends_its_budget_on_different_configurations(project: Path) -
     run = run_to_end("--budget", "15")
     assert len(run.state.trials) == 15
     assert len({trial.config for trial in run.state.trials.values()}) == 15
-    assert run.standing == "ended"
+    assert run.status == "ended"
     assert run.state.best is not None
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted_launcher import ScriptedLauncher, ran
+from scripted_launcher import FirstJobFinishesLast, ScriptedLauncher, ran
 from scripted_search import admit, open_search
 
 from cclsearch.cli import main
@@ -130,3 +130,14 @@ def test_best_without_a_run_script_shows_knobs(project: Path, capsys: pytest.Cap
     assert best is not None
     assert f"knobs: {best.config} (options of nanotron are unknown: there is no run script)\n" in summary
     assert "--zero-stage" not in summary
+
+
+def test_the_summary_compares_with_the_first_trial_that_finished(project: Path) -> None:
+    launcher = FirstJobFinishesLast(lambda job: ran(job, (10.0, 3.0, 2.0)[job.trial - 1]))
+    folder, session = open_search(project, launcher, budget=3, parallel=2)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        run_search(writer, session)
+        lines = summarize_run(session.spec, writer.state, folder).lines
+    [line] = [line for line in lines if "baseline" in line]
+    assert line.startswith("1.5x faster than the baseline (trial 2: 3 s -> 2 s")

@@ -15,7 +15,7 @@ from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Outcome, Verdict
 from cclsearch.score.thresholds import DEFAULT, Thresholds
-from cclsearch.search.evaluate import find_baseline, write_views
+from cclsearch.search.evaluate import find_baseline, write_outcome_files
 from cclsearch.search.trace_evidence import read_trace_evidence
 from cclsearch.search.trial_input import make_input
 
@@ -85,7 +85,7 @@ def write_admissions(run: Run, re_evaluated: list[ReEvaluation]) -> list[Path]:
     """Rewrite `admission.json` and `metrics.json` of every trial; returns their folders. The ledger does not change."""
     folders = [run.trial_folder(entry.trial.number) for entry in re_evaluated]
     for folder, entry in zip(folders, re_evaluated, strict=True):
-        write_views(folder, entry.now)
+        write_outcome_files(folder, entry.now)
     return folders
 
 

@@ -56,7 +56,7 @@ def predict_neighbors(run: Run) -> list[Neighbor]:
         space = rebuild_space(run.spec)
     except UserError:
         return []
-    steps = [row for row in find_steps(space, best.config) if row is not None]
+    steps = [row for row in neighbor_rows(space, best.config) if row is not None]
     observations = pick_nearest(Observer(space).observe(run.state), best.config)
     view = SearchView(
         card=run.spec.card,
@@ -94,7 +94,7 @@ def pick_nearest(observations: Sequence[Observation], config: Config) -> Sequenc
     return tuple(sorted(nearest, key=lambda observation: observation.trial))
 
 
-def find_steps(space: Space, config: Config) -> list[int | None]:
+def neighbor_rows(space: Space, config: Config) -> list[int | None]:
     """Rows one step away (next choice of a knob, or one degree up and another down); None if not in the space."""
     moved: list[dict[str, Value]] = []
     for knob in space.knobs:

@@ -12,7 +12,7 @@ from cclsearch.core.values import format_knob_value
 from cclsearch.launch.base import Job
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plan.plan import Plan
-from cclsearch.plan.warm_start import load_prior
+from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.record.event import Purpose
 from cclsearch.record.trial import Trial
@@ -57,7 +57,7 @@ def first_proposals(plan: Plan) -> list[Proposal]:
         budget_left=spec.limits.budget,
         seed=spec.seed,
         objective=spec.objective.name,
-        prior=load_prior(spec),
+        prior=load_warm_start(spec),
         next_trial=1,
     )
     return list(make_offline_proposer(spec).propose(view, min(NUM_PROPOSALS, spec.limits.budget)))

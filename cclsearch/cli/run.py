@@ -92,14 +92,14 @@ def run(args: argparse.Namespace) -> int:
 
     with naming_settings(args):
         plan = add_warm_starts(plan_search(make_request(args)), args)
-    place = runs_folder(args.runs)
+    runs = runs_folder(args.runs)
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
 
-        return show_plan(plan, place, as_json=args.json)
+        return show_plan(plan, runs, as_json=args.json)
     from cclsearch.cli.drive import drive_search
 
-    folder = create_run(plan.spec, place)
+    folder = create_run(plan.spec, runs)
     return drive_search(folder, args)
 
 
@@ -122,12 +122,12 @@ def naming_settings(args: argparse.Namespace) -> Iterator[None]:
 
 def add_warm_starts(plan: Plan, args: argparse.Namespace) -> Plan:
     """Return the plan, with the runs that `--learn-from auto` finds as a warm start."""
-    from cclsearch.plan.warm_start import AUTO, find_warm_starts
+    from cclsearch.plan.warm_start import AUTO, add_comparable_runs
     from cclsearch.run.catalog import list_runs
 
     if AUTO not in args.learn_from:
         return plan
-    return replace(plan, spec=find_warm_starts(plan.spec, list_runs(args.runs)))
+    return replace(plan, spec=add_comparable_runs(plan.spec, list_runs(args.runs)))
 
 
 def _refuse_unused_llm_options(args: argparse.Namespace, settings: Settings) -> None:

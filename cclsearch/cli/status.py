@@ -41,7 +41,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
         rows.append(
             {
                 "run": folder.name,
-                "standing": run.standing,
+                "standing": run.status,
                 "trials": len(run.state.trials),
                 "best_step_time_s": best.outcome.metrics.get("step_time_s") if best and best.outcome else None,
                 "best_config": str(best.config) if best else None,
@@ -61,12 +61,12 @@ def _row_text(row: dict[str, object]) -> str:
     from cclsearch.core.text import one_line
 
     if "why" in row:
-        return f"{row['run']}  {row['standing']}: {one_line(str(row['why']))}"
+        return f"{row['run']}  {row['status']}: {one_line(str(row['why']))}"
     step_time_s = row["best_step_time_s"]
     best = "no best yet"
     if isinstance(step_time_s, float):
         best = f"best {step_time_s:.4g} s ({row['provenance']})  {row['best_config']}"
-    return f"{row['run']}  {row['standing']}, {row['trials']} trials, {best}"
+    return f"{row['run']}  {row['status']}, {row['trials']} trials, {best}"
 
 
 def _show_one(folder: Path, *, as_json: bool) -> int:
@@ -89,10 +89,10 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
             for t in state.trials.values()
         ]
         notes = [{"topic": note.topic, "text": note.text} for note in state.notes]
-        facts = {"run": spec.run_id, "standing": run.standing, "budget": total, "spent": state.num_spent}
+        facts = {"run": spec.run_id, "standing": run.status, "budget": total, "spent": state.num_spent}
         print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes}))
         return EXIT_OK
-    print(f"{spec.run_id}: {run.standing}; {state.num_spent} of {total} trials used; strategy {spec.strategy}")
+    print(f"{spec.run_id}: {run.status}; {state.num_spent} of {total} trials used; strategy {spec.strategy}")
     for line in spec.banner:
         print(f"note: {plain(line)}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
@@ -106,6 +106,6 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         print(f"{note.topic}: {one_line(note.text)}")
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
-    if run.standing in ("stopped", "killed"):
+    if run.status in ("stopped", "killed"):
         print(f"continue: ccl-search resume {name_run(folder)}")
     return EXIT_OK

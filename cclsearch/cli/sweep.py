@@ -32,17 +32,17 @@ def run(args: argparse.Namespace) -> int:
 
     weights = parse_weights(args.weights) if args.weights is not None else None
     args.objective = args.objective or "composite"
-    place = runs_folder(args.runs)
+    runs = runs_folder(args.runs)
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
 
         with tempfile.TemporaryDirectory() as joined:
             with naming_settings(args):
                 planned = plan_sweep(make_request(args), weights, Path(joined))
-            return show_plan(add_warm_starts(planned.plan, args), place, as_json=args.json)
+            return show_plan(add_warm_starts(planned.plan, args), runs, as_json=args.json)
     with naming_settings(args):
-        planned = plan_sweep(make_request(args), weights, place.absolute() / JOINED_FOLDER)
-    folder = create_sweep(replace(planned, plan=add_warm_starts(planned.plan, args)), place)
+        planned = plan_sweep(make_request(args), weights, runs.absolute() / JOINED_FOLDER)
+    folder = create_sweep(replace(planned, plan=add_warm_starts(planned.plan, args)), runs)
     code = drive_search(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):
         from cclsearch.analysis.pareto import gather_pareto_page

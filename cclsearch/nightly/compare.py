@@ -84,7 +84,7 @@ def compare_night(
     same = tuple(c for c in changes if c not in worse and c not in better)
     worse = [*failing, *worse]
     if not tonight.samples and not worse:
-        verdict = NightVerdict.TROUBLE if find_lost(tonight.unfinished) else NightVerdict.NO_RESULT
+        verdict = NightVerdict.TROUBLE if last_infrastructure_failure(tonight.unfinished) else NightVerdict.NO_RESULT
         return Comparison(verdict, _join(describe_unranked(tonight), ending), noise=noise)
     verdict, text = _decide_verdict(tonight, earlier, worse, better, noise, tolerance=tolerance, confidence=confidence)
     return Comparison(verdict, text, tuple(worse), tuple(better), same, noise)
@@ -99,13 +99,13 @@ def describe_unranked(tonight: Night) -> str:
         failure = outcome.failure
         parts.append(f"{len(tonight.failed)} failed ({failure.kind.value}: {one_line(failure.message, 120)})")
     if tonight.unfinished:
-        lost = find_lost(tonight.unfinished)
+        lost = last_infrastructure_failure(tonight.unfinished)
         why = f" ({one_line(lost, 160)}; no other attempt finished)" if lost else ""
         parts.append(f"{len(tonight.unfinished)} did not finish{why}")
     return f"no trial was ranked: {', '.join(parts)}" if parts else "no trial was ranked"
 
 
-def find_lost(unfinished: Sequence[Trial]) -> str | None:
+def last_infrastructure_failure(unfinished: Sequence[Trial]) -> str | None:
     """Reason of the latest infrastructure failure among these trials; None if there is none."""
     kinds = {kind.value for kind in FailureKind if kind.is_infrastructure}
     reasons = [reason for trial in unfinished for reason in trial.repeats if reason.partition(":")[0] in kinds]

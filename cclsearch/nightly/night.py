@@ -186,7 +186,7 @@ class NightRun:
         run = load_run(state.folder)
         ended = run.state.ended
         had_more = ended is not None and ended.reason == BUDGET_USED and run.state.num_spent < count_wanted(state.job)
-        return run.standing == "ended" and not had_more
+        return run.status == "ended" and not had_more
 
     def _run_guarded(self, state: NightlyJobState, share: dict[str, float | None]) -> None:
         """Run one job; an error is recorded in its state, and the night continues with the next job."""
@@ -245,7 +245,7 @@ class NightRun:
         except UserError:
             return None
         plan = self.plans[job.key]
-        is_resumable = run.standing in ("stopped", "killed") and is_same_work(run.spec, plan.spec)
+        is_resumable = run.status in ("stopped", "killed") and is_same_work(run.spec, plan.spec)
         same_space = run.spec.space_sha256 == plan.spec.space_sha256 and run.spec.strategy == plan.spec.strategy
         return run if is_resumable and same_space else None
 

@@ -29,12 +29,12 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
         earlier = read_earlier(folders, plan.spec)
         head = f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
         lines.append(f"{head}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
-        if tonights in folders and load_run(tonights).standing == "ended":
+        if tonights in folders and load_run(tonights).status == "ended":
             lines.append(f"  {tonights.name} has ended")
             continue
         if folders:
             latest = load_run(folders[-1])
-            if latest.standing in ("stopped", "killed") and is_same_work(latest.spec, plan.spec):
+            if latest.status in ("stopped", "killed") and is_same_work(latest.spec, plan.spec):
                 lines.append(f"  continues {latest.folder.name}, which was interrupted")
                 current_runs.add(latest.folder.name)
                 continue

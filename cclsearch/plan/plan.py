@@ -22,7 +22,7 @@ from cclsearch.launch.profile import Profile, make_launcher
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.strategy import choose_strategy
 from cclsearch.plan.target import choose_target
-from cclsearch.plan.warm_start import AUTO, load_prior
+from cclsearch.plan.warm_start import AUTO, load_warm_start
 from cclsearch.plan.workload import resolve_workload
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
@@ -42,12 +42,12 @@ class Plan:
 
 def plan_search(request: SearchRequest) -> Plan:
     """Return the request resolved and frozen; raises UserError if the search cannot work."""
-    asked = load_card(request.workload, overlays=request.overlays, sets=request.sets)
+    requested_card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
     target = choose_target(
-        asked, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
+        requested_card, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
     )
     objective = load_objective(request.objective) if isinstance(request.objective, str) else request.objective
-    workload = resolve_workload(request, asked, target, objective)
+    workload = resolve_workload(request, requested_card, target, objective)
     provenance = Provenance.RECORDED if workload.recording else _read_provenance(target.profile, workload.framework)
     strategy = choose_strategy(request, multi=objective.is_multi)
     spec = RunSpec(
@@ -74,7 +74,7 @@ def plan_search(request: SearchRequest) -> Plan:
         space_sha256=workload.space_sha256,
         banner=(*workload.notes, *target.notes, *_describe_confirm(request, provenance), *strategy.notes),
     )
-    load_prior(spec)
+    load_warm_start(spec)
     return Plan(_mask_secrets(spec), workload.space)
 
 

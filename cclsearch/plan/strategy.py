@@ -53,9 +53,9 @@ def _choose_name(request: SearchRequest, *, multi: bool) -> str:
 def _describe_llm(request: SearchRequest, strategy: str) -> tuple[str, ...]:
     if request.llm and strategy in LLM_STRATEGIES:
         spec = parse_spec(request.llm)
-        key, unkept = missing_key(spec), explain_unknown_price(spec.name, request.llm_options.get("max_usd"))
+        key, unknown_price = missing_key(spec), explain_unknown_price(spec.name, request.llm_options.get("max_usd"))
         missing = f"no LLM takes part: {key} is not set, and the search continues without it" if key else None
-        return tuple(line for line in (missing, unkept) if line)
+        return tuple(line for line in (missing, unknown_price) if line)
     if request.llm or strategy != "default":
         return ()
     return ("no LLM takes part (add one with `--llm anthropic:MODEL` or `--llm openai:MODEL`)",)

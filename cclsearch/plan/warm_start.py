@@ -17,7 +17,7 @@ AUTO = "auto"
 """Accepted in place of a run's name: all comparable runs of the project."""
 
 
-def load_prior(spec: RunSpec) -> tuple[Observation, ...]:
+def load_warm_start(spec: RunSpec) -> tuple[Observation, ...]:
     """Return the observations of the runs in `spec.learn_from`; raises UserError if one is not comparable.
 
     Figures of different provenance never mix: a measured search does not learn from recorded or simulated runs.
@@ -30,7 +30,7 @@ def load_prior(spec: RunSpec) -> tuple[Observation, ...]:
     return tuple(prior)
 
 
-def find_warm_starts(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:
+def add_comparable_runs(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:
     """Return the spec with all comparable runs added as a prior, and a note that names them.
 
     Comparable means measured (not recorded or simulated) with the same work, accelerator, memory, accelerators per

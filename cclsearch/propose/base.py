@@ -35,7 +35,7 @@ class SearchView:
     observations: Sequence[Observation]
     """Finished trials, sorted by trial number."""
     pending: frozenset[int]
-    """Rows of the running trials."""
+    """Rows of the unfinished trials: proposed, queued or running."""
     budget_left: int
     """Trials that may still be started, this batch included."""
     seed: int

@@ -99,7 +99,7 @@ class RunPage:
     objective: str
     score_label: str
     greater_is_better: bool
-    standing: str
+    status: str
     """`ended`, `running`, ..., with the reason."""
     banner: tuple[str, ...]
     trials: tuple[TrialRow, ...]

@@ -43,7 +43,7 @@ def gather_run(run: Run) -> RunPage:
         objective=clean(spec.objective.spec),
         score_label=spec.objective.score_label,
         greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
-        standing=_describe_standing(run),
+        status=_describe_status(run),
         banner=tuple(clean(line) for line in spec.banner),
         trials=rows,
         best=best.number if best else None,
@@ -133,9 +133,9 @@ def _metrics_of(trial: Trial | None) -> Mapping[str, float] | None:
     return trial.outcome.metrics if trial and trial.outcome else None
 
 
-def _describe_standing(run: Run) -> str:
-    end = run.state.ended or (run.state.stopped if run.standing == "stopped" else None)
-    return clean(f"{run.standing}: {end.reason}" if end else run.standing)
+def _describe_status(run: Run) -> str:
+    end = run.state.ended or (run.state.stopped if run.status == "stopped" else None)
+    return clean(f"{run.status}: {end.reason}" if end else run.status)
 
 
 def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str], ...]:

@@ -161,7 +161,6 @@ def _comparison_lines(state: RunState, best: Trial, provenance: Provenance) -> l
     others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
     if not others:
         return ["no other configuration was ranked, so there is nothing to compare the best with"]
-    baseline = min(ranked, key=lambda trial: trial.number)
     runner_up = f"runner-up: trial {others[0].number} ({_compare_step_time(others[0], best)})"
     certainty = estimate_certainty(state, provenance)
     if certainty is None:
@@ -169,8 +168,8 @@ def _comparison_lines(state: RunState, best: Trial, provenance: Provenance) -> l
     else:
         share = f"{len(certainty.beaten)} of {len(others)} other configurations"
         lines = [f"better than {share} beyond noise ({certainty.confidence:.0%} confidence); {runner_up}"]
-    if baseline.config != best.config:
-        lines.append(_compare_with_baseline(best, baseline))
+    if state.baseline is not None and state.baseline.config != best.config:
+        lines.append(_compare_with_baseline(best, state.baseline))
     return lines
 
 

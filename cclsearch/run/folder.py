@@ -30,7 +30,7 @@ class Run:
         return self.folder / "trials" / f"{number:04d}"
 
     @property
-    def standing(self) -> str:
+    def status(self) -> str:
         """`running`, `ended`, `stopped`, or `killed` (its process is gone and recorded no end)."""
         if self.is_running:
             return "running"

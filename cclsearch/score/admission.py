@@ -11,11 +11,8 @@ from statistics import median
 
 from cclsearch.core.values import Provenance
 from cclsearch.score.evidence import Evidence
-from cclsearch.score.outcome import Admission, Verdict
+from cclsearch.score.outcome import LOAD_RULE, Admission, Verdict
 from cclsearch.score.work import check_declared_work, check_possible, check_traced_work
-
-LOAD_RULE = "load"
-"""The rule that a retry may pass: the run was valid, but other processes used the CPUs."""
 
 WORK_RULES = frozenset({"work", "world_size", "traced_work"})
 """Rules whose violation means that the job did not do the requested work."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from cclsearch.core.values import Failure, Model, Provenance
 
+LOAD_RULE = "load"
+"""The admission rule that a retry may satisfy: the run was valid, but other processes used its CPUs."""
+
 
 class Verdict(Model):
     """Result of one admission rule for one trial."""

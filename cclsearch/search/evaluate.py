@@ -30,7 +30,7 @@ class TrialEvaluator:
         folder = writer.trial_folder(trial.number)
         scrub_logs(folder)
         outcome = self._evaluate(folder, payload, failure, find_baseline(writer.state))
-        write_views(folder, outcome)
+        write_outcome_files(folder, outcome)
         return outcome
 
     def _evaluate(
@@ -53,7 +53,7 @@ def find_baseline(state: RunState) -> Mapping[str, float] | None:
     return trial.outcome.metrics if trial and trial.outcome else None
 
 
-def write_views(folder: Path, outcome: Outcome) -> None:
+def write_outcome_files(folder: Path, outcome: Outcome) -> None:
     """Write `metrics.json` and `admission.json` into the trial's folder, for readers; the ledger has the same facts."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / METRICS_FILE, outcome.model_dump_json(indent=1, exclude={"admission"}) + "\n")

@@ -16,10 +16,8 @@ from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec, hash_file
 from cclsearch.run.trial_folder import prepare_folder
-from cclsearch.score.outcome import Outcome
+from cclsearch.score.outcome import LOAD_RULE, Outcome
 
-LOAD_RULE = "load"
-"""The admission rule that a trial violates if other processes used its CPUs; such a trial is retried."""
 CANCELLED = "cancelled when the search was stopped"
 """Why a trial is retried after a stop; this does not count as an attempt. Ledgers store this text."""
 

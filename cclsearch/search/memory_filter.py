@@ -29,10 +29,10 @@ def hold_back(spec: RunSpec, space: Space) -> HeldBack:
     from cclsearch.tasks.training.prediction import predict_space
 
     prediction = predict_space(spec.card, space)
-    hopeless_N = prediction.fits_N < MIN_FIT_PROBABILITY
-    if hopeless_N.all() or not hopeless_N.any():
+    oversized_N = prediction.fits_N < MIN_FIT_PROBABILITY
+    if oversized_N.all() or not oversized_N.any():
         return HeldBack()
-    rows = [int(row) for row in hopeless_N.nonzero()[0]]
+    rows = [int(row) for row in oversized_N.nonzero()[0]]
     memory_gib_N = prediction.memory_gib_N
     least, most = min(rows, key=lambda row: memory_gib_N[row]), max(rows, key=lambda row: memory_gib_N[row])
     reason = (

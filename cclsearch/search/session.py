@@ -12,7 +12,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plan.target import find_recording
-from cclsearch.plan.warm_start import load_prior
+from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.plan.workload import hash_space
 from cclsearch.propose.base import Observation, Proposer
 from cclsearch.record.event import Note, SearchResumed, SearchStarted
@@ -59,7 +59,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
         proposer=make_proposer(spec, folder),
         jobs=JobRunner(spec, launcher, evaluate=TrialEvaluator(spec), make_input=lambda trial: make_input(spec, trial)),
         observer=Observer(space),
-        prior=load_prior(spec),
+        prior=load_warm_start(spec),
         held_back=hold_back(spec, space),
         stop=stop or StopSignal(),
     )

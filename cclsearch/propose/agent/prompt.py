@@ -12,7 +12,7 @@ from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.history import last_insights
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
 from cclsearch.propose.agent.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, estimate_noise
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, improvement_threshold
 from cclsearch.propose.agent.tables import (
     calibration_lines,
     candidate_lines,
@@ -187,7 +187,7 @@ class Section:
 def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: int) -> list[Section]:
     """All sections that have content; diagnosis and program, which cannot be cut by lines, get shares of the limit."""
     view, table = prompt_input.view, prompt_input.table
-    noise = estimate_noise(view)
+    noise = improvement_threshold(view)
     sections = [
         Section("STATE", _state_lines(prompt_input, noise), 2.0),
         Section("RUNNING NOW, not to be proposed again", running_lines(view), 0.5),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.proposer import expected_improvement, incumbent
+from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, p10_halfwidth_m, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
 
@@ -52,7 +52,7 @@ def best_observation(view: SearchView) -> Observation | None:
     return min(ranked, key=lambda o: (o.loss, o.trial)) if ranked else None  # type: ignore[return-value, arg-type]
 
 
-def estimate_noise(view: SearchView) -> float:
+def improvement_threshold(view: SearchView) -> float:
     """Relative noise of a loss: from repeats of a configuration if any, else from the spread of step times."""
     losses: dict[int, list[float]] = {}
     for observation in view.observations:
@@ -62,14 +62,6 @@ def estimate_noise(view: SearchView) -> float:
     spreads = [o.spread for o in view.observations if o.spread is not None]
     found = max(gaps) if gaps else float(np.median(spreads)) if spreads else 0.0
     return max(found, MIN_NOISE)
-
-
-def open_rows(view: SearchView) -> NDArray[np.bool_]:
-    """(N,) bool: rows that may still be proposed."""
-    free = np.ones(len(view.space), dtype=bool)
-    taken = [o.row for o in view.observations if o.row is not None] + list(view.closed)
-    free[taken] = False
-    return free
 
 
 def make_surrogate_table(view: SearchView) -> SurrogateTable:

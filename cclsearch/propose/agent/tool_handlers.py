@@ -17,7 +17,7 @@ from cclsearch.propose.agent.history import SubmittedConfig
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, open_rows
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation
 from cclsearch.propose.agent.tables import candidate_lines, trial_summary
 from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, SORTS
 from cclsearch.propose.base import SearchView
@@ -190,7 +190,7 @@ class ToolHandlers:
         return ToolReply("\n".join([summary, *fit_evidence(diagnosis, evidence.log_tail, left)]))
 
     def _candidates(self, arguments: dict[str, Any]) -> ToolReply:
-        rows = open_rows(self.view)
+        rows = ~self.view.taken_N
         where = arguments.get("where") or {}
         if not isinstance(where, Mapping):
             return ToolReply("where must be an object: knob -> list of values", "malformed")

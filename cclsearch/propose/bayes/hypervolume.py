@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation, Proposal, SearchView
-from cclsearch.propose.bayes.proposer import MAX_FAILURE_PENALTY
+from cclsearch.propose.bayes.acquisition import MAX_FAILURE_PENALTY
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import count_ranks
 from cclsearch.stats.calibration import CalibrationData, Prior, RowModel, calibrate

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposal, SearchView
+from cclsearch.propose.bayes.acquisition import expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.hypervolume import Direction, propose_pareto
-from cclsearch.propose.bayes.proposer import expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import Space
 

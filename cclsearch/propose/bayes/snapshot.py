@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.proposer import choose_batch, expected_improvement, failure_penalty, incumbent
+from cclsearch.propose.bayes.acquisition import choose_batch, expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.tasks.training.layout import Array
 from cclsearch.tasks.training.time import MULTIPLIERS

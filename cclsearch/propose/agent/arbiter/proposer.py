@@ -16,7 +16,14 @@ from cclsearch.propose.agent.arbiter.rules import (
     overrules_left,
 )
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
-from cclsearch.propose.agent.arbiter.states import NO_KEY, ArbiterPhase, State, next_trial, read_state, write_move
+from cclsearch.propose.agent.arbiter.states import (
+    NO_KEY,
+    ArbiterPhase,
+    ArbiterState,
+    next_trial,
+    read_state,
+    write_move,
+)
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
@@ -95,7 +102,7 @@ class Arbiter:
 
     # phases
 
-    def _act(self, view: SearchView, state: State, count: int) -> list[Proposal]:
+    def _act(self, view: SearchView, state: ArbiterState, count: int) -> list[Proposal]:
         match state.phase:
             case ArbiterPhase.SEEDS:
                 return self._act_seeds(view, state, count)
@@ -106,7 +113,7 @@ class Arbiter:
                 return []
         return self._propose_fallback(view, count)
 
-    def _act_seeds(self, view: SearchView, state: State, count: int) -> list[Proposal]:
+    def _act_seeds(self, view: SearchView, state: ArbiterState, count: int) -> list[Proposal]:
         if next_trial(view) <= self._rules.num_seeds:
             seeds = propose_seed(view, self._fallback, self._agent)
             if seeds:
@@ -116,7 +123,7 @@ class Arbiter:
         )
         return []
 
-    def _act_llm(self, view: SearchView, state: State, count: int) -> list[Proposal]:
+    def _act_llm(self, view: SearchView, state: ArbiterState, count: int) -> list[Proposal]:
         stall = find_stall(view, state, self._rules)
         if stall and state.phase is ArbiterPhase.LLM:
             self._suspend_llm(view, state, *stall)
@@ -134,7 +141,7 @@ class Arbiter:
             return self._propose_fallback(view, count)
         return self._use(view, state, outcome, count)
 
-    def _use(self, view: SearchView, state: State, outcome: TurnOutcome, count: int) -> list[Proposal]:
+    def _use(self, view: SearchView, state: ArbiterState, outcome: TurnOutcome, count: int) -> list[Proposal]:
         self._events.append(outcome.event)
         if outcome.stall:
             self._suspend_llm(
@@ -149,7 +156,7 @@ class Arbiter:
             return self._propose_fallback(view, count)
         return open_proposals[:count]
 
-    def _finish(self, view: SearchView, state: State, reason: str) -> list[Proposal]:
+    def _finish(self, view: SearchView, state: ArbiterState, reason: str) -> list[Proposal]:
         if not self._agent.make_table(view).nothing_left or best_observation(view) is None:
             # The turn ran in the background on an older view: a newer result makes a configuration plausible again.
             return self._propose_fallback(view, 1)
@@ -190,7 +197,7 @@ class Arbiter:
         state = read_state(view)
         if not is_first_call or state.phase is not ArbiterPhase.OFF or self._agent.limit_reached(view):
             return view
-        after = State(ArbiterPhase.LLM, next_trial(view), "resume", "the search was resumed", 0, state.stalls)
+        after = ArbiterState(ArbiterPhase.LLM, next_trial(view), "resume", "the search was resumed", 0, state.stalls)
         return self._add_event(view, write_move(state, after))
 
     def _add_event(self, view: SearchView, event: ProposerEvent) -> SearchView:
@@ -217,7 +224,9 @@ class Arbiter:
 
     # moves
 
-    def _suspend_llm(self, view: SearchView, state: State, cause: str, reason: str, is_temporary: bool = True) -> None:
+    def _suspend_llm(
+        self, view: SearchView, state: ArbiterState, cause: str, reason: str, is_temporary: bool = True
+    ) -> None:
         state = self._as_llm(state)
         if not is_temporary:
             self._move(view, state, ArbiterPhase.OFF, cause, reason)
@@ -226,14 +235,14 @@ class Arbiter:
         explore = min(self._rules.explore * 2**stalls, self._rules.max_explore)
         self._move(view, state, ArbiterPhase.FALLBACK, cause, reason, explore=explore, stalls=stalls + 1)
 
-    def _as_llm(self, state: State) -> State:
+    def _as_llm(self, state: ArbiterState) -> ArbiterState:
         """The state, with phase `llm` if it was `finished`: the search continues after all."""
         return replace(state, phase=ArbiterPhase.LLM) if state.phase is ArbiterPhase.FINISHED else state
 
     def _move(
         self,
         view: SearchView,
-        before: State,
+        before: ArbiterState,
         phase: ArbiterPhase,
         cause: str,
         reason: str,
@@ -241,7 +250,7 @@ class Arbiter:
         stalls: int | None = None,
     ) -> None:
         count = before.stalls if stalls is None else stalls
-        after = State(phase, next_trial(view), cause, reason, explore, count)
+        after = ArbiterState(phase, next_trial(view), cause, reason, explore, count)
         if self._background and phase is not ArbiterPhase.LLM:
             self._background.is_stale = True
         self._events.append(write_move(before, after))
@@ -280,7 +289,7 @@ class _Background:
 
 def _is_open(view: SearchView, proposal: Proposal) -> bool:
     row = view.space.row(proposal.config)
-    return row is not None and row not in view.closed and all(o.row != row for o in view.observations)
+    return row is not None and not view.taken_N[row]
 
 
 class NoLlmProposer:
@@ -300,7 +309,7 @@ class NoLlmProposer:
         """The fallback's proposals."""
         before = read_state(view, with_llm=False)
         if not self._is_recorded and before.phase is not ArbiterPhase.OFF:
-            after = State(ArbiterPhase.OFF, next_trial(view), NO_KEY, self._reason)
+            after = ArbiterState(ArbiterPhase.OFF, next_trial(view), NO_KEY, self._reason)
             self._events.append(write_move(before, after))
         self._is_recorded = True
         return self._fallback.propose(view, count)

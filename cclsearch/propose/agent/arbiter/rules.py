@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.arbiter.states import State
+from cclsearch.propose.agent.arbiter.states import ArbiterState
 from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, past_turns
-from cclsearch.propose.agent.surrogate_table import estimate_noise
+from cclsearch.propose.agent.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
 
 
@@ -45,7 +45,7 @@ class LlmTrial:
 
 def find_llm_trials(view: SearchView) -> list[LlmTrial]:
     """The LLM's finished trials, by number."""
-    noise = estimate_noise(view)
+    noise = improvement_threshold(view)
     items = {item.config.digest: item for turn in past_turns(view.events) for item in turn.submitted}
     trials: list[LlmTrial] = []
     best: float | None = None
@@ -58,7 +58,7 @@ def find_llm_trials(view: SearchView) -> list[LlmTrial]:
     return trials
 
 
-def find_stall(view: SearchView, state: State, rules: ArbiterSettings) -> tuple[str, str] | None:
+def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> tuple[str, str] | None:
     """Cause and reason to suspend the LLM now, from its trials since it took over; None if there is none."""
     all_trials = find_llm_trials(view)
     recent = [trial for trial in all_trials if trial.observation.trial >= state.since_trial]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cclsearch.propose.agent.agent import Agent
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, open_rows
+from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import ExpectedOutcome, Proposal, Proposer, SearchView
 
 SAFE = 0.9
@@ -32,7 +32,7 @@ def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Pro
 
 def _safe_default(view: SearchView, table: SurrogateTable) -> list[Proposal]:
     """The fastest predicted configuration of those that are safe; if none is, the one most likely to fit."""
-    open_N = open_rows(view) & np.isfinite(table.time_N)
+    open_N = ~view.taken_N & np.isfinite(table.time_N)
     if not open_N.any():
         return []
     safe = open_N & (table.fits_N >= SAFE)
@@ -47,7 +47,7 @@ def _from_policy(view: SearchView, agent: Agent) -> list[Proposal]:
     name = agent.options.seed_policy
     choice = agent.policies.choose(agent.seed_program(view), view, agent.make_table(view))
     row = view.space.row(choice.config) if choice.config else None
-    if choice.config is None or row is None or not open_rows(view)[row]:
+    if choice.config is None or row is None or view.taken_N[row]:
         return []
     return [Proposal(choice.config, "seed", f"seed policy {name}")]
 

@@ -44,7 +44,7 @@ MAX_MOVES_SHOWN = 30
 
 
 @dataclass(frozen=True)
-class State:
+class ArbiterState:
     """The arbiter's phase, since when, and why."""
 
     phase: ArbiterPhase
@@ -66,7 +66,7 @@ class State:
         return f"{phase} since trial {self.since_trial}" + (f": {self.reason}" if self.reason else "")
 
 
-def read_state(view: SearchView, *, with_llm: bool = True) -> State:
+def read_state(view: SearchView, *, with_llm: bool = True) -> ArbiterState:
     """The state after the last move in the ledger; seeds before the first move.
 
     `with_llm` says whether an LLM takes part now: a search that began without a key can be resumed with one.
@@ -76,7 +76,7 @@ def read_state(view: SearchView, *, with_llm: bool = True) -> State:
             data = event.data
             if with_llm and data.get("cause") == NO_KEY:
                 continue
-            return State(
+            return ArbiterState(
                 phase=ArbiterPhase(str(data["phase"])),
                 since_trial=_int(data.get("since_trial")),
                 cause=str(data.get("cause") or ""),
@@ -84,10 +84,10 @@ def read_state(view: SearchView, *, with_llm: bool = True) -> State:
                 explore=_int(data.get("explore")),
                 stalls=_int(data.get("stalls")),
             )
-    return State(ArbiterPhase.SEEDS, 1)
+    return ArbiterState(ArbiterPhase.SEEDS, 1)
 
 
-def write_move(before: State, after: State) -> ProposerEvent:
+def write_move(before: ArbiterState, after: ArbiterState) -> ProposerEvent:
     """The event of a move, for the ledger; raises ValueError if `ALLOWED` forbids the move, which is a bug."""
     if after.phase not in ALLOWED[before.phase]:
         raise ValueError(f"the arbiter cannot move from {before.phase.value} to {after.phase.value}")

@@ -1,0 +1,71 @@
+"""The acquisition function: expected improvement times P(success), less a penalty for a failed trial."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import ndtr
+
+from cclsearch.propose.base import SearchView
+from cclsearch.propose.bayes.surrogate import CandidatePosterior
+from cclsearch.tasks.training.layout import Array
+
+MIN_FAILURE_PENALTY, MAX_FAILURE_PENALTY = 0.001, 0.05
+"""Cost of a failed trial, in units of relative improvement: if little can be gained, the safe choice wins."""
+FAILED_SHARE = 0.1
+"""Share of a search's trials that may fail before the penalty rises."""
+MIN_P_SUCCESS = 0.02
+"""If no untried configuration is at least this likely to succeed, nothing is proposed."""
+FIRST_MARGIN = 0.15
+"""Before the first success, the incumbent is the best expected loss plus this (log units)."""
+
+
+def has_nothing_feasible(posterior: CandidatePosterior) -> bool:
+    """Return whether a trial has succeeded and every untried configuration will almost surely fail."""
+    return posterior.best is not None and float(posterior.p_success_m.max()) < MIN_P_SUCCESS
+
+
+def failure_penalty(view: SearchView) -> float:
+    """Return the cost of one more failure: 10 times higher per failure beyond `FAILED_SHARE` of the trials, with a cap.
+
+    Trials that an LLM chose against the surrogate's advice (`overruled`) do not count.
+    """
+    own = [o for o in view.observations if o.row not in view.overruled]
+    failed = sum(o.failure is not None for o in own)
+    allowed = FAILED_SHARE * (len(own) + view.budget_left)
+    return float(min(MIN_FAILURE_PENALTY * 10 ** max(0.0, failed + 1 - allowed), MAX_FAILURE_PENALTY))
+
+
+def choose_batch(posterior: CandidatePosterior, count: int, penalty: float) -> list[tuple[int, float]]:
+    """Return up to `count` candidate indices with their expected improvement, chosen one after another.
+
+    Each chosen candidate counts as running: it lowers the incumbent by its expected loss.
+    """
+    incumbent_k = incumbent(posterior)
+    chosen: list[tuple[int, float]] = []
+    free = np.ones(len(posterior.rows_m), dtype=bool)
+    for _ in range(min(count, len(posterior.rows_m))):
+        gain_m = expected_improvement(posterior, incumbent_k)
+        utility = np.where(free, gain_m * posterior.p_success_m - penalty * (1 - posterior.p_success_m), -np.inf)
+        m = int(np.argmax(utility))
+        free[m] = False
+        chosen.append((m, float(gain_m[m])))
+        incumbent_k = np.minimum(incumbent_k, posterior.mean_km[:, m] + 0.5 * posterior.sd_km[:, m])
+    return chosen
+
+
+def incumbent(posterior: CandidatePosterior) -> Array:
+    """(k,) loss that a new trial must beat in each model: the best so far, or that of a running trial if lower."""
+    if posterior.best is not None:
+        incumbent_k = np.full(len(posterior.weight_k), posterior.best)
+    else:
+        # a row counts as up to e^3 slower by its probability of failure, so that the incumbent is one likely to run
+        failing = 3.0 * (1 - posterior.p_success_m)
+        incumbent_k = np.full(len(posterior.weight_k), float(np.min(posterior.mean_m + failing)) + FIRST_MARGIN)
+    return np.minimum(incumbent_k, posterior.pending_kp.min(axis=1)) if posterior.pending_kp.shape[1] else incumbent_k
+
+
+def expected_improvement(posterior: CandidatePosterior, incumbent_k: Array) -> Array:
+    """(m,) expected improvement, averaged over the models, in units of the loss scale (Jones et al. 1998, eq. 15)."""
+    z = (incumbent_k[:, None] - posterior.mean_km) / posterior.sd_km
+    density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
+    return np.asarray(posterior.weight_k @ (posterior.sd_km * (z * ndtr(z) + density)))
