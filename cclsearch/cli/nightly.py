@@ -183,7 +183,7 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
     plan_jobs(config)
     plan = installing.plan_install(config, path, project_root(), args.runs, choose_scrontab(args, config))
     if not (args.systemd or args.cron or args.scrontab):
-        raise UserError("give one of --systemd, --cron and --scrontab: it starts the nights")
+        raise UserError("no scheduler was chosen: add --systemd, --cron or --scrontab")
     how = "systemd" if args.systemd else "cron" if args.cron else "scrontab"
     for line in installing.find_warnings(plan, how):
         print(f"warning: {line}", file=sys.stderr)

@@ -42,7 +42,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overlay", action="append", default=[], metavar="FILE", help="YAML file with fields that replace the card's"
     )
-    parser.add_argument("-l", "--launcher", metavar="NAME", help="where jobs run: a profile in launchers/")
+    parser.add_argument("-l", "--launcher", metavar="PROFILE", help="where jobs run: a profile in launchers/")
     parser.add_argument("--in-allocation", action="store_true", help="run trials inside this shell's allocation")
     parser.add_argument("--recording", metavar="FOLDER", help="replay this recording instead of running trials")
     parser.add_argument("--framework", metavar="NAME", help="framework to use instead of the card's")

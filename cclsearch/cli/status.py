@@ -61,12 +61,12 @@ def _row_text(row: dict[str, object]) -> str:
     from cclsearch.core.text import one_line
 
     if "why" in row:
-        return f"{row['run']}  {row['status']}: {one_line(str(row['why']))}"
+        return f"{row['run']}  {row['standing']}: {one_line(str(row['why']))}"
     step_time_s = row["best_step_time_s"]
     best = "no best yet"
     if isinstance(step_time_s, float):
         best = f"best {step_time_s:.4g} s ({row['provenance']})  {row['best_config']}"
-    return f"{row['run']}  {row['status']}, {row['trials']} trials, {best}"
+    return f"{row['run']}  {row['standing']}, {row['trials']} trials, {best}"
 
 
 def _show_one(folder: Path, *, as_json: bool) -> int:

@@ -100,7 +100,10 @@ class TrialResult(Model):
 
 
 def trial_environment(trial_dir: Path, payload: TrialInput) -> dict[str, str]:
-    """Return the `CCL_*` variables of one trial; booleans are `1` and `0`. The engine adds no others."""
+    """Return the `CCL_*` variables of one trial; booleans are `1` and `0`.
+
+    Launchers add the variables listed in docs/trial-contract.md.
+    """
     variables = {"CCL_TRIAL_DIR": str(trial_dir), "CCL_CONFIG": str(trial_dir / CONFIG_FILE)}
     for knob, value in payload.config.items():
         variables[f"CCL_{knob.upper()}"] = str(int(value)) if isinstance(value, bool) else str(value)

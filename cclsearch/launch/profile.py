@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, list_content
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.plugins import LAUNCHERS
@@ -92,7 +93,8 @@ def profile_from_mapping(data: object, *, name: str, source: Path | None = None)
     """Return the profile that a parsed YAML file describes; UserError names the field that is wrong."""
     where = source or Path(name)
     if not isinstance(data, Mapping):
-        raise UserError(f"{where}: a profile must be a mapping with at least `launcher: NAME`, but this is {data!r}")
+        found = one_line(repr(data), 80)
+        raise UserError(f"{where}: a profile must be a mapping with at least `launcher: NAME`, but this is {found}")
     own = {key: value for key, value in data.items() if key in _OWN_FIELDS and value is not None}
     own["settings"] = {str(key): value for key, value in data.items() if key not in _OWN_FIELDS}
     if isinstance(own.get("environment"), Mapping):

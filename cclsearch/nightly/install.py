@@ -235,7 +235,7 @@ def install_systemd(plan: InstallPlan) -> list[Path]:
             (folder / name).write_text(text, encoding="utf-8")
             written.append(folder / name)
     except OSError as error:
-        raise UserError(f"cannot write units in {str(folder)!r}: {error.strerror}") from None
+        raise UserError(f"cannot write the systemd units to {str(folder)!r}: {error.strerror}") from None
     return written
 
 
@@ -253,4 +253,4 @@ def install_table(plan: InstallPlan, program: str) -> None:
     done = subprocess.run([program, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
         answer = " ".join(f"{done.stderr} {done.stdout}".split())[:200]
-        raise UserError(f"`{program}` refused the entry: {answer}")
+        raise UserError(f"`{program}` refused the entry: {answer}; your table was not changed")

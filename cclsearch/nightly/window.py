@@ -43,7 +43,7 @@ def nights_folder(runs: Path, name: str) -> Path:
 
 
 def find_window(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow:
-    """The interrupted night if its configuration is the same and its end has not come; else a new night."""
+    """Return the interrupted night if its configuration is unchanged and its end is not reached; else a new night."""
     interrupted = find_interrupted(config, runs, now_s)
     if interrupted is not None:
         return interrupted

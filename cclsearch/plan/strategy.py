@@ -18,13 +18,13 @@ LLM_STRATEGIES = ("hybrid", "llm")
 
 @dataclass(frozen=True)
 class Strategy:
-    """Who proposes."""
+    """The chosen strategy and its LLM options."""
 
     name: str
     llm_options: Mapping[str, Value | None]
     """The request's, with the seed policy's source."""
     notes: tuple[str, ...]
-    """On the LLM's part: none, without a key, or with a price limit that cannot be kept."""
+    """On the LLM: none takes part, its key is missing, or its price is unknown."""
 
 
 def choose_strategy(request: SearchRequest, *, multi: bool) -> Strategy:

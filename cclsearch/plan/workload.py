@@ -24,7 +24,7 @@ from cclsearch.space.table import Space
 
 @dataclass(frozen=True)
 class ResolvedWorkload:
-    """What a search will vary and what it will not."""
+    """Card, framework and search space on the target."""
 
     card: Card
     """With the hardware of the target."""

@@ -49,7 +49,7 @@ class SearchView:
     held_back: frozenset[int] = frozenset()
     """Rows that must not be launched: they cannot fit, or failed for infrastructure reasons in this session."""
     overruled: frozenset[int] = frozenset()
-    """Rows that an LLM chose against the surrogate's advice: evidence, but not counted as its failures."""
+    """Rows that an LLM chose against the surrogate's advice: observed, but not counted in the failure penalty."""
 
     @property
     def closed(self) -> frozenset[int]:

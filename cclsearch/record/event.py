@@ -82,7 +82,7 @@ class TrialSubmitted(Model):
 
 
 class TrialRepeated(Model):
-    """An attempt that says nothing about the configuration; the trial is retried and costs no budget."""
+    """An attempt failed or was disturbed without a fault of the configuration; the retry costs no budget."""
 
     event: Literal["trial_repeated"] = "trial_repeated"
     time_s: float

@@ -123,7 +123,7 @@ class RunState:
     num_spent: int = 0
     """Trials that count against the budget, running ones included."""
     num_consecutive_infrastructure_failures: int = 0
-    """Consecutive infrastructure failures: trials that failed so since the last one that did not."""
+    """Number of the latest finished trials in a row that were infrastructure failures."""
     has_allocation_ended: bool = False
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
     trials: Trials = field(init=False)

@@ -23,7 +23,7 @@ class Run:
     spec: RunSpec
     state: RunState
     is_running: bool
-    """Whether a living process writes to it."""
+    """Whether a running process writes to it."""
 
     def trial_folder(self, number: int) -> Path:
         """`trials/0007`: the evidence of trial 7."""

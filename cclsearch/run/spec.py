@@ -27,7 +27,7 @@ class RecordingRef(Model):
     name: str
     folder: Path
     sha256: str
-    """Of its `trials.csv`."""
+    """SHA-256 of its `trials.csv`."""
 
 
 class SearchLimits(Model):

@@ -166,7 +166,7 @@ class JobRunner:
             self._finish(writer, trial, outcome)
 
     def _lacks_result(self, writer: RunWriter, trial: Trial, status: JobStatus) -> bool:
-        """Whether a job counts as done without a result; it looks the same while its file system is away."""
+        """Whether a finished job has no result, which is also the case while its file system is unavailable."""
         return status.failure is not None or not (writer.trial_folder(trial.number) / RESULT_FILE).is_file()
 
     def _finish(self, writer: RunWriter, trial: Trial, outcome: Outcome) -> None:

@@ -22,7 +22,7 @@ class HeldBack:
 def hold_back(spec: RunSpec, space: Space) -> HeldBack:
     """Return the rows that almost certainly do not fit into memory.
 
-    Rows of a recording are never held back, since reading them costs nothing; nor is a whole space.
+    Rows of a recording are never held back, since reading them costs nothing. If no row can fit, none is held back.
     """
     if spec.recording is not None:
         return HeldBack()

@@ -56,8 +56,8 @@ class ConfidenceInterval:
 def estimate_noise(runs: Sequence[Sequence[float]], spreads: Sequence[float] = ()) -> Noise:
     """Return the run-to-run noise, from the losses of each configuration's runs and the spreads inside runs.
 
-    Half the median spread of the steps inside a run is a lower bound of the prior, but no evidence: runs differ more
-    than steps do. Losses must be finite.
+    Half the median spread of the steps inside a run is a lower bound of the prior, but does not count as evidence: runs
+    differ more than steps do. Losses must be finite.
     """
     inside = float(np.median(spreads)) if len(spreads) else 0.0
     prior = max(PRIOR_RELATIVE, inside / 2)

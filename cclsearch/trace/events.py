@@ -74,7 +74,7 @@ class ComputeClass(IntEnum):
 
 
 class CollectiveKind(StrEnum):
-    """The operation a communication row belongs to."""
+    """Collective operation of a communication row."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"

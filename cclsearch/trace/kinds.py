@@ -77,7 +77,7 @@ def load_rules() -> KernelRules:
 
 
 def is_communication(kernel: str) -> bool:
-    """Whether a GPU kernel of that name is communication."""
+    """Return whether the GPU kernel of this name is a communication kernel."""
     return bool(load_rules().communication.search(kernel))
 
 

@@ -54,7 +54,7 @@ def score_traces(
 
 
 def score_view(trace: TraceView, names: Iterable[str] | None = None) -> TraceScore:
-    """Return the same for an open view: intermediate results that the view already computed are not computed again."""
+    """Return metrics and diagnosis of an open view; reuses the intermediate results that it has."""
     wanted = list(METRICS.names() if names is None else names)
     found = [METRICS.get(name) for name in wanted]
     trace_set = trace.trace_set

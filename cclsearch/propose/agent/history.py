@@ -85,7 +85,7 @@ def total_cost(turns: Iterable[PastTurn]) -> Cost:
 
 
 def drop_decision(event: ProposerEvent, why: str) -> ProposerEvent:
-    """A turn's event without its decision; its cost and what it learnt are kept."""
+    """A turn's event without its decision; its cost and what it learned are kept."""
     data = {**event.data, "decision": "none", "submitted": "[]", "policy": None}
     return ProposerEvent(event.topic, one_line(f"{why}: {event.text}", 500), data)
 

@@ -58,7 +58,7 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The first two parts of a turn's request."""
+    """System message and first user message of a turn."""
 
     system: str
     user: str

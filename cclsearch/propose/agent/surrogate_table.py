@@ -40,7 +40,7 @@ class SurrogateTable:
     why: str
     """The reason for `nothing_left`, in one sentence."""
     record: tuple[str, ...] = ()
-    """The accuracy of earlier predictions and what was learnt from them, in lines."""
+    """The accuracy of earlier predictions and what was learned from them, in lines."""
 
 
 MakeSurrogateTable = Callable[[SearchView], SurrogateTable]

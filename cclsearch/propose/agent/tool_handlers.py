@@ -326,7 +326,7 @@ class ToolHandlers:
 
 
 def _read_lessons(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model has learnt: the insight, for its later turns, and the beliefs, for the surrogate."""
+    """What the model has learned: the insight, for its later turns, and the beliefs, for the surrogate."""
     insight = arguments.get("insight")
     text = one_line(redact(insight), 400) if isinstance(insight, str) else ""
     return {"insight": text, "beliefs": parse_hints(arguments.get("beliefs"))}

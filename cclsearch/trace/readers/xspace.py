@@ -68,7 +68,7 @@ def _read_bytes(path: Path, limits: ReadLimits) -> Buffer:
         while count := stream.readinto(block):
             whole += block[:count]
             if len(whole) > _MAX_BYTES // 4:
-                raise TraceError(Reason.TOO_LARGE, "an XSpace that unpacks to more than 1 GiB")
+                raise TraceError(Reason.TOO_LARGE, "the XSpace file is larger than 1 GiB when unpacked")
     return bytes(whole)
 
 

@@ -1,4 +1,4 @@
-"""The knob that a key of a policy program means, and the choice that a value means, by the common spellings."""
+"""Maps keys and values of a policy program to knobs and choices, with common aliases."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def lacks_generate_config(tree: ast.Module | None) -> bool:
 
 
 def write_call(program: str, tree: ast.Module | None) -> str:
-    """The call of `generate_config`, with the arguments that it takes."""
+    """Return source text that calls `generate_config` with the arguments that it accepts."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)] if tree else []
     found = next((node for node in reversed(functions) if node.name == "generate_config"), None)
     given = "workload, environment" + _history_of(program) if found is None else _arguments_of(found.args)
