@@ -84,7 +84,7 @@ def test_search_without_a_key_prints_a_line_and_continues(project: Path, capsys:
     out = capsys.readouterr().out
     assert "no LLM takes part: OPENAI_API_KEY is not set" in out
     assert main(["replay-turns", "keyless"]) == 2
-    assert "no LLM turns to replay" in capsys.readouterr().err
+    assert "used no LLM, so there is nothing to replay" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_the_example_files_of_the_pages_work(project: Path, capsys: pytest.Captu
         (project / name).write_text(text)
     assert main(["predict", "--workload", "mine", "--top", "1"]) == 0
     assert main(["predict", "--workload", "chip", "--top", "1"]) == 0
-    assert "a device has 24 GiB" in capsys.readouterr().out
+    assert "an accelerator has 24 GiB" in capsys.readouterr().out
     replay = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "1"]
     assert main([*replay, "--objective", "roomy:headroom=0.1"]) == 0
 

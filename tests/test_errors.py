@@ -35,6 +35,7 @@ def mistakes(project: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 MISTAKES: list[tuple[str, str]] = [
     ("runn", "did you mean 'run'?"),
+    ("run -w wl2 --budjet 3", "unrecognized arguments: --budjet 3 (did you mean '--budget'?) (see"),
     ("--verbose", "there is no command '--verbose'"),
     ("run", "required: -w/--workload (see `ccl-search run --help`)"),
     ("run -w folder", "there is no workload 'folder' (here that name is a folder); known: "),
@@ -54,7 +55,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("run -w wl2 --launcher replay --max-usd 1 --llm-mode policy", "--llm-mode and --max-usd: no LLM takes part"),
     ("run -w wl2 --launcher replay --runs empty", "cannot create the run folder"),
     ("run -w wl2 --launcher replay --seed 4294967296", "--seed: must be less than 4294967296"),
-    ("sweep -w wl2 --launcher replay --weights 1:0:0.1", "got '1:0:0.1'"),
+    ("sweep -w wl2 --launcher replay --weights 1:0:0.1", "not '1:0:0.1'"),
     ("sweep -w wl2 --launcher replay --seed-policy dense", "--seed-policy: no LLM takes part"),
     ("show first x", "TRIAL: must be a whole number of at least 1, not 'x'"),
     ("show first 7", "has 1 trials, but no trial 7"),

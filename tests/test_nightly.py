@@ -489,7 +489,7 @@ def test_the_chat_gets_the_message_and_its_url_is_in_no_file(
         monkeypatch.setenv("NIGHT_HOOK", url)
         summary = night(code=0, webhook_env="NIGHT_HOOK", name="n1")
         server.shutdown()
-    assert "1 job: 1 on the first night" in _Chat.received[-1]["text"]
+    assert "1 job: 1 without an earlier night" in _Chat.received[-1]["text"]
     assert summary.notes == ()
     content = b"".join(p.read_bytes() for p in nightly_project.rglob("*") if p.is_file())
     assert b"very-secret-part" not in content
@@ -573,7 +573,7 @@ def test_a_process_that_runs_every_night_survives_a_failing_night(
     assert main(["nightly", "nightly.yaml", "--quiet"]) == 0
     output = capsys.readouterr()
     assert output.err.count("this night failed: ") == 1
-    assert "1 job: 1 on the first night" in output.out
+    assert "1 job: 1 without an earlier night" in output.out
 
 
 def test_dry_run_shows_jobs_and_repeated_configurations_and_writes_nothing(

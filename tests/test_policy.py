@@ -64,7 +64,8 @@ def test_knobs_that_a_program_does_not_name_are_filled_in_and_noted() -> None:
     choice = SandboxRunner().choose("def generate_config(w, e):\n    return {'tp': 4}", Search().view, plain_table())
     assert choice.config is not None
     assert choice.config["tp"] == 4
-    assert choice.note.startswith("filled in: pp=")
+    assert choice.note.startswith("pp=")
+    assert choice.note.endswith(" were added")
 
 
 def test_boolean_means_the_full_and_none_of_a_framework() -> None:

@@ -78,7 +78,9 @@ def test_an_invalid_profile_is_listed_with_the_reason_and_hides_no_other(
     write(project, "launcher: slurm\ntime_limit: 2001-13-45\n", "dates")
     write(project, f"launcher: slurm\noptions: {'[' * 3000}{']' * 3000}\n", "deep")
     assert main(["launcher", "list"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    out = capsys.readouterr().out.splitlines()
+    lines = {line.split()[0]: line for line in out if line[:1].strip()}
+    assert out[out.index(lines["dates"]) + 1].strip() == str(project / "launchers" / "dates.yaml")
     assert "cannot be read" in lines["dates"]
     assert "levels deep" in lines["deep"]
     assert "this machine" in lines["local"]

@@ -443,7 +443,7 @@ def test_killed_search_is_resumed_without_starting_anything_twice(
         assert len(events(project, "trial_finished")) == 1, done.stderr
         assert (cloud.resources(), cloud.num_created()) == ({}, 1)
         assert starts(project) == {("r1-t0001-a1", "0"): 1, ("r1-t0001-a1", "1"): 1}
-        assert "nothing is left" in call(project, "clean", "r1").stdout
+        assert "has no unfinished job and no resource" in call(project, "clean", "r1").stdout
 
 
 @serial

@@ -71,7 +71,7 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardRepor
     """The report of an already read mapping, named `where` in messages; UserError if it is not a card at all."""
     if not isinstance(data.get("workload"), Mapping):
         raise UserError(
-            f"{where}: is not a workload card: it must have a `workload` section with model, data and hardware"
+            f"{where!r} is not a workload card: it must have a `workload` section with model, data and hardware"
         )
     values: dict[str, Any] = {}
     problems: list[FieldProblem] = []

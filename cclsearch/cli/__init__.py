@@ -11,7 +11,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cclsearch import __version__
 from cclsearch.core.errors import UserError
@@ -62,7 +62,9 @@ class _Parser(argparse.ArgumentParser):
     """Reports a wrong argument in one line; the exit code is 2."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(f"{message} (see `{self.prog} --help`)")
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
+        hint = _guess(unknown, self._option_string_actions) if unknown.startswith("--") else ""
+        raise UserError(f"{message}{hint} (see `{self.prog} --help`)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,16 +106,16 @@ def _dispatch(arguments: list[str]) -> int:
         return EXIT_OK
     name = arguments[0]
     if name not in COMMANDS:
-        raise UserError(f"there is no command {name!r}{_guess(name)}; commands: {', '.join(COMMANDS)}")
+        raise UserError(f"there is no command {name!r}{_guess(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
     args = make_parser(name).parse_args(arguments[1:])
     module = importlib.import_module(COMMANDS[name][0])
     return int(module.run(args))
 
 
-def _guess(name: str) -> str:
+def _guess(name: str, known: Iterable[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    close = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -54,10 +54,20 @@ def add_runs_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", metavar="FOLDER", type=Path, help="folder of runs (default: the project's runs/)")
 
 
-def add_llm_limits(parser: argparse.ArgumentParser) -> None:
-    """Add `--max-tokens` and `--max-usd`, limits over the whole search."""
-    parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="limit on the LLM's tokens")
-    parser.add_argument("--max-usd", type=positive_float, metavar="X", help="limit on the LLM's cost in US dollars")
+def add_card_changes(parser: argparse.ArgumentParser) -> None:
+    """Add the options that change a workload card: its fields, framework and knobs."""
+    overlay = "YAML file whose fields replace the card's"
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
+    parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help=overlay)
+    parser.add_argument("--framework", metavar="NAME", help="framework to use instead of the card's")
+    knob = "add a knob, or limit its choices"
+    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help=knob)
+
+
+def add_use_fewer(parser: argparse.ArgumentParser) -> None:
+    """Add `--use-fewer`."""
+    what = "also search configurations that use fewer accelerators"
+    parser.add_argument("--use-fewer", action="store_true", help=what)
 
 
 def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cclsearch.cli.arguments import positive_int
+
 EXAMPLE = "ccl-search bench benchmarks/landscapes --seeds 5 --strategies default,random,tpe --json figures.json"
 
 LEGEND = """\
 best/optimum: best step time found over the fastest of the landscape (1 = optimum). "after K": geometric mean over
-searches after K trials. "in 5%": share of searches within 5% of the optimum. "to 5%": mean trials to get there.
-"failed", "dupl.": share of trials that failed, and that repeat an earlier one."""
+searches after K trials; "median K", "p90 K", "worst K": of the same searches. "in 5%": share of searches within 5% of
+the optimum. "to 5%": mean trials to get there. "failed", "dupl.": share of trials that failed, and that repeat
+an earlier one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder", metavar="DIR", help="folder of landscapes (each a folder with card.yaml and trials.csv)"
     )
     parser.add_argument(
-        "--seeds", type=int, default=20, metavar="N", help="searches per strategy and landscape (default: 20)"
+        "--seeds", type=positive_int, default=20, metavar="N", help="searches per strategy and landscape (default: 20)"
     )
-    parser.add_argument("--budget", type=int, default=15, metavar="N", help="trials per search (default: 15)")
+    parser.add_argument("--budget", type=positive_int, default=15, metavar="N", help="trials per search (default: 15)")
     parser.add_argument(
         "--strategies",
         nargs="+",
@@ -30,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="strategies, separated by blanks or commas, or `all` (default: default random heuristic tpe)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures into this JSON file")
-    parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: 2, or 1 on a single core)")
+    parser.add_argument(
+        "--workers", type=positive_int, metavar="N", help="worker processes (default: 2, or 1 on a single core)"
+    )
     parser.add_argument("--quiet", action="store_true", help="print the overall table only")
 
 
@@ -39,9 +44,6 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.plugins import PROPOSERS
     from cclsearch.search.bench import DEFAULT_STRATEGIES, run_bench
 
-    for name, value in (("--seeds", args.seeds), ("--budget", args.budget), ("--workers", args.workers)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} must be a whole number of at least 1; got {value}")
     strategies = [name for text in args.strategies or DEFAULT_STRATEGIES for name in text.split(",") if name]
     if not strategies:
         raise UserError(f"--strategies is empty; choose from: {', '.join(PROPOSERS.names())}")
@@ -76,6 +78,7 @@ def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
     from cclsearch.core.text import plain
 
     strategies = figures["strategies"]
+    print(LEGEND)
     if not overall_only:
         for landscape in figures["landscapes"]:
             print(plain(f"\n{landscape}"))
@@ -85,7 +88,6 @@ def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
                 print(plain(f"{landscape}: {note}"))
     print(f"\nall {figures['num_landscapes']} landscapes x {figures['seeds']} seeds (recorded measurements)")
     _print_table(strategies)
-    print(LEGEND)
 
 
 def _print_table(rows: dict[str, Any]) -> None:

@@ -13,9 +13,7 @@ EXAMPLE = "ccl-search best last\n  ccl-search best last --json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON: run, trial, config, figures, confidence, evidence, provenance"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

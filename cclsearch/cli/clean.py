@@ -16,7 +16,7 @@ EXAMPLE = "ccl-search clean last --dry-run\n  ccl-search clean last"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show what would be removed; remove nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show the jobs; cancel none")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         launcher.cancel([handle for handle, _ in left])
     launcher.close()
     if not args.json:
-        print(_say(len(left), dry=args.dry_run))
+        print(_say(folder.name, len(left), dry=args.dry_run))
     return EXIT_OK
 
 
@@ -68,15 +68,15 @@ def _clean_all(launcher: Cleaner, run_id: str, args: argparse.Namespace) -> int:
     if left and not args.dry_run:
         launcher.remove_leftovers(run_id)
     if not args.json and not left:
-        print("nothing is left: this run has no unfinished job and no resource")
+        print(f"run {run_id!r} has no unfinished job and no resource")
     elif not args.json:
         count = "1 thing" if len(left) == 1 else f"{len(left)} things"
         print(f"{count} left; nothing was removed (--dry-run)" if args.dry_run else f"{count} removed")
     return EXIT_OK
 
 
-def _say(count: int, *, dry: bool) -> str:
+def _say(name: str, count: int, *, dry: bool) -> str:
     if not count:
-        return "nothing is left: this run has no unfinished job"
+        return f"run {name!r} has no unfinished job"
     jobs = "1 job" if count == 1 else f"{count} jobs"
     return f"{jobs} left; nothing was cancelled (--dry-run)" if dry else f"{jobs} cancelled"

@@ -10,7 +10,7 @@ EXAMPLE = "ccl-search doctor"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the only option: the form of the answer."""
-    parser.add_argument("--json", action="store_true", help="one JSON object for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -52,9 +52,8 @@ def run(args: argparse.Namespace) -> int:
         write_csv(loaded, path)
     elif args.to == "parquet":
         write_parquet(loaded, path)
-    else:
-        print(plain(f"open it: optuna-dashboard {write_optuna(loaded, path)}"))
-    print(plain(f"wrote {path}"))
+    url = write_optuna(loaded, path) if args.to == "optuna" else None
+    print(plain(f"wrote {path}" + (f"\nopen with: optuna-dashboard {url}" if url else "")))
     return EXIT_OK
 
 

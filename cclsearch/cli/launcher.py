@@ -36,12 +36,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(*, as_json: bool) -> int:
-    """Print every profile with its launcher; for one that cannot be read, the reason."""
+    """Print every profile with its launcher and path; for one that cannot be read, the reason."""
     import json
 
+    from cclsearch.core.content import find_content
     from cclsearch.core.errors import UserError
     from cclsearch.core.text import one_line
-    from cclsearch.launch.profile import list_profiles, load_profile
+    from cclsearch.launch.profile import PROFILE_SUFFIXES, list_profiles, load_profile
 
     rows = []
     for name in list_profiles():
@@ -56,6 +57,7 @@ def _list(*, as_json: bool) -> int:
     width = max((len(row["profile"]) for row in rows), default=0)
     for row in rows:
         print(f"{row['profile']:<{width}}  {row['launcher']:<8}  {one_line(row['description'], 160)}".rstrip())
+        print(f"{'':<{width}}  {find_content('launchers', row['profile'], *PROFILE_SUFFIXES)}")
     return EXIT_OK
 
 

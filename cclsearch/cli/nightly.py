@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="run one night now, even if the file has a `start`")
     parser.add_argument("--dry-run", action="store_true", help="show what would be done and do nothing")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="print only the result")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--systemd", action="store_true", help="install: a systemd service and timer of the user")

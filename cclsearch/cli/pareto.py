@@ -21,12 +21,12 @@ EXAMPLE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="*", help="names or folders of runs (default: the latest)")
     parser.add_argument("-o", "--objective", metavar="NAME", help="objective whose metrics and weights apply")
-    parser.add_argument("--weights", metavar="A:B:STEP", help="weights for the scores, as a range or a list")
+    parser.add_argument("--weights", metavar="A:B:STEP", help="weights of the first metric to score at")
     parser.add_argument("--metrics", metavar="A,B", help="two or three metrics instead of an objective")
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder of the files (default: the run folder)")
-    parser.add_argument("--no-png", action="store_true", help="no pictures")
-    parser.add_argument("--dark", action="store_true", help="pictures with a dark background")
-    parser.add_argument("--json", action="store_true", help="print JSON and write no files")
+    parser.add_argument("--no-png", action="store_true", help="write no PNG charts")
+    parser.add_argument("--dark", action="store_true", help="charts with a dark background")
+    parser.add_argument("--json", action="store_true", help="print JSON (and write no files)")
     add_runs_folder(parser)
 
 

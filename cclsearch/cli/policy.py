@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from cclsearch.cli.arguments import add_use_fewer
+
 EXAMPLE = """ccl-search policy test dense
   ccl-search policy test policies/moe.py --workload wl5 wl7"""
 
@@ -19,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         allow_abbrev=False,
     )
     test.add_argument("policy", metavar="FILE", help="a file, or the name of a policy")
-    test.add_argument("-w", "--workload", nargs="+", default=[], metavar="W", help="workloads (default: all)")
-    test.add_argument("--use-fewer", action="store_true", help="also allow configurations with fewer accelerators")
-    test.add_argument("--json", action="store_true", help="print one JSON object per workload")
+    test.add_argument("-w", "--workload", nargs="+", default=[], metavar="NAME", help="workloads (default: all)")
+    add_use_fewer(test)
+    test.add_argument("--json", action="store_true", help="print JSON (one object per workload)")
 
 
 def run(args: argparse.Namespace) -> int:

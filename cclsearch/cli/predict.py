@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cclsearch.cli.arguments import add_card_changes, positive_int
+
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
     from cclsearch.space.table import Space
@@ -25,19 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--top",
-        type=int,
+        type=positive_int,
         default=10,
         metavar="N",
         help="show the N fastest configurations that are likely to fit into memory (default: 10)",
     )
-    parser.add_argument("--framework", metavar="NAME", help="use this framework instead of the card's")
-    parser.add_argument(
-        "--overlay", action="append", default=[], metavar="FILE", help="YAML file whose fields replace the card's"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set one field of the card")
-    parser.add_argument(
-        "--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit the choices of one"
-    )
+    add_card_changes(parser)
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the parts into this file")
     parser.add_argument(
         "--aot",
@@ -47,20 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also compile each configuration for this TPU slice and show the compiler's memory; needs no TPU"
         " (such as v5e:2x2; default: the card's slice)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the configurations that are predicted to be fastest and likely to fit, with time and memory by part."""
     from cclsearch.card.load import load_card
-    from cclsearch.core.errors import UserError, require_writable
+    from cclsearch.core.errors import require_writable
     from cclsearch.space.build import build_space, require_known_knobs
     from cclsearch.space.framework import load_framework
     from cclsearch.space.parse import parse_knob
     from cclsearch.tasks.training.prediction import predict_space
 
-    if args.top < 1:
-        raise UserError(f"--top must be a whole number of at least 1; got {args.top}")
     if args.png:
         require_writable(args.png, "--png")
     card = load_card(args.workload, args.overlay, args.set)
@@ -125,13 +118,13 @@ def _print_json(card: Card, space: Space, described: list[dict[str, Any]]) -> No
 
 
 def _print_table(card: Card, space: Space, described: list[dict[str, Any]]) -> None:
-    print(f"{card.name}: {len(space)} configurations in the search space; predicted in closed form, nothing was run")
+    print(f"{card.name}: {len(space)} configurations in the search space; predicted; nothing was run")
     width = max(len(row["label"]) for row in described)
-    print(f"\n  {'configuration':<{width}}  {'s/step':>9}  {'GiB':>7}  {'fits':>5}   largest parts")
+    print(f"\n  {'configuration':<{width}}  {'s/step':>9}  {'GiB':>7}  {'P(fits)':>7}   largest parts")
     for row in described:
         parts = sorted(row["time_parts_s"].items(), key=lambda item: -item[1])[:4]
         shares = ", ".join(f"{name} {seconds / row['step_time_s']:.0%}" for name, seconds in parts if seconds > 0)
-        figures = f"{row['step_time_s']:>9.4g}  {row['memory_gib']:>7.1f}  {row['fits']:>5.0%}"
+        figures = f"{row['step_time_s']:>9.4g}  {row['memory_gib']:>7.1f}  {row['fits']:>7.0%}"
         print(f"  {row['label']:<{width}}  {figures}   {shares}")
     first = described[0]
     for title, unit, key in (("step time", "s", "time_parts_s"), ("memory", "GiB", "memory_parts_gib")):
@@ -140,7 +133,7 @@ def _print_table(card: Card, space: Space, described: list[dict[str, Any]]) -> N
             if value:
                 print(f"    {name:<20}{value:>10.4g} {unit}")
     _print_compiled(described)
-    print(f"\n  a device has {card.hardware.memory_gib:g} GiB; a search corrects these predictions with its trials")
+    print(f"\n  an accelerator has {card.hardware.memory_gib:g} GiB; a search's trials correct these predictions")
 
 
 def _find_topology(card: Card, asked: str | None) -> str | None:

@@ -12,7 +12,7 @@ EXAMPLE = "ccl-search replay-turns last"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per turn")
+    parser.add_argument("--json", action="store_true", help="print JSON (one object per turn)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`ccl-search report RUN...`: an HTML page and pictures of one search, or a comparison of several."""
+"""`ccl-search report RUN...`: an HTML page and charts of one search, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-png", action="store_true", help="write only the page")
     parser.add_argument(
-        "--dark", action="store_true", help="pictures with a dark background (the page follows the browser's setting)"
+        "--dark", action="store_true", help="charts with a dark background (the page follows the browser's setting)"
     )
     add_runs_folder(parser)
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(plain(f"report:   {written[0]}"))
     if len(written) > 1:
-        print(plain(f"pictures: {len(written) - 1} in {written[1].parent}"))
+        print(plain(f"charts:   {len(written) - 1} in {written[1].parent}"))
     return EXIT_OK
 
 
@@ -66,5 +66,5 @@ def _load_all(chosen: Path | None) -> list[Run]:
             print(plain(f"note: {folder.name} is skipped: {error}"))
     if not runs:
         start = "start one with `ccl-search run --workload wl2 --budget 15`"
-        raise UserError(f"no runs in {str(runs_folder(chosen))!r} yet: {start}")
+        raise UserError(f"there are no runs in {str(runs_folder(chosen))!r} yet; {start}")
     return runs

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cclsearch.cli.arguments import add_llm_limits, add_run, positive_int, whole_number
-from cclsearch.cli.run import add_output_arguments
+from cclsearch.cli.arguments import add_run, positive_int
+from cclsearch.cli.run import add_drive_arguments
 
 if TYPE_CHECKING:
     from cclsearch.propose.base import ProposerEvent
@@ -20,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-b", "--budget", type=positive_int, default=0, metavar="N", help="raise the budget to N trials in total"
     )
-    parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="run N finalists once more")
-    add_llm_limits(parser)
-    add_output_arguments(parser)
+    add_drive_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

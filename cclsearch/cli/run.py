@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cclsearch.cli.arguments import (
-    add_llm_limits,
+    add_card_changes,
     add_runs_folder,
+    add_use_fewer,
     positive_float,
     positive_int,
     seed_number,
@@ -32,35 +33,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="show search space, first proposals and job script; run nothing"
     )
-    add_output_arguments(parser)
+    add_drive_arguments(parser)
     add_runs_folder(parser)
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that `run` and `sweep` share."""
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
-    parser.add_argument(
-        "--overlay", action="append", default=[], metavar="FILE", help="YAML file with fields that replace the card's"
-    )
+    add_card_changes(parser)
+    add_use_fewer(parser)
     parser.add_argument("-l", "--launcher", metavar="PROFILE", help="where jobs run: a profile in launchers/")
     parser.add_argument("--in-allocation", action="store_true", help="run trials inside this shell's allocation")
     parser.add_argument("--recording", metavar="FOLDER", help="replay this recording instead of running trials")
-    parser.add_argument("--framework", metavar="NAME", help="framework to use instead of the card's")
-    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob or restrict it")
-    parser.add_argument("--use-fewer", action="store_true", help="also search configurations on fewer accelerators")
     parser.add_argument("-o", "--objective", metavar="NAME", help="what to optimize (default: step_time)")
-    parser.add_argument("--strategy", metavar="NAME", help="how to search (default: `default`, with --llm `hybrid`)")
+    names = "how to search: default, gp, grid, heuristic, pareto, random or tpe; with --llm hybrid (its default) or llm"
+    parser.add_argument("--strategy", metavar="NAME", help=names)
     parser.add_argument(
         "--llm", metavar="SPEC", help="anthropic:MODEL, openai:MODEL, or the URL of a compatible server"
     )
-    add_llm_limits(parser)
     parser.add_argument("--llm-mode", choices=("configs", "policy"), help="what the LLM writes (default: configs)")
     parser.add_argument("--seed-policy", metavar="NAME", help="policy program to start from: a name or a file")
     parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="random seed (default: 0)")
     parser.add_argument(
         "--parallel", type=positive_int, default=1, metavar="N", help="simultaneous trials (default: 1)"
     )
-    parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help="repeat N finalists at the end")
     parser.add_argument(
         "--timeout-min", type=positive_float, default=30.0, metavar="M", help="timeout of a trial (default: 30 minutes)"
     )
@@ -76,9 +71,13 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="ID", help="name of the run (default: workload, date, time)")
 
 
-def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the output options that `run` and `resume` share."""
-    parser.add_argument("--json", action="store_true", help="print events as JSON lines")
+def add_drive_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `run`, `sweep` and `resume` share."""
+    confirm = "run the N best configurations again at the end"
+    parser.add_argument("--confirm", type=whole_number, default=0, metavar="N", help=confirm)
+    parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="limit on the LLM's tokens")
+    parser.add_argument("--max-usd", type=positive_float, metavar="X", help="limit on the LLM's cost in US dollars")
+    parser.add_argument("--json", action="store_true", help="print JSON (one object per event)")
     parser.add_argument("--quiet", action="store_true", help="print the result only")
     parser.add_argument(
         "--on-interrupt", choices=("cancel", "leave"), default="cancel", help="effect of Ctrl-C on running jobs"

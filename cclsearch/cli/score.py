@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cclsearch.cli.arguments import positive_float, positive_int
 from cclsearch.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metric", action="append", default=[], metavar="NAME", help="only this metric (repeatable)")
     parser.add_argument("--all", action="store_true", help="all metrics")
     parser.add_argument("--list", action="store_true", help="list names, units and meanings of all metrics")
-    parser.add_argument("--json", action="store_true", help="JSON by metric name; with two traces: a, b, difference")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--diagnosis", action="store_true", help="only the diagnosis (also as --json)")
     parser.add_argument("--steps", action="store_true", help="one line per rank and step")
     parser.add_argument(
@@ -53,9 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="configuration (config.json) for pipeline and MoE metrics")
     parser.add_argument("--picture", metavar="FOLDER", help="write breakdown.svg and timeline.svg to this folder")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that read traces")
-    parser.add_argument("--reference-accelerators", type=float, default=16, metavar="N0", help="for gpu_step_score")
-    parser.add_argument("--reference-step-time", type=float, default=0.44, metavar="T0", help="s, for gpu_step_score")
+    parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes that read traces")
+    for name, default, metavar, unit in (("accelerators", 16, "N0", ""), ("step-time", 0.44, "T0", "s, ")):
+        option, use = f"--reference-{name}", f"{unit}for gpu_step_score"
+        parser.add_argument(option, type=positive_float, default=default, metavar=metavar, help=use)
     parser.add_argument("--reference-weight", type=float, default=0.5, metavar="W", help="0 to 1, for gpu_step_score")
 
 
@@ -81,11 +83,6 @@ def run(args: argparse.Namespace) -> int:
 def _check_reference(args: argparse.Namespace) -> None:
     if not 0 <= args.reference_weight <= 1:
         raise UserError(f"--reference-weight must be between 0 and 1, not {args.reference_weight!r}")
-    for name in ("reference_accelerators", "reference_step_time"):
-        if not getattr(args, name) > 0:
-            raise UserError(f"--{name.replace('_', '-')} must be above 0, not {getattr(args, name)!r}")
-    if args.workers < 1:
-        raise UserError(f"--workers must be at least 1, not {args.workers!r}")
 
 
 def _list_metrics() -> str:

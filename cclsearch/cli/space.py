@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from cclsearch.cli.arguments import add_card_changes, add_use_fewer
+
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
     from cclsearch.core.values import Value
@@ -25,13 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name or a YAML file")
     parser.add_argument("--config", metavar="KNOBS", help="with explain: knobs and values, such as tp=2,dp=8")
-    parser.add_argument("--framework", metavar="NAME", help="framework, instead of the card's")
-    parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help="card that overrides fields")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
-    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help="add a knob, or limit one")
-    parser.add_argument("--use-fewer", action="store_true", help="also use fewer accelerators than the card has")
+    add_card_changes(parser)
+    add_use_fewer(parser)
     parser.add_argument("--rows", type=int, default=0, metavar="N", help="also list the first N configurations")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

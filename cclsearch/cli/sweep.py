@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_runs_folder, positive_int
-from cclsearch.cli.run import add_output_arguments, add_search_arguments, add_warm_starts, make_request, naming_settings
+from cclsearch.cli.run import add_drive_arguments, add_search_arguments, add_warm_starts, make_request, naming_settings
 
 EXAMPLE = "ccl-search sweep --workload wl2 --objective composite --weights 0:1:0.1 --budget 40"
 
@@ -17,10 +17,10 @@ EXAMPLE = "ccl-search sweep --workload wl2 --objective composite --weights 0:1:0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
     parser.add_argument("-b", "--budget", type=positive_int, default=40, metavar="N", help="trials (default: 40)")
-    parser.add_argument("--weights", metavar="A:B:STEP", help="range or list of weights to score at (default: 0:1:0.1)")
+    parser.add_argument("--weights", metavar="A:B:STEP", help="weights of the first metric (default: 0:1:0.1)")
     add_search_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="show search space and first proposals; run nothing")
-    add_output_arguments(parser)
+    add_drive_arguments(parser)
     add_runs_folder(parser)
 
 

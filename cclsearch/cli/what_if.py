@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cclsearch.cli.arguments import positive_int
 from cclsearch.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,17 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", help="trace file, folder of traces or trial folder")
     parser.add_argument("--scale-out-bw", metavar="FACTOR", help="bandwidth between scale-up domains, such as 2x")
     parser.add_argument("--scale-up-bw", metavar="FACTOR", help="bandwidth inside a scale-up domain, such as 2x")
-    parser.add_argument("--scale-up-domain", type=int, metavar="N", help="ranks per scale-up domain")
+    parser.add_argument("--scale-up-domain", type=positive_int, metavar="N", help="ranks per scale-up domain")
     parser.add_argument("--algorithm", choices=("ring", "tree"), help="algorithm of all-reduces")
     parser.add_argument(
         "--compress", metavar="RATIO[:US_PER_MB]", help="messages RATIO times smaller, with a coding cost in us per MB"
     )
     parser.add_argument("--compute", metavar="FACTOR", help="speed of compute, such as 2x")
-    parser.add_argument("--ranks-per-domain", type=int, metavar="N", help="ranks per scale-up domain as measured")
+    parser.add_argument("--ranks-per-domain", type=positive_int, metavar="N", help="ranks per measured domain")
     parser.add_argument("--card", metavar="WORKLOAD", help="workload card with the measured system's links")
     parser.add_argument("--chakra", metavar="FOLDER", help="also write a Chakra trace per rank for ASTRA-sim")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that read traces")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes that read traces")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,19 +71,13 @@ def _print_failure(reason: str, message: str, args: argparse.Namespace) -> int:
     if args.json:
         print(orjson.dumps({"status": "not_available", "reason": reason, "message": one_line(message)}).decode())
     else:
-        print(f"not available: {reason} ({one_line(message)})")
+        print(f"not available: {one_line(message) or reason}")
     return 1
 
 
 def _read_scenario(args: argparse.Namespace) -> Scenario:
     from cclsearch.trace.whatif.cost_model import Scenario
 
-    for name in ("scale_up_domain", "ranks_per_domain"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value!r}")
-    if args.workers < 1:
-        raise UserError(f"--workers must be at least 1, not {args.workers!r}")
     ratio, cost = _read_compression(args.compress)
     return Scenario(
         scale_up_bw=_read_factor("--scale-up-bw", args.scale_up_bw),
@@ -168,7 +163,7 @@ def _text_lines(replay: Replay, answer: WhatIf | None, utilities: dict[str, What
     lines += [
         "",
         "step with one resource twice as fast (simulated):",
-        format_table(("resource", "step", "saved"), rows),
+        format_table(("resource", "step", "saved (share of the measured step)"), rows),
     ]
     first = answer or next(iter(utilities.values()))
     lines += [f"note: {note}" for note in dict.fromkeys((*first.notes, *chakra.notes))]

@@ -239,7 +239,7 @@ def _decide_verdict(
     assert best is not None
     nights = [night for night in earlier if night.samples]
     if not nights:
-        return NightVerdict.FIRST, "no earlier night of this work to compare with"
+        return NightVerdict.FIRST, "nothing to compare with"
     # dict.fromkeys keeps the order in which they ran: among equals the first one counts, as a set would not ensure
     pooled = dict.fromkeys(config for night in nights for config in night.samples)
     best_before = min(pooled, key=lambda config: mean_of(find_reference(config, nights)))

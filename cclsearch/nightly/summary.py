@@ -22,7 +22,7 @@ ORDER = (
 COUNTED = {
     NightVerdict.TROUBLE: "with infrastructure trouble",
     NightVerdict.NO_RESULT: "without a result",
-    NightVerdict.FIRST: "on the first night",
+    NightVerdict.FIRST: "without an earlier night",
 }
 """Words after a count of jobs, if not those of the verdict itself."""
 
@@ -188,7 +188,8 @@ def render_message(night: NightSummary) -> str:
     """The message for the chat, a few lines."""
     shown = [job for verdict in ORDER for job in night.jobs if job.verdict is verdict][:10]
     lines = [f"ccl-search {night.name}, night {night.night}: {night.text}"]
-    lines += [f"- {job.job}: {job.verdict.value}: {one_line(job.text, 220)}" for job in shown]
+    names = {NightVerdict.FIRST: "first night"}
+    lines += [f"- {job.job}: {names.get(job.verdict, job.verdict.value)}: {one_line(job.text, 220)}" for job in shown]
     more = len(night.jobs) - len(shown)
     return "\n".join([*lines, f"and {more} more jobs"] if more else lines)
 

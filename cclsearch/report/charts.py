@@ -159,7 +159,7 @@ def draw_causes(page: RunPage) -> Scene | None:
 
 
 def draw_sensitivity(page: RunPage) -> Scene | None:
-    """Step times of the winner's neighbors relative to the winner: measured ones filled, predicted ones hollow."""
+    """Step times of configurations near the best, relative to the best: measured ones filled, predicted ones hollow."""
     if not page.neighbors or page.best is None:
         return None
     neighbors = sorted(page.neighbors, key=lambda n: n.ratio)[:16]
@@ -169,7 +169,7 @@ def draw_sensitivity(page: RunPage) -> Scene | None:
     items: list[Item] = [Path(((x(t), 38), (x(t), bottom)), "grid") for t in ticks]
     items += [Text(x(t), bottom + 18, f"{show_number(t)}x", 11.5, "middle", "muted") for t in ticks]
     items.append(Path(((x(1.0), 34), (x(1.0), bottom)), "green", 1.6))
-    items.append(Text((x.start + x.end) / 2, bottom + 38, "step time relative to the winner", 12.5, "middle"))
+    items.append(Text((x.start + x.end) / 2, bottom + 38, "step time relative to the best", 12.5, "middle"))
     for row, neighbor in enumerate(neighbors):
         y = 46 + 25.0 * row + 10
         items.append(Text(320, y + 4, neighbor.change, 12, "end"))
@@ -184,11 +184,11 @@ def draw_sensitivity(page: RunPage) -> Scene | None:
     used = [k for k in kinds if any((n.trial is not None) == (k[0] == "m") for n in neighbors)]
     items += _legend(used, 20)
     summary = "; ".join(f"{n.change}: {n.ratio:.3g}x" for n in neighbors)
-    return Scene("sensitivity", "Neighbors of the winner", summary, WIDTH, bottom + 50, tuple(items))
+    return Scene("sensitivity", "Configurations near the best", summary, WIDTH, bottom + 50, tuple(items))
 
 
 def draw_prediction(page: RunPage) -> Scene | None:
-    """Step time expected before the run against the measured one."""
+    """Step time expected before the run against the actual one."""
     points = [
         (trial, trial.expected_step_time_s, trial.step_time_s)
         for trial in page.trials
@@ -202,9 +202,7 @@ def draw_prediction(page: RunPage) -> Scene | None:
     y = fit_scale(both, 400, 30, log=log)
     frame = Frame(x, y)
     ticks = make_ticks(x, 6)
-    items = frame.draw(
-        "expected seconds per step", f"seconds per step{page.mark or ' measured'}", x_ticks=ticks, y_ticks=ticks
-    )
+    items = frame.draw("expected seconds per step", f"actual seconds per step{page.mark}", x_ticks=ticks, y_ticks=ticks)
     items.append(Path(((frame.left, frame.bottom), (frame.right, frame.top)), "gray", 1.2, dash=(5, 4)))
     items.append(Text(frame.right - 8, frame.top + 30, "as expected", 11.5, "end", "muted"))
     off = []
@@ -212,7 +210,7 @@ def draw_prediction(page: RunPage) -> Scene | None:
         assert expected is not None
         assert measured is not None
         off.append(abs(math.log(measured / expected)))
-        times = f"expected {show_number(expected)} s, measured {show_number(measured)} s"
+        times = f"expected {show_number(expected)} s, actual {show_number(measured)} s"
         tip = f"trial {trial.number}: {times}\n{trial.config_text}"
         best = trial.number == page.best
         items.append(
@@ -229,7 +227,7 @@ def draw_prediction(page: RunPage) -> Scene | None:
     summary = f"{len(points)} trials; half of them were within {middle:.0%} of the expected step time"
     notes = (f"{len(points)} trials", f"half within {middle:.0%} of expected")
     items += [Text(590, 60 + 20 * n, note, 12.5) for n, note in enumerate(notes)]
-    return Scene("prediction", "Predicted against measured step time", summary, WIDTH, 450, tuple(items))
+    return Scene("prediction", "Expected and actual step time", summary, WIDTH, 450, tuple(items))
 
 
 def _legend(marks: Sequence[tuple[str, str, Mark]], y: float, x: float = LEFT + 60) -> list[Item]:

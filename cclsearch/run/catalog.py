@@ -30,10 +30,10 @@ def find_run(name: str, chosen: Path | None = None) -> Path:
     for folder in (Path(name).expanduser(), runs_folder(chosen) / name):
         if os.path.isfile(folder / SPEC_FILE):
             return folder.absolute()
-    latest = [folder.name for folder in list_runs(chosen)][-5:]
-    none = "it has no runs yet; start one with `ccl-search run --workload wl2 --budget 15`"
-    known = f"the latest runs are: {', '.join(latest)}" if latest else none
-    raise UserError(f"there is no run {name!r} in {str(runs_folder(chosen))!r}; {known}")
+    latest, where = [folder.name for folder in list_runs(chosen)][-5:], repr(str(runs_folder(chosen)))
+    if latest:
+        raise UserError(f"there is no run {name!r} in {where}; the latest runs are: {', '.join(latest)}")
+    raise UserError(f"there are no runs in {where} yet; start one with `ccl-search run --workload wl2 --budget 15`")
 
 
 def name_run(folder: Path, chosen: Path | None = None) -> str:

@@ -143,7 +143,7 @@ def parse_weights(text: str) -> tuple[float, ...]:
 
 
 def _bad_weights(text: str) -> UserError:
-    return UserError(f"weights must be from:to:step (`0:1:0.1`) or a list (`0,0.5,1`), each from 0 to 1; got {text!r}")
+    return UserError(f"weights must be from:to:step (`0:1:0.1`) or a list (`0,0.5,1`), each from 0 to 1, not {text!r}")
 
 
 def hypervolume_contributions(values_NM: Sequence[Sequence[float]], reference_M: Floats) -> Floats:

@@ -48,10 +48,11 @@ def format_metrics(metrics: Mapping[str, MetricResult]) -> str:
 
 
 def _format_notes(result: MetricResult) -> str:
-    status = "" if result.status is Status.OK else f"{result.status.value}: {result.reason}"
+    detail = result.detail or str(result.reason or "").replace("_", " ")
+    status = "" if result.status is Status.OK else f"{result.status.value.replace('_', ' ')}: "
     differs = result.inputs.get("differs")
     note = f"from {result.inputs['answered_by']}. {differs}" if differs else ""
-    return one_line(". ".join(part for part in (status, result.detail, note) if part), 500)
+    return one_line(". ".join(part for part in (status + detail, note) if part), 500)
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -72,7 +73,7 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
         for cause, seconds in causes
     ]
     rows.append(("total", format_value(diagnosis.window_s, "s"), ""))
-    return "\n".join([*diagnosis.sentences, "", format_table(("cause", "seconds", "share"), rows)])
+    return "\n".join([*diagnosis.sentences, "", format_table(("cause", "time", "share"), rows)])
 
 
 def format_ranks(trace: TraceView, *, by_step: bool = False) -> str:
@@ -119,14 +120,14 @@ def format_comparison(a: Mapping[str, MetricResult], b: Mapping[str, MetricResul
     rows = []
     for name, pair in compare_metrics(a, b).items():
         unit = a[name].unit
-        ratio = pair["ratio"]
-        reasons = [str(side[name].reason) for side in (a, b) if side[name].reason]
+        ratio, change = pair["ratio"], format_value(pair["difference"], unit)
+        reasons = [_format_notes(side[name]) for side in (a, b) if side[name].reason]
         rows.append(
             (
                 name,
                 format_value(pair["a"], unit),
                 format_value(pair["b"], unit),
-                "" if pair["difference"] is None or unit == "rank" else format_value(pair["difference"], unit),
+                "" if pair["difference"] is None or unit == "rank" else change.replace(" %", " points"),
                 "" if ratio is None or unit == "rank" else f"x{ratio:.3f}",
                 ", ".join(dict.fromkeys(reasons)),
             )

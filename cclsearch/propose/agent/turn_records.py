@@ -349,6 +349,6 @@ def _read(path: Path, model: type[T]) -> T:
             raise UserError(f"{str(path)!r} was written by a newer version of ccl-search; upgrade to read it")
         return model.model_validate(data)
     except FileNotFoundError:
-        raise UserError(f"{str(path)!r} does not exist: this run has no LLM turns to replay") from None
+        raise UserError(f"run {path.parent.parent.name!r} used no LLM, so there is nothing to replay") from None
     except (OSError, ValueError, ValidationError) as error:
         raise UserError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None

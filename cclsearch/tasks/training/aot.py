@@ -46,7 +46,7 @@ def find_topology(card: Card, asked: str) -> str:
     """Return the topology (`v5e:2x2`) as given, or from the card; raises UserError if neither has one."""
     if asked:
         if not _TOPOLOGY.fullmatch(asked):
-            raise UserError(f"--aot must be a TPU topology such as v5e:2x2 or v5p:2x2x1; got {asked!r}")
+            raise UserError(f"--aot must be a TPU topology such as v5e:2x2 or v5p:2x2x1, not {asked!r}")
         return asked
     hardware = card.hardware
     if not hardware.accelerator.startswith("tpu-") or hardware.torus is None:

@@ -15,6 +15,7 @@ from cclsearch.trace.diagnosis.causes import median_windows
 from cclsearch.trace.events import Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
+from cclsearch.trace.text_report import format_value
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.cost_model import CommModel, Scenario, fit_comm_model
 from cclsearch.trace.whatif.graph import RankGraph, build_graph
@@ -111,7 +112,8 @@ def prepare_replay(trace: TraceView, ranks_per_domain: int | None = None) -> Rep
 def _replay_notes(trace: TraceView, number: int, window_s: float, step_s: float) -> list[str]:
     notes = []
     if abs(window_s / step_s - 1) > 1e-6:
-        notes.append(f"replays step {number} ({window_s:.6g} s), scaled to the median of {step_s:.6g} s")
+        replayed, median = format_value(window_s, "s"), format_value(step_s, "s")
+        notes.append(f"step {number} ({replayed}) is replayed and scaled to the median step ({median})")
     communicates = any(len(view.comm_rows) for view in trace.ranks.values())
     if communicates and trace.matching.is_empty:
         notes.append(

@@ -158,7 +158,8 @@ def read_choice(space: Space, raw: dict[str, Any], preferred: list[int]) -> Poli
     filled = _fill(space, named, preferred)
     missing = [knob.name for knob in space.knobs if knob.name not in named and len(knob.choices) > 1]
     notes = [f"left out: {', '.join(ignored[:8])}"] if ignored else []
-    notes += [f"filled in: {', '.join(f'{m}={filled[m]}' for m in missing)}"] if missing and filled else []
+    added = ", ".join(f"{name}={filled[name]}" for name in missing) if filled else ""
+    notes += [f"{added} {'was' if len(missing) == 1 else 'were'} added"] if added else []
     if filled is None:
         near = "; ".join(format_config(space, space.config(row)) for row in nearest_rows(space, named, preferred))
         chosen = Config(named)

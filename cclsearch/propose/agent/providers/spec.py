@@ -53,7 +53,7 @@ def parse_spec(text: str) -> LlmSpec:
         return LlmSpec(protocol="compatible", model=fragment, base_url=url.rstrip("/"))
     protocol, _, model = text.partition(":")
     if protocol not in {"anthropic", "openai"} or not _MODEL.fullmatch(model):
-        raise UserError(f"--llm must be {FORMS}; got {text!r}")
+        raise UserError(f"--llm must be {FORMS}, not {text!r}")
     return LlmSpec(protocol=protocol, model=model)
 
 
@@ -73,7 +73,7 @@ def read_timeout_s(environment: Mapping[str, str] | None = None) -> float:
     except ValueError:
         seconds = 0.0
     if not 1.0 <= seconds <= 86_400.0:
-        raise UserError(f"{TIMEOUT_NAME} must be seconds from 1 to 86400; got {given!r}")
+        raise UserError(f"{TIMEOUT_NAME} must be seconds from 1 to 86400, not {given!r}")
     return seconds
 
 
