@@ -183,8 +183,8 @@ def test_load_that_takes_cores_from_the_ranks_names_the_processes_and_the_fix() 
     one_host = {"hosts": ("me",) * 16, "logical_cores": 16, "foreign_cpu_cores": 3.0}
     listed = one_host | {"extra": {"foreign_processes": "make 2.9 cores"}}
     detail = violated_rules(make_evidence(listed))["load"]
-    assert "3.00 cores taken from the ranks" in detail
-    assert detail.endswith("stop other processes on me (make 2.9 cores)")
+    assert detail.startswith("other processes use 3.00 of 16 cores, and the ranks need all 16")
+    assert detail.endswith(". Stop them on me (make 2.9 cores)")
     assert violated_rules(make_evidence(one_host | {"foreign_cpu_cores": 1.0})) == {}
 
 
@@ -292,15 +292,15 @@ def test_without_host_names_all_ranks_count_as_on_this_host() -> None:
     crowd = {"hosts": (), "logical_cores": 64}
     assert violated_rules(make_evidence({**crowd, "foreign_cpu_cores": 49.6})) == {}
     detail = violated_rules(make_evidence({**crowd, "foreign_cpu_cores": 50.5}))["load"]
-    assert detail.startswith("other processes use 50.50 of 64 cores; the ranks leave 48 idle: 2.50 cores taken")
-    assert detail.endswith("; stop other processes")
+    assert detail.startswith("other processes use 50.50 of 64 cores, and the ranks need 16: 2.50 cores taken")
+    assert detail.endswith(" from the ranks. Stop them")
 
 
 def test_the_host_with_the_most_ranks_counts() -> None:
     # 6 of 16 ranks on one of 8 cores: 2 idle, so 3.5 busy cores take 1.5 of 6, a quarter
     uneven = {"hosts": ("a",) + ("b",) * 6 + ("c",) * 5 + ("d",) * 4, "logical_cores": 8}
     detail = violated_rules(make_evidence({**uneven, "foreign_cpu_cores": 3.5}))["load"]
-    assert detail.endswith("1.50 cores taken from the ranks; stop other processes on a")
+    assert detail.endswith("1.50 cores taken from the ranks. Stop them on a")
     assert violated_rules(make_evidence({**uneven, "foreign_cpu_cores": 2.5})) == {}
 
 
@@ -325,7 +325,7 @@ def test_undeclared_work_excludes_a_run_and_is_noted_for_a_recording() -> None:
     verdict = verdict_of(recorded, "work")
     assert (verdict.ok, verdict.detail) == (None, "recorded: not declared: global batch, sequence length")
     halfway = verdict_of(make_evidence({"num_layers": None}), "work")
-    assert (halfway.ok, halfway.detail) == (True, "32 sequences of 1024 tokens a step; not declared: layers")
+    assert (halfway.ok, halfway.detail) == (True, "32 sequences of 1024 tokens per step; not declared: layers")
 
 
 def test_micro_batch_times_dp_times_accumulation_is_the_global_batch() -> None:

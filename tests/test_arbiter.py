@@ -183,7 +183,7 @@ def test_unavailable_provider_is_retried_later_and_a_wrong_key_is_not() -> None:
     search = Search(budget=6)
     search.run(make(wrong))
     assert list_proposers(search) == ["seed", *["default"] * 5]
-    assert search.moves()[-1].startswith("fallback for the rest since trial 2: the provider failed (authentication")
+    assert search.moves()[-1].startswith("LLM off since trial 2: the provider failed (authentication")
     assert wrong.num_asked == 1
 
 
@@ -382,7 +382,7 @@ def test_only_allowed_moves_are_written() -> None:
 def test_missing_key_is_reported_once_and_may_be_set_later() -> None:
     search = Search(budget=3)
     search.run(NoLlmProposer(FirstOpen(), "OPENAI_API_KEY is not set"))
-    assert search.moves() == ["fallback for the rest since trial 1: OPENAI_API_KEY is not set"]
+    assert search.moves() == ["LLM off since trial 1: OPENAI_API_KEY is not set"]
     search.budget = 5
     search.run(make(ScriptedModel(*FAST)))
     assert list_proposers(search)[3:] == ["llm", "llm"]

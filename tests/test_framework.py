@@ -274,11 +274,11 @@ def test_the_local_launcher_is_checked_with_a_framework_and_without(
     monkeypatch.delenv("MEGATRON_PATH", raising=False)
     assert main(["launcher", "check", "local"]) == 0
     assert main(["launcher", "check", "local", "--framework", "megatron"]) == 1
-    assert "FAIL  MEGATRON_PATH: not set" in capsys.readouterr().out
+    assert "NO  MEGATRON_PATH: not set" in capsys.readouterr().out
     monkeypatch.setenv("MEGATRON_PATH", str(tmp_path))
     (tmp_path / "pretrain_gpt.py").write_text("")
     main(["launcher", "check", "local", "--framework", "megatron"])
-    assert "ok    MEGATRON_PATH" in capsys.readouterr().out
+    assert "ok  MEGATRON_PATH" in capsys.readouterr().out
     assert main(["launcher", "list", "--framework", "megatron"]) == 2
 
 

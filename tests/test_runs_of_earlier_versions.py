@@ -284,7 +284,7 @@ def test_a_failure_keeps_its_kind_and_missing_traces_are_noticed(project: Path) 
     assert status["best"]["config"] == tiny(1, 4)
     failure = call("show", "failed", "1", "--json").json["outcome"]["failure"]
     assert (failure["stage"], failure["kind"], failure["rank"]) == ("run", "out_of_memory", 0)
-    assert "out_of_memory" in call("status", "failed").out
+    assert "out of memory" in call("status", "failed").out
     admissions = {trial["trial"]: trial for trial in call("admit", "failed", "--json", code=1).json["trials"]}
     assert not admissions[1]["admitted_in_ledger"]
     failed_rules = [verdict["rule"] for verdict in admissions[2]["verdicts"] if verdict["ok"] is False]

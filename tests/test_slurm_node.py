@@ -360,8 +360,8 @@ def test_without_slurm_the_check_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
     )
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
-        "FAIL  commands: not found on the PATH: sbatch, srun, squeue, scancel",
-        "      run this on a login node of the cluster",
+        "NO  commands: not found on the PATH: sbatch, srun, squeue, scancel",
+        "    run this on a login node of the cluster",
     ]
 
 

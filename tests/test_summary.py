@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted_launcher import FirstJobFinishesLast, ScriptedLauncher, ran
+from scripted_launcher import FirstJobFinishesLast, ScriptedLauncher, failed, ran
 from scripted_search import admit, open_search
 
 from cclsearch.cli import main
-from cclsearch.core.values import Provenance
+from cclsearch.cli.drive import print_end
+from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.record.event import SearchResumed
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import RunWriter
@@ -117,7 +119,8 @@ def test_a_new_best_within_noise_is_marked_in_its_line(project: Path) -> None:
         begin_or_resume(writer, session)
         run_search(writer, session)
     ended = [line for line in shown.getvalue().splitlines() if " left" in line]
-    assert "confidence of beating trial 1: within noise" in ended[1]
+    assert "(within noise of trial 1: " in ended[1]
+    assert "% probability of being faster)" in ended[1]
     assert "within noise" not in ended[0] + ended[2]
 
 
@@ -141,3 +144,62 @@ def test_the_summary_compares_with_the_first_trial_that_finished(project: Path) 
         lines = summarize_run(session.spec, writer.state, folder).lines
     [line] = [line for line in lines if "baseline" in line]
     assert line.startswith("1.5x faster than the baseline (trial 2: 3 s -> 2 s")
+
+
+def test_a_best_within_noise_of_the_baseline_is_not_called_faster(project: Path) -> None:
+    folder, session = open_measured(project, (1.0, 0.99), budget=2)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        assert summarize_run(session.spec, writer.state, folder).lines[0] == "no trial has run yet"
+        run_search(writer, session)
+        lines = summarize_run(session.spec, writer.state, folder).lines
+    [line] = [line for line in lines if "baseline" in line]
+    assert line.startswith("within noise of the baseline (trial 1: 1 s -> 0.99 s, 1.00% less; ")
+
+
+def test_a_single_ranked_configuration_has_no_probability_of_being_the_best(project: Path) -> None:
+    folder, session = open_measured(project, (1.0,), budget=1)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        run_search(writer, session)
+        [line] = [
+            x for x in summarize_run(session.spec, writer.state, folder).lines if x.startswith("confidence: only")
+        ]
+    assert line.startswith("confidence: only one configuration was ranked; 95% interval of the step time: 0.")
+    assert " s from 1 run;" in line
+
+
+def test_infrastructure_failures_are_named_in_words_and_cost_no_budget(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, session = open_search(project, ScriptedLauncher(lambda job: failed(FailureKind.LAUNCHER)), budget=4)
+    shown = io.StringIO()
+    with RunWriter(folder) as writer:
+        writer.watch(watch_lines(4, shown, max_attempts=session.spec.limits.max_attempts))
+        begin_or_resume(writer, session)
+        run_search(writer, session)
+        print_end(session.spec, writer.state, folder)
+    assert "retrying (launcher failure: " in shown.getvalue()
+    assert shown.getvalue().count(", attempt 2 of 3\n") == shown.getvalue().count(", attempt 3 of 3\n") == 3
+    assert "no best yet, 4 of 4 trials left" in shown.getvalue()
+    ending, *_ = capsys.readouterr().out.splitlines()
+    assert ending.startswith("stopped: 3 consecutive infrastructure failures: fix the cause (see `ccl-search status ")
+    assert main(["status", str(folder)]) == 0
+    status = capsys.readouterr().out
+    assert "0 of 4 trials used (3 infrastructure failures do not count)" in status
+    assert "failed: 3 x launcher failure (trial 1: " in status
+    assert main(["status", str(folder), "--json"]) == 0
+    assert {trial["result"] for trial in json.loads(capsys.readouterr().out)["trials"]} == {"launcher"}
+
+
+def test_recorded_figures_are_ranked_without_a_claim_about_noise(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*REPLAY, "--budget", "3", "--name", "r", "--quiet"]) == 0
+    assert re.search(
+        r"^lowest of \d recorded step times; runner-up: trial \d \([\d.]+ s -> [\d.]+ s, [\d.]+(% longer|x as long)\)$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+    assert main(["show", "r", "3"]) == 0
+    assert capsys.readouterr().out.count("expected step time") <= 1

@@ -35,7 +35,7 @@ def test_slurm_is_used_only_if_a_profile_is_named(
     add_tool(tools, "sbatch", f"echo called > {project}/submitted")
     assert main(["run", "--workload", "wl2", "--budget", "2", "--name", "r"]) == 0
     shown = capsys.readouterr().out
-    assert "no profile was named, so nothing was submitted: use `--launcher slurm-generic`" in shown
+    assert "to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted" in shown
     assert not (project / "submitted").exists()
     assert load_run(project / "runs" / "r").spec.provenance is Provenance.RECORDED
 

@@ -97,7 +97,7 @@ def test_json_has_every_metric_with_all_fields(run_folder: Path, capsys: pytest.
 def test_text_shows_where_the_time_goes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = score(capsys, str(run_folder))
     assert code == 0
-    assert "A step takes 1 ms: compute 450 us (45%)" in out
+    assert "A traced step takes 1 ms: compute 450 us (45%)" in out
     assert "The other ranks wait for rank 1, the last to arrive in 6 of 6 collectives" in out
     assert "exposed comm" in out
     assert "trace_step_time" in out

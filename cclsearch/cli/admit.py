@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from cclsearch.analysis.re_evaluate import is_spec_unchanged, re_evaluate_run, re_evaluate_trial, write_admissions
     from cclsearch.core.errors import UserError, writing_to
+    from cclsearch.core.text import count_of
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
 
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trial is not None:
         trial = loaded.state.trials.get(args.trial)
         if trial is None or trial.outcome is None:
-            problem = "has not finished" if trial else f"is not among its {len(loaded.state.trials)} trials"
+            problem = "has not finished" if trial else f"is not among its {count_of(len(loaded.state.trials), 'trial')}"
             raise UserError(f"run {loaded.spec.run_id!r}: trial {args.trial} {problem}")
         re_evaluated = [re_evaluate_trial(loaded, trial)]
     else:
@@ -63,7 +64,7 @@ def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool) -> 
         print(plain(f"  {entry.trial.number:>4}  {mark:<9} {entry.trial.config}{reason}{lost}"))
         if whole:
             for verdict in entry.verdicts:
-                sign = {True: "yes", False: "NO", None: "-"}[verdict.ok]
+                sign = {True: "ok", False: "NO", None: "--"}[verdict.ok]
                 print(plain(f"        {sign:<4}{verdict.rule:<14}{one_line(verdict.detail, 240)}"))
     if any(entry.is_lost for entry in re_evaluated):
         print(

@@ -70,7 +70,8 @@ def _search(writer: RunWriter, session: Session, args: argparse.Namespace) -> No
             writer.watch(stop_when_unread(watch_json(), session.stop))
         elif not args.quiet:
             live = sys.stdout.isatty()
-            shown = stack.enter_context(_table(session.spec, total)) if live else watch_lines(total)
+            lines = watch_lines(total, max_attempts=session.spec.limits.max_attempts)
+            shown = stack.enter_context(_table(session.spec, total)) if live else lines
             writer.watch(stop_when_unread(shown, session.stop))
         try:
             run_search(writer, session)
@@ -134,9 +135,10 @@ def listen_for_stop(stop: StopSignal) -> Iterator[None]:
 def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None = None) -> None:
     """Print the result, and the next command."""
     name = name_run(folder, runs)
-    ending = state.ended.reason if state.ended else (state.stopped.reason if state.stopped else "")
-    if ending:
-        print(f"ended: {ending}")
+    if state.ended:
+        print(f"ended: {state.ended.reason}")
+    elif state.stopped:
+        print(f"stopped: {state.stopped.reason.removeprefix('stopped by ')}")
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
     if state.stopped and not state.ended:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.errors import UserError
-    from cclsearch.core.text import plain
+    from cclsearch.core.text import count_of, plain
     from cclsearch.export.cards import write_cards
     from cclsearch.export.tables import write_csv, write_optuna, write_parquet
     from cclsearch.run.catalog import find_run
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         trials = _choose_trials(loaded, args.trials or "ranked")
         folder = args.out or loaded.folder / "cards"
         made = write_cards(loaded, trials, folder, traces=not args.no_traces)
-        print(plain(f"wrote {len(made)} cards with evidence to {folder}"))
+        print(plain(f"wrote {count_of(len(made), 'card')} with evidence to {folder}"))
         return EXIT_OK
     path = (
         args.out or loaded.folder / {"csv": "trials.csv", "parquet": "trials.parquet", "optuna": "optuna.db"}[args.to]

@@ -75,7 +75,7 @@ def _check(name: str, framework: str | None, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps([check.model_dump() for check in checks]))
     for check in [] if as_json else checks:
-        print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {plain(check.detail)}")
+        print(f"{'ok' if check.ok else 'NO'}  {check.name}: {plain(check.detail)}")
         if check.remedy and not check.ok:
-            print(f"      {plain(check.remedy)}")
+            print(f"    {plain(check.remedy)}")
     return EXIT_OK if all(check.ok for check in checks) else EXIT_FAILED

@@ -141,7 +141,7 @@ def _refuse_unused_llm_options(args: argparse.Namespace, settings: Settings) -> 
     given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name) is not None]
     takes_part = args.llm or (settings.llm and args.strategy in (None, "hybrid", "llm"))
     if given and not takes_part:
-        raise UserError(f"{' and '.join(given)}: no LLM takes part; add one with `--llm SPEC`")
+        raise UserError(f"{' and '.join(given)}: no LLM is used; add one with `--llm SPEC`")
 
 
 def make_request(args: argparse.Namespace) -> SearchRequest:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.errors import UserError
-    from cclsearch.core.text import plain
+    from cclsearch.core.text import count_of, plain
     from cclsearch.report.trial import describe_trial_in_full, trial_as_json
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_run(find_run(args.run, args.runs))
     trial = loaded.state.trials.get(args.trial)
     if trial is None:
-        raise UserError(f"run {loaded.spec.run_id!r} has {len(loaded.state.trials)} trials, but no trial {args.trial}")
+        trials = count_of(len(loaded.state.trials), "trial")
+        raise UserError(f"run {loaded.spec.run_id!r} has {trials}; there is no trial {args.trial}")
     if args.json:
         print(json.dumps(trial_as_json(loaded, trial)))
         return EXIT_OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_run
@@ -57,8 +58,8 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _row_text(row: dict[str, object]) -> str:
-    from cclsearch.core.text import one_line
+def _row_text(row: dict[str, Any]) -> str:
+    from cclsearch.core.text import count_of, one_line
 
     if "why" in row:
         return f"{row['run']}  {row['standing']}: {one_line(str(row['why']))}"
@@ -66,16 +67,16 @@ def _row_text(row: dict[str, object]) -> str:
     best = "no best yet"
     if isinstance(step_time_s, float):
         best = f"best {step_time_s:.4g} s ({row['provenance']})  {row['best_config']}"
-    return f"{row['run']}  {row['standing']}, {row['trials']} trials, {best}"
+    return f"{row['run']}  {row['standing']}, {count_of(row['trials'], 'trial')}, {best}"
 
 
 def _show_one(folder: Path, *, as_json: bool) -> int:
-    from cclsearch.core.text import one_line, plain
+    from cclsearch.core.text import count_of, one_line, plain
     from cclsearch.propose.agent.arbiter.states import format_moves
     from cclsearch.propose.agent.history import MOVE_TOPIC, TURN_TOPIC
     from cclsearch.propose.base import ProposerEvent
     from cclsearch.report.summary import best_as_json, summarize_run
-    from cclsearch.report.terminal import describe_trial, result_text
+    from cclsearch.report.terminal import describe_result, result_text
     from cclsearch.run.catalog import name_run
     from cclsearch.run.folder import load_run
 
@@ -85,21 +86,23 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     if as_json:
         best = best_as_json(spec, state, folder)
         trials = [
-            {"trial": t.number, "config": dict(t.config), "proposer": t.proposer, "result": result_text(t)}
+            {"trial": t.number, "config": dict(t.config), "proposer": t.proposer}
+            | {"result": result_text(t, as_data=True)}
             for t in state.trials.values()
         ]
         notes = [{"topic": note.topic, "text": note.text} for note in state.notes]
         facts = {"run": spec.run_id, "standing": run.status, "budget": total, "spent": state.num_spent}
         print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes}))
         return EXIT_OK
-    print(f"{spec.run_id}: {run.status}; {state.num_spent} of {total} trials used; strategy {spec.strategy}")
+    failures = [trial.outcome.failure for trial in state.trials.values() if trial.outcome and trial.outcome.failure]
+    lost = sum(failure.kind.is_infrastructure for failure in failures)
+    verb = "does" if lost == 1 else "do"
+    uncounted = f" ({count_of(lost, 'infrastructure failure')} {verb} not count)" if lost else ""
+    print(f"{spec.run_id}: {run.status}; {state.num_spent} of {total} trials used{uncounted}; strategy {spec.strategy}")
     for line in spec.banner:
         print(f"note: {plain(line)}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
-        if trial.is_finished:
-            print(plain(describe_trial(trial, state, total).rpartition("  best so far ")[0]))
-        else:
-            print(plain(f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"))
+        print(plain(describe_result(trial)))
     for line in format_moves([ProposerEvent(note.topic, note.text, note.data) for note in state.notes]):
         print(line)
     for note in [note for note in state.notes if note.topic not in (MOVE_TOPIC, TURN_TOPIC)][-5:]:

@@ -14,6 +14,11 @@ def plain(text: str) -> str:
     return _CONTROL.sub("", _ESCAPE.sub("", text))
 
 
+def count_of(number: int, noun: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def read_tail(path: Path, limit_bytes: int) -> str:
     """The last part of a text file; empty if it cannot be read."""
     try:

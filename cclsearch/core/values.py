@@ -120,6 +120,11 @@ class FailureKind(StrEnum):
         """Whether the configuration is not the cause: the trial is retried, costs no budget and is not learned from."""
         return self in _INFRASTRUCTURE
 
+    def describe(self) -> str:
+        """The kind in words for people: `out of memory`, `launcher failure`."""
+        nouns = (FailureKind.LAUNCHER, FailureKind.COMMUNICATION)
+        return f"{self.value} failure" if self in nouns else self.value.replace("_", " ")
+
 
 _INFRASTRUCTURE = frozenset(
     {

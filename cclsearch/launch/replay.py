@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FAILURES = {
     "oom": (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
-    "failed": (FailureKind.CRASHED, "recorded as failed: crashed or out of memory; the source does not say which"),
+    "failed": (FailureKind.CRASHED, 'the recording says only "failed": crashed or out of memory'),
 }
 
 

@@ -1,4 +1,4 @@
-"""Which strategy proposes, and whether an LLM takes part."""
+"""Which strategy proposes, and whether an LLM is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Strategy:
     llm_options: Mapping[str, Value | None]
     """The request's, with the seed policy's source."""
     notes: tuple[str, ...]
-    """On the LLM: none takes part, its key is missing, or its price is unknown."""
+    """On the LLM: none is used, its key is missing, or its price is unknown."""
 
 
 def choose_strategy(request: SearchRequest, *, multi: bool) -> Strategy:
@@ -54,8 +54,8 @@ def _describe_llm(request: SearchRequest, strategy: str) -> tuple[str, ...]:
     if request.llm and strategy in LLM_STRATEGIES:
         spec = parse_spec(request.llm)
         key, unknown_price = missing_key(spec), explain_unknown_price(spec.name, request.llm_options.get("max_usd"))
-        missing = f"no LLM takes part: {key} is not set, and the search continues without it" if key else None
+        missing = f"{key} is not set: the search runs without an LLM" if key else None
         return tuple(line for line in (missing, unknown_price) if line)
     if request.llm or strategy != "default":
         return ()
-    return ("no LLM takes part (add one with `--llm anthropic:MODEL` or `--llm openai:MODEL`)",)
+    return ("no LLM is used (add one with `--llm anthropic:MODEL` or `--llm openai:MODEL`)",)

@@ -129,7 +129,5 @@ def _replay(folder: Path, notes: tuple[str, ...]) -> Target:
 
 def _suggest_cluster() -> tuple[str, ...]:
     if shutil.which("sbatch"):
-        return (
-            "Slurm is installed, but no profile was named, so nothing was submitted: use `--launcher slurm-generic`",
-        )
+        return ("to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted",)
     return ("to run trials on a cluster, use `--launcher NAME` (see `ccl-search launcher list`)",)

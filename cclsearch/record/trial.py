@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cclsearch.core.values import Config
+from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.record.event import (
@@ -18,6 +18,12 @@ from cclsearch.record.event import (
     TrialSubmitting,
 )
 from cclsearch.score.outcome import Outcome
+
+CANCELLED = "cancelled when the search was stopped"
+"""Why a trial is retried after a stop; this does not count as an attempt. Ledgers store this text."""
+
+ALLOCATION_ENDED = f"{FailureKind.ALLOCATION_ENDED}: "
+"""Prefix of the reason of a trial that waits for the next allocation; this does not count as an attempt either."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ class Trial:
             return False
         failure = self.outcome.failure if self.outcome else None
         return not (failure and failure.kind.is_infrastructure)
+
+    @property
+    def num_counted_repeats(self) -> int:
+        """Retries that count as attempts: not those after a stop of the search or the end of an allocation."""
+        return sum(reason != CANCELLED and not reason.startswith(ALLOCATION_ENDED) for reason in self.repeats)
 
     @property
     def loss(self) -> float | None:

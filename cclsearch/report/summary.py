@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cclsearch.core.text import one_line
+from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Provenance
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
@@ -111,7 +111,7 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
         lines.append(f"proposed by {best.proposer}: {one_line(best.rationale, 300)}")
     lines += [f"diagnosis: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
     lines += [f"confidence: {text}" for text in describe_confidence(spec, state, best, folder)]
-    lines += _comparison_lines(state, best, spec.provenance)
+    lines += _comparison_lines(spec, state, best)
     return lines
 
 
@@ -138,10 +138,11 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
         f"measured, repeats: {noise.num_repeats}" if noise.is_measured else "assumed: no configuration ran twice yet"
     )
     ends = sorted(spec.objective.score_from_loss(loss) for loss in (interval.low, interval.high))
+    probability = f"{certainty.probability:.0%} probability of being the best configuration tried"
     lines = [
-        f"{certainty.probability:.0%} probability of being the best configuration tried;"
-        f" {interval.confidence:.0%} interval of {spec.objective.score_label}: {ends[0]:.4g} to {ends[1]:.4g}"
-        f" from {certainty.num_runs} run{'s' * (certainty.num_runs > 1)};"
+        f"{probability if certainty.beaten or certainty.tied else 'only one configuration was ranked'};"
+        f" {interval.confidence:.0%} interval of {_format_range(spec.objective, *ends)}"
+        f" from {count_of(certainty.num_runs, 'run')};"
         f" run-to-run noise {noise.relative:.1%} ({basis})"
     ]
     if certainty.tied:
@@ -156,31 +157,45 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
     return lines
 
 
-def _comparison_lines(state: RunState, best: Trial, provenance: Provenance) -> list[str]:
+def _format_range(objective: Objective, low: float, high: float) -> str:
+    if objective.is_weighted:
+        return f"{objective.score_label}: {low:.4g} to {high:.4g}"
+    metric, unit = objective.terms[0].metric, f" {objective.terms[0].unit or ''}".rstrip()
+    if metric == "step_time_s":
+        return f"the step time: {low:.4g}{unit} to {high:.4g}{unit}"
+    return f"{metric}: {low:.4g} to {high:.4g}{unit}"
+
+
+def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
     ranked = [t for t in state.trials.values() if t.loss is not None and t.purpose is Purpose.SEARCH]
     others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
     if not others:
         return ["no other configuration was ranked, so there is nothing to compare the best with"]
-    runner_up = f"runner-up: trial {others[0].number} ({_compare_step_time(others[0], best)})"
-    certainty = estimate_certainty(state, provenance)
+    difference = _compare_step_time(others[0], best)
+    certainty, timed = estimate_certainty(state, spec.provenance), spec.objective.metrics == ("step_time_s",)
+    if certainty is None and timed:
+        difference = f"{format_step_time(best)} -> {format_step_time(others[0])}, {difference[len('step time ') :]}"
+    runner_up = f"runner-up: trial {others[0].number} ({difference})"
     if certainty is None:
-        lines = [f"better than {len(others)} other configuration{'s' * (len(others) > 1)}; {runner_up}"]
+        how = f"{len(others) + 1} {spec.provenance.value}"
+        lines = [f"{f'lowest of {how} step times' if timed else f'best of {how} configurations'}; {runner_up}"]
     else:
         share = f"{len(certainty.beaten)} of {len(others)} other configurations"
         lines = [f"better than {share} beyond noise ({certainty.confidence:.0%} confidence); {runner_up}"]
     if state.baseline is not None and state.baseline.config != best.config:
-        lines.append(_compare_with_baseline(best, state.baseline))
+        is_tied = timed and certainty is not None and state.baseline.number in certainty.tied
+        lines.append(_compare_with_baseline(best, state.baseline, is_tied=is_tied))
     return lines
 
 
-def _compare_with_baseline(best: Trial, baseline: Trial) -> str:
+def _compare_with_baseline(best: Trial, baseline: Trial, *, is_tied: bool) -> str:
     ratio = _time_ratio(baseline, best)
-    times = f"(trial {baseline.number}: {format_step_time(baseline)} -> {format_step_time(best)}; {baseline.config})"
-    if ratio >= 1.1:
-        return f"{ratio:.3g}x faster than the baseline {times}"
-    return (
-        f"{ratio - 1:.2%} faster than the baseline {times}" if ratio >= 1 else f"not faster than the baseline {times}"
-    )
+    times = f"trial {baseline.number}: {format_step_time(baseline)} -> {format_step_time(best)}"
+    if is_tied:
+        less = f"{abs(1 - 1 / ratio):.2%} {'less' if ratio >= 1 else 'more'}"
+        return f"within noise of the baseline ({times}, {less}; {baseline.config})"
+    faster = f"{ratio:.3g}x faster" if ratio >= 1.1 else f"{ratio - 1:.2%} faster" if ratio >= 1 else "not faster"
+    return f"{faster} than the baseline ({times}; {baseline.config})"
 
 
 def _compare_step_time(other: Trial, best: Trial) -> str:
@@ -207,6 +222,8 @@ def _no_best_lines(state: RunState) -> list[str]:
         if trial.outcome and trial.outcome.admission and trial.outcome.failure is None
         for reason in trial.outcome.admission.reasons
     )
+    if not any(trial.is_finished for trial in state.trials.values()):
+        return ["no trial has finished yet"]
     lines = ["no trial was admitted, so there is no best configuration"]
     return lines + [f"not admitted: {count} x {one_line(reason, 300)}" for reason, count in reasons.most_common(3)]
 
@@ -217,6 +234,6 @@ def _failure_lines(state: RunState) -> list[str]:
     for trial in state.trials.values():
         failure = trial.outcome.failure if trial.outcome else None
         if failure:
-            kinds[failure.kind.value] += 1
-            example.setdefault(failure.kind.value, f"trial {trial.number}: {one_line(failure.message, 160)}")
+            kinds[failure.kind.describe()] += 1
+            example.setdefault(failure.kind.describe(), f"trial {trial.number}: {one_line(failure.message, 160)}")
     return [f"failed: {count} x {kind} ({example[kind]})" for kind, count in kinds.most_common()]

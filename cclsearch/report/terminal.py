@@ -10,7 +10,7 @@ from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Provenance
 from cclsearch.record.event import EVENT, Event, Note, TrialFinished, TrialRepeated, TrialSubmitted
 from cclsearch.record.state import RunState
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import CANCELLED, Trial
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,19 +31,19 @@ def watch_json(stream: IO[str] | None = None) -> Watcher:
     return watch
 
 
-def watch_lines(budget: int, stream: IO[str] | None = None) -> Watcher:
+def watch_lines(budget: int, stream: IO[str] | None = None, *, max_attempts: int = 0) -> Watcher:
     """A watcher that prints one plain line for each event that matters to a person."""
 
     def watch(event: Event, state: RunState) -> None:
-        line = describe_event(event, state, budget)
+        line = describe_event(event, state, budget, max_attempts=max_attempts)
         if line:
             print(plain(line), file=stream or sys.stdout, flush=True)
 
     return watch
 
 
-def describe_event(event: Event, state: RunState, budget: int) -> str | None:
-    """One line about an event; None for an event that is not shown."""
+def describe_event(event: Event, state: RunState, budget: int, *, max_attempts: int = 0) -> str | None:
+    """One line about an event; None for an event that is not shown. A limit of 0 attempts means that it is unknown."""
     match event:
         case TrialSubmitted():
             trial = state.trials[event.trial]
@@ -51,7 +51,7 @@ def describe_event(event: Event, state: RunState, budget: int) -> str | None:
                 return None
             return f"trial {trial.number:>3}  started   {trial.config}  ({trial.proposer})"
         case TrialRepeated():
-            return f"trial {event.trial:>3}  retrying ({one_line(event.reason, 160)}), attempt {event.attempt + 1}"
+            return f"trial {event.trial:>3}  {_describe_retry(event, state, max_attempts)}"
         case TrialFinished():
             return describe_trial(state.trials[event.trial], state, budget)
         case Note() if event.topic not in QUIET_TOPICS:
@@ -60,15 +60,26 @@ def describe_event(event: Event, state: RunState, budget: int) -> str | None:
             return None
 
 
+def _describe_retry(event: TrialRepeated, state: RunState, max_attempts: int) -> str:
+    if event.reason == CANCELLED:
+        return "cancelled; it runs again on resume"
+    reason = f"{event.failure.kind.describe()}: {event.failure.message}" if event.failure else event.reason
+    text = f"retrying ({one_line(reason, 300)}), attempt {event.attempt + 1}"
+    uncounted = event.attempt - state.trials[event.trial].num_counted_repeats if max_attempts else 0
+    return f"{text} of {max_attempts + uncounted}" if max_attempts else text
+
+
 def describe_trial(trial: Trial, state: RunState, budget: int) -> str:
     """A finished trial in one line: result, configuration, proposer, best so far, trials left."""
     best = state.best
-    best_text = (format_step_time(best) + _lead_note(trial, state)) if best else "none yet"
+    best_text = f"best so far {format_step_time(best)}{_lead_note(trial, state)}" if best else "no best yet"
     left = max(budget - state.num_spent, 0)
-    return (
-        f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"
-        f"  best so far {best_text}, {left} of {budget} trials left"
-    )
+    return f"{describe_result(trial)}  {best_text}, {left} of {budget} trials left"
+
+
+def describe_result(trial: Trial) -> str:
+    """A trial in one line: result, configuration, proposer."""
+    return f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"
 
 
 def _lead_note(trial: Trial, state: RunState) -> str:
@@ -81,16 +92,16 @@ def _lead_note(trial: Trial, state: RunState) -> str:
     lead = compare_with_runner_up(state, trial)
     if lead is None or lead[1] >= DEFAULT_CONFIDENCE:
         return ""
-    return f" ({lead[1]:.0%} confidence of beating trial {lead[0]}: within noise)"
+    return f" (within noise of trial {lead[0]}: {lead[1]:.0%} probability of being faster)"
 
 
-def result_text(trial: Trial, limit: int = 60) -> str:
-    """The result of a trial in a few words: step time, failure kind, or the rules that did not admit it."""
+def result_text(trial: Trial, limit: int = 60, *, as_data: bool = False) -> str:
+    """The result of a trial in a few words: step time, failure kind (`as_data`: its value), or the violated rules."""
     outcome = trial.outcome
     if outcome is None:
         return "running" if trial.handle else "waiting"
     if outcome.failure:
-        return outcome.failure.kind.value
+        return outcome.failure.kind.value if as_data else outcome.failure.kind.describe()
     if outcome.admission and not outcome.admission.admitted:
         rules = ", ".join(v.rule for v in outcome.admission.verdicts if v.ok is False)
         return one_line(f"not admitted: {rules}", limit)

@@ -39,8 +39,9 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
     ]
     lines.append(f"result: {result_text(trial, limit=300)}")
     lines.append(f"proposed by {trial.proposer}" + (f": {trial.rationale}" if trial.rationale else ""))
-    if trial.expects.step_time_s is not None:
-        lines.append(f"expected step time: {trial.expects.step_time_s:.4g} s")
+    expected_s = trial.expects.step_time_s
+    if expected_s is not None and f"{expected_s:.3g} s" not in trial.rationale:
+        lines.append(f"expected step time: {expected_s:.4g} s")
     lines += [f"attempt {number} does not count: {reason}" for number, reason in enumerate(trial.repeats, 1)]
     if trial.outcome:
         lines += _outcome_lines(trial.outcome)

@@ -152,14 +152,15 @@ def check_load(evidence: Evidence) -> Verdict:
     idle = result.logical_cores - used
     taken = max(0.0, result.foreign_cpu_cores - idle)
     load = f"other processes use {result.foreign_cpu_cores:.2f} of {result.logical_cores} cores"
-    detail = f"{load}; the ranks leave {idle} idle"
+    detail = f"{load}, and the ranks need {used if idle else f'all {used}'}"
     bound = evidence.thresholds
     most = bound.max_foreign_share_cpu if evidence.is_on_cpu else bound.max_foreign_share
     if taken / used > most:
         host = f" on {result.hosts[0]}" if result.hosts else ""
         listed = result.extra.get("foreign_processes", "")
-        remedy = f"stop other processes{host}{f' ({listed})' if listed else ''}"
-        return Verdict(rule=LOAD_RULE, ok=False, detail=f"{detail}: {taken:.2f} cores taken from the ranks; {remedy}")
+        detail += f": {taken:.2f} cores taken from the ranks" if idle else ""
+        remedy = f"Stop them{host}{f' ({listed})' if listed else ''}"
+        return Verdict(rule=LOAD_RULE, ok=False, detail=f"{detail}. {remedy}")
     return Verdict(rule=LOAD_RULE, ok=True, detail=detail)
 
 
@@ -184,9 +185,9 @@ def check_trace_time(evidence: Evidence) -> Verdict:
         return Verdict(rule=rule, ok=None, detail="the traces have no step time")
     ratio = traced / declared
     high = bound.max_traced_time_cpu if evidence.is_on_cpu else bound.max_traced_time
-    detail = f"{traced:.4g} s in the traces, {ratio:.2f} x the declared {declared:.4g} s"
+    detail = f"traced step time {traced:.4g} s, {ratio:.2f}x the timed {declared:.4g} s"
     if not bound.min_traced_time <= ratio <= high:
-        detail = f"{detail}; between {bound.min_traced_time:g} and {high:g} x is allowed"
+        detail = f"{detail}; between {bound.min_traced_time:g} and {high:g}x is allowed"
         return Verdict(rule=rule, ok=False, detail=detail)
     return Verdict(rule=rule, ok=True, detail=detail)
 

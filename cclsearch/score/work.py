@@ -30,7 +30,7 @@ def check_declared_work(evidence: Evidence) -> Verdict:
         return Verdict(rule="work", ok=False, detail="; ".join(wrong))
     if needed:
         return Verdict(rule="work", ok=None, detail=f"{evidence.provenance.value}: not declared: {', '.join(needed)}")
-    detail = f"{card.global_batch_size} sequences of {card.seq_len} tokens a step"
+    detail = f"{card.global_batch_size} sequences of {card.seq_len} tokens per step"
     rest = f"; not declared: {', '.join(undeclared)}" if undeclared else ""
     return Verdict(rule="work", ok=True, detail=detail + rest)
 
@@ -42,9 +42,7 @@ def check_traced_work(evidence: Evidence) -> Verdict:
     if trace is None or trace.flops_per_step is None or expected is None:
         return Verdict(rule=rule, ok=None, detail="the FLOPs of a step are not in the traces")
     ratio = trace.flops_per_step / expected
-    detail = (
-        f"{trace.flops_per_step:.3g} matrix FLOPs a step in the traces, {ratio:.2f} of the {expected:.3g} of the model"
-    )
+    detail = f"{trace.flops_per_step:.3g} matrix FLOPs per traced step, {ratio:.2f}x the model's {expected:.3g}"
     low, high = 1 - bound.traced_flops_below, 1 + bound.traced_flops_above
     if ratio < low and (trace.flops_coverage or 0.0) < bound.min_flops_coverage:
         return Verdict(rule=rule, ok=None, detail=f"{detail}; too few kernels have shapes for a verdict")

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import count_of
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
@@ -156,7 +157,7 @@ def run_bench(
     for search in _run_tasks(tasks, workers or min(2, os.cpu_count() or 1)):
         searches.append(search)
         if progress and len(searches) % (seeds * len(paths)) == 0:
-            progress(f"{search.strategy}: {seeds} searches on each of {len(paths)} landscapes")
+            progress(f"{search.strategy}: {count_of(seeds, 'search')} on each of {count_of(len(paths), 'landscape')}")
     return {
         "schema_version": 1,
         "provenance": "recorded",

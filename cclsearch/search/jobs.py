@@ -12,17 +12,11 @@ from cclsearch.core.values import Failure, FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
 from cclsearch.record.event import TrialFinished, TrialRepeated, TrialSubmitted, TrialSubmitting
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import CANCELLED, Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec, hash_file
 from cclsearch.run.trial_folder import prepare_folder
 from cclsearch.score.outcome import LOAD_RULE, Outcome
-
-CANCELLED = "cancelled when the search was stopped"
-"""Why a trial is retried after a stop; this does not count as an attempt. Ledgers store this text."""
-
-ALLOCATION_ENDED = f"{FailureKind.ALLOCATION_ENDED}: "
-"""Prefix of the reason of a trial that waits for the next allocation; this does not count as an attempt either."""
 
 EvaluateTrial = Callable[[Trial, TrialInput, RunWriter, Failure | None], Outcome]
 """Evaluates a finished trial from its evidence; the failure is the launcher's own reason, if it has one."""
@@ -182,8 +176,7 @@ class JobRunner:
         )
 
     def _may_retry(self, trial: Trial) -> bool:
-        counted = sum(reason != CANCELLED and not reason.startswith(ALLOCATION_ENDED) for reason in trial.repeats)
-        return counted + 1 < self.spec.limits.max_attempts
+        return trial.num_counted_repeats + 1 < self.spec.limits.max_attempts
 
     def _retry(self, writer: RunWriter, trial: Trial, reason: str, failure: Failure | None) -> None:
         attempt = max(trial.attempt, 1)

@@ -98,8 +98,8 @@ def _must_stop(writer: RunWriter, session: Session, deadline_s: float) -> bool:
         stop.request("the allocation has ended or is about to end; resume in a new one")
     elif state.num_consecutive_infrastructure_failures >= MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES:
         stop.request(
-            f"{state.num_consecutive_infrastructure_failures} consecutive infrastructure failures;"
-            f" see `ccl-search status {session.spec.run_id}` and fix the cause"
+            f"{state.num_consecutive_infrastructure_failures} consecutive infrastructure failures:"
+            f" fix the cause (see `ccl-search status {session.spec.run_id}`), then resume"
         )
     return stop.is_set()
 

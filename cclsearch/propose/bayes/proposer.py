@@ -32,7 +32,9 @@ class DefaultProposer:
 
     def _propose_row(self, view: SearchView, posterior: CandidatePosterior, m: int, improvement: float) -> Proposal:
         expects = posterior.expected_outcome(m)
-        rationale = f"expected {expects.step_time_s:.3g} s, P(success) {posterior.p_success_m[m]:.0%}"
+        rationale = (
+            f"expected step time {expects.step_time_s:.3g} s, success probability {posterior.p_success_m[m]:.0%}"
+        )
         if posterior.best is not None and view.objective == "step_time":
-            rationale += f", expected improvement {improvement:.2%}"
+            rationale += f", expected improvement {improvement:.1%} of the best so far"
         return Proposal(view.space.config(int(posterior.rows_m[m])), self.name, rationale, expects)

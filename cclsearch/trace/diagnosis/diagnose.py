@@ -144,7 +144,7 @@ def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
 
 def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
     shares = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
-    subject = "A step" if diagnosis.is_step else "The recorded window (no step markers)"
+    subject = "A traced step" if diagnosis.is_step else "The recorded window (no step markers)"
     shown = [(cause, s) for cause, s in shares if s > 0.005 * diagnosis.window_s]
     parts = [f"{_CAUSE_NAMES[cause]} {_duration(s)} ({s / diagnosis.window_s:.0%})" for cause, s in shown]
     sentences = [f"{subject} takes {_duration(diagnosis.window_s)}: {', '.join(parts) or 'nothing was recorded'}."]

@@ -60,9 +60,7 @@ class ArbiterState:
 
     def describe(self) -> str:
         """`fallback since trial 7: two proposals in a row were duplicates`."""
-        phase = {ArbiterPhase.OFF: "fallback for the rest", ArbiterPhase.SEEDS: "seeds"}.get(
-            self.phase, self.phase.value
-        )
+        phase = {ArbiterPhase.OFF: "LLM off", ArbiterPhase.SEEDS: "seeds"}.get(self.phase, self.phase.value)
         return f"{phase} since trial {self.since_trial}" + (f": {self.reason}" if self.reason else "")
 
 
