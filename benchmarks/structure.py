@@ -9,9 +9,9 @@ operators counted as branches.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import statistics
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def find_repeated_classes(modules: dict[str, ast.Module]) -> list[str]:
     return sorted(name for name, count in homes.items() if count > 1)
 
 
-def summarise(checkout: Path) -> list[tuple[str, str]]:
+def summarize(checkout: Path) -> list[tuple[str, str]]:
     """Rows of label and value for one checkout."""
     modules = read_modules(checkout)
     arrows = find_imports(modules)
@@ -136,13 +136,15 @@ def join(cycles: Iterable[list[str]]) -> str:
     return f"{len(found)}: {' '.join(found)}" if found else "0"
 
 
-def main(arguments: list[str]) -> None:
-    """Print one block a checkout."""
-    for checkout in arguments or ["."]:
-        print(f"{Path(checkout).resolve().name}")
-        for label, value in summarise(Path(checkout)):
+def main() -> None:
+    """Print one block per checkout."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(".")])
+    for checkout in parser.parse_args().checkouts:
+        print(checkout.resolve().name)
+        for label, value in summarize(checkout):
             print(f"  {label:<42} {value}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
