@@ -24,13 +24,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 ENTRY_POINT_GROUP = "cclsearch"
 MOVED = {
-    "cclsearch.errors": "cclsearch.core.errors",
-    "cclsearch.values": "cclsearch.core.values",
-    "cclsearch.text": "cclsearch.core.text",
-    "cclsearch.redact": "cclsearch.core.redact",
-    "cclsearch.yaml_file": "cclsearch.core.yaml_file",
-    "cclsearch.atomic_file": "cclsearch.core.atomic_file",
-    "cclsearch.processes": "cclsearch.core.processes",
+    **{f"cclsearch.{name}": f"cclsearch.core.{name}" for name in ("errors", "values", "text", "redact", "yaml_file")},
     "cclsearch.hardware": "cclsearch.card.hardware",
     "cclsearch.propose.observation": "cclsearch.propose.observations",
     "cclsearch.propose.sampler": "cclsearch.propose.optuna_sampler",

@@ -8,23 +8,17 @@ from pathlib import Path
 
 def positive_int(text: str) -> int:
     """A whole number of at least 1."""
+    return whole_number(text, 1)
+
+
+def whole_number(text: str, minimum: int = 0) -> int:
+    """A whole number of at least `minimum`."""
     try:
         number = int(text)
     except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
-    return number
-
-
-def whole_number(text: str) -> int:
-    """A whole number of at least 0."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, not {text!r}")
+        number = minimum - 1
+    if number < minimum:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, not {text!r}")
     return number
 
 

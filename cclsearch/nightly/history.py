@@ -62,14 +62,10 @@ def is_same_work(one: RunSpec, other: RunSpec) -> bool:
 
 def _work_of(spec: RunSpec) -> tuple[object, ...]:
     card, recording = spec.card, spec.recording
-    # Sentences may differ between versions.
-    objective = spec.objective.model_copy(
-        update={
-            "description": "",
-            "terms": tuple(term.model_copy(update={"missing": ""}) for term in spec.objective.terms),
-            "constraints": tuple(bound.model_copy(update={"missing": ""}) for bound in spec.objective.constraints),
-        }
-    )
+    no_text = {"missing": ""}  # sentences may differ between versions
+    terms = tuple(term.model_copy(update=no_text) for term in spec.objective.terms)
+    bounds = tuple(bound.model_copy(update=no_text) for bound in spec.objective.constraints)
+    objective = spec.objective.model_copy(update={"description": "", "terms": terms, "constraints": bounds})
     return (
         card.arch, card.global_batch_size, card.seq_len, card.precision, card.hardware, spec.framework,
         objective, spec.profile.launcher, spec.profile.name, spec.provenance, recording.sha256 if recording else None,

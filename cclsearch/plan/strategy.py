@@ -42,11 +42,10 @@ def _choose_name(request: SearchRequest, *, multi: bool) -> str:
         # Wrong values in the environment are reported before anything starts.
         load_prices(prices_path())
         read_timeout_s()
-    if strategy in LLM_STRATEGIES:
-        if not request.llm:
-            raise UserError(f"strategy {strategy!r} needs an LLM: `--llm anthropic:MODEL`, `openai:MODEL` or a URL")
-        return strategy
-    PROPOSERS.get(strategy)
+    if strategy not in LLM_STRATEGIES:
+        PROPOSERS.get(strategy)
+    elif not request.llm:
+        raise UserError(f"strategy {strategy!r} needs an LLM: `--llm anthropic:MODEL`, `openai:MODEL` or a URL")
     return strategy
 
 

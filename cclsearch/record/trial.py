@@ -21,7 +21,6 @@ from cclsearch.score.outcome import Outcome
 
 CANCELLED = "cancelled when the search was stopped"
 """Why a trial is retried after a stop; this does not count as an attempt. Ledgers store this text."""
-
 ALLOCATION_ENDED = f"{FailureKind.ALLOCATION_ENDED}: "
 """Prefix of the reason of a trial that waits for the next allocation; this does not count as an attempt either."""
 

@@ -160,10 +160,8 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
 def _format_range(objective: Objective, low: float, high: float) -> str:
     if objective.is_weighted:
         return f"{objective.score_label}: {low:.4g} to {high:.4g}"
-    metric, unit = objective.terms[0].metric, f" {objective.terms[0].unit or ''}".rstrip()
-    if metric == "step_time_s":
-        return f"the step time: {low:.4g}{unit} to {high:.4g}{unit}"
-    return f"{metric}: {low:.4g} to {high:.4g}{unit}"
+    name, unit = objective.terms[0].metric.replace("step_time_s", "the step time"), objective.terms[0].unit or ""
+    return f"{name}: {low:.4g} {unit}".rstrip() + f" to {high:.4g} {unit}".rstrip()
 
 
 def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:

@@ -87,13 +87,9 @@ def locate_recording(spec: RunSpec) -> RunSpec:
     if spec.recording is None or spec.recording.folder.is_dir():
         return spec
     folder = find_recording(spec.recording.name)
-    settings = {**spec.profile.settings, "recording": str(folder)}
-    return spec.model_copy(
-        update={
-            "recording": spec.recording.model_copy(update={"folder": folder}),
-            "profile": spec.profile.model_copy(update={"settings": settings}),
-        }
-    )
+    recording = spec.recording.model_copy(update={"folder": folder})
+    profile = spec.profile.model_copy(update={"settings": {**spec.profile.settings, "recording": str(folder)}})
+    return spec.model_copy(update={"recording": recording, "profile": profile})
 
 
 def begin_or_resume(writer: RunWriter, session: Session, *, budget: int = 0, confirm: int = 0) -> None:

@@ -11,14 +11,7 @@ from pathlib import Path
 
 from cclsearch.core.text import one_line, read_tail
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.slurm.job_files import (
-    CANCELLED_FILE,
-    END_FILE,
-    STARTED_FILE,
-    EndRecord,
-    JobSpec,
-    NodeReport,
-)
+from cclsearch.launch.slurm.job_files import CANCELLED_FILE, END_FILE, STARTED_FILE, EndRecord, JobSpec, NodeReport
 
 TAIL_BYTES = 64 * 1024
 

@@ -33,6 +33,7 @@ from cclsearch.launch.tpu_vm.resource_names import (
 )
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
 from cclsearch.launch.tpu_vm.worker_source import (
+    ExistingWorkers,
     HostsSource,
     WorkersLost,
     WorkerSource,
@@ -64,7 +65,7 @@ class QueuedResourceRecord(CloudLocation):
     deleted: bool = False
 
 
-class TpuVmSource:
+class TpuVmSource(ExistingWorkers):
     """An existing TPU VM: used, never deleted."""
 
     def __init__(self, settings: TpuSettings, run_dir: Path | None) -> None:
@@ -105,15 +106,6 @@ class TpuVmSource:
                 write_model(
                     self.run_dir / LOCATION_FILE, CloudLocation(project=self.settings.project, zone=self.settings.zone)
                 )
-
-    def recorded_run(self) -> str | None:
-        return None
-
-    def release(self, run_id: str, *, thorough: bool = False) -> None:
-        """Does nothing: the TPU VM existed before the search."""
-
-    def leftovers(self, run_id: str) -> list[Leftover]:
-        return []
 
     def check(self) -> list[Check]:
         checks = [_check_program(self.settings)]

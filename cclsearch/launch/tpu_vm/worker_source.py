@@ -78,7 +78,20 @@ class WorkerSource(Protocol):
         ...
 
 
-class HostsSource:
+class ExistingWorkers:
+    """Base of sources whose workers existed before the search: nothing was created, so nothing is released."""
+
+    def recorded_run(self) -> str | None:
+        return None
+
+    def release(self, run_id: str, *, thorough: bool = False) -> None:
+        """Does nothing."""
+
+    def leftovers(self, run_id: str) -> list[Leftover]:
+        return []
+
+
+class HostsSource(ExistingWorkers):
     """Hosts named in the profile: always there, never deleted."""
 
     def __init__(self, settings: TpuSettings) -> None:
@@ -90,15 +103,6 @@ class HostsSource:
 
     def find_workers(self, run_id: str) -> WorkersState:
         return WorkersReady(self._group, "")
-
-    def recorded_run(self) -> str | None:
-        return None
-
-    def release(self, run_id: str, *, thorough: bool = False) -> None:
-        """Does nothing: nothing was created."""
-
-    def leftovers(self, run_id: str) -> list[Leftover]:
-        return []
 
     def check(self) -> list[Check]:
         return [*(self._check_program(name) for name in ("ssh", "scp")), *self._check_hosts()]
