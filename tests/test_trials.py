@@ -16,7 +16,7 @@ from cclsearch.record.event import (
     SearchResumed,
     TrialFinished,
     TrialProposed,
-    TrialRepeated,
+    TrialRetried,
     TrialSubmitted,
     TrialSubmitting,
 )
@@ -39,7 +39,7 @@ def trial_events(number: int, *, tp: int, purpose: Purpose = Purpose.SEARCH, los
         TrialProposed(time_s=1, trial=number, config=Config(tp=tp), proposer="random", purpose=purpose),
         TrialSubmitting(time_s=2, trial=number, attempt=1),
         TrialSubmitted(time_s=3, trial=number, attempt=1, handle=handle),
-        TrialRepeated(time_s=4, trial=number, attempt=1, reason="node failed", failure=failure),
+        TrialRetried(time_s=4, trial=number, attempt=1, reason="node failed", failure=failure),
         TrialSubmitting(time_s=5, trial=number, attempt=2),
         TrialSubmitted(time_s=6, trial=number, attempt=2, handle=handle),
         TrialFinished(time_s=7, trial=number, attempt=2, outcome=end),

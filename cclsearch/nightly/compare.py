@@ -108,7 +108,7 @@ def describe_unranked(tonight: Night) -> str:
 def last_infrastructure_failure(unfinished: Sequence[Trial]) -> str | None:
     """Reason of the latest infrastructure failure among these trials; None if there is none."""
     kinds = {kind.value for kind in FailureKind if kind.is_infrastructure}
-    reasons = [reason for trial in unfinished for reason in trial.repeats if reason.partition(":")[0] in kinds]
+    reasons = [reason for trial in unfinished for reason in trial.retry_reasons if reason.partition(":")[0] in kinds]
     return reasons[-1] if reasons else None
 
 

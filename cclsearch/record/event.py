@@ -81,7 +81,7 @@ class TrialSubmitted(Model):
     handle: Handle
 
 
-class TrialRepeated(Model):
+class TrialRetried(Model):
     """An attempt failed or was disturbed without a fault of the configuration; the retry costs no budget."""
 
     event: Literal["trial_repeated"] = "trial_repeated"
@@ -138,7 +138,7 @@ Event = Annotated[
     | TrialProposed
     | TrialSubmitting
     | TrialSubmitted
-    | TrialRepeated
+    | TrialRetried
     | TrialFinished
     | Note
     | SearchStopped

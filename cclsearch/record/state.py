@@ -68,7 +68,7 @@ class _SubmittedLine(_TrialLine, tag="trial_submitted"):
     pass
 
 
-class _RepeatedLine(_TrialLine, tag="trial_repeated"):
+class _RetriedLine(_TrialLine, tag="trial_repeated"):
     failure: _FailureFields | None = None
 
 
@@ -91,7 +91,7 @@ AnyLine = (
     | _ProposedLine
     | _SubmittingLine
     | _SubmittedLine
-    | _RepeatedLine
+    | _RetriedLine
     | _FinishedLine
     | _StoppedLine
     | _EndedLine
@@ -149,7 +149,7 @@ class RunState:
                 self._propose(event)
             case _FinishedLine():
                 self._finish(event)
-            case _RepeatedLine():
+            case _RetriedLine():
                 ended = event.failure is not None and event.failure.kind == FailureKind.ALLOCATION_ENDED
                 self.has_allocation_ended = self.has_allocation_ended or ended
             case _SubmittingLine() | _SubmittedLine():

@@ -13,7 +13,7 @@ from cclsearch.record.event import (
     Purpose,
     TrialFinished,
     TrialProposed,
-    TrialRepeated,
+    TrialRetried,
     TrialSubmitted,
     TrialSubmitting,
 )
@@ -41,7 +41,7 @@ class Trial:
     """Number of started attempts."""
     handle: Handle | None = None
     """Handle of the running attempt; None before the launcher accepted it and after its end."""
-    repeats: tuple[str, ...] = ()
+    retry_reasons: tuple[str, ...] = ()
     """Reasons why earlier attempts were retried."""
     outcome: Outcome | None = None
     finished_s: float | None = None
@@ -60,9 +60,9 @@ class Trial:
         return not (failure and failure.kind.is_infrastructure)
 
     @property
-    def num_counted_repeats(self) -> int:
+    def num_counted_retries(self) -> int:
         """Retries that count as attempts: not those after a stop of the search or the end of an allocation."""
-        return sum(reason != CANCELLED and not reason.startswith(ALLOCATION_ENDED) for reason in self.repeats)
+        return sum(reason != CANCELLED and not reason.startswith(ALLOCATION_ENDED) for reason in self.retry_reasons)
 
     @property
     def loss(self) -> float | None:
@@ -101,8 +101,8 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
             return replace(trial, attempt=event.attempt, handle=None)
         case TrialSubmitted():
             return replace(trial, attempt=event.attempt, handle=event.handle)
-        case TrialRepeated():
-            return replace(trial, handle=None, repeats=(*trial.repeats, event.reason))
+        case TrialRetried():
+            return replace(trial, handle=None, retry_reasons=(*trial.retry_reasons, event.reason))
         case TrialFinished():
             return replace(
                 trial,

@@ -91,7 +91,7 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
         expected_step_time_s=trial.expects.step_time_s,
         expected_memory_gib=trial.expects.peak_memory_gib,
         checks=_checks(outcome),
-        notes=tuple(clean(text) for text in (*trial.repeats, *(outcome.notes if outcome else ()))),
+        notes=tuple(clean(text) for text in (*trial.retry_reasons, *(outcome.notes if outcome else ()))),
         diagnosis=tuple(clean(text) for text in outcome.diagnosis) if outcome else (),
         seconds_by_cause={clean(k.replace("_", " ")): s for k, s in outcome.seconds_by_cause.items()}
         if outcome

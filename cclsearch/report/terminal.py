@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Provenance
-from cclsearch.record.event import EVENT, Event, Note, TrialFinished, TrialRepeated, TrialSubmitted
+from cclsearch.record.event import EVENT, Event, Note, TrialFinished, TrialRetried, TrialSubmitted
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import CANCELLED, Trial
 
@@ -50,7 +50,7 @@ def describe_event(event: Event, state: RunState, budget: int, *, max_attempts: 
             if event.handle.launcher == "replay":
                 return None
             return f"trial {trial.number:>3}  started   {trial.config}  ({trial.proposer})"
-        case TrialRepeated():
+        case TrialRetried():
             return f"trial {event.trial:>3}  {_describe_retry(event, state, max_attempts)}"
         case TrialFinished():
             return describe_trial(state.trials[event.trial], state, budget)
@@ -60,12 +60,12 @@ def describe_event(event: Event, state: RunState, budget: int, *, max_attempts: 
             return None
 
 
-def _describe_retry(event: TrialRepeated, state: RunState, max_attempts: int) -> str:
+def _describe_retry(event: TrialRetried, state: RunState, max_attempts: int) -> str:
     if event.reason == CANCELLED:
         return "cancelled; it runs again on resume"
     reason = f"{event.failure.kind.describe()}: {event.failure.message}" if event.failure else event.reason
     text = f"retrying ({one_line(reason, 300)}), attempt {event.attempt + 1}"
-    uncounted = event.attempt - state.trials[event.trial].num_counted_repeats if max_attempts else 0
+    uncounted = event.attempt - state.trials[event.trial].num_counted_retries if max_attempts else 0
     return f"{text} of {max_attempts + uncounted}" if max_attempts else text
 
 

@@ -11,7 +11,7 @@ from cclsearch.core.errors import TrialError
 from cclsearch.core.values import Failure, FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
-from cclsearch.record.event import TrialFinished, TrialRepeated, TrialSubmitted, TrialSubmitting
+from cclsearch.record.event import TrialFinished, TrialRetried, TrialSubmitted, TrialSubmitting
 from cclsearch.record.trial import CANCELLED, Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec, hash_file
@@ -66,7 +66,7 @@ class JobRunner:
 
     def adopt(self, writer: RunWriter) -> None:
         """Find jobs that a killed search submitted but did not record; no job is submitted a second time."""
-        unrecorded = [t for t in writer.state.unfinished if t.handle is None and t.attempt > len(t.repeats)]
+        unrecorded = [t for t in writer.state.unfinished if t.handle is None and t.attempt > len(t.retry_reasons)]
         if not unrecorded:
             return
         found = {handle.job_name: handle for handle in self.launcher.find(self.spec.run_id)}
@@ -84,7 +84,7 @@ class JobRunner:
             return
         jobs = []
         for trial in waiting:
-            attempt = len(trial.repeats) + 1
+            attempt = len(trial.retry_reasons) + 1
             job = self._job(writer, trial, attempt)
             prepare_folder(job, self.launcher.render(job))
             writer.record(TrialSubmitting(time_s=self.now_s(), trial=trial.number, attempt=attempt))
@@ -176,12 +176,12 @@ class JobRunner:
         )
 
     def _may_retry(self, trial: Trial) -> bool:
-        return trial.num_counted_repeats + 1 < self.spec.limits.max_attempts
+        return trial.num_counted_retries + 1 < self.spec.limits.max_attempts
 
     def _retry(self, writer: RunWriter, trial: Trial, reason: str, failure: Failure | None) -> None:
         attempt = max(trial.attempt, 1)
         writer.record(
-            TrialRepeated(time_s=self.now_s(), trial=trial.number, attempt=attempt, reason=reason, failure=failure)
+            TrialRetried(time_s=self.now_s(), trial=trial.number, attempt=attempt, reason=reason, failure=failure)
         )
 
     def _record_submitted(self, writer: RunWriter, trial: Trial, handle: Handle) -> None:
