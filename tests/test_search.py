@@ -106,9 +106,9 @@ BAD = [
     (["run", "--workload", "wl2", "--recording", "nope"], "nanotron-8b-2n"),
     (["run", "--workload", "wl2", "--bogus"], "--bogus"),
     (["run"], "--workload"),
-    (["resume", "nope"], "there is no run"),
-    (["best", "nope"], "there is no run"),
-    (["show", "nope", "1"], "there is no run"),
+    (["resume", "nope"], "there are no runs in"),
+    (["best", "nope"], "there are no runs in"),
+    (["show", "nope", "1"], "there are no runs in"),
     (["bogus"], "there is no command"),
 ]
 
