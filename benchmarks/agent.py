@@ -105,7 +105,7 @@ def observe(recording: Recording, trial: int, row: int) -> Observation:
         kind = FailureKind.OUT_OF_MEMORY if found.status == "oom" else FailureKind.CRASHED
         failure = Failure(stage=Stage.RUN, kind=kind, message=f"recorded as {found.status}")
         return Observation(trial, config, row, None, failure=failure)
-    return Observation(trial, config, row, found.step_time_s, found.step_time_s, found.peak_memory_gib)
+    return Observation(trial, config, row, found.step_time_s, metrics=found.metrics)
 
 
 def curve(recording: Recording, seen: Sequence[Observation]) -> tuple[float, ...]:

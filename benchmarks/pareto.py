@@ -98,7 +98,7 @@ def replay(problem: Problem, proposer: Proposer, budget: int, *, seed: int, obje
             pending=frozenset(),
             budget_left=budget - len(rows),
             seed=seed,
-            objective=objective,
+            target=load_objective(objective),
         )
         proposals = proposer.propose(view, 1)
         if not proposals:
@@ -124,9 +124,7 @@ def observe(recording: Recording, row: int, trial: int, loss: Loss) -> Observati
         config=measured.config,
         row=row,
         loss=loss(metrics),
-        step_time_s=measured.step_time_s,
-        peak_memory_gib=measured.peak_memory_gib,
-        metrics=metrics,
+        metrics=measured.metrics | metrics,
     )
 
 

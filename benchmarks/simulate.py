@@ -131,7 +131,7 @@ def _card(
 def _is_legal(row: dict[str, Any], card: Any) -> bool:
     if row["tp"] * row["pp"] * row["dp"] != card.hardware.num_accelerators:
         return False
-    if card.global_batch_size % (row["dp"] * row["micro_batch_size"]) or card.arch.num_layers % row["pp"]:
+    if card.number("global_batch_size") % (row["dp"] * row["micro_batch_size"]) or card.arch.num_layers % row["pp"]:
         return False
     return bool((row["dp"] * row["tp"]) % row.get("ep", 1) == 0)
 

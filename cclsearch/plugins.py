@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from cclsearch.core.errors import UserError
 
 T = TypeVar("T")
-C = TypeVar("C", bound=Callable[..., Any])
+C = TypeVar("C")
 
 ENTRY_POINT_GROUP = "cclsearch"
 MOVED = {
@@ -59,6 +59,11 @@ class Registry(Generic[T]):
             raise UserError(f"there is no {self.kind} {name!r}; known: {', '.join(self.names())}")
         return self._entries[name]
 
+    def find(self, name: str) -> T | None:
+        """The entry of that name; None if there is none."""
+        self._load()
+        return self._entries.get(name)
+
     def names(self) -> list[str]:
         """All names, sorted."""
         self._load()
@@ -92,3 +97,6 @@ METRICS: Registry[Any] = Registry("metric", "cclsearch.trace.metrics")
 
 READERS: Registry[Any] = Registry("trace reader", "cclsearch.trace.readers.builtin")
 """name -> reader of one trace format; see `cclsearch.trace.readers.base.Reader`."""
+
+TASKS: Registry[Any] = Registry("task", "cclsearch.tasks.builtin")
+"""name -> kind of workload; see `cclsearch.tasks.base.Task`."""

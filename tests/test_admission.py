@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cclsearch.card.arch import count_parameters, flops_per_token
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, FailureKind, Provenance
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
@@ -16,7 +17,6 @@ from cclsearch.score.evaluate import evaluate_trial
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import load_objective
 from cclsearch.score.outcome import Verdict
-from cclsearch.tasks.training.arch import count_parameters, flops_per_token
 
 ARCH = ModelArch(
     num_layers=32,

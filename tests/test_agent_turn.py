@@ -131,7 +131,7 @@ def test_new_configuration_of_the_space_becomes_a_proposal() -> None:
     (proposal,) = outcome.proposals
     assert dict(proposal.config) == GOOD
     assert (proposal.proposer, proposal.turn, proposal.rationale) == ("llm", 1, "why not")
-    assert (proposal.expects.step_time_s, proposal.expects.peak_memory_gib) == (9.5, 30.0)
+    assert proposal.expects.metrics == {"step_time_s": 9.5, "peak_memory_gib": 30.0}
     assert outcome.event.data["insight"] == "dp is slow"
 
 

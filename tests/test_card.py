@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.load import card_from_mapping, inspect_card, inspect_mapping, load_card
 from cclsearch.card.model import Phase
 from cclsearch.core.content import list_content, shipped_root
@@ -82,7 +83,7 @@ def test_wl2_is_llama_8b_on_sixteen_a100() -> None:
     arch, hardware = card.arch, card.hardware
     assert (arch.num_layers, arch.num_heads, arch.num_kv_heads, arch.hidden_size) == (32, 32, 8, 4096)
     assert (arch.intermediate_size, arch.vocab_size) == (14336, 128256)
-    assert (card.global_batch_size, card.seq_len, card.tokens_per_step) == (32, 1024, 32768)
+    assert (card.number("global_batch_size"), card.number("seq_len"), tokens_per_step(card)) == (32, 1024, 32768)
     assert (hardware.accelerator, hardware.num_accelerators, hardware.accelerators_per_node) == ("a100-40", 16, 4)
     assert card.recording is not None
     assert (shipped_root() / "workloads" / "recordings" / card.recording / "trials.csv").is_file()
@@ -209,7 +210,7 @@ def test_overlays_and_then_settings_override_the_card(tmp_path: Path) -> None:
     base = write(tmp_path, make_card())
     over = write(tmp_path, {"workload": {"data": {"seq_len": 4096, "batch_size": None}}}, "over.yaml")
     card = load_card(base, overlays=[over], sets=["global_batch_size=64", "workload.model.precision=bfloat16"])
-    assert (card.seq_len, card.global_batch_size, card.precision) == (4096, 64, "bf16")
+    assert (card.number("seq_len"), card.number("global_batch_size"), card.precision) == (4096, 64, "bf16")
 
 
 @pytest.mark.parametrize("setting", ["hidden=1", "hidden_size", "=3", "seq_len=", "workload.nothing=3", "name=x"])
@@ -223,7 +224,7 @@ def test_an_inference_card_loads() -> None:
     data = make_card(workload__model__phase="inference", workload__data__batch_size=None)
     data["workload"]["data"]["max-num-seqs"] = 128
     card = card_from_mapping(data, "i")
-    assert (card.phase, card.global_batch_size) == (Phase.INFERENCE, 128)
+    assert (card.phase, card.number("global_batch_size")) == (Phase.INFERENCE, 128)
 
 
 def test_the_torus_is_looked_up_if_only_one_slice_has_that_many_chips() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.score.catalog import CATALOG, ENERGY_METRICS, RECORDED_METRICS, Direction, find_metric
+from cclsearch.core.metrics import Direction
+from cclsearch.score.catalog import CATALOG, ENERGY_METRICS, RECORDED_METRICS, find_metric
 
 
 def test_energy_metrics_need_a_run_script_that_records_energy() -> None:

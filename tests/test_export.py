@@ -12,6 +12,7 @@ import pytest
 import yaml
 from recorded_runs import search, write_recording
 
+from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
 from cclsearch.export.cards import copy_evidence
@@ -83,7 +84,7 @@ def test_a_card_loads_again_and_its_manifest_is_correct(run: Run) -> None:
     path = folder / f"{folder.name}.yaml"
     card = load_card(str(path))
     assert card.arch == run.spec.card.arch
-    assert card.tokens_per_step == run.spec.card.tokens_per_step
+    assert tokens_per_step(card) == tokens_per_step(run.spec.card)
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     best = run.state.best
     assert best is not None

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from cclsearch.core.content import list_content, shipped_root
 from cclsearch.core.errors import TrialError, UserError
-from cclsearch.score.catalog import Direction
+from cclsearch.core.metrics import Direction
 from cclsearch.score.objective import Objective, Term, load_objective, split_spec
 
 # 16 accelerators, 0.5 s a step, 32 sequences of 1024 tokens: 65,536 tokens/s, 4,096 an accelerator; 8 accelerator-s a

@@ -13,6 +13,7 @@ from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.pareto_proposer import ParetoProposer, split_by_size
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, load_recording
+from cclsearch.score.objective import load_objective
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def view_of(recording: Recording, rows: list[int], pending: frozenset[int] = fro
         pending=pending,
         budget_left=27 - len(rows),
         seed=0,
-        objective="pareto",
+        target=load_objective("pareto"),
     )
 
 
@@ -41,9 +42,7 @@ def observe(recording: Recording, row: int, trial: int) -> Observation:
         return Observation(trial=trial, config=measured.config, row=row, loss=None, failure=failure)
     metrics = {"step_time_s": measured.step_time_s, "num_accelerators": float(recording.space.num_accelerators_N[row])}
     time_s = measured.step_time_s
-    return Observation(
-        trial, measured.config, row, time_s, time_s, peak_memory_gib=measured.peak_memory_gib, metrics=metrics
-    )
+    return Observation(trial, measured.config, row, time_s, metrics=measured.metrics | metrics)
 
 
 def ask(recording: Recording, proposer: ParetoProposer, count: int) -> list[int]:
@@ -77,7 +76,7 @@ def test_a_batch_is_deterministic_distinct_and_not_running(joined: Recording) ->
     rows = [joined.space.row(p.config) for p in first]
     assert len(set(rows)) == 5
     assert not set(rows) & {0, 9, 4, 13}
-    assert all(p.proposer == "pareto" and p.rationale and p.expects.step_time_s for p in first)
+    assert all(p.proposer == "pareto" and p.rationale and p.expects.metrics["step_time_s"] for p in first)
 
 
 def test_a_proposer_used_on_another_space_does_not_mix_them(joined: Recording, tmp_path: Path) -> None:

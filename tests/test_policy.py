@@ -99,14 +99,14 @@ def test_shipped_seeds_pick_a_configuration_that_the_card_allows(name: str) -> N
     assert choice.config is not None, choice.problem
     config = dict(choice.config)
     assert config["tp"] <= 8  # inside a node
-    assert CARD.global_batch_size % (config["dp"] * config["micro_batch_size"]) == 0  # type: ignore[operator]
+    assert CARD.number("global_batch_size") % (config["dp"] * config["micro_batch_size"]) == 0  # type: ignore[operator]
 
 
 def test_the_moe_seed_spreads_the_experts() -> None:
     moe = MoEArch(num_experts=64, top_k=6, expert_intermediate_size=1408)
     knobs = [{"key": "ep", "type": "int", "choices": [1, 2, 4, 8, 16], "description": ""}]
     knobs += [{"key": k, "type": "int", "choices": [1, 2, 4, 8, 16], "description": ""} for k in ("tp", "pp", "dp")]
-    view = replace(Search().view, card=CARD.model_copy(update={"arch": CARD.arch.model_copy(update={"moe": moe})}))
+    view = replace(Search().view, card=CARD.model_copy(update={"model": CARD.arch.model_copy(update={"moe": moe})}))
     workload, environment, _ = policy_inputs(view)
     workload |= {"config_space": knobs, "num_params": 16_000_000_000}
     program = find_content("policies", "moe", ".py").read_text()

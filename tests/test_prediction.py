@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from cclsearch.card.arch import count_parameters, count_parts, flops_per_token
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, ModelArch, MoEArch
 from cclsearch.cli import main
 from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.tasks.training.arch import count_parameters, count_parts, flops_per_token
 from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.machine import read_machine
 from cclsearch.tasks.training.memory import memory_parts

@@ -29,8 +29,8 @@ def make_job(recording: Recording, folder: Path, row: int, trial: int) -> Job:
         trial=trial,
         config=config,
         arch=recording.card.arch,
-        global_batch_size=recording.card.global_batch_size,
-        seq_len=recording.card.seq_len,
+        global_batch_size=recording.card.number("global_batch_size"),
+        seq_len=recording.card.number("seq_len"),
         precision="bf16",
         gradient_accumulation=1,
         num_ranks=16,
@@ -57,7 +57,7 @@ def test_a_measured_row_comes_back_as_recorded(recording, tmp_path):
     assert result.recorded
     assert not result.simulated
     assert result.step_times_s == (recording.best_step_time_s,)
-    assert result.global_batch_size == recording.card.global_batch_size
+    assert result.global_batch_size == recording.card.number("global_batch_size")
     assert result.peak_memory_bytes[0] / 2**30 == pytest.approx(58.3)
     assert result.extra["source"] == recording.card.source
 

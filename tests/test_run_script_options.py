@@ -16,12 +16,12 @@ from types import ModuleType
 import pytest
 from trials import LAUNCHERS, MOE, make_input
 
+from cclsearch.card.arch import count_parameters
 from cclsearch.card.load import load_card
 from cclsearch.core.values import Failure, FailureKind, Value
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import TrialInput, trial_environment
 from cclsearch.space.framework import load_framework
-from cclsearch.tasks.training.arch import count_parameters
 
 GOLDEN = Path(__file__).parent / "golden" / "options"
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cclsearch.card.load import load_card
-from cclsearch.card.model import Card, KnobDeclaration, Phase
+from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.space.build import build_space, explain_config, require_known_knobs, resolve_knobs
@@ -33,11 +33,13 @@ def change_card(card: Card, **changes: Any) -> Card:
     """The card with some fields replaced, also those of its architecture or hardware."""
     hardware = {k: v for k, v in changes.items() if k in type(card.hardware).model_fields}
     arch = {k: v for k, v in changes.items() if k in type(card.arch).model_fields}
-    own = {k: v for k, v in changes.items() if k not in hardware and k not in arch}
+    work = {k: v for k, v in changes.items() if k in card.work}
+    own = {k: v for k, v in changes.items() if k not in hardware and k not in arch and k not in work}
     return card.model_copy(
         update={
             "hardware": card.hardware.model_copy(update=hardware),
-            "arch": card.arch.model_copy(update=arch),
+            "model": card.arch.model_copy(update=arch),
+            "work": Config({**card.work, **work}),
             **own,
         }
     )
@@ -140,7 +142,7 @@ def test_every_configuration_keeps_the_work_and_the_accelerators() -> None:
         framework = load_framework(card.framework)
         space = build_space(card, framework)
         used, batch = space.num_accelerators_N, space.column("dp") * space.column("micro_batch_size")
-        assert (card.global_batch_size % batch == 0).all()
+        assert (card.number("global_batch_size") % batch == 0).all()
         assert (used <= card.hardware.num_accelerators).all()
         assert framework.use_fewer or (used == card.hardware.num_accelerators).all()
         assert (card.arch.num_kv_heads % space.column("tp") == 0).all()
@@ -294,8 +296,8 @@ def test_an_empty_space_of_a_shipped_workload_names_the_rules() -> None:
 
 def test_only_training_is_searched_and_huge_spaces_are_rejected() -> None:
     card, frame = load_card("wl2"), load_framework("megatron")
-    with pytest.raises(UserError, match="inference workload"):
-        build_space(card.model_copy(update={"phase": Phase.INFERENCE}), frame)
+    with pytest.raises(UserError, match="task 'inference', which cannot be searched; known tasks: training"):
+        build_space(card.model_copy(update={"task": "inference"}), frame)
     wide = [KnobDeclaration(name=f"k{i}", choices=tuple(range(1000))) for i in range(3)]
     with pytest.raises(UserError, match="too large to enumerate"):
         build_space(card, frame, wide)

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 from test_admission import ARCH, CARD, PAYLOAD, STEP_FLOPS, make_evidence, verdict_of
 
+from cclsearch.card.arch import count_parameters
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.thresholds import Thresholds
-from cclsearch.tasks.training.arch import count_parameters
 
 ON_CPU = {"memory_kind": "rss"}
 FEW_STEPS_REQUESTED = {"payload": PAYLOAD.model_copy(update={"timed_steps": 1, "warmup_steps": 0})}

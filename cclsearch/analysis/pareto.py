@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from cclsearch.core.errors import TrialError, UserError
+from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Config, Provenance
 from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean, describe_work
 from cclsearch.report.pareto import Axis, ParetoPage, ParetoPoint
 from cclsearch.run.folder import Run
-from cclsearch.score.catalog import Direction, find_metric
+from cclsearch.score.catalog import find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
 from cclsearch.search.sweep import Sweep, describe_sweep, drop_weights, read_sweep
 from cclsearch.stats.noise import Noise, confidence_interval, estimate_noise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -28,6 +28,7 @@ class FieldKind(StrEnum):
     TEXT = "text"
     PRECISION = "a dtype such as bf16"
     PHASE = "training or inference"
+    TASK = "the name of a task"
     AXES = "a list of whole numbers"
 
 
@@ -55,6 +56,8 @@ class CardField:
     paths: tuple[str, ...]
     required: bool = False
     maximum: float = 1e18
+    key: str = ""
+    """Name in `Card.work`, for a field of a task; the field's own name if it is empty."""
 
     @property
     def path(self) -> str:
@@ -72,6 +75,7 @@ _XPU = "workload.hardware.xpu_spec"
 _EXECUTOR = ("Model-executor", "model_executor", "model-executor", "workload.Model-executor")
 
 FIELDS: tuple[CardField, ...] = (
+    CardField("task", FieldKind.TASK, ("workload.task",)),
     CardField("phase", FieldKind.PHASE, ("workload.model.phase",), required=True),
     CardField("model_family", FieldKind.TEXT, ("workload.model.model_family",), required=True),
     CardField("precision", FieldKind.PRECISION, ("workload.model.precision",), required=True),
@@ -91,8 +95,6 @@ FIELDS: tuple[CardField, ...] = (
     _arch("expert_intermediate_size", FieldKind.COUNT, "moe_intermediate_size"),
     _arch("num_shared_experts", FieldKind.COUNT0, "n_shared_experts", maximum=100_000),
     _arch("num_dense_layers", FieldKind.COUNT0, "first_k_dense_replace", maximum=10_000),
-    CardField("batch_size", FieldKind.COUNT, ("workload.data.batch_size", "workload.data.max-num-seqs"), True, 1e8),
-    CardField("seq_len", FieldKind.COUNT, ("workload.data.seq_len", "workload.data.max-model-len"), True, 1e8),
     CardField("accelerator", FieldKind.TEXT, (f"{_XPU}.model",), required=True),
     CardField("memory_gb", FieldKind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), maximum=100_000),
     CardField("total_count", FieldKind.COUNT, (f"{_XPU}.total_count",), True, 1_000_000),
@@ -106,24 +108,46 @@ FIELDS: tuple[CardField, ...] = (
     CardField("source", FieldKind.TEXT, ("source", "hf_url")),
     CardField("licence", FieldKind.TEXT, ("licence", "license")),
 )
+BATCH = CardField(
+    "batch_size",
+    FieldKind.COUNT,
+    ("workload.data.batch_size", "workload.data.max-num-seqs"),
+    required=True,
+    maximum=1e8,
+    key="global_batch_size",
+)
+SEQUENCE = CardField(
+    "seq_len",
+    FieldKind.COUNT,
+    ("workload.data.seq_len", "workload.data.max-model-len"),
+    required=True,
+    maximum=1e8,
+)
+WORK_FIELDS = (BATCH, SEQUENCE)
+"""The work of training, and of a task that is not registered."""
 BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"
 """The template's list: [scale-out, scale-up], Gbit/s per accelerator."""
-BY_NAME = {field.name: field for field in FIELDS}
-SETTABLE = {
-    **{path: field.path for field in FIELDS for path in field.paths},
-    **{path.rsplit(".", 1)[-1]: field.path for field in FIELDS for path in field.paths if path.count(".") > 1},
-    **{field.name: field.path for field in FIELDS},
-    "global_batch_size": BY_NAME["batch_size"].path,
-    "num_accelerators": BY_NAME["total_count"].path,
-    "accelerators_per_node": BY_NAME["count_per_node"].path,
-    "memory_gib": BY_NAME["memory_gb"].path,
-    "bandwidth_gbps": BANDWIDTH_PATH,
-    BANDWIDTH_PATH: BANDWIDTH_PATH,
-}
-"""Field of `--set` -> path in the card. `name` alone is not accepted as a short name: it is ambiguous."""
-SETTABLE.pop("name", None)
-SETTABLE["framework"] = BY_NAME["framework"].path
-SETTABLE["model"] = BY_NAME["accelerator"].path
+MODEL_FIELDS = frozenset(field.name for field in FIELDS if field.path.startswith("workload.model."))
+BY_NAME = {field.name: field for field in (*FIELDS, *WORK_FIELDS)}
+
+
+def settable_fields(fields: Sequence[CardField]) -> dict[str, str]:
+    """Field of `--set` -> path in the card. `name` alone is not accepted as a short name: it is ambiguous."""
+    settable = {
+        **{path: field.path for field in fields for path in field.paths},
+        **{path.rsplit(".", 1)[-1]: field.path for field in fields for path in field.paths if path.count(".") > 1},
+        **{field.name: field.path for field in fields},
+        **{field.key: field.path for field in fields if field.key},
+        "num_accelerators": BY_NAME["total_count"].path,
+        "accelerators_per_node": BY_NAME["count_per_node"].path,
+        "memory_gib": BY_NAME["memory_gb"].path,
+        "bandwidth_gbps": BANDWIDTH_PATH,
+        BANDWIDTH_PATH: BANDWIDTH_PATH,
+        "framework": BY_NAME["framework"].path,
+        "model": BY_NAME["accelerator"].path,
+    }
+    settable.pop("name", None)
+    return settable
 
 
 def look_up(data: Mapping[str, Any], path: str) -> Any:
@@ -183,6 +207,8 @@ def _read_value(value: Any, kind: FieldKind) -> Any:
             )
             return tuple(axes) if axes and None not in axes else None
     text = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    if kind is FieldKind.TASK:
+        return text.lower() or None
     if kind is FieldKind.PHASE:
         return _PHASES.get(text.lower())
     if kind is FieldKind.PRECISION:
@@ -206,6 +232,7 @@ def _example(kind: FieldKind) -> str:
         FieldKind.TEXT: "NAME",
         FieldKind.PRECISION: "bf16",
         FieldKind.PHASE: "training",
+        FieldKind.TASK: "training",
         FieldKind.AXES: "[4,4]",
     }
     return samples.get(kind, "N")

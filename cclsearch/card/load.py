@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cclsearch.card.check import check_values
-from cclsearch.card.fields import FIELDS, SETTABLE, FieldProblem, read_field
+from cclsearch.card.fields import (
+    FIELDS,
+    MODEL_FIELDS,
+    WORK_FIELDS,
+    CardField,
+    FieldProblem,
+    look_up,
+    read_field,
+    settable_fields,
+)
 from cclsearch.card.model import Card, Hardware, KnobDeclaration, ModelArch, MoEArch, Phase
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
 from cclsearch.core.yaml_file import parse_yaml_value, read_yaml, validate_mapping
+from cclsearch.plugins import TASKS
 
 SUFFIXES = (".yaml", ".yml")
 _GENERIC_STEMS = frozenset({"card", "workload", "workload_card"})
@@ -75,7 +86,9 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardRepor
         )
     values: dict[str, Any] = {}
     problems: list[FieldProblem] = []
-    for field in FIELDS:
+    task_name = _read_task(data, where)
+    task = TASKS.find(task_name)
+    for field in _fields_of(task):
         value, problem = read_field(data, field)
         if value is not None:
             values[field.name] = value
@@ -85,8 +98,33 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardRepor
     knobs = _read_knobs(data, where)
     blocked = any(problem.blocking for problem in problems)
     notes = tuple(str(problem) for problem in problems if not problem.blocking)
-    card = None if blocked else _make_card(values, name, knobs, notes)
+    card = None if blocked else _make_card(values, name, task_name, task, knobs, notes)
     return CardReport(name, where, values, tuple(problems), card)
+
+
+def _read_task(data: Mapping[str, Any], where: str) -> str:
+    """The name of the card's task: its `workload.task`, else its phase."""
+    named = look_up(data, "workload.task")
+    if named is None:
+        return str(look_up(data, "workload.model.phase") or Phase.TRAINING.value).strip().lower()
+    name = str(named).strip().lower()
+    if TASKS.find(name) is None:
+        raise UserError(
+            f"{where}: workload.task must be one of {', '.join(TASKS.names())}, not {one_line(repr(named), 60)}"
+        )
+    return name
+
+
+def _work_fields(task: Any) -> tuple[CardField, ...]:
+    return WORK_FIELDS if task is None else tuple(task.card_fields)
+
+
+def _fields_of(task: Any) -> tuple[CardField, ...]:
+    """The fields of a card of that task; those of the model are optional if the task needs none."""
+    if task is None or task.needs_model:
+        return (*FIELDS, *_work_fields(task))
+    fields = (replace(f, required=f.required and f.name not in MODEL_FIELDS) for f in FIELDS)
+    return (*fields, *_work_fields(task))
 
 
 def _require_card(report: CardReport) -> Card:
@@ -116,22 +154,25 @@ def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
 
 
 def _make_card(
-    values: Mapping[str, Any], name: str, knobs: tuple[KnobDeclaration, ...], notes: tuple[str, ...]
+    values: Mapping[str, Any],
+    name: str,
+    task_name: str,
+    task: Any,
+    knobs: tuple[KnobDeclaration, ...],
+    notes: tuple[str, ...],
 ) -> Card:
-    moe_fields = {field: values[field] for field in MoEArch.model_fields if field in values}
-    arch = {field: values[field] for field in ModelArch.model_fields if field in values and field != "moe"}
-    is_moe = bool(values.get("moe", "num_experts" in values))
     hardware = {field: values[field] for field in Hardware.model_fields if field in values}
     hardware |= {"num_accelerators": values["total_count"], "accelerators_per_node": values["count_per_node"]}
+    family = values.get("model_family", "")
     return Card(
         name=name,
-        title=values.get("description", values["model_family"]),
-        phase=Phase(values["phase"]),
-        family=values["model_family"],
-        arch=ModelArch(**arch, moe=MoEArch(**moe_fields) if is_moe else None),
-        global_batch_size=values["batch_size"],
-        seq_len=values["seq_len"],
-        precision=values["precision"],
+        title=values.get("description", family or task_name),
+        task=task_name,
+        phase=values.get("phase"),
+        family=family,
+        model=_make_model(values) if "num_layers" in values else None,
+        work=Config({f.key or f.name: values[f.name] for f in _work_fields(task) if f.name in values}),
+        precision=values.get("precision", ""),
         hardware=Hardware(**hardware),
         framework=values["framework"],
         knobs=knobs,
@@ -140,6 +181,13 @@ def _make_card(
         licence=values.get("licence", ""),
         notes=notes,
     )
+
+
+def _make_model(values: Mapping[str, Any]) -> ModelArch:
+    moe_fields = {field: values[field] for field in MoEArch.model_fields if field in values}
+    arch = {field: values[field] for field in ModelArch.model_fields if field in values and field != "moe"}
+    is_moe = bool(values.get("moe", "num_experts" in values))
+    return ModelArch(**arch, moe=MoEArch(**moe_fields) if is_moe else None)
 
 
 def _read_knobs(data: Mapping[str, Any], where: str) -> tuple[KnobDeclaration, ...]:
@@ -174,10 +222,11 @@ def _apply_set(data: Mapping[str, Any], setting: str) -> dict[str, Any]:
     field = field.strip()
     if not equals or not field or not text.strip():
         raise UserError(f"--set must be FIELD=VALUE (for example hidden_size=4096), not {one_line(setting, 80)!r}")
-    if field not in SETTABLE:
-        names = ", ".join(sorted(name for name in SETTABLE if "." not in name))
+    settable = settable_fields(_fields_of(TASKS.find(_read_task(data, "--set"))))
+    if field not in settable:
+        names = ", ".join(sorted(name for name in settable if "." not in name))
         raise UserError(f"--set: a card has no field {one_line(field, 80)!r}; known: {names}")
     nested: Any = parse_yaml_value(text, f"--set {field}")
-    for part in reversed(SETTABLE[field].split(".")):
+    for part in reversed(settable[field].split(".")):
         nested = {part: nested}
     return _merge(data, nested)

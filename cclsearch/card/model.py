@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from cclsearch.core.values import Model, Value
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config, Model, Value
 
 
 class Phase(StrEnum):
-    """Kind of workload."""
+    """What the model does."""
 
     TRAINING = "training"
     INFERENCE = "inference"
@@ -46,7 +48,7 @@ class ModelArch(Model):
     """Three matrices in the feed-forward part (SwiGLU) instead of two."""
     moe: MoEArch | None = None
     num_params: int | None = None
-    """As given in the card; `cclsearch.tasks.training.arch.count_parameters` computes it from the widths."""
+    """As given in the card; `cclsearch.card.arch.count_parameters` computes it from the widths."""
 
 
 class Hardware(Model):
@@ -83,16 +85,18 @@ class Card(Model):
     """Stem of the file, for example `wl2`."""
     title: str
     """One line for people."""
-    phase: Phase
+    task: str = Phase.TRAINING.value
+    """Kind of workload: a name in `cclsearch.plugins.TASKS` if it can be searched."""
+    phase: Phase | None = None
+    """None for a task that names none."""
     family: str
-    """Name of the model, for example `llama-3.1-8b`."""
-    arch: ModelArch
-    global_batch_size: int = Field(ge=1)
-    """Sequences per optimizer step, over all accelerators."""
-    seq_len: int = Field(ge=1)
-    """Tokens per sequence."""
+    """Name of the model, for example `llama-3.1-8b`; empty for a task without a model."""
+    model: ModelArch | None = None
+    """None for a task without a model."""
+    work: Config
+    """The task's fixed numbers, such as `global_batch_size` and `seq_len` of training."""
     precision: str
-    """`bf16`, `fp32`, ...: the dtype of the matrix multiplications."""
+    """`bf16`, `fp32`, ...: the dtype of the matrix multiplications; empty for a task that has none."""
     hardware: Hardware
     framework: str
     """A framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other name."""
@@ -105,7 +109,26 @@ class Card(Model):
     notes: tuple[str, ...] = ()
     """Missing or implausible values of the card's file and how each was handled, one line each."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_version_1(cls, data: Any) -> Any:
+        """The fields of a card that a search of version 0.2.0 or earlier froze, under their present names."""
+        if not isinstance(data, dict) or "arch" not in data:
+            return data
+        work = {name: data[name] for name in ("global_batch_size", "seq_len")}
+        kept = {name: value for name, value in data.items() if name not in {"arch", *work}}
+        return {**kept, "task": data["phase"], "model": data["arch"], "work": work}
+
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens per optimizer step: the fixed work."""
-        return self.global_batch_size * self.seq_len
+    def arch(self) -> ModelArch:
+        """The model's shape; raises UserError for a task without a model."""
+        if self.model is None:
+            raise UserError(f"{self.name}: the card of a {self.task} workload has no model")
+        return self.model
+
+    def number(self, name: str) -> int:
+        """A whole number of the task's work; raises UserError if the card has none of that name."""
+        value = self.work.get(name)
+        if not isinstance(value, int):
+            raise UserError(f"{self.name}: a {self.task} workload has no number {name!r}")
+        return value

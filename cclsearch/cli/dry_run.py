@@ -56,7 +56,7 @@ def first_proposals(plan: Plan) -> list[Proposal]:
         held_back=hold_back(spec, space).rows,
         budget_left=spec.limits.budget,
         seed=spec.seed,
-        objective=spec.objective.name,
+        target=spec.objective,
         prior=load_warm_start(spec),
         next_trial=1,
     )

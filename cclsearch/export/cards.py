@@ -183,13 +183,13 @@ def _describe_workload(card: Card, num_accelerators: int) -> dict[str, Any]:
     kind = "TPU" if hardware.accelerator.startswith("tpu") else "CPU" if hardware.accelerator == "cpu" else "GPU"
     return {
         "model": {
-            "phase": card.phase.value,
+            "phase": card.phase.value if card.phase else None,
             "moe": card.arch.moe is not None,
             "model_family": clean(card.family),
             "precision": card.precision,
             "model_arch": arch,
         },
-        "data": {"batch_size": card.global_batch_size, "seq_len": card.seq_len},
+        "data": {"batch_size": card.number("global_batch_size"), "seq_len": card.number("seq_len")},
         "hardware": {
             "network_topo": topology,
             "xpu_spec": {

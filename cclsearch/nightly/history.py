@@ -67,7 +67,7 @@ def _work_of(spec: RunSpec) -> tuple[object, ...]:
     bounds = tuple(bound.model_copy(update=no_text) for bound in spec.objective.constraints)
     objective = spec.objective.model_copy(update={"description": "", "terms": terms, "constraints": bounds})
     return (
-        card.arch, card.global_batch_size, card.seq_len, card.precision, card.hardware, spec.framework,
+        card.model, card.work, card.precision, card.hardware, spec.framework,
         objective, spec.profile.launcher, spec.profile.name, spec.provenance, recording.sha256 if recording else None,
     )  # fmt: skip
 

@@ -89,8 +89,8 @@ def _check_comparable(spec: RunSpec, earlier: RunSpec, folder: Path) -> None:
 def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
     pairs = {
         "model": (spec.card.arch, earlier.card.arch),
-        "global batch": (spec.card.global_batch_size, earlier.card.global_batch_size),
-        "sequence length": (spec.card.seq_len, earlier.card.seq_len),
+        "global batch": (spec.card.number("global_batch_size"), earlier.card.number("global_batch_size")),
+        "sequence length": (spec.card.number("seq_len"), earlier.card.number("seq_len")),
         "precision": (spec.card.precision, earlier.card.precision),
         "accelerator": (spec.card.hardware.accelerator, earlier.card.hardware.accelerator),
         "framework": (spec.framework, earlier.framework),

@@ -116,8 +116,8 @@ def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str
     if asked.name != recorded.name:
         pairs = [
             ("model", asked.family, recorded.family),
-            ("global batch", asked.global_batch_size, recorded.global_batch_size),
-            ("sequence length", asked.seq_len, recorded.seq_len),
+            ("global batch", asked.number("global_batch_size"), recorded.number("global_batch_size")),
+            ("sequence length", asked.number("seq_len"), recorded.number("seq_len")),
             ("accelerators", _describe_hardware(asked), _describe_hardware(recorded)),
             ("framework", asked.framework, recorded.framework),
             ("vocabulary", asked.arch.vocab_size, recorded.arch.vocab_size),

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.propose.observations import Observation as Observation
 from cclsearch.propose.observations import observed_rows
+from cclsearch.score.objective import Objective, find_task_metric, single_metric
 from cclsearch.space.table import Space
 
 
@@ -39,7 +41,8 @@ class SearchView:
     budget_left: int
     """Trials that may still be started, this batch included."""
     seed: int
-    objective: str = "step_time"
+    target: Objective | None = None
+    """What to optimize; None: the primary metric of the card's task."""
     prior: tuple[Observation, ...] = ()
     """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
     events: tuple[ProposerEvent, ...] = ()
@@ -50,6 +53,23 @@ class SearchView:
     """Rows that must not be launched: they cannot fit, or failed for infrastructure reasons in this session."""
     overruled: frozenset[int] = frozenset()
     """Rows that an LLM chose against the surrogate's advice: observed, but not counted in the failure penalty."""
+
+    @cached_property
+    def objective(self) -> Objective:
+        """What to optimize."""
+        return self.target or single_metric(self.primary)
+
+    @cached_property
+    def primary(self) -> MetricInfo:
+        """The primary metric of the card's task."""
+        return find_task_metric(self.card.task)
+
+    @cached_property
+    def is_primary(self) -> bool:
+        """Whether the loss is the primary metric itself."""
+        term = self.objective.terms[0]
+        is_plain = len(self.objective.terms) == 1 and term.weight is None and term.scale == 1.0
+        return is_plain and term.metric == self.primary.name and term.direction is Direction.MINIMIZE
 
     @property
     def closed(self) -> frozenset[int]:
@@ -70,8 +90,8 @@ class SearchView:
 class ExpectedOutcome:
     """What a proposer expects a trial to measure; reports compare it with the measurement."""
 
-    step_time_s: float | None = None
-    peak_memory_gib: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metric -> expected value, in the metric's unit."""
     fits: float | None = None
     """Probability that it fits into memory, 0 to 1."""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cclsearch.core.values import Config, Failure
 from cclsearch.space.table import Space
 
-NUMBERS = ("loss", "step_time_s", "peak_memory_gib", "spread")
+NUMBERS = ("loss", "spread")
 """Fields of an observation that are a number or None."""
 MAX_CACHED = 256
 """Observations that a store keeps as objects; a search with fewer trials builds each one once."""
@@ -29,17 +29,25 @@ class Observation:
     row: int | None
     """Row of the space; None for a configuration outside it (of an earlier run, or a baseline)."""
     loss: float | None
-    """Value that the objective minimizes (finite; positive for `step_time`); None if it failed or was not admitted."""
-    step_time_s: float | None = None
-    peak_memory_gib: float | None = None
-    """Largest over the ranks."""
+    """Finite value that the objective minimizes; None if it failed, was not admitted or violates a constraint."""
     failure: Failure | None = None
     """None if the trial has a loss. Infrastructure failures are never shown to a proposer."""
     spread: float | None = None
-    """Relative spread of the step times inside the run."""
+    """Relative spread of the primary metric inside the run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics by name (for an objective over several)."""
+    """Metric -> measured value; of a failed trial at most `peak_memory_gib`."""
     is_confirmation: bool = False
+    violation: float = 0.0
+    """By how much the trial violates the objective's constraints (`Objective.violation`); 0 if it satisfies all."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the trial was admitted, apart from the objective's constraints: its metrics can be learned from."""
+        return self.loss is not None or self.violation > 0
+
+    def value(self, metric: str) -> float | None:
+        """The metric's value if the trial is valid and measured it, else None."""
+        return self.metrics.get(metric) if self.is_valid else None
 
 
 class _Schema(NamedTuple):
@@ -51,6 +59,7 @@ class _Schema(NamedTuple):
     """Names of the metrics, in their order."""
     failure: Failure | None
     is_confirmation: bool
+    violation: float
 
 
 class ObservationStore:
@@ -80,7 +89,7 @@ class ObservationStore:
         """Store one more observation."""
         o, index = observation, len(self._trials)
         numbers = {name: number for name in NUMBERS if (number := getattr(o, name)) is not None}
-        schema = _Schema(tuple(numbers), tuple(o.metrics), o.failure, o.is_confirmation)
+        schema = _Schema(tuple(numbers), tuple(o.metrics), o.failure, o.is_confirmation, o.violation)
         if schema not in self._id_of_schema:
             self._id_of_schema[schema] = len(self._schemas)
             self._schemas.append(schema)
@@ -127,6 +136,7 @@ class ObservationStore:
             failure=schema.failure,
             metrics=dict(zip(schema.metrics, metrics, strict=True)),
             is_confirmation=schema.is_confirmation,
+            violation=schema.violation,
             **numbers,
         )
 

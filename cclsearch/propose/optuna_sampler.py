@@ -19,9 +19,11 @@ from optuna.trial import TrialState
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
+from cclsearch.score.objective import find_task_metric
 from cclsearch.space.table import Space
 
 if TYPE_CHECKING:
@@ -84,12 +86,15 @@ class SearchSpaceSampler(BaseSampler):  # type: ignore[misc]
         failed = trial.state != TrialState.COMPLETE
         kind = FailureKind(trial.user_attrs.get("failure_kind", FailureKind.CRASHED.value))
         config = Config(trial.params)
+        peak_memory_gib = trial.user_attrs.get(PEAK_MEMORY)
+        metrics = {} if peak_memory_gib is None else {PEAK_MEMORY: peak_memory_gib}
+        if not failed:
+            metrics[find_task_metric(self._card.task).name] = trial.value
         return Observation(
             trial=trial.number,
             config=config,
             row=self._space.row(config),
             loss=None if failed else trial.value,
-            step_time_s=None if failed else trial.value,
-            peak_memory_gib=trial.user_attrs.get("peak_memory_gib"),
+            metrics=metrics,
             failure=Failure(stage=Stage.RUN, kind=kind, message="reported to Optuna as failed") if failed else None,
         )

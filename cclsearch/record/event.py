@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from cclsearch.core.values import Config, Failure, Model
 from cclsearch.launch.base import Handle
@@ -48,6 +48,14 @@ class SearchResumed(Model):
     """Number of finalists to run again, as raised by `resume --confirm`."""
 
 
+def _read_expected(data: object) -> object:
+    """Ledgers of 0.2.0 and earlier name the expected metrics `step_time_s` and `peak_memory_gib` beside `fits`."""
+    if not isinstance(data, dict) or "metrics" in data:
+        return data
+    metrics = {name: value for name, value in data.items() if name != "fits" and value is not None}
+    return {"metrics": metrics, "fits": data.get("fits")}
+
+
 class TrialProposed(Model):
     """A trial was proposed; it exists from this event on."""
 
@@ -57,7 +65,7 @@ class TrialProposed(Model):
     config: Config
     proposer: str
     rationale: str = ""
-    expects: ExpectedOutcome = ExpectedOutcome()
+    expects: Annotated[ExpectedOutcome, BeforeValidator(_read_expected)] = ExpectedOutcome()
     turn: int | None = None
     purpose: Purpose = Purpose.SEARCH
 

@@ -37,10 +37,9 @@ def observe_trial(trial: Trial, space: Space | None = None) -> Observation | Non
         config=trial.config,
         row=space.row(trial.config) if space else None,
         loss=trial.loss,
-        step_time_s=outcome.metrics.get("step_time_s") if trial.loss is not None else None,
-        peak_memory_gib=outcome.metrics.get("peak_memory_gib"),
         failure=outcome.failure,
         spread=outcome.spread,
         metrics=outcome.metrics,
+        violation=outcome.violation,
         is_confirmation=trial.purpose is Purpose.CONFIRMATION,
     )

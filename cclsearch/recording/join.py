@@ -86,7 +86,7 @@ def _join_cards(recordings: Sequence[Recording]) -> str:
     data = read_yaml(largest.folder / "card.yaml")
     names = ", ".join(recording.name for recording in recordings)
     counts = sorted({recording.card.hardware.num_accelerators for recording in recordings})
-    work = f"{largest.card.global_batch_size} sequences of {largest.card.seq_len} tokens per step"
+    work = f"{largest.card.number('global_batch_size')} sequences of {largest.card.number('seq_len')} tokens per step"
     size = f"{counts[0]} to {counts[-1]} {largest.card.hardware.accelerator}"
     data["description"] = f"{largest.card.family} on {size}, {work}; recordings {names} as one"
     return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
@@ -96,8 +96,8 @@ def _work_of(card: Card) -> tuple[object, ...]:
     hardware = card.hardware
     return (
         card.arch,
-        card.global_batch_size,
-        card.seq_len,
+        card.number("global_batch_size"),
+        card.number("seq_len"),
         card.precision,
         card.framework,
         hardware.accelerator,

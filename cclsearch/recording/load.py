@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
 from cclsearch.space.table import DEGREES, RANK_DEGREES, Knob, Space, count_ranks, space_from_rows
@@ -34,6 +35,13 @@ class RecordedRow:
     step_time_s: float | None
     """Seconds per optimizer step at the card's global batch; None if the status is not `ok`."""
     peak_memory_gib: float | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Measured metrics by name."""
+        found = {"step_time_s": self.step_time_s, PEAK_MEMORY: self.peak_memory_gib}
+        return {name: value for name, value in found.items() if value is not None}
+
     """Of one device; None if it was not measured."""
 
 

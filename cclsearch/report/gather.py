@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from cclsearch.core.errors import TrialError
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.draw.axes import show_number
+from cclsearch.plugins import TASKS
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, RUNNING, AdmissionCheck, Neighbor, RunPage, TrialRow
@@ -66,8 +68,9 @@ def clean(text: str) -> str:
 def describe_work(spec: RunSpec) -> str:
     """What two runs must share to be compared: model shape, global batch size, sequence length, precision."""
     card, arch = spec.card, spec.card.arch
+    work = TASKS.get(card.task).describe_work(card)
     shape = f"{arch.num_layers} layers of {arch.hidden_size}"
-    return clean(f"{card.family} ({shape}), {card.global_batch_size} x {card.seq_len} tokens/step, {card.precision}")
+    return clean(f"{card.family} ({shape}), {work}, {card.precision}")
 
 
 def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:
@@ -88,8 +91,8 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
         loss=trial.loss,
         metrics=dict(outcome.metrics) if outcome else {},
         spread=outcome.spread if outcome else None,
-        expected_step_time_s=trial.expects.step_time_s,
-        expected_memory_gib=trial.expects.peak_memory_gib,
+        expected_step_time_s=trial.expects.metrics.get("step_time_s"),
+        expected_memory_gib=trial.expects.metrics.get(PEAK_MEMORY),
         checks=_checks(outcome),
         notes=tuple(clean(text) for text in (*trial.retry_reasons, *(outcome.notes if outcome else ()))),
         diagnosis=tuple(clean(text) for text in outcome.diagnosis) if outcome else (),

@@ -39,7 +39,7 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
     ]
     lines.append(f"result: {result_text(trial, limit=300)}")
     lines.append(f"proposed by {trial.proposer}" + (f": {trial.rationale}" if trial.rationale else ""))
-    expected_s = trial.expects.step_time_s
+    expected_s = trial.expects.metrics.get("step_time_s")
     if expected_s is not None and f"{expected_s:.3g} s" not in trial.rationale:
         lines.append(f"expected step time: {expected_s:.4g} s")
     lines += [f"attempt {number} does not count: {reason}" for number, reason in enumerate(trial.retry_reasons, 1)]

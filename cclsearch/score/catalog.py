@@ -6,33 +6,9 @@ An objective may also use metrics of the trace toolkit, which are in the toolkit
 from __future__ import annotations
 
 import difflib
-from enum import StrEnum
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Model
-
-
-class Direction(StrEnum):
-    """Better direction of a metric."""
-
-    MINIMIZE = "minimize"
-    MAXIMIZE = "maximize"
-
-
-class MetricInfo(Model):
-    """Properties of a metric that are known before a trial runs."""
-
-    name: str
-    unit: str | None
-    """None if the toolkit's registry has no unit."""
-    direction: Direction | None
-    """None if either direction may be wanted."""
-    source: str
-    """`result` (the run script's result and the card), `trace`, or `script` (a metric of the script's own)."""
-    missing: str = ""
-    """Reason of a missing value, for messages."""
-    is_positive: bool = False
-    """Whether every measured value is above 0."""
+from cclsearch.core.metrics import Direction, MetricInfo
 
 
 def _result(name: str, unit: str, direction: Direction, missing: str) -> MetricInfo:

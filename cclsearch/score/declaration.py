@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import Direction
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import read_yaml
-from cclsearch.score.catalog import Direction
 
 BASELINE = "baseline"
 """Written in place of a number: the baseline trial's value."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.model import Card
 from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.score.evidence import TraceEvidence
@@ -32,7 +33,7 @@ def derive_metrics(
         metrics |= _memory(result, card)
     if result.energy_j is not None and math.isfinite(result.energy_j) and result.energy_j > 0:
         metrics["energy_j_per_step"] = result.energy_j
-        metrics["energy_j_per_mtoken"] = result.energy_j / card.tokens_per_step * MTOKEN
+        metrics["energy_j_per_mtoken"] = result.energy_j / tokens_per_step(card) * MTOKEN
         if step_time_s is not None:
             metrics["power_w"] = result.energy_j / step_time_s
     return metrics
@@ -58,8 +59,8 @@ def relative_spread(step_times_s: tuple[float, ...]) -> float | None:
 def _throughput(step_time_s: float, num_accelerators: int, result: TrialResult, card: Card) -> Mapping[str, float]:
     from cclsearch.score.work import find_mfu
 
-    sequences = result.global_batch_size or card.global_batch_size
-    tokens = sequences * (result.seq_len or card.seq_len)
+    sequences = result.global_batch_size or card.number("global_batch_size")
+    tokens = sequences * (result.seq_len or card.number("seq_len"))
     tokens_per_s = tokens / step_time_s
     metrics = {
         "step_time_s": step_time_s,

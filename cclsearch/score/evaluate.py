@@ -47,6 +47,7 @@ def evaluate_evidence(
     metrics = derive_metrics(evidence.payload, evidence.result, evidence.card, trace)
     spread = relative_spread(evidence.result.step_times_s)
     admission = admit(replace(evidence, metrics=metrics, spread=spread))
+    is_valid = admission.admitted
     loss, failure, admission = _score(objective, metrics, baseline, admission)
     return Outcome(
         provenance=evidence.provenance,
@@ -54,6 +55,7 @@ def evaluate_evidence(
         admission=admission,
         loss=loss if admission.admitted and failure is None else None,
         metrics=metrics,
+        violation=objective.violation(metrics) if is_valid and failure is None else 0.0,
         spread=spread,
         notes=_collect_notes(evidence.result, trace),
         diagnosis=trace.diagnosis if trace else (),

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import TrialError, UserError
+from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
-from cclsearch.score.catalog import ENERGY_METRICS, Direction, find_metric
+from cclsearch.plugins import TASKS
+from cclsearch.score.catalog import ENERGY_METRICS, find_metric
 from cclsearch.score.declaration import (
     BASELINE,
     ConstraintDeclaration,
@@ -80,6 +82,12 @@ class Constraint(Model):
         if self.at_most is not None and value > self.at_most:
             return f"{self.metric} must be at most {self.at_most:g}{unit}; it is {value:.4g}"
         return None
+
+    def excess(self, value: float) -> float:
+        """By how much that value violates the constraint, relative to the bound if that is not 0; else 0."""
+        over = [] if self.at_most is None else [(value - self.at_most) / (abs(self.at_most) or 1.0)]
+        under = [] if self.at_least is None else [(self.at_least - value) / (abs(self.at_least) or 1.0)]
+        return max(0.0, *over, *under)
 
 
 class Objective(Model):
@@ -175,6 +183,29 @@ class Objective(Model):
             if line:
                 broken.append(line)
         return tuple(broken)
+
+    def violation(self, metrics: Mapping[str, float]) -> float:
+        """The sum over the constraints of their relative excess; 0 if all are satisfied, or none was measured."""
+        return sum((c.excess(metrics[c.metric]) for c in self.constraints if c.metric in metrics), 0.0)
+
+
+def single_metric(info: MetricInfo) -> Objective:
+    """The objective of that metric alone."""
+    direction = info.direction or Direction.MINIMIZE
+    term = Term(
+        metric=info.name,
+        direction=direction,
+        unit=info.unit,
+        reciprocal=info.is_positive and direction is Direction.MAXIMIZE,
+        missing=info.missing,
+    )
+    return Objective(name=info.name, description=info.words, terms=(term,))
+
+
+def find_task_metric(task: str) -> MetricInfo:
+    """The primary metric of that task; raises UserError if there is no such task."""
+    metric: MetricInfo = TASKS.get(task).primary_metric
+    return metric
 
 
 def load_objective(spec: str, parameters: Mapping[str, float | str | None] | None = None) -> Objective:

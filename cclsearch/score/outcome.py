@@ -41,6 +41,8 @@ class Outcome(Model):
     metrics: dict[str, float] = {}
     """`step_time_s` (median of the unprofiled window), `tokens_per_s`, `tokens_per_s_per_accelerator`, `mfu`,
     `num_accelerators`, `peak_memory_gib`, and those of objective and traces. Only measured metrics are present."""
+    violation: float = 0.0
+    """By how much it violates the objective's constraints, if nothing else keeps it from being ranked; else 0."""
     spread: float | None = None
     """Relative spread (median absolute deviation x 1.4826 / median) of the step times."""
     notes: tuple[str, ...] = ()

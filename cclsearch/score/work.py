@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.model import Card, Phase
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Verdict
@@ -12,10 +13,10 @@ def check_declared_work(evidence: Evidence) -> Verdict:
     result, card, payload = evidence.result, evidence.card, evidence.payload
     wrong, undeclared = [], []
     for what, got, want in (
-        ("global batch (requested)", payload.global_batch_size, card.global_batch_size),
-        ("sequence length (requested)", payload.seq_len, card.seq_len),
-        ("global batch", result.global_batch_size, card.global_batch_size),
-        ("sequence length", result.seq_len, card.seq_len),
+        ("global batch (requested)", payload.global_batch_size, card.number("global_batch_size")),
+        ("sequence length (requested)", payload.seq_len, card.number("seq_len")),
+        ("global batch", result.global_batch_size, card.number("global_batch_size")),
+        ("sequence length", result.seq_len, card.number("seq_len")),
         ("layers", result.num_layers, card.arch.num_layers),
     ):
         if got is None:
@@ -30,7 +31,7 @@ def check_declared_work(evidence: Evidence) -> Verdict:
         return Verdict(rule="work", ok=False, detail="; ".join(wrong))
     if needed:
         return Verdict(rule="work", ok=None, detail=f"{evidence.provenance.value}: not declared: {', '.join(needed)}")
-    detail = f"{card.global_batch_size} sequences of {card.seq_len} tokens per step"
+    detail = f"{card.number('global_batch_size')} sequences of {card.number('seq_len')} tokens per step"
     rest = f"; not declared: {', '.join(undeclared)}" if undeclared else ""
     return Verdict(rule="work", ok=True, detail=detail + rest)
 
@@ -68,10 +69,10 @@ def _check_accumulation(evidence: Evidence) -> list[str]:
         return []
     dp, micro = payload.config.as_int("dp"), payload.config.as_int("micro_batch_size")
     made = dp * micro * payload.gradient_accumulation
-    if made == evidence.card.global_batch_size:
+    if made == evidence.card.number("global_batch_size"):
         return []
     parts = f"dp {dp} x micro-batch {micro} x accumulation {payload.gradient_accumulation}"
-    return [f"{parts} is a global batch of {made}, but {evidence.card.global_batch_size} in the card"]
+    return [f"{parts} is a global batch of {made}, but {evidence.card.number('global_batch_size')} in the card"]
 
 
 def _check_parameters(evidence: Evidence) -> list[str]:
@@ -84,18 +85,18 @@ def _check_parameters(evidence: Evidence) -> list[str]:
 
 def count_card_parameters(card: Card) -> int:
     """Number of parameters of the card's model, computed from its widths."""
-    from cclsearch.tasks.training.arch import count_parameters
+    from cclsearch.card.arch import count_parameters
 
     return count_parameters(card.arch)
 
 
 def find_step_flops(card: Card) -> float | None:
     """Model FLOPs of an optimizer step without recomputation (PaLM, appendix B); None if not a training card."""
-    from cclsearch.tasks.training.arch import flops_per_token
+    from cclsearch.card.arch import flops_per_token
 
     if card.phase is not Phase.TRAINING:
         return None
-    return flops_per_token(card.arch, card.seq_len) * card.tokens_per_step
+    return flops_per_token(card.arch, card.number("seq_len")) * tokens_per_step(card)
 
 
 def find_mfu(card: Card, tokens_per_s_per_accelerator: float) -> float | None:
@@ -107,4 +108,4 @@ def find_mfu(card: Card, tokens_per_s_per_accelerator: float) -> float | None:
     if accelerator is None or accelerator.nominal or step_flops is None:
         return None
     peak = accelerator.peak_flops_of(card.precision)
-    return None if not peak else tokens_per_s_per_accelerator * step_flops / card.tokens_per_step / peak
+    return None if not peak else tokens_per_s_per_accelerator * step_flops / tokens_per_step(card) / peak

@@ -110,8 +110,7 @@ def _observe(trial: int, row: int, recorded: RecordedRow) -> Observation:
         config=recorded.config,
         row=row,
         loss=recorded.step_time_s,
-        step_time_s=recorded.step_time_s,
-        peak_memory_gib=recorded.peak_memory_gib,
+        metrics=recorded.metrics,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cclsearch.core.metrics import Direction
 from cclsearch.core.redact import redact
 from cclsearch.core.text import read_tail
 from cclsearch.core.values import Config, Provenance
@@ -20,7 +21,6 @@ from cclsearch.propose.agent.tool_handlers import Explain
 from cclsearch.propose.base import Proposer
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import METRICS_FILE
-from cclsearch.score.catalog import Direction
 from cclsearch.score.objective import Objective, Term
 from cclsearch.score.outcome import Outcome
 

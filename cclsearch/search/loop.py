@@ -75,7 +75,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
         held_back=frozenset(row for row in held_back if row is not None and not seen_N[row]),
         budget_left=budget_left,
         seed=session.spec.seed,
-        objective=session.spec.objective.name,
+        target=session.spec.objective,
         prior=session.prior,
         events=tuple(ProposerEvent(note.topic, note.text, note.data) for note in writer.state.notes),
         next_trial=len(writer.state.trials) + 1,

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.card.model import Card, KnobDeclaration, Phase
+from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model, Value, format_knob_value
+from cclsearch.plugins import TASKS
 from cclsearch.space.framework import Framework
 from cclsearch.space.rule import Columns, Rule, same_value
 from cclsearch.space.table import Knob, Space
@@ -48,8 +49,11 @@ def build_space(
     (with the rules that cause it, or the part of the model that the framework cannot build), and if there are too many
     combinations for memory.
     """
-    if card.phase is not Phase.TRAINING:
-        raise UserError(f"{card.name} is an {card.phase.value} workload: only training can be searched")
+    if TASKS.find(card.task) is None:
+        raise UserError(
+            f"{card.name} is a workload of task {card.task!r}, which cannot be searched; known tasks:"
+            f" {', '.join(TASKS.names())}"
+        )
     framework.require_buildable(card)
     knobs = resolve_knobs(card, framework, extra_knobs)
     rules = resolve_rules(card, framework, knobs, use_fewer=use_fewer)

@@ -50,7 +50,7 @@ def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Clause:
 @register_rule("tp_divides_sequence", "tp")
 def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
     """For frameworks whose tensor parallelism always shards the sequence too."""
-    return _tp_divides(card.seq_len, "tokens of a sequence")
+    return _tp_divides(card.number("seq_len"), "tokens of a sequence")
 
 
 @register_rule("tp_divides_widths", "tp", parameters=("experts",))
@@ -73,7 +73,7 @@ def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Clause:
 
 @register_rule("moe_tp_divides_tokens", "tp", "micro_batch_size")
 def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Clause | None:
-    length = card.seq_len
+    length = card.number("seq_len")
     if card.arch.moe is None:
         return None
     return (
@@ -126,7 +126,7 @@ def _tied_embeddings_need_one_stage(card: Card, options: Mapping[str, Any]) -> C
 
 @register_rule("accumulation_whole", "dp", "micro_batch_size")
 def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Clause:
-    batch = card.global_batch_size
+    batch = card.number("global_batch_size")
     return (
         f"gradient accumulation, global batch {batch} / (dp x micro_batch_size), is a whole number of at least 1",
         lambda at: batch % (at["dp"] * at["micro_batch_size"]) == 0,
@@ -139,7 +139,7 @@ def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Clause:
 
 @register_rule("micro_batches_cover_stages", "pp", "dp", "micro_batch_size")
 def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Clause:
-    batch = card.global_batch_size
+    batch = card.number("global_batch_size")
     return (
         "a pipeline has at least as many micro-batches as stages",
         lambda at: (at["pp"] == 1) | (batch >= at["pp"] * at["dp"] * at["micro_batch_size"]),

@@ -35,7 +35,7 @@ class Divisors(Model):
         number = {
             "accelerators": card.hardware.num_accelerators,
             "accelerators_per_node": min(card.hardware.accelerators_per_node, card.hardware.num_accelerators),
-            "global_batch": card.global_batch_size,
+            "global_batch": card.number("global_batch_size"),
             "experts": card.arch.moe.num_experts if card.arch.moe else 1,
             "layers": card.arch.num_layers,
             "heads": card.arch.num_heads,

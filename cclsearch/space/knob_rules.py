@@ -53,7 +53,7 @@ def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Claus
 
 @register_rule("sequence_parallel_divides_sequence", "sequence_parallel", "tp")
 def _sequence_parallel_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
-    length = card.seq_len
+    length = card.number("seq_len")
     return (
         f"with sequence_parallel tp divides the sequence of {length}",
         lambda at: (at["sequence_parallel"] == 0) | (length % at["tp"] == 0),
@@ -97,7 +97,7 @@ def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> 
 
 @register_rule("virtual_pipeline_micro_batches", "virtual_pipeline", "pp", "dp", "micro_batch_size")
 def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> Clause:
-    batch = card.global_batch_size
+    batch = card.number("global_batch_size")
 
     def check(at: Columns) -> BoolArray:
         share = at["dp"] * at["micro_batch_size"] * at["pp"]

@@ -10,6 +10,7 @@ from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import Observation, Proposal, ProposerEvent, SearchView
+from cclsearch.score.objective import load_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 CARD = Card(
@@ -87,7 +88,8 @@ def run_trial(trial: int, config: Config, message: str = "CUDA out of memory. Tr
     if time_s is None:
         failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message)
         return Observation(trial, config, row, None, failure=failure)
-    return Observation(trial, config, row, time_s, time_s, peak_memory_gib=40.0, spread=0.01)
+    metrics = {"step_time_s": time_s, "peak_memory_gib": 40.0}
+    return Observation(trial, config, row, time_s, metrics=metrics, spread=0.01)
 
 
 @dataclass
@@ -113,7 +115,7 @@ class Search:
             pending=frozenset(row for row in pending if row is not None),
             budget_left=self.budget - len(self.proposals),
             seed=self.seed,
-            objective=self.objective,
+            target=load_objective(self.objective),
             events=tuple(self.events),
             next_trial=len(self.proposals) + 1,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cclsearch.core.content import find_content
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence, TrialEvidence
 from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, past_turns, read_limits, total_cost, turn_event
@@ -203,13 +204,14 @@ def _make_outcome(view: SearchView, number: int, result: TurnResult, version: in
         cost=result.cost,
         policy=version,
     )
-    proposals = tuple(to_proposal(item, number, mode) for item in decision.submitted)
+    proposals = tuple(to_proposal(item, number, mode, view.primary.name) for item in decision.submitted)
     return TurnOutcome(number, proposals, decision.finish, result.stall, turn_event(past, _describe_turn(past, result)))
 
 
-def to_proposal(item: SubmittedConfig, turn: int, mode: str) -> Proposal:
+def to_proposal(item: SubmittedConfig, turn: int, mode: str, metric: str) -> Proposal:
     """A submitted configuration as the search's proposal."""
-    expects = ExpectedOutcome(step_time_s=item.expected_step_time_s, peak_memory_gib=item.expected_memory_gib)
+    given = {metric: item.expected_step_time_s, PEAK_MEMORY: item.expected_memory_gib}
+    expects = ExpectedOutcome({name: value for name, value in given.items() if value is not None})
     return Proposal(item.config, "policy" if mode == "policy" else "llm", item.rationale, expects, turn)
 
 

@@ -153,7 +153,7 @@ def _describe_card(view: SearchView, options: PromptOptions) -> str:
             if moe
             else []
         ),
-        f"fixed work: global batch {card.global_batch_size} sequences of {card.seq_len} tokens",
+        f"fixed work: global batch {card.number('global_batch_size')} sequences of {card.number('seq_len')} tokens",
         f"{hardware.num_accelerators} x {one_line(hardware.accelerator, 40)}, {hardware.accelerators_per_node} per "
         f"node, {hardware.memory_gib:g} GiB each; Gbit/s per accelerator: {_or_unknown(hardware.scale_up_gbps)} in the "
         f"node, {_or_unknown(hardware.scale_out_gbps)} between nodes",

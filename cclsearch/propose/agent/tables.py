@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.configs import format_config, format_header, format_row
 from cclsearch.propose.agent.history import past_turns
@@ -18,9 +19,9 @@ MAX_RUNNING_SHOWN = 16
 def objective_line(view: SearchView, goal: str = "") -> str:
     """The definition of the loss, with its formula if there is one."""
     formula = f"\n{one_line(goal, 600)}" if goal else ""
-    if view.objective == "step_time":
+    if view.is_primary:
         return f"loss = seconds per optimizer step at the fixed work; lower is better{formula}"
-    name = quote_line(view.objective, 60)
+    name = quote_line(view.objective.name, 60)
     return f"loss of objective {name}; lower is better (tables also show the step time){formula}"
 
 
@@ -32,7 +33,7 @@ def trial_lines(view: SearchView, noise: float) -> list[str]:
     )
     if not ranked:
         return []
-    with_time = view.objective != "step_time"
+    with_time = not view.is_primary
     best = ranked[0].loss
     lines = [f"trial loss {'step_s ' if with_time else ''}vs_best mem_GiB | {format_header(view.space)}"]
     lines += [_trial_line(view, o, best, noise, with_time) for o in ranked[:MAX_TRIALS_SHOWN]]
@@ -45,11 +46,11 @@ def _trial_line(view: SearchView, o: Observation, best: float | None, noise: flo
     assert o.loss is not None
     ratio = o.loss / best if best else None
     near = "~" if ratio is not None and ratio - 1 <= noise and o.loss != best else ""
-    time = f"{_figure(o.step_time_s)} " if with_time else ""
+    time = f"{_figure(o.value(view.primary.name))} " if with_time else ""
     versus = f"x{ratio:.3f}{near}" if ratio is not None else "-"
     repeat = " (repeat)" if o.is_confirmation else ""
     row = f"{format_row(view.space, o.config)}{repeat}"
-    return f"{o.trial} {o.loss:.5g} {time}{versus} {_figure(o.peak_memory_gib)} | {row}"
+    return f"{o.trial} {o.loss:.5g} {time}{versus} {_figure(o.metrics.get(PEAK_MEMORY))} | {row}"
 
 
 def failure_lines(view: SearchView) -> list[str]:
@@ -84,7 +85,7 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
     if not chosen:
         return ["none left"]
     best = best_observation(view)
-    reference = best.step_time_s or None if best else None
+    reference = best.value(view.primary.name) or None if best else None
     lines = [f"pred_step_s optimistic_s vs_best mem_GiB P(fits) | {format_header(view.space)}"]
     for row in chosen[:count]:
         versus = f"x{table.time_N[row] / reference:.3f}" if reference else "-"
@@ -110,15 +111,16 @@ def calibration_lines(view: SearchView) -> list[str]:
             got = (
                 f"{_kind(o)}"
                 if o.loss is None
-                else f"{_figure(o.step_time_s or o.loss)} s, {_figure(o.peak_memory_gib)} GiB"
+                else f"{_figure(o.value(view.primary.name) or o.loss)} s, {_figure(o.metrics.get(PEAK_MEMORY))} GiB"
             )
-            lines.append(f"trial {o.trial}: expected {expected}; got {got}{_error(item.expected_step_time_s, o)}")
+            error = _error(item.expected_step_time_s, o, view.primary.name)
+            lines.append(f"trial {o.trial}: expected {expected}; got {got}{error}")
     return lines[:12]
 
 
 def trial_summary(view: SearchView, o: Observation) -> str:
     """One trial in one line."""
-    end = _kind(o) if o.loss is None else f"loss {o.loss:.5g}, step {_figure(o.step_time_s)} s"
+    end = _kind(o) if o.loss is None else f"loss {o.loss:.5g}, step {_figure(o.value(view.primary.name))} s"
     parts = [f"trial {o.trial}: {format_config(view.space, o.config)}: {end}, {describe_memory(view, o)}"]
     parts += [f"step times spread {o.spread:.1%}"] if o.spread is not None else []
     parts += [f"message: {quote_line(o.failure.message, 300)}"] if o.failure else []
@@ -127,7 +129,7 @@ def trial_summary(view: SearchView, o: Observation) -> str:
 
 def describe_memory(view: SearchView, o: Observation) -> str:
     """`memory 61.2 of 80 GiB (24% free)`, for the device that used most."""
-    peak, whole = o.peak_memory_gib, view.card.hardware.memory_gib
+    peak, whole = o.metrics.get(PEAK_MEMORY), view.card.hardware.memory_gib
     if peak is None:
         return "memory not measured"
     return f"memory {peak:.4g} of {whole:g} GiB ({1 - peak / whole:.0%} free)"
@@ -137,8 +139,8 @@ def _kind(o: Observation) -> str:
     return o.failure.kind.value if o.failure else "not_admitted"
 
 
-def _error(expected: float | None, o: Observation) -> str:
-    measured = o.step_time_s or o.loss
+def _error(expected: float | None, o: Observation, metric: str) -> str:
+    measured = o.value(metric) or o.loss
     if expected is None or measured is None or not measured:
         return ""
     return f" ({expected / measured - 1:+.0%} off)"

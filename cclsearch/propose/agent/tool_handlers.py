@@ -295,12 +295,12 @@ class ToolHandlers:
         """Why the row cannot win according to the surrogate; empty if it may win."""
         if self.table.fits_N[row] < MIN_FITS:
             return f"the surrogate's probability that it fits is {self.table.fits_N[row]:.2f}"
-        if self.view.objective != "step_time":
+        if not self.view.is_primary:
             return ""
         best = best_observation(self.view)
         low = float(self.table.low_N[row])
-        if best and best.step_time_s:
-            return "" if low < best.step_time_s else f"even its optimistic time, {low:.4g} s, does not beat the best"
+        if best and best.loss:
+            return "" if low < best.loss else f"even its optimistic time, {low:.4g} s, does not beat the best"
         reference = self._best_predicted()
         return f"its optimistic time, {low:.4g} s, is poor" if low > MAX_SLOWER * reference > 0 else ""
 

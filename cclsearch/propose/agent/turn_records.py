@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from cclsearch.card.model import Card
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import PEAK_MEMORY, Direction
 from cclsearch.core.values import Config, Failure, Model, Value
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.history import MOVE_TOPIC, TURN_TOPIC, past_turns, total_cost
@@ -26,6 +27,7 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.tool_handlers import Decision, ToolHandlers
 from cclsearch.propose.agent.turn import Exchange, TurnResult
 from cclsearch.propose.base import Observation, ProposerEvent, SearchView
+from cclsearch.score.objective import Objective, Term
 from cclsearch.space.table import Knob, Space
 
 TURNS_FOLDER = "turns"
@@ -53,10 +55,12 @@ class ObservationRecord(Model):
     loss: float | None
     step_time_s: float | None = None
     peak_memory_gib: float | None = None
+    """These two only in turns of 0.2.0 and earlier; now they are in `metrics`."""
     failure: Failure | None = None
     spread: float | None = None
     metrics: dict[str, float] = {}
     is_confirmation: bool = False
+    violation: float = 0.0
 
 
 class EventRecord(Model):
@@ -81,11 +85,21 @@ class ContextRecord(Model):
     """The configurations of the search space: int16 codes, row by row, deflated, base 64."""
     num_raw: int
     rules: tuple[str, ...]
-    objective: str
+    objective: Objective | str
+    """Turns of version 0.2.0 and earlier have only the name."""
     goal: str = ""
     """The formula of its loss, as the prompt shows it."""
     seed: int
     prior: tuple[ObservationRecord, ...] = ()
+
+    def target(self) -> Objective | None:
+        """The objective; one of which only the name is known stands for an unknown loss."""
+        if not isinstance(self.objective, str):
+            return self.objective
+        if self.objective == "step_time":
+            return None
+        unknown = Term(metric="step_time_s", direction=Direction.MINIMIZE, unit="s", weight=1.0, reference=1.0)
+        return Objective(name=self.objective, description="", terms=(unknown,))
 
     def space(self) -> Space:
         """The search space; raises UserError if the record is damaged."""
@@ -197,7 +211,7 @@ class TurnRecord(Model):
             held_back=frozenset(self.held_back),
             budget_left=self.budget_left,
             seed=context.seed,
-            objective=context.objective,
+            target=context.target(),
             prior=tuple(read_observation(record, space) for record in context.prior),
             events=tuple(ProposerEvent(r.topic, r.text, r.data) for r in self.remarks),
             next_trial=self.next_trial,
@@ -307,13 +321,16 @@ def _unpack(packed: str, kind: type[np.generic]) -> NDArray[Any]:
 
 def record_observation(o: Observation) -> ObservationRecord:
     """An observation as a record."""
-    fields = {name: getattr(o, name) for name in ObservationRecord.model_fields}
+    fields = {name: getattr(o, name) for name in ObservationRecord.model_fields if hasattr(o, name)}
     return ObservationRecord(**{**fields, "metrics": dict(o.metrics)})
 
 
 def read_observation(record: ObservationRecord, space: Space) -> Observation:
     """The observation of a record."""
-    return Observation(row=space.row(record.config), **dict(record))
+    fields = {name: value for name, value in dict(record).items() if name not in {"step_time_s", PEAK_MEMORY}}
+    earlier = {"step_time_s": record.step_time_s, PEAK_MEMORY: record.peak_memory_gib}
+    metrics = {name: value for name, value in earlier.items() if value is not None} | record.metrics
+    return Observation(row=space.row(record.config), **{**fields, "metrics": metrics})
 
 
 def write_record(path: Path, record: Model) -> None:

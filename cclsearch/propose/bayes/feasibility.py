@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
 from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, RowModel, calibrate
@@ -140,9 +141,9 @@ def _hypothesis_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, 
 
 def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Priors) -> CalibrationData:
     """Return each measured peak; for a trial without one, only whether it is above or below the limit."""
-    peaks = [o.peak_memory_gib if o.failure is None and o.peak_memory_gib else np.nan for o in seen]
+    peaks = [o.metrics.get(PEAK_MEMORY) if o.failure is None else None for o in seen]
     failed = np.array([o.failure is not None for o in seen], dtype=bool)
-    values = np.log(np.array(peaks, dtype=np.float64))
+    values = np.log(np.array([peak or np.nan for peak in peaks], dtype=np.float64))
     label_noise = [0.0 if o.failure is None else _LABEL_NOISE.get(o.failure.kind, _OTHER_LABEL_NOISE) for o in seen]
     return CalibrationData(
         rows_n=_rows(seen),

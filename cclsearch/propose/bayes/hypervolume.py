@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.card.arch import tokens_per_step
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.base import Observation, Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import MAX_FAILURE_PENALTY
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
@@ -29,8 +31,8 @@ MARGIN = 0.1
 _FROM_TIME: dict[str, Callable[[SearchView, Array, Array], Array]] = {
     "step_time_s": lambda view, time_s, ranks: time_s,
     "step_time": lambda view, time_s, ranks: time_s,
-    "tokens_per_s": lambda view, time_s, ranks: view.card.tokens_per_step / time_s,
-    "tokens_per_s_per_accelerator": lambda view, time_s, ranks: view.card.tokens_per_step / time_s / ranks,
+    "tokens_per_s": lambda view, time_s, ranks: tokens_per_step(view.card) / time_s,
+    "tokens_per_s_per_accelerator": lambda view, time_s, ranks: tokens_per_step(view.card) / time_s / ranks,
 }
 """Metrics that are computed from the step time and the number of accelerators instead of being learned."""
 
@@ -117,7 +119,7 @@ def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, 
     """(n, D) measured metrics on the scale of `_draw`; trials without a loss or one of the metrics are left out."""
     points = []
     for o in observations:
-        if o.loss is None or o.step_time_s is None:
+        if o.value("step_time_s") is None:
             continue
         values = [_value_of(o, name, view) for name, _ in metrics]
         if any(value is None for value in values):
@@ -133,9 +135,9 @@ def _value_of(o: Observation, name: str, view: SearchView) -> float | None:
     if name == "num_accelerators":
         return float(ranks)
     if name == "peak_memory_gib":
-        return o.peak_memory_gib
-    if name in _FROM_TIME and o.step_time_s is not None:
-        return float(_FROM_TIME[name](view, np.array(o.step_time_s), np.array(float(ranks))))
+        return o.metrics.get(PEAK_MEMORY)
+    if name in _FROM_TIME and (time_s := o.value("step_time_s")) is not None:
+        return float(_FROM_TIME[name](view, np.array(time_s), np.array(float(ranks))))
     return o.metrics.get(name)
 
 
@@ -143,11 +145,15 @@ class _LearnedMetric:
     """A metric without a closed form: a line in the log step time plus a Gaussian process over the knobs."""
 
     def __init__(self, view: SearchView, posterior: CandidatePosterior, name: str) -> None:
-        seen = [o for o in view.observations if o.row is not None and o.step_time_s is not None and name in o.metrics]
+        seen = [
+            o
+            for o in view.observations
+            if o.row is not None and o.value("step_time_s") is not None and name in o.metrics
+        ]
         self._values = np.array([self.scale(view, name, o.metrics[name]) for o in seen], dtype=np.float64)
         self._center = float(self._values.mean()) if len(seen) else 0.0
         self._spread = max(float(self._values.std()), 1e-6) if len(seen) else 1.0
-        log_time = np.log(np.array([o.step_time_s for o in seen], dtype=np.float64))
+        log_time = np.log(np.array([o.value("step_time_s") for o in seen], dtype=np.float64))
         self._center_time = float(log_time.mean()) if len(seen) else 0.0
         rows = np.array([o.row for o in seen], dtype=np.int64)
         known = dict(zip(rows.tolist(), (log_time - self._center_time).tolist(), strict=True))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Observation, Proposal, SearchView
+from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.hypervolume import Direction, propose_pareto
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
@@ -84,7 +84,7 @@ class ParetoProposer:
             pending = frozenset(candidate.row for candidate in taken if candidate.size is size)
             part = _limit_view(view, size, pending)
             posterior = self._fit_posterior(part, size)
-            own = [math.log(o.step_time_s) for o in part.observations if o.loss is not None and o.step_time_s]
+            own = [math.log(o.loss) for o in part.observations if o.loss]
             best_of_smaller = min([best_of_smaller, *own])
             if posterior is None:
                 continue
@@ -109,7 +109,7 @@ class ParetoProposer:
         expects = posterior.expected_outcome(m)
         rationale = (
             f"largest expected gain of the Pareto front, on {candidate.size.num_accelerators} accelerators:"
-            f" expected {expects.step_time_s:.3g} s, P(success) {posterior.p_success_m[m]:.0%}"
+            f" expected {expects.metrics[posterior.metric]:.3g} s, P(success) {posterior.p_success_m[m]:.0%}"
         )
         return Proposal(candidate.size.space.config(candidate.row), self.name, rationale, expects)
 
@@ -138,7 +138,7 @@ def _strip_widths(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
 def _limit_view(view: SearchView, size: _Size, pending: frozenset[int]) -> SearchView:
     """Return the view of a search for the step time at that size alone; rows of it in `pending` count as running."""
     here = [
-        replace(o, row=size.row_of[o.row], loss=_time_as_loss(o))
+        replace(o, row=size.row_of[o.row], loss=o.value("step_time_s"))
         for o in view.observations
         if o.row is not None and o.row in size.row_of
     ]
@@ -151,12 +151,8 @@ def _limit_view(view: SearchView, size: _Size, pending: frozenset[int]) -> Searc
         observations=tuple(here),
         pending=running | pending,
         held_back=held_back,
-        objective="step_time",
+        target=None,
     )
-
-
-def _time_as_loss(observation: Observation) -> float | None:
-    return None if observation.loss is None else observation.step_time_s
 
 
 @PROPOSERS.register("pareto")

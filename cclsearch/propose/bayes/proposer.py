@@ -33,8 +33,9 @@ class DefaultProposer:
     def _propose_row(self, view: SearchView, posterior: CandidatePosterior, m: int, improvement: float) -> Proposal:
         expects = posterior.expected_outcome(m)
         rationale = (
-            f"expected step time {expects.step_time_s:.3g} s, success probability {posterior.p_success_m[m]:.0%}"
+            f"expected {view.primary.words} {expects.metrics[posterior.metric]:.3g} {view.primary.unit or ''}".rstrip()
+            + f", success probability {posterior.p_success_m[m]:.0%}"
         )
-        if posterior.best is not None and view.objective == "step_time":
+        if posterior.best is not None and view.is_primary:
             rationale += f", expected improvement {improvement:.1%} of the best so far"
         return Proposal(view.space.config(int(posterior.rows_m[m])), self.name, rationale, expects)

@@ -71,7 +71,7 @@ def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: in
 
 def p10_halfwidth_m(view: SearchView, posterior: CandidatePosterior) -> Array:
     """(m,) half-width of the 10th to 90th percentile interval of the step time, in log units."""
-    if view.objective == "step_time":
+    if view.is_primary:
         return TENTH_PERCENTILE * posterior.sd_m
     return np.asarray(TENTH_PERCENTILE * np.sqrt(posterior.time.most_likely.marginals(posterior.rows_m)[1]))
 

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
 from cclsearch.propose.bayes.feasibility import Feasibility, fit_feasibility
 from cclsearch.propose.bayes.prior_hints import collect_hints, shift_prior
@@ -34,6 +35,8 @@ RESIDUAL_FACTORS = (0.1, 1.0, 3.0)
 class CandidatePosterior:
     """The posterior at m candidate rows, as k weighted models."""
 
+    metric: str
+    """The primary metric."""
     rows_m: NDArray[np.int64]
     """Candidate rows: they may be proposed."""
     weight_k: Array
@@ -68,11 +71,8 @@ class CandidatePosterior:
 
     def expected_outcome(self, m: int) -> ExpectedOutcome:
         """Return what candidate `m` is expected to measure."""
-        return ExpectedOutcome(
-            step_time_s=float(np.exp(self.log_time_m[m])),
-            peak_memory_gib=float(self.memory_gib_m[m]),
-            fits=float(self.p_fits_m[m]),
-        )
+        expected = {self.metric: float(np.exp(self.log_time_m[m])), PEAK_MEMORY: float(self.memory_gib_m[m])}
+        return ExpectedOutcome(expected, fits=float(self.p_fits_m[m]))
 
 
 def fit_posterior(view: SearchView, priors: Priors | None = None) -> CandidatePosterior | None:
@@ -83,7 +83,7 @@ def fit_posterior(view: SearchView, priors: Priors | None = None) -> CandidatePo
     if not len(open_rows):
         return None
     earlier = _match_earlier(view)
-    time = fit_time_models(model, view.observations, earlier, priors)
+    time = fit_time_models(model, view.observations, earlier, priors, view.primary.name)
     feasibility = fit_feasibility(model, (*earlier, *view.observations), priors)
     rows = _prune(model, time, feasibility, open_rows)
     pending = np.array(sorted(view.pending), dtype=np.int64)
@@ -91,11 +91,12 @@ def fit_posterior(view: SearchView, priors: Priors | None = None) -> CandidatePo
     rng = np.random.default_rng([view.seed, len(view.observations), len(pending)])
     mean, sd, weight = time.draw(both, rng)
     log_time = weight @ mean
-    if view.objective != "step_time":
+    if not view.is_primary:
         mean, sd, weight = _loss_from_time(view, model, time, both, (mean, sd, weight))
     memory_gib, p_fits, p_success = feasibility.predict(rows)
     size = len(rows)
     return CandidatePosterior(
+        metric=view.primary.name,
         rows_m=rows,
         weight_k=weight,
         mean_km=mean[:, :size],
@@ -137,7 +138,7 @@ def _prune(model: CardModel, time: TimeModels, feasibility: Feasibility, rows: N
     return np.sort(rows[order[:MAX_CANDIDATES]])
 
 
-def loss_scale(seen: Sequence[Observation]) -> tuple[bool, float, float]:
+def loss_scale(seen: Sequence[Observation], metric: str) -> tuple[bool, float, float]:
     """Return whether losses are logged, and the center and spread that standardize them.
 
     One unit of a scaled loss equals one unit of log step time. Until the trials' step times differ, losses are scaled
@@ -147,7 +148,7 @@ def loss_scale(seen: Sequence[Observation]) -> tuple[bool, float, float]:
     is_log = bool(np.all(losses > 0))
     values = np.log(losses) if is_log else losses
     center = float(np.median(values))
-    log_time = np.log([o.step_time_s for o in seen if o.step_time_s])
+    log_time = np.log([value for o in seen if (value := o.value(metric))])
     time_spread = float(np.std(log_time)) if len(log_time) == len(losses) else 0.0
     if time_spread > MIN_LOG_TIME_SD and np.std(values) > 0:
         return is_log, center, float(np.std(values)) / time_spread
@@ -159,9 +160,9 @@ def _best(view: SearchView) -> float | None:
     lowest = min((o.loss for o in ranked if o.loss is not None), default=None)
     if lowest is None:
         return None
-    if view.objective == "step_time":
+    if view.is_primary:
         return float(np.log(lowest))
-    is_log, center, spread = loss_scale(ranked)
+    is_log, center, spread = loss_scale(ranked, view.primary.name)
     return float(((np.log(lowest) if is_log else lowest) - center) / spread)
 
 
@@ -174,11 +175,12 @@ def _loss_from_time(
     are weighted by their evidence.
     """
     seen = [o for o in view.observations if o.row is not None and o.loss is not None]
-    is_log, center, spread = loss_scale(seen) if seen else (True, 0.0, 1.0)
+    is_log, center, spread = loss_scale(seen, view.primary.name) if seen else (True, 0.0, 1.0)
     losses = np.array([o.loss for o in seen], dtype=np.float64)
     values = ((np.log(losses) if is_log else losses) - center) / spread
     seen_rows = np.array([o.row for o in seen], dtype=np.int64)
-    measured = {int(o.row): float(np.log(o.step_time_s)) for o in seen if o.row is not None and o.step_time_s}
+    name = view.primary.name
+    measured = {int(o.row): float(np.log(v)) for o in seen if o.row is not None and (v := o.value(name))}
     seen_time = np.array(list(measured.values()) or time.mean(rows))
     center_time = float(np.median(seen_time))
 

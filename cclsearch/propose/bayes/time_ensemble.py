@@ -64,14 +64,14 @@ class TimeModels:
 
 
 def fit_time_models(
-    model: CardModel, observations: Sequence[Observation], earlier: Sequence[Observation], priors: Priors
+    model: CardModel, observations: Sequence[Observation], earlier: Sequence[Observation], priors: Priors, metric: str
 ) -> TimeModels:
     """Return the weighted hypotheses, fitted to the step times of this search and of earlier runs."""
     hypotheses, scores = [], []
     for noise in NOISE_FACTORS:
         for residual in RESIDUAL_FACTORS:
             prior = replace(priors.time, shape=priors.time.shape.scaled(residual), noise=priors.time.noise * noise)
-            hypothesis = model.calibrate_time(collect_time_data(observations, earlier, prior), prior)
+            hypothesis = model.calibrate_time(collect_time_data(observations, earlier, prior, metric), prior)
             hypotheses.append(hypothesis)
             scores.append(hypothesis.log_evidence - 0.5 * np.log(residual) ** 2 - 0.2 * np.log(noise))
     weights = np.exp(np.array(scores) - max(scores))
@@ -81,12 +81,12 @@ def fit_time_models(
 
 
 def collect_time_data(
-    observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior
+    observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior, metric: str
 ) -> CalibrationData:
     """Return every measured step time of this search and of earlier runs, as log seconds by row of the space."""
-    own = [o for o in observations if o.row is not None and o.step_time_s is not None]
-    other = [o for o in earlier if o.row is not None and o.step_time_s is not None]
-    values = np.log(np.array([o.step_time_s for o in (*own, *other)], dtype=np.float64))
+    own = [o for o in observations if o.row is not None and o.value(metric) is not None]
+    other = [o for o in earlier if o.row is not None and o.value(metric) is not None]
+    values = np.log(np.array([o.value(metric) for o in (*own, *other)], dtype=np.float64))
     base = np.array([prior.noise] * len(own) + [np.hypot(prior.noise, OTHER_RUN_NOISE)] * len(other))
     return CalibrationData(
         rows_n=np.array([o.row for o in (*own, *other)], dtype=np.int64),

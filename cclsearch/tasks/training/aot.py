@@ -81,10 +81,10 @@ def compile_memory(card: Card, config: Config, topology: str) -> CompiledMemory:
     payload = {
         "config": dict(config),
         "arch": card.arch.model_dump(mode="json"),
-        "global_batch_size": card.global_batch_size,
-        "seq_len": card.seq_len,
+        "global_batch_size": card.number("global_batch_size"),
+        "seq_len": card.number("seq_len"),
         "precision": card.precision,
-        "gradient_accumulation": max(1, card.global_batch_size // per_pass),
+        "gradient_accumulation": max(1, card.number("global_batch_size") // per_pass),
         "num_ranks": math.prod(shape),
         "seed": 0,
     }

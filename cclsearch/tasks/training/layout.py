@@ -74,7 +74,7 @@ def read_layout(card: Card, space: Space) -> Layout:
         return np.maximum(_numbers(space, name, default), 1.0)
 
     dp, micro_batch = number("dp"), number("micro_batch_size")
-    accumulation = np.maximum(card.global_batch_size / (dp * micro_batch), 1.0)
+    accumulation = np.maximum(card.number("global_batch_size") / (dp * micro_batch), 1.0)
     return Layout(
         tp=number("tp"),
         dp=dp,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.card.arch import ParameterCount, count_parts
 from cclsearch.card.model import Card
-from cclsearch.tasks.training.arch import ParameterCount, count_parts
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.machine import Machine
 
@@ -81,7 +81,7 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
         optimizer, unsharded = optimizer / np.where(layout.zero >= 1, by_dp, 1.0), np.zeros(len(layout))
     else:
         optimizer, unsharded = optimizer / by_dp, optimizer * (1 - 1 / by_dp)
-    tokens = layout.micro_batch * card.seq_len
+    tokens = layout.micro_batch * card.number("seq_len")
     layers = np.ceil(arch.num_layers / layout.pp)
     split, whole = _activation_bytes(card, layout, tokens)
     inputs = 2.0 * tokens * arch.hidden_size / np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
@@ -152,7 +152,7 @@ def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> tuple[Array,
     # [K]: 24 = 8 for attention + 16 for a feed-forward part of 4x the hidden size; a gated one keeps three such tensors
     attention = 2.0 * arch.head_dim * (2 * arch.num_heads + 2 * arch.num_kv_heads) / h
     mlp = (6.0 if arch.gated_mlp else 4.0) * ffn / h
-    matrix = 5.0 * arch.num_heads * card.seq_len / h * layout.plain_attention
+    matrix = 5.0 * arch.num_heads * card.number("seq_len") / h * layout.plain_attention
     certain = (10.0 + attention + mlp + matrix) / tp
     eager = EAGER_NORM_BYTES * layout.unfused_norms
     certain = certain + eager / tp

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.card.arch import count_parts
 from cclsearch.card.model import Card
-from cclsearch.tasks.training.arch import count_parts
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.machine import Machine
 from cclsearch.tasks.training.memory import Multipliers, name_multipliers, parameters_per_rank
@@ -80,7 +80,7 @@ class TimeParts:
 def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     """Return the parts of every configuration before multipliers; the module docstring lists the sources."""
     arch, counts = card.arch, count_parts(card.arch)
-    tokens = layout.micro_batch * card.seq_len
+    tokens = layout.micro_batch * card.number("seq_len")
     layers = np.ceil(arch.num_layers / layout.pp)
     h, width = arch.hidden_size, arch.num_heads * arch.head_dim
     rate = machine.flops_per_s * GEMM_PEAK_SHARE
@@ -89,9 +89,10 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     # [M] eq. 3: 2 FLOP per parameter and token forward, twice that backward
     gemm = 6.0 * matmul * tokens * layers / layout.tp / rate * slow
     # [M] eq. 3, attention matrix: half of it is masked, but only fused kernels skip that half
-    attention = 6.0 * tokens * card.seq_len * width * layers / layout.tp / (machine.flops_per_s * ATTENTION_PEAK_SHARE)
+    sequence = card.number("seq_len")
+    attention = 6.0 * tokens * sequence * width * layers / layout.tp / (machine.flops_per_s * ATTENTION_PEAK_SHARE)
     attention = attention * layout.attention_slowness * (1 + layout.plain_attention)
-    matrix_bytes = 11.0 * arch.num_heads * tokens * card.seq_len * layers / layout.tp
+    matrix_bytes = 11.0 * arch.num_heads * tokens * sequence * layers / layout.tp
     # [K] section 4: about 34 bytes of activations per token and hidden unit, written and read forward and backward
     shared = np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
     touched = tokens * h * layers * (60.0 / shared + 60.0 / layout.tp)

@@ -98,9 +98,9 @@ def count_micro_batches(trace: TraceView) -> int | None:
         return None
     data_parallel = trace.degree("dp")
     micro_batch = trace.config.as_int("micro_batch_size", 0) or trace.config.as_int("micro_batch", 0)
-    if micro_batch < 1 or trace.card.global_batch_size % (data_parallel * micro_batch):
+    if micro_batch < 1 or trace.card.number("global_batch_size") % (data_parallel * micro_batch):
         return None
-    return trace.card.global_batch_size // (data_parallel * micro_batch)
+    return trace.card.number("global_batch_size") // (data_parallel * micro_batch)
 
 
 @metric(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import JsonValue
 
+from cclsearch.card.arch import count_parts, flops_per_token, tokens_per_step
 from cclsearch.card.hardware import PRECISIONS, Accelerator, match_accelerator
 from cclsearch.card.model import Card, Phase
 from cclsearch.core.text import one_line
-from cclsearch.tasks.training.arch import count_parts, flops_per_token
 from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -72,12 +72,12 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     card = require_card(trace)
     peak = find_peak(trace, card.precision)
     step = measure_step_time(trace)
-    per_token = flops_per_token(card.arch, card.seq_len)
-    counted = 12.0 * card.arch.num_layers * card.arch.num_heads * card.arch.head_dim * card.seq_len
+    per_token = flops_per_token(card.arch, card.number("seq_len"))
+    counted = 12.0 * card.arch.num_layers * card.arch.num_heads * card.arch.head_dim * card.number("seq_len")
     per_token += (attention - 12.0) / 12.0 * counted
     if card.phase is Phase.INFERENCE:
         per_token /= 3.0
-    achieved = per_token * card.tokens_per_step / step.value / trace.num_devices
+    achieved = per_token * tokens_per_step(card) / step.value / trace.num_devices
     if achieved > peak.flops:
         raise NotAvailable(
             Reason.NO_FLOPS_MODEL,
@@ -93,7 +93,7 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
             "device": peak.device,
             "peak_flops": peak.flops,
             "flops_per_token": per_token,
-            "tokens_per_step": card.tokens_per_step,
+            "tokens_per_step": tokens_per_step(card),
             "num_devices": trace.num_devices,
             "achieved_flops_per_device": achieved,
             "active_params": count_parts(card.arch).active,

@@ -52,7 +52,7 @@ def _from_log(seconds: Sequence[float], of: str) -> Draft:
 
 def _require_batches(trace: TraceView) -> dict[int, list[Batch]]:
     if trace.card is not None and trace.card.phase is not Phase.INFERENCE:
-        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {trace.card.phase.value}, not for inference")
+        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {trace.card.task}, not for inference")
     found = {rank: batches for rank, view in trace.ranks.items() if (batches := find_batches(view))}
     if not found:
         raise NotAvailable(Reason.NO_STEP_MARKERS, "no step marker separates prefill from decode")

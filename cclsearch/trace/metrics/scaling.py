@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.model import Phase
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -72,5 +73,5 @@ def _batch_rule(trace: TraceView, base: TraceView) -> tuple[Rule, float, bool]:
     if trace.card is None or base.card is None:
         return "strong", 1.0, False
     card, other = require_card(trace, Phase.TRAINING), require_card(base, Phase.TRAINING)
-    ratio = card.tokens_per_step / other.tokens_per_step
+    ratio = tokens_per_step(card) / tokens_per_step(other)
     return ("strong" if ratio == 1 else "weak"), ratio, True

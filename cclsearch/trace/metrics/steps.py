@@ -7,6 +7,7 @@ import statistics
 import numpy as np
 from pydantic import JsonValue
 
+from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.model import Card, Phase
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -90,7 +91,7 @@ def require_card(trace: TraceView, phase: Phase | None = None) -> Card:
     if trace.card is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card)")
     if phase is not None and trace.card.phase is not phase:
-        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {trace.card.phase.value}, not for {phase.value}")
+        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {trace.card.task}, not for {phase.value}")
     return trace.card
 
 
@@ -105,7 +106,7 @@ def measure_tokens_per_s(trace: TraceView) -> Draft:
     """Tokens per second of all accelerators; `inputs` has the rate per device."""
     card = require_card(trace, Phase.TRAINING)
     step = measure_step_time(trace)
-    rate = card.tokens_per_step / step.value
+    rate = tokens_per_step(card) / step.value
     return Draft(
         value=rate,
         n_steps=step.n_steps,
@@ -113,7 +114,7 @@ def measure_tokens_per_s(trace: TraceView) -> Draft:
         reason=step.reason,
         detail=step.detail,
         inputs={
-            "tokens_per_step": card.tokens_per_step,
+            "tokens_per_step": tokens_per_step(card),
             "trace_step_time_s": step.value,
             "tokens_per_s_per_device": rate / trace.num_devices,
         },

@@ -131,7 +131,8 @@ class Arbiter:
         queued = find_queued(view) if state.phase is ArbiterPhase.LLM else None
         if queued and self._turn_is_recent(view):
             turn, items = queued
-            return [to_proposal(item, turn.number, self._agent.options.mode) for item in items[:count]]
+            mode, metric = self._agent.options.mode, view.primary.name
+            return [to_proposal(item, turn.number, mode, metric) for item in items[:count]]
         reached = self._agent.limit_reached(view)
         if reached:
             self._move(view, self._as_llm(state), ArbiterPhase.OFF, "limit", f"a limit is reached: {reached}")

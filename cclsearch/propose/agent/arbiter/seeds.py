@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import ExpectedOutcome, Proposal, Proposer, SearchView
@@ -39,7 +40,10 @@ def _safe_default(view: SearchView, table: SurrogateTable) -> list[Proposal]:
     rows = np.flatnonzero(safe if safe.any() else open_N)
     key = table.time_N[rows] if safe.any() else -table.fits_N[rows]
     row = int(rows[np.argmin(key)])
-    expects = ExpectedOutcome(float(table.time_N[row]), float(table.memory_gib_N[row]), float(table.fits_N[row]))
+    expects = ExpectedOutcome(
+        {view.primary.name: float(table.time_N[row]), PEAK_MEMORY: float(table.memory_gib_N[row])},
+        float(table.fits_N[row]),
+    )
     return [Proposal(view.space.config(row), "seed", "a safe default: the fastest that is very likely to fit", expects)]
 
 

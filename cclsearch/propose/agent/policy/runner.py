@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cclsearch.card.arch import count_parameters
 from cclsearch.card.model import Card
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
@@ -16,7 +17,6 @@ from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, 
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import SearchView
 from cclsearch.space.table import Space
-from cclsearch.tasks.training.arch import count_parameters
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def workload_fields(card: Card, space: Space) -> dict[str, Any]:
     return {
         "name": card.name,
         "model_family": card.family,
-        "phase": card.phase.value,
+        "phase": card.phase.value if card.phase else card.task,
         "moe": moe is not None,
         "precision": card.precision,
         "num_layers": arch.num_layers,
@@ -85,8 +85,8 @@ def workload_fields(card: Card, space: Space) -> dict[str, Any]:
         "num_experts": moe.num_experts if moe else None,
         "top_k": moe.top_k if moe else None,
         "expert_intermediate_size": moe.expert_intermediate_size if moe else None,
-        "batch_size": card.global_batch_size,
-        "seq_len": card.seq_len,
+        "batch_size": card.number("global_batch_size"),
+        "seq_len": card.number("seq_len"),
         "run_script": None,
         "trace_dir": None,
         "config_space": [

@@ -1,10 +1,10 @@
-"""Counts the parameters and FLOP of a decoder-only transformer from its dimensions."""
+"""Counts the parameters and FLOP of a decoder-only transformer, and the tokens of a training step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cclsearch.card.model import ModelArch
+from cclsearch.card.model import Card, ModelArch
 
 
 @dataclass(frozen=True)
@@ -83,3 +83,8 @@ def flops_per_token(arch: ModelArch, seq_len: int) -> float:
     parts = count_parts(arch)
     matmul = parts.active - parts.embedding - parts.head + arch.vocab_size * arch.hidden_size
     return 6.0 * matmul + 12.0 * arch.num_layers * arch.num_heads * arch.head_dim * seq_len
+
+
+def tokens_per_step(card: Card) -> int:
+    """Return the tokens of an optimizer step of training: global batch x sequence length."""
+    return card.number("global_batch_size") * card.number("seq_len")

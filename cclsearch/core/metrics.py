@@ -1,0 +1,44 @@
+"""What is known of a metric before anything runs: name, unit, better direction, and words."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cclsearch.core.values import Model
+
+PEAK_MEMORY = "peak_memory_gib"
+"""Largest memory use of a device, in GiB: measured for every task, and limited by the hardware."""
+NUM_ACCELERATORS = "num_accelerators"
+"""Number of accelerators that a trial used: known for every task before a trial runs."""
+
+
+class Direction(StrEnum):
+    """Better direction of a metric."""
+
+    MINIMIZE = "minimize"
+    MAXIMIZE = "maximize"
+
+
+class MetricInfo(Model):
+    """Properties of a metric that are known before a trial runs."""
+
+    name: str
+    unit: str | None
+    """None if the toolkit's registry has no unit."""
+    direction: Direction | None
+    """None if either direction may be wanted."""
+    source: str
+    """`result` (the run script's result and the card), `trace`, or `script` (a metric of the script's own)."""
+    label: str = ""
+    """Words for people, such as `step time`; the name if it is empty."""
+    missing: str = ""
+    """Reason of a missing value, for messages."""
+    is_positive: bool = False
+    """Whether every measured value is above 0."""
+    needs: str = ""
+    """Optional measurement of the run script that the metric needs, such as `energy_j` or `peak_memory_bytes`."""
+
+    @property
+    def words(self) -> str:
+        """The label, or the name in its place."""
+        return self.label or self.name

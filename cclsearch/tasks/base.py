@@ -1,0 +1,53 @@
+"""A task: a kind of workload, and everything about it that the engine does not know.
+
+A plugin subclasses `Task`, sets its attributes, and registers one instance:
+
+    from cclsearch.plugins import TASKS
+    from cclsearch.tasks.base import Task
+
+    class MyTask(Task):
+        name = "my-task"
+        ...
+
+    TASKS.register("my-task")(MyTask())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cclsearch.card.fields import CardField
+from cclsearch.card.model import Card
+from cclsearch.core.metrics import MetricInfo
+
+
+class Task:
+    """One kind of workload: measurements, run contract, admission rules, space rules, predictor and words."""
+
+    name: str
+    """Name in a card's `workload.task`."""
+    metrics: tuple[MetricInfo, ...]
+    """What its trials measure, or derive from the run script's result and the card."""
+    primary: str
+    """The metric that searches optimize by default, and that reports show of every trial; always above 0."""
+    objective: str | None = None
+    """The objective of a search that names none (a file in `objectives/`); None: the primary metric."""
+    highlights: tuple[str, ...] = ()
+    """Metrics that summaries show beside the primary one, in order."""
+    card_fields: tuple[CardField, ...] = ()
+    """Fields of a card that describe the work; their values are in `Card.work`."""
+    needs_model: bool = True
+    """Whether a card must describe a model."""
+    rules: tuple[str, ...] = ()
+    """Names of the rules that apply to the space of every framework."""
+    numbers: Mapping[str, Callable[[Card], int]] = {}
+    """Numbers of a card whose divisors a framework's knob may take as choices (`divisors_of`)."""
+
+    @property
+    def primary_metric(self) -> MetricInfo:
+        """The properties of the primary metric."""
+        return next(metric for metric in self.metrics if metric.name == self.primary)
+
+    def describe_work(self, card: Card) -> str:
+        """The card's work in one phrase, for reports and prompts."""
+        return ", ".join(f"{name} {value}" for name, value in card.work.items())

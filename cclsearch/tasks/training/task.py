@@ -1,0 +1,27 @@
+"""The task `training`: optimizer steps of a fixed global batch."""
+
+from __future__ import annotations
+
+from cclsearch.card.fields import WORK_FIELDS
+from cclsearch.card.model import Card
+from cclsearch.plugins import TASKS
+from cclsearch.score.catalog import CATALOG
+from cclsearch.tasks.base import Task
+
+
+class TrainingTask(Task):
+    """Trains a decoder-only transformer; the time of a step is measured."""
+
+    name = "training"
+    metrics = tuple(CATALOG.values())
+    primary = "step_time_s"
+    objective = "step_time"
+    highlights = ("tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_gib")
+    card_fields = WORK_FIELDS
+
+    def describe_work(self, card: Card) -> str:
+        """The work of a step: `64 x 4096 tokens/step`."""
+        return f"{card.work['global_batch_size']} x {card.work['seq_len']} tokens/step"
+
+
+TASKS.register("training")(TrainingTask())
