@@ -90,7 +90,14 @@ def make_wide_input(num_knobs: int, num_choices: int, name: str) -> PromptInput:
     space = Space(knobs, np.unique(codes, axis=0), num_choices**num_knobs, ("a rule",))
     oom = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="нет памяти " * 500)
     seen = [
-        Observation(i + 1, space.config(i), i, None if i % 2 else 9.0, 9.0, failure=oom if i % 2 else None)
+        Observation(
+            i + 1,
+            space.config(i),
+            i,
+            None if i % 2 else 9.0,
+            failure=oom if i % 2 else None,
+            metrics={} if i % 2 else {"step_time_s": 9.0},
+        )
         for i in range(100)
     ]
     view = replace(search_of([]).view, space=space, observations=tuple(seen))

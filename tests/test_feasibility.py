@@ -45,7 +45,14 @@ def fit(
     ran: Sequence[tuple[int, int]], failed: Sequence[tuple[int, int]] = (), peak: float | None = None
 ) -> Feasibility:
     seen = [
-        Observation(n, SPACE.config(row_of(*split)), row_of(*split), 1.0, 1.0, peak) for n, split in enumerate(ran)
+        Observation(
+            n,
+            SPACE.config(row_of(*split)),
+            row_of(*split),
+            1.0,
+            metrics={"step_time_s": 1.0} | ({} if peak is None else {"peak_memory_gib": peak}),
+        )
+        for n, split in enumerate(ran)
     ] + [
         Observation(n, SPACE.config(row_of(*split)), row_of(*split), None, failure=FAILED)
         for n, split in enumerate(failed, start=len(ran))

@@ -22,11 +22,13 @@ def space() -> Space:
 def some_observations(space: Space) -> list[Observation]:
     metrics = {"step_time_s": 2.5, "peak_memory_gib": 60.0, "mfu": 0.4}
     return [
-        Observation(1, space.config(0), 0, 2.5, 2.5, 60.0, spread=0.01, metrics=metrics),
+        Observation(1, space.config(0), 0, 2.5, spread=0.01, metrics=metrics | {"peak_memory_gib": 60.0}),
         Observation(2, space.config(1), 1, None, failure=OOM, metrics={"peak_memory_gib": 80.0}),
         Observation(3, Config(bucket=0.5, overlap=True, tp=2), 3, 0.0, metrics={"mfu": 0.4, "step_time_s": 2.5}),
         Observation(4, Config(tp=8), None, 3.0, is_confirmation=True),
-        Observation(5, Config(tp=4.0, overlap=0, bucket=0.5), 4, None, peak_memory_gib=1.0),
+        Observation(
+            5, Config(tp=4.0, overlap=0, bucket=0.5), 4, None, violation=0.25, metrics={"peak_memory_gib": 1.0}
+        ),
     ]
 
 
