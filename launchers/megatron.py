@@ -80,6 +80,7 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
     config = data["config"]
     degrees = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size"}
     words = [word for knob, option in degrees.items() for word in (option, str(config.get(knob, 1)))]
+    words += ["--context-parallel-size", str(config["cp"])] if "cp" in config else []
     if data["arch"].get("moe"):
         words += ["--expert-model-parallel-size", str(config.get("ep", 1))]
     recompute = {

@@ -65,6 +65,7 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
         *("--parallelism.tensor_parallel_degree", str(config.get("tp", 1))),
         *("--parallelism.pipeline_parallel_degree", str(config.get("pp", 1))),
         *("--parallelism.pipeline_parallel_schedule", "1F1B"),
+        *(("--parallelism.context_parallel_degree", str(config["cp"])) if "cp" in config else ()),
         *("--parallelism.expert_parallel_degree", str(config.get("ep", 1))),
         # its default, spmd_types, passes FSDP arguments that only a nightly torch accepts (2.13 refuses them)
         *("--parallelism.spmd_backend", "partial_dtensor"),

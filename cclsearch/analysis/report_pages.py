@@ -20,7 +20,8 @@ from cclsearch.report.pareto import draw_pareto_page
 from cclsearch.run.folder import Run
 from cclsearch.search.session import rebuild_space
 from cclsearch.search.sweep import read_sweep
-from cclsearch.space.table import RANK_DEGREES, Space
+from cclsearch.space.knobs import rank_degrees
+from cclsearch.space.table import Space
 
 MAX_PREDICTED = 8
 """How many neighbors that did not run are shown, with their predicted step time."""
@@ -102,7 +103,7 @@ def neighbor_rows(space: Space, config: Config) -> list[int | None]:
         for other in (at - 1, at + 1):
             if 0 <= other < len(knob.choices):
                 moved.append({**config, knob.name: knob.choices[other]})
-    degrees = [knob for knob in space.knobs if knob.name in RANK_DEGREES]
+    degrees = [knob for knob in space.knobs if knob.name in rank_degrees()]
     for up in degrees:
         for down in degrees:
             grown, shrunk = int(config[up.name]) * 2, int(config[down.name]) // 2

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from cclsearch.space.table import Space
     from cclsearch.tasks.training.prediction import Prediction
 
-_SHORT = {"micro_batch_size": "mb", "activation_checkpointing": "ckpt", "sequence_parallel": "sp", "zero_stage": "zero"}
 EXAMPLE = """ccl-search predict --workload wl2 --top 5
   ccl-search predict --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1 --png parts.png
   ccl-search predict --workload tiny-jax --aot v5e:2x2 --top 2"""
@@ -189,6 +188,11 @@ def _draw(path: Path, described: list[dict[str, Any]], card: Card) -> None:
 
 def _short_labels(configs: list[dict[str, Any]]) -> list[str]:
     """Return bar labels: the parallel degrees and every knob in which the configurations differ."""
-    degrees = {"tp", "dp", "pp", "ep"}
-    shown = [name for name in configs[0] if name in degrees or len({str(c.get(name)) for c in configs}) > 1]
-    return [" ".join(f"{_SHORT.get(n, n)}={str(c[n]).lower()}" for n in shown)[:52] for c in configs]
+    from cclsearch.space.knobs import meaning_of
+
+    labels = {
+        name: meaning_of(name).label or name
+        for name in configs[0]
+        if meaning_of(name).splits or len({str(config.get(name)) for config in configs}) > 1
+    }
+    return [" ".join(f"{label}={str(c[n]).lower()}" for n, label in labels.items())[:52] for c in configs]

@@ -42,7 +42,7 @@ class TrialInput(Model):
     gradient_accumulation: int = Field(ge=1)
     """Derived: global batch / (dp x micro-batch)."""
     num_ranks: int = Field(ge=1)
-    """tp x dp x pp."""
+    """Product of the degrees of parallelism."""
     ranks_per_node: int = Field(ge=1)
     warmup_steps: int = 2
     """Optimizer steps before the timed window."""

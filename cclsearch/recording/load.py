@@ -19,7 +19,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
-from cclsearch.space.table import DEGREES, RANK_DEGREES, Knob, Space, count_ranks, space_from_rows
+from cclsearch.space.knobs import meaning_of, rank_degrees, stated_knobs
+from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 
 STATUSES = ("ok", "oom", "failed")
 DERIVED = "grad_accum"
@@ -98,7 +99,7 @@ def load_recording(folder: Path | str) -> Recording:
 def _note_missing_degrees(card: Card, knobs: Sequence[Knob], rows: Sequence[RecordedRow]) -> tuple[str, ...]:
     """A note if a degree has no column and the ranks do not match the card: the column's name may be misspelled."""
     names = [knob.name for knob in knobs]
-    missing = [degree for degree in RANK_DEGREES if degree not in names]
+    missing = [degree for degree in stated_knobs(rank_degrees(), ()) if degree not in names]
     wanted = card.hardware.num_accelerators
     short = sum(count_ranks(row.config) != wanted for row in rows)
     if not missing or not short:
@@ -160,10 +161,12 @@ def _parse_column(path: Path, name: str, cells: Sequence[str]) -> list[Value]:
         return [cell.lower() == "true" for cell in cells]
     numbers = [_number(cell) for cell in cells]
     whole = [int(number) for number in numbers if number is not None and number.is_integer()]
-    if name in DEGREES or name == "micro_batch_size":
+    meaning = meaning_of(name)
+    if meaning.minimum is not None and not meaning.needs:
         for line, (cell, number) in enumerate(zip(cells, numbers, strict=True), start=2):
-            if number is None or not number.is_integer() or number < 1:
-                raise UserError(f"{path} row {line}: {name} must be a whole number of at least 1; it is {cell!r}")
+            if number is None or not number.is_integer() or number < meaning.minimum:
+                wanted = f"a whole number of at least {meaning.minimum}"
+                raise UserError(f"{path} row {line}: {name} must be {wanted}; it is {cell!r}")
     if len(whole) == len(cells):
         return list(whole)
     known = [number for number in numbers if number is not None]

@@ -13,6 +13,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.plugins import TASKS
 from cclsearch.space.framework import Framework
+from cclsearch.space.knobs import meaning_of
 from cclsearch.space.rule import Columns, Rule, same_value
 from cclsearch.space.table import Knob, Space
 
@@ -20,11 +21,8 @@ MAX_ROWS = 20_000_000
 """Maximum number of combinations in memory while enumerating; a larger space needs fewer choices."""
 
 
-COUNTED = {"tp": 1, "dp": 1, "pp": 1, "ep": 1, "micro_batch_size": 1, "virtual_pipeline": 1, "zero_stage": 0}
-"""Knobs whose choices are whole numbers -> minimum."""
 MAX_COUNT = 1_000_000
-ALWAYS_APPLIED = frozenset({"num_accelerators", "accumulation_whole", "degrees_on_torus"})
-"""Rules that apply even if the space does not have their first knob (its value is then 1)."""
+"""Maximum of a knob whose choices are whole numbers."""
 
 
 class RuleVerdict(Model):
@@ -87,9 +85,8 @@ def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDe
     for declared in (*card.knobs, *extra_knobs):
         current = knobs.get(declared.name)
         optional = framework.find_optional(declared.name)
-        description = declared.description or (
-            current.description if current else optional.description if optional else ""
-        )
+        known = current.description if current else optional.description if optional else ""
+        description = declared.description or known or meaning_of(declared.name).words
         knobs[declared.name] = Knob(declared.name, _distinct(declared.choices), description)
     for knob in knobs.values():
         _check_choices(knob)
@@ -98,9 +95,9 @@ def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDe
 
 def _check_choices(knob: Knob) -> None:
     """Raise UserError for a choice that is not a number: rules do arithmetic with these knobs."""
-    if knob.name not in COUNTED:
+    minimum = meaning_of(knob.name).minimum
+    if minimum is None:
         return
-    minimum = COUNTED[knob.name]
     for choice in knob.choices:
         if not _is_count(choice, minimum):
             raise UserError(f"knob {knob.name!r} takes whole numbers from {minimum} to {MAX_COUNT}, not {choice!r}")
@@ -126,18 +123,11 @@ def require_known_knobs(
 def resolve_rules(card: Card, framework: Framework, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
     """The rules of a space, without those about knobs that it does not have."""
     present = {knob.name for knob in knobs}
-    rules = framework.make_rules(card, use_fewer=use_fewer or framework.use_fewer)
-    return tuple(rule for rule in rules if _is_about(rule, present))
+    return framework.make_rules(card, present, use_fewer=use_fewer or framework.use_fewer)
 
 
 def _is_count(value: Value, minimum: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_COUNT
-
-
-def _is_about(rule: Rule, present: set[str]) -> bool:
-    if rule.needs_all:
-        return present.issuperset(rule.knobs)
-    return rule.knobs[0] in present or rule.name in ALWAYS_APPLIED
 
 
 def check_knob_names(names: Mapping[str, object] | Sequence[str], knobs: Sequence[Knob]) -> None:
@@ -209,9 +199,12 @@ def _apply_rule(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) 
     if missing:
         detail = f"unknown without {', '.join(missing)}"
         return RuleVerdict(rule=rule.name, ok=None, detail=detail, summary=rule.summary)
-    uncounted = [name for name in used if name in COUNTED and not _is_count(config[name], COUNTED[name])]
+    least = {name: meaning_of(name).minimum for name in used}
+    uncounted = [
+        name for name, minimum in least.items() if minimum is not None and not _is_count(config[name], minimum)
+    ]
     if uncounted:
-        detail = f"{', '.join(uncounted)} must be a whole number of at least {COUNTED[uncounted[0]]}"
+        detail = f"{', '.join(uncounted)} must be a whole number of at least {least[uncounted[0]]}"
         return RuleVerdict(rule=rule.name, ok=False, detail=detail, summary=rule.summary)
     try:
         columns = Columns({name: np.array([config[name]], dtype=object) for name in used}, 1)

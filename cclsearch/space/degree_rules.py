@@ -9,23 +9,24 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
+from cclsearch.space.knobs import rank_degrees, stated_knobs
 from cclsearch.space.rule import BoolArray, Clause, Columns, register_rule
 
 
-@register_rule("num_accelerators", "tp", "dp", "pp", parameters=("use_fewer",))
+@register_rule("num_accelerators", rank_degrees, parameters=("use_fewer",), needs=())
 def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Clause:
     total, fewer = card.hardware.num_accelerators, bool(options.get("use_fewer"))
+    degrees = rank_degrees()
 
     def check(at: Columns) -> BoolArray:
-        product = at["tp"] * at["dp"] * at["pp"]
+        product = at.product(degrees)
         return np.asarray(product <= total if fewer else product == total, dtype=bool)
 
+    named = " x ".join(stated_knobs(degrees, options.get("knobs", ())))
     return (
-        f"tp x dp x pp is {'at most ' if fewer else ''}{total}, the number of accelerators",
+        f"{named} is {'at most ' if fewer else ''}{total}, the number of accelerators",
         check,
-        lambda c: (
-            f"tp {c['tp']} x dp {c['dp']} x pp {c['pp']} is {c['tp'] * c['dp'] * c['pp']} of {total} accelerators"
-        ),
+        lambda c: f"{c.describe(degrees)} is {c.product(degrees)} of {total} accelerators",
     )
 
 
@@ -51,6 +52,17 @@ def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Clause:
 def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
     """For frameworks whose tensor parallelism always shards the sequence too."""
     return _tp_divides(card.number("seq_len"), "tokens of a sequence")
+
+
+@register_rule("cp_divides_sequence", "cp", "tp", parameters=("tp",))
+def _cp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
+    """A ring is balanced under a causal mask if every rank has two chunks. `tp: true` if tp shards a chunk too."""
+    length, degrees = card.number("seq_len"), ["cp", "tp"] if options.get("tp") else ["cp"]
+    return (
+        f"with cp above 1, 2 x {' x '.join(degrees)} divides the {length} tokens of a sequence",
+        lambda at: (at["cp"] == 1) | (length % (2 * at.product(degrees)) == 0),
+        lambda c: f"{length} tokens of a sequence / (2 x {c.describe(degrees)}) = {length / (2 * c.product(degrees)):g}",
+    )
 
 
 @register_rule("tp_divides_widths", "tp", parameters=("experts",))
@@ -124,7 +136,7 @@ def _tied_embeddings_need_one_stage(card: Card, options: Mapping[str, Any]) -> C
     )
 
 
-@register_rule("accumulation_whole", "dp", "micro_batch_size")
+@register_rule("accumulation_whole", "dp", "micro_batch_size", needs=())
 def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Clause:
     batch = card.number("global_batch_size")
     return (
@@ -160,12 +172,18 @@ def _ep_divides_experts(card: Card, options: Mapping[str, Any]) -> Clause:
     )
 
 
-@register_rule("ep_inside_stage", "ep", "tp", "dp")
+def _stage_degrees() -> tuple[str, ...]:
+    """The degrees whose product is the number of ranks of a pipeline stage."""
+    return tuple(degree for degree in reversed(rank_degrees()) if degree != "pp")
+
+
+@register_rule("ep_inside_stage", "ep", _stage_degrees)
 def _ep_inside_stage(card: Card, options: Mapping[str, Any]) -> Clause:
+    stage = _stage_degrees()
     return (
-        "ep divides the dp x tp ranks of a pipeline stage",
-        lambda at: (at["dp"] * at["tp"]) % at["ep"] == 0,
-        lambda c: f"ep {c['ep']} among dp {c['dp']} x tp {c['tp']} = {c['dp'] * c['tp']} ranks of a stage",
+        f"ep divides the {' x '.join(stated_knobs(stage, options.get('knobs', ())))} ranks of a pipeline stage",
+        lambda at: at.product(stage) % at["ep"] == 0,
+        lambda c: f"ep {c['ep']} among {c.describe(stage)} = {c.product(stage)} ranks of a stage",
     )
 
 

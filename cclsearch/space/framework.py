@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,12 +170,15 @@ class Framework(Model):
         declared = (*self.knobs, *self.optional_knobs)
         return {k.env: str(config[k.name]) for k in declared if k.env and config.get(k.name, "default") != "default"}
 
-    def make_rules(self, card: Card, *, use_fewer: bool) -> tuple[Rule, ...]:
-        """The rules for that card, those that always apply first, without those that do not apply to the card."""
+    def make_rules(self, card: Card, knobs: Collection[str], *, use_fewer: bool) -> tuple[Rule, ...]:
+        """The rules for that card and a space of these knobs, those that always apply first.
+
+        Rules that do not apply to the card, or need a knob that the space does not have, are left out.
+        """
         entries = [{"rule": name} for name in ALWAYS]
         entries += [{"rule": entry} if isinstance(entry, str) else entry for entry in self.rules]
-        made = [RULES[e["rule"]](card, {**e, "use_fewer": use_fewer}) for e in entries]
-        return tuple(rule for rule in made if rule is not None)
+        made = [RULES[e["rule"]](card, {**e, "use_fewer": use_fewer, "knobs": knobs}) for e in entries]
+        return tuple(rule for rule in made if rule is not None and set(rule.needs) <= set(knobs))
 
 
 def load_framework(name: str) -> Framework:

@@ -9,16 +9,19 @@ import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Value
-from cclsearch.space.rule import PARAMETERS, RULES, BoolArray, Clause, Columns, Rule, register_rule
+from cclsearch.space.knobs import stated_knobs
+from cclsearch.space.rule import BoolArray, Clause, Columns, Rule, register_rule
 
 
-@register_rule("zero_needs_dp", "zero_stage", "dp", parameters=("least",))
+@register_rule("zero_needs_dp", "zero_stage", "dp", "cp", parameters=("least",))
 def _zero_needs_dp(card: Card, options: Mapping[str, Any]) -> Clause:
     least = int(options.get("least", 1))
+    shards = " x ".join(stated_knobs(("dp", "cp"), options.get("knobs", ())))
     return (
-        f"zero_stage of {least} or more needs dp above 1: otherwise it changes nothing and equals stage {least - 1}",
-        lambda at: (at["zero_stage"] < least) | (at["dp"] > 1),
-        lambda c: f"zero_stage {c['zero_stage']} with dp {c['dp']}",
+        f"zero_stage of {least} or more needs {shards} above 1: otherwise it changes nothing and equals stage"
+        f" {least - 1}",
+        lambda at: (at["zero_stage"] < least) | (at["dp"] * at["cp"] > 1),
+        lambda c: f"zero_stage {c['zero_stage']} with {c.describe(('dp', 'cp'))}",
     )
 
 
@@ -32,7 +35,7 @@ def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Clause:
     )
 
 
-@register_rule("replicas_hold_every_expert", "ep", "zero_stage", "tp", needs_all=True)
+@register_rule("replicas_hold_every_expert", "ep", "zero_stage", "tp", needs=("ep", "zero_stage", "tp"))
 def _replicas_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Clause:
     """torchtitan's sparse mesh is dp_shard x tp ranks, `efsdp = dp_shard * tp // ep` (parallel_dims.py)."""
     return (
@@ -51,13 +54,14 @@ def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Claus
     )
 
 
-@register_rule("sequence_parallel_divides_sequence", "sequence_parallel", "tp")
+@register_rule("sequence_parallel_divides_sequence", "sequence_parallel", "tp", "cp")
 def _sequence_parallel_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
     length = card.number("seq_len")
+    shares = " x ".join(stated_knobs(("tp", "cp"), options.get("knobs", ())))
     return (
-        f"with sequence_parallel tp divides the sequence of {length}",
-        lambda at: (at["sequence_parallel"] == 0) | (length % at["tp"] == 0),
-        lambda c: f"sequence of {length} with tp {c['tp']}",
+        f"with sequence_parallel {shares} divides the sequence of {length}",
+        lambda at: (at["sequence_parallel"] == 0) | (length % (at["tp"] * at["cp"]) == 0),
+        lambda c: f"sequence of {length} with {c.describe(('tp', 'cp'))}",
     )
 
 
@@ -113,8 +117,9 @@ def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> C
     )
 
 
-def make_implication(card: Card, options: Mapping[str, Any]) -> Rule:
-    """Return the rule `implies`: with the values `when`, a configuration needs the values `then`."""
+@register_rule("implies", parameters=("name", "when", "then", "because"))
+def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
+    """With the values `when`, a configuration needs the values `then`."""
     when = {knob: _listed(values) for knob, values in options["when"].items()}
     then = {knob: _listed(values) for knob, values in options["then"].items()}
 
@@ -132,12 +137,8 @@ def make_implication(card: Card, options: Mapping[str, Any]) -> Rule:
         f"{condition} needs {demand}{because}",
         check,
         lambda c: ", ".join(f"{knob} {c[knob]}" for knob in knobs).lower(),
-        needs_all=True,
+        needs=knobs,
     )
-
-
-RULES["implies"] = make_implication
-PARAMETERS["implies"] = frozenset({"name", "when", "then", "because"})
 
 
 def _listed(values: Any) -> tuple[Value, ...]:

@@ -10,6 +10,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value, format_knob_value
 from cclsearch.space.build import check_knob_names
+from cclsearch.space.knobs import SHORT
 from cclsearch.space.rule import same_value
 from cclsearch.space.table import Knob, Space
 
@@ -17,15 +18,6 @@ _NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
 _INTEGER = re.compile(r"^[+-]?\d{1,18}$")
 _DECIMAL = re.compile(r"^[+-]?(\d{1,30}\.\d*|\.\d+|\d{1,30})([eE][+-]?\d{1,3})?$")
 _TRUTH_VALUES = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
-SHORT = {
-    "mbs": "micro_batch_size",
-    "micro_batch": "micro_batch_size",
-    "ac": "activation_checkpointing",
-    "zero": "zero_stage",
-    "sp": "sequence_parallel",
-    "vpp": "virtual_pipeline",
-}
-"""Common short names -> knobs."""
 
 
 def parse_assignments(text: str, knobs: Sequence[Knob]) -> dict[str, Value]:

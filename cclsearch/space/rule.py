@@ -6,7 +6,8 @@ enumerated, and on a single configuration when `space explain` shows its verdict
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,11 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Value
+from cclsearch.space.knobs import meaning_of, stated_knobs
 
 BoolArray = NDArray[np.bool_]
 Check = Callable[["Columns"], BoolArray]
 Explain = Callable[[Mapping[str, Any]], str]
-
-NEUTRAL: dict[str, Value] = {"zero_stage": 0, "sequence_parallel": False}
-"""Value of a knob that the space does not have; 1 for every knob not listed."""
 
 
 class Columns:
@@ -35,7 +34,11 @@ class Columns:
         """(N,) whole numbers; true is 1."""
         if knob in self._values:
             return self._values[knob].astype(np.int64)
-        return np.full(self.size, int(NEUTRAL.get(knob, 1)), dtype=np.int64)
+        return np.full(self.size, int(meaning_of(knob).neutral), dtype=np.int64)
+
+    def product(self, knobs: Iterable[str]) -> NDArray[np.int64]:
+        """(N,) product of these knobs."""
+        return math.prod((self[knob] for knob in knobs), start=np.ones(self.size, dtype=np.int64))
 
     def equals(self, knob: str, choices: tuple[Value, ...]) -> BoolArray:
         """(N,) whether the knob has one of these values (true is not 1)."""
@@ -49,15 +52,14 @@ class Rule:
 
     name: str
     knobs: tuple[str, ...]
-    """The knobs that it uses: it is applied as soon as those are enumerated. It is left out of a space without the
-    first one."""
+    """The knobs that it uses: it is applied as soon as those are enumerated."""
     summary: str
     """What is required, with the card's numbers."""
     check: Check
     explain: Explain
     """The sentence about one configuration, with its numbers."""
-    needs_all: bool = False
-    """Whether the rule is left out of a space without any one of its knobs, not only without the first."""
+    needs: tuple[str, ...] = ()
+    """Knobs without which the rule is left out of a space."""
 
 
 class Counts:
@@ -67,11 +69,21 @@ class Counts:
         self._config = config
 
     def __getitem__(self, knob: str) -> int:
-        return int(self._config.get(knob, NEUTRAL.get(knob, 1)))
+        return int(self._config.get(knob, meaning_of(knob).neutral))
+
+    def product(self, knobs: Iterable[str]) -> int:
+        """Product of these knobs."""
+        return math.prod(self[knob] for knob in knobs)
+
+    def describe(self, knobs: Iterable[str], separator: str = " x ") -> str:
+        """`tp 2 x dp 4`: the values of those knobs that a sentence names."""
+        return separator.join(f"{knob} {self[knob]}" for knob in stated_knobs(knobs, self._config))
 
 
 Clause = tuple[str, Check, Callable[[Counts], str]]
 """What a rule requires, with the card's numbers; its check; and its sentence about one configuration."""
+Knobs = Callable[[], Iterable[str]]
+"""The knobs of a rule that depend on what plugins have registered, such as `rank_degrees`."""
 RuleFactory = Callable[[Card, Mapping[str, Any]], Rule | None]
 RULES: dict[str, RuleFactory] = {}
 """Name -> factory of the rule from a card and the framework's parameters; it returns None if it does not apply."""
@@ -85,20 +97,24 @@ ALWAYS = (
 
 
 def register_rule(
-    name: str, *knobs: str, parameters: tuple[str, ...] = (), needs_all: bool = False
-) -> Callable[[Callable[..., Clause | None]], RuleFactory]:
+    name: str, *knobs: str | Knobs, parameters: tuple[str, ...] = (), needs: tuple[str, ...] | None = None
+) -> Callable[[Callable[..., Clause | Rule | None]], RuleFactory]:
     """Decorator: register a rule on these knobs, with the parameters that a framework file may give it.
 
-    The function gets the card and the parameters; it returns None if the rule does not apply to the card.
+    The function gets the card and the options: these parameters, `use_fewer` and `knobs` (names of the space's knobs).
+    It returns None if the rule does not apply to the card, and a whole `Rule` if its knobs depend on the options.
+    `needs` are the knobs without which a space does not have the rule: the first knob if not given.
     """
 
-    def add(define: Callable[..., Clause | None]) -> RuleFactory:
+    def add(define: Callable[..., Clause | Rule | None]) -> RuleFactory:
         def make(card: Card, options: Mapping[str, Any]) -> Rule | None:
             clause = define(card, options)
-            if clause is None:
-                return None
+            if clause is None or isinstance(clause, Rule):
+                return clause
             summary, check, explain = clause
-            return Rule(name, knobs, summary, check, lambda config: explain(Counts(config)), needs_all)
+            used = tuple(knob for each in knobs for knob in ([each] if isinstance(each, str) else each()))
+            required = used[:1] if needs is None else needs
+            return Rule(name, used, summary, check, lambda config: explain(Counts(config)), required)
 
         RULES[name] = make
         PARAMETERS[name] = frozenset(parameters)

@@ -11,16 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.values import Config, Value
-
-DEGREES = ("tp", "dp", "pp", "ep")
-"""Parallel degrees; 1 if a space does not have the knob."""
-RANK_DEGREES = ("tp", "dp", "pp")
-"""Those whose product is the number of ranks; `ep` divides `dp` x `tp`, so it adds none."""
+from cclsearch.space.knobs import canonical_name, meaning_of, rank_degrees
 
 
 def count_ranks(config: Mapping[str, Value]) -> int:
     """Return the number of ranks of a configuration, which is its number of accelerators."""
-    return math.prod(int(config.get(degree, 1)) for degree in RANK_DEGREES)
+    return math.prod(int(config.get(degree, 1)) for degree in rank_degrees())
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,20 @@ class Knob:
     def is_numeric(self) -> bool:
         """Whether the choices are numbers with an order (booleans and text are not)."""
         return all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in self.choices)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the choices have an order: numbers, and text that the knob's meaning orders (booleans do not)."""
+        order = meaning_of(canonical_name(self.name)).order
+        return self.is_numeric or all(isinstance(choice, str) and choice in order for choice in self.choices)
+
+    @property
+    def ordered_choices(self) -> tuple[Value, ...]:
+        """The choices in ascending order, or as declared if they have none."""
+        order = meaning_of(canonical_name(self.name)).order
+        if self.is_numeric:
+            return tuple(sorted(self.choices))
+        return tuple(text for text in order if text in self.choices) if self.is_ordered else self.choices
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,15 +105,20 @@ class Space:
                 return candidate.column[self.codes_NK[:, k]]
         return np.full(len(self), default)
 
+    def find(self, name: str) -> Knob | None:
+        """The knob of that name, else the first whose name is an alias of it; None if there is none."""
+        exact = [knob for knob in self.knobs if knob.name == name]
+        return next(iter(exact or (knob for knob in self.knobs if canonical_name(knob.name) == name)), None)
+
     def has(self, knob: str) -> bool:
         """Whether the space has a knob of that name."""
         return any(candidate.name == knob for candidate in self.knobs)
 
     @cached_property
     def num_accelerators_N(self) -> NDArray[np.int64]:
-        """(N,) accelerators that each configuration uses: tp x dp x pp."""
+        """(N,) accelerators that each configuration uses: the product of its degrees of parallelism."""
         product = np.ones(len(self), dtype=np.int64)
-        for degree in RANK_DEGREES:
+        for degree in rank_degrees():
             product *= self.column(degree).astype(np.int64)
         return product
 

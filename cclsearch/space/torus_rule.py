@@ -8,34 +8,36 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
+from cclsearch.space.knobs import rank_degrees, stated_knobs
 from cclsearch.space.rule import BoolArray, Clause, Columns, register_rule
 
 
-def fit_degrees(torus: tuple[int, ...]) -> set[tuple[int, int, int]]:
-    """Every (tp, dp, pp) obtained by assigning each axis of the torus to one of the three.
+def fit_degrees(torus: tuple[int, ...], num_degrees: int = 3) -> set[tuple[int, ...]]:
+    """Every tuple of degrees obtained by assigning each axis of the torus to one of them.
 
     These are the meshes that JAX's `mesh_utils.create_device_mesh` can build without `allow_split_physical_axes`.
     """
-    fits = {(1, 1, 1)}
+    fits = {(1,) * num_degrees}
     for axis in torus:
-        fits = {fit for tp, dp, pp in fits for fit in ((tp * axis, dp, pp), (tp, dp * axis, pp), (tp, dp, pp * axis))}
+        fits = {(*fit[:n], fit[n] * axis, *fit[n + 1 :]) for fit in fits for n in range(num_degrees)}
     return fits
 
 
-@register_rule("degrees_on_torus", "tp", "dp", "pp")
+@register_rule("degrees_on_torus", rank_degrees, needs=())
 def _degrees_on_torus(card: Card, options: Mapping[str, Any]) -> Clause | None:
-    torus = card.hardware.torus
+    torus, degrees = card.hardware.torus, rank_degrees()
     if torus is None:
         return None
-    allowed = np.array(sorted(fit_degrees(torus)), dtype=np.int64)
+    allowed = np.array(sorted(fit_degrees(torus, len(degrees))), dtype=np.int64)
     shape = "x".join(map(str, torus))
 
     def check(at: Columns) -> BoolArray:
-        degrees_N3 = np.stack([at["tp"], at["dp"], at["pp"]], axis=1)
-        return np.asarray((degrees_N3[:, None, :] == allowed[None, :, :]).all(axis=2).any(axis=1), dtype=bool)
+        degrees_ND = np.stack([at[degree] for degree in degrees], axis=1)
+        return np.asarray((degrees_ND[:, None, :] == allowed[None, :, :]).all(axis=2).any(axis=1), dtype=bool)
 
+    *most, last = stated_knobs(degrees, options.get("knobs", ()))
     return (
-        f"tp, dp and pp each use whole axes of the {shape} torus",
+        f"{', '.join(most)} and {last} each use whole axes of the {shape} torus",
         check,
-        lambda c: f"tp {c['tp']}, dp {c['dp']}, pp {c['pp']} on a torus of {shape}",
+        lambda c: f"{c.describe(degrees, ', ')} on a torus of {shape}",
     )

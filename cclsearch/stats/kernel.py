@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.space.knobs import canonical_name, meaning_of
 from cclsearch.space.table import Knob, Space
 
 Array = NDArray[np.float64]
 
-_IDLE_AT_ONE = {"sequence_parallel": "tp", "zero_stage": "dp", "distributed_optimizer": "dp", "virtual_pipeline": "pp"}
-"""Knob -> degree; the knob has no effect if that degree is 1."""
 MAX_COORDINATE_SPAN = 3.0
 """Span, in units of one doubling, of a numeric knob with values of 0 or below or with a very wide range."""
 
@@ -52,12 +51,11 @@ def read_features(space: Space) -> Features:
 
 def _mask_idle(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:
     """Return the codes of a knob, 0 in rows where it has no effect: such configurations are the same run."""
-    degree = _IDLE_AT_ONE.get(name)
-    if degree is None or not space.has(degree):
-        return codes_N
-    k = [knob.name for knob in space.knobs].index(degree)
-    idle = np.array([choice == 1 for choice in space.knobs[k].choices])[space.codes_NK[:, k]]
-    return np.where(idle, np.int16(0), codes_N)
+    idle_N = np.ones(len(space), dtype=bool)
+    degrees = [knob for need in meaning_of(canonical_name(name)).needs if (knob := space.find(need))]
+    for degree in degrees:
+        idle_N &= np.array([choice == 1 for choice in degree.choices])[space.codes_NK[:, space.knobs.index(degree)]]
+    return np.where(idle_N, np.int16(0), codes_N) if degrees else codes_N
 
 
 def _coordinates(knob: Knob) -> Array:

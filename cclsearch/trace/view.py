@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from cclsearch.space.table import count_ranks
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
@@ -223,7 +223,7 @@ class TraceView:
         """Number of devices that the configuration uses; None if it does not set the data-parallel degree."""
         if self.config is None or "dp" not in self.config:
             return None
-        return math.prod(self.degree(knob) for knob in ("dp", "tp", "pp", "cp"))
+        return count_ranks(self.config)
 
     def degree(self, knob: str) -> int:
         """Return a parallel degree (`pp`, `tp`, ...) of the configuration; 1 if it is not known."""

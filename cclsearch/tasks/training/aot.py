@@ -19,6 +19,7 @@ from cclsearch.core.redact import public_environment
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.space.framework import load_framework
+from cclsearch.space.table import count_ranks
 
 COMPILE_S = 1800.0
 """Timeout of one compilation."""
@@ -76,7 +77,9 @@ def compile_memory(card: Card, config: Config, topology: str) -> CompiledMemory:
     per_pass = config.as_int("dp") * config.as_int("micro_batch_size")
     if config.as_int("pp") != 1:
         return CompiledMemory(topology, {}, "the reference model has no pipeline (pp must be 1)")
-    if config.as_int("tp") * config.as_int("dp") != math.prod(shape):
+    if config.as_int("cp") != 1:
+        return CompiledMemory(topology, {}, "the reference model has no context parallelism (cp must be 1)")
+    if count_ranks(config) != math.prod(shape):
         return CompiledMemory(topology, {}, f"tp x dp must be the {math.prod(shape)} chips of {topology}")
     payload = {
         "config": dict(config),

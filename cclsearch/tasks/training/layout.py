@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.core.values import Value
+from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Space
 
 Array = NDArray[np.float64]
 
-_ZERO_KNOBS = ("zero_stage", "fsdp_level", "zero", "data_parallel_sharding")
-_SHARDING_SWITCHES = ("fsdp", "distributed_optimizer")
-_RECOMPUTE_KNOBS = ("activation_checkpointing", "recompute", "remat", "activation_recompute")
-_VIRTUAL_KNOBS = ("virtual_pipeline", "virtual_stages", "vpp", "virtual_pipeline_size", "interleaved_stages")
 _FULL = {"full", "true", "yes", "on", "1", "all", "uniform", "block", "every-layer", "every_layer"}
 _PARTIAL = {"selective", "partial", "minimal", "attention", "save_dot_except_mlp", "half"}
 _FUSED_ATTENTION = ("flash", "sdpa", "xformers", "memory_efficient", "cudnn", "splash")
@@ -36,6 +34,7 @@ class Layout:
     tp: Array
     dp: Array
     pp: Array
+    cp: Array
     ep: Array
     micro_batch: Array
     accumulation: Array
@@ -61,6 +60,15 @@ class Layout:
     def __len__(self) -> int:
         return len(self.tp)
 
+    @property
+    def replicas(self) -> Array:
+        """Ranks with the same part of the weights, which reduce gradients and shard states: dp x cp."""
+        return self.dp * self.cp
+
+    @property
+    def ranks(self) -> Array:
+        return self.tp * self.dp * self.pp * self.cp
+
     def slice(self, block: slice) -> Layout:
         """Return the layout of these rows."""
         columns: dict[str, Any] = {n: value[block] for n, value in vars(self).items() if isinstance(value, np.ndarray)}
@@ -70,8 +78,8 @@ class Layout:
 def read_layout(card: Card, space: Space) -> Layout:
     """Return the columns of a space; an absent knob has its neutral value (degree 1, no sharding, no recomputation)."""
 
-    def number(name: str, default: float = 1.0) -> Array:
-        return np.maximum(_numbers(space, name, default), 1.0)
+    def number(name: str) -> Array:
+        return np.maximum(_by_choice(space, name, _as_number), 1.0)
 
     dp, micro_batch = number("dp"), number("micro_batch_size")
     accumulation = np.maximum(card.number("global_batch_size") / (dp * micro_batch), 1.0)
@@ -79,73 +87,56 @@ def read_layout(card: Card, space: Space) -> Layout:
         tp=number("tp"),
         dp=dp,
         pp=number("pp"),
+        cp=number("cp"),
         ep=number("ep"),
         micro_batch=micro_batch,
         accumulation=accumulation,
         zero=_zero(space),
-        declares_sharding=any(space.has(name) for name in (*_ZERO_KNOBS, *_SHARDING_SWITCHES)),
-        recompute=_recompute(space),
-        sequence_parallel=_switch(space, "sequence_parallel"),
-        declares_sequence_parallel=space.has("sequence_parallel"),
-        virtual=np.maximum(_first_numbers(space, _VIRTUAL_KNOBS, 1.0), 1.0),
+        declares_sharding=any(space.find(name) is not None for name in ("zero_stage", "fsdp")),
+        recompute=_by_choice(space, "activation_checkpointing", _as_recomputed),
+        sequence_parallel=_by_choice(space, "sequence_parallel", _as_switch),
+        declares_sequence_parallel=space.find("sequence_parallel") is not None,
+        virtual=number("virtual_pipeline"),
         plain_attention=_by_kernel_choice(space, _plain_attention, 0.1),
         attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
         unfused_norms=_unfused_norms(space),
     )
 
 
-def _numbers(space: Space, name: str, default: float) -> Array:
-    """(N,) values of a numeric knob; `default` if it is absent or not a number."""
-    for knob_index, knob in enumerate(space.knobs):
-        if knob.name == name:
-            values = [_as_number(choice, default) for choice in knob.choices]
-            return np.array(values, dtype=np.float64)[space.codes_NK[:, knob_index]]
-    return np.full(len(space), default)
+def _by_choice(space: Space, name: str, read: Callable[[Value, float], float]) -> Array:
+    """(N,) `read` of the values of the knob with that meaning; its neutral value if the space has no such knob."""
+    default = _as_number(meaning_of(name).neutral, 0.0)
+    knob = space.find(name)
+    if knob is None:
+        return np.full(len(space), default)
+    values = [read(choice, default) for choice in knob.choices]
+    return np.array(values, dtype=np.float64)[space.codes_NK[:, space.knobs.index(knob)]]
 
 
-def _as_number(choice: object, default: float) -> float:
+def _as_number(choice: Value, default: float) -> float:
     try:
-        return float(choice)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        return float(choice)
+    except ValueError:
         return default
 
 
-def _first_numbers(space: Space, names: tuple[str, ...], default: float) -> Array:
-    for name in names:
-        if space.has(name):
-            return _numbers(space, name, default)
-    return np.full(len(space), default)
+def _as_switch(choice: Value, default: float) -> float:
+    return float(str(choice).lower() in _FULL)
 
 
-def _by_choice(space: Space, name: str, read: dict[str, float], default: float) -> Array:
-    for knob_index, knob in enumerate(space.knobs):
-        if knob.name == name:
-            values = [read.get(str(choice).lower(), default) for choice in knob.choices]
-            return np.array(values, dtype=np.float64)[space.codes_NK[:, knob_index]]
-    return np.full(len(space), default)
+def _as_stage(choice: Value, default: float) -> float:
+    """A ZeRO stage, or a switch between stages 0 and 1."""
+    return max(_as_number(choice, default), _as_switch(choice, default))
 
 
-def _switch(space: Space, name: str) -> Array:
-    return _by_choice(space, name, dict.fromkeys(_FULL, 1.0), 0.0)
+def _as_recomputed(choice: Value, default: float) -> float:
+    return 0.3 if str(choice).lower() in _PARTIAL else _as_switch(choice, default)
 
 
 def _zero(space: Space) -> Array:
-    for name in _ZERO_KNOBS:
-        if space.has(name):
-            return np.clip(_numbers(space, name, 0.0), 0.0, 3.0)
-    if space.has("fsdp"):
-        return 3.0 * _switch(space, "fsdp")
-    if space.has("distributed_optimizer"):
-        return _switch(space, "distributed_optimizer")
-    return np.zeros(len(space))
-
-
-def _recompute(space: Space) -> Array:
-    shares = dict.fromkeys(_FULL, 1.0) | dict.fromkeys(_PARTIAL, 0.3)
-    for name in _RECOMPUTE_KNOBS:
-        if space.has(name):
-            return _by_choice(space, name, shares, 0.0)
-    return np.zeros(len(space))
+    if space.find("zero_stage") is None:
+        return 3.0 * _by_choice(space, "fsdp", _as_switch)
+    return np.clip(_by_choice(space, "zero_stage", _as_stage), 0.0, 3.0)
 
 
 def _kernel_knob(space: Space) -> int | None:

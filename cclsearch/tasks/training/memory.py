@@ -73,7 +73,7 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     arch, counts = card.arch, count_parts(card.arch)
     params = parameters_per_rank(counts, arch.num_layers, layout)
     width = 4.0 if card.precision in {"fp32", "float32", "tf32"} else 2.0
-    by_dp = layout.dp
+    by_dp = layout.replicas
     weights = width * params / np.where(layout.zero >= 3, by_dp, 1.0)
     gradients = 4.0 * params / np.where(layout.zero >= 2, by_dp, 1.0)
     optimizer = (12.0 if width == 2.0 else 8.0) * params
@@ -81,7 +81,7 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
         optimizer, unsharded = optimizer / np.where(layout.zero >= 1, by_dp, 1.0), np.zeros(len(layout))
     else:
         optimizer, unsharded = optimizer / by_dp, optimizer * (1 - 1 / by_dp)
-    tokens = layout.micro_batch * card.number("seq_len")
+    tokens = layout.micro_batch * card.number("seq_len") / layout.cp
     layers = np.ceil(arch.num_layers / layout.pp)
     split, whole = _activation_bytes(card, layout, tokens)
     inputs = 2.0 * tokens * arch.hidden_size / np.where(layout.sequence_parallel > 0, layout.tp, 1.0)

@@ -3,7 +3,8 @@
 Public cost models agree on the parts. Frameworks and clusters differ in the multipliers, so trials calibrate those.
 Sources: [M] Narayanan et al. 2021 (Megatron-LM, sections 2 and 3), [K] Korthikanti et al. 2022
 (sequence parallelism, recomputation), [C] Isaev et al. 2023 (Calculon), [V] Bang et al. 2024 (vTrain), [T] Thakur et
-al. 2005 with Chan et al. 2007 (rings), [Z] Rajbhandari et al. 2020 (ZeRO), [G] Lepikhin et al. 2021 (GShard).
+al. 2005 with Chan et al. 2007 (rings), [Z] Rajbhandari et al. 2020 (ZeRO), [G] Lepikhin et al. 2021 (GShard),
+[R] Liu et al. 2023 (Ring Attention).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class TimeParts:
 def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     """Return the parts of every configuration before multipliers; the module docstring lists the sources."""
     arch, counts = card.arch, count_parts(card.arch)
-    tokens = layout.micro_batch * card.number("seq_len")
+    tokens = layout.micro_batch * card.number("seq_len") / layout.cp
     layers = np.ceil(arch.num_layers / layout.pp)
     h, width = arch.hidden_size, arch.num_heads * arch.head_dim
     rate = machine.flops_per_s * GEMM_PEAK_SHARE
@@ -103,15 +104,16 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     launch = (layers * KERNELS_PER_LAYER + 20.0) * machine.launch_s * (1 + 0.3 * layout.recompute)
     tp_up, tp_out, tp_wait, tp_wait_staged = _tensor_parallel(card, layout, machine, tokens, layers)
     dp, floor = _data_parallel(card, layout, machine)
+    ring = _context_parallel(card, layout, machine, tokens, layers)
     # ranks that share the cores of a host take turns
-    turns = np.maximum(np.minimum(layout.tp * layout.dp * layout.pp, machine.node) / machine.host_cores, 1.0)
-    ranks_apart = layout.tp * layout.dp  # pipeline stages are outermost in [M] and its descendants
-    crosses = (ranks_apart * layout.pp > machine.node) & (layout.pp > 1)
+    turns = np.maximum(np.minimum(layout.ranks, machine.node) / machine.host_cores, 1.0)
+    # pipeline stages are outermost in [M] and its descendants
+    crosses = (layout.ranks > machine.node) & (layout.pp > 1)
     link = np.where(crosses, machine.out_bytes_s, machine.up_bytes_s)
-    nodes = np.maximum(layout.tp * layout.dp * layout.pp / machine.node, 1.0)
+    nodes = np.maximum(layout.ranks / machine.node, 1.0)
     staged = (layout.pp > 1).astype(np.float64)
     local_params = parameters_per_rank(counts, arch.num_layers, layout)
-    sharded = np.where(layout.zero >= 1, layout.dp, 1.0)
+    sharded = np.where(layout.zero >= 1, layout.replicas, 1.0)
     return TimeParts(
         gemm=gemm * turns,
         attention=attention * turns,
@@ -125,7 +127,8 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
         tp_wait_staged=tp_wait_staged,
         expert_exchange=_expert_exchange(card, layout, machine, tokens, layers),
         bubble=(layout.pp - 1) / layout.virtual,  # [M] section 2.2
-        p2p=staged * layout.virtual * 4.0 * tokens * h / link,  # activations forward, gradients backward, 2 bytes each
+        # activations forward, gradients backward, 2 bytes each; the ring hides behind the attention on its last block
+        p2p=staged * layout.virtual * 4.0 * tokens * h / link + ring * ring / (ring + attention + 1e-12),
         p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * nodes,
         dp=dp,
         dp_exposed_floor=floor,
@@ -231,18 +234,35 @@ def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array,
     [Z] section 7: gradients, 2 bytes per parameter, reduced once per step; sharded weights gathered again.
     """
     local = parameters_per_rank(count_parts(card.arch), card.arch.num_layers, layout)
-    ring = (layout.dp - 1) / layout.dp
-    span = layout.tp * layout.dp
-    members = np.clip(machine.node / layout.tp, 1.0, None)  # of one group inside one node, each with its own link
-    out = np.minimum(machine.out_bytes_s * members, machine.up_bytes_s)
-    rate = np.where(span > machine.node, out, machine.up_bytes_s)
-    hops = np.where(span > machine.node, machine.out_latency_s, machine.up_latency_s) * np.log2(layout.dp + 1) * 20
-    once = 2.0 * local * ring / rate + hops * (layout.dp > 1)
+    group = layout.replicas
+    ring = (group - 1) / group
+    rate, latency = _ring_link(layout, machine, group)
+    hops = latency * np.log2(group + 1) * 20
+    once = 2.0 * local * ring / rate + hops * (group > 1)
     gathers = np.where(layout.zero >= 3, 2.0 * layout.accumulation, 0.0)
     reduces = np.where(layout.zero == 0, 2.0, np.where(layout.zero >= 2, layout.accumulation, 1.0))
     reduces = np.where(layout.zero >= 2, np.minimum(reduces, layout.accumulation), reduces)
     after_step = np.where((layout.zero >= 1) & (layout.zero < 3), 1.0, 0.0)
     return np.asarray(once * (reduces + gathers)), np.asarray(once * after_step)
+
+
+def _ring_link(layout: Layout, machine: Machine, group: Array) -> tuple[Array, Array]:
+    """Return bytes per second and seconds of latency of a ring over `group` ranks that are `tp` ranks apart."""
+    crosses = layout.tp * group > machine.node
+    members = np.clip(machine.node / layout.tp, 1.0, None)  # of one group inside one node, each with its own link
+    out = np.minimum(machine.out_bytes_s * members, machine.up_bytes_s)
+    latency = np.where(crosses, machine.out_latency_s, machine.up_latency_s)
+    return np.where(crosses, out, machine.up_bytes_s), latency
+
+
+def _context_parallel(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> Array:
+    """(N,) seconds in which the blocks of keys and values go around the ring of context-parallel ranks, in both passes.
+
+    [R] section 3.1: every rank passes on its block cp - 1 times; in the backward pass its gradients go with it.
+    """
+    rate, latency = _ring_link(layout, machine, layout.cp)
+    block = 2.0 * tokens * 2 * card.arch.num_kv_heads * card.arch.head_dim / layout.tp  # 2 bytes per value
+    return np.asarray((layout.cp - 1) * layers * (3.0 + layout.recompute) * (block / rate + latency))
 
 
 def _expert_exchange(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> Array:

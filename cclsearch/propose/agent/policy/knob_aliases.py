@@ -6,33 +6,9 @@ import re
 
 from cclsearch.core.values import Value
 from cclsearch.propose.agent.configs import read_value
+from cclsearch.space.knobs import canonical_name
 from cclsearch.space.table import Knob, Space
 
-_DEGREES = {"tensor": "tp", "pipeline": "pp", "data": "dp", "expert": "ep", "context": "cp"}
-_DEGREE = re.compile(
-    rf"(?:ici_|dcn_)?(?P<kind>{'|'.join(_DEGREES)})_?(?:model_?)?(?:parallel(?:ism)?)(?:_(?:size|degree|world_size|dim))?"
-    rf"|(?P<short>{'|'.join(_DEGREES.values())})_(?:size|degree|dim|world_size)"
-)
-"""`tensor_parallel`, `tensor_model_parallel_size`, `pipeline_parallel_degree`, `tp_size`, ..."""
-_NAMES = {
-    "micro_batch_size": (
-        "micro_batch microbatch microbatch_size micro_bs mbs micro_batchsize micro_batch_size_per_gpu "
-        "train_micro_batch_size_per_gpu micro_batch_per_gpu"
-    ),
-    "activation_checkpointing": (
-        "ac activation_checkpoint activation_ckpt act_ckpt act_checkpointing checkpointing gradient_checkpointing "
-        "recompute recomputation recompute_granularity recompute_activations activation_recompute "
-        "activation_recomputation remat remat_policy ckpt"
-    ),
-    "zero_stage": "zero zero_level zero_optimization_stage use_distributed_optimizer distributed_optimizer",
-    "sequence_parallel": "sp seq_parallel sequence_parallelism use_sequence_parallel",
-    "virtual_pipeline": (
-        "virtual_pp vpp vp virtual_pipeline_size virtual_pipeline_stages virtual_pipeline_model_parallel_size "
-        "interleaved_stages"
-    ),
-    "compile": "compile_mode torch_compile use_compile",
-}
-_ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in aliases.split()}
 _YES = {"full", "true", "yes", "on", "enabled", "enable"}
 _NO = {"none", "false", "no", "off", "disabled", "disable"}
 """Words that frameworks and published policies use instead of a boolean."""
@@ -41,17 +17,10 @@ _COMPILE_MODES = {"inductor": True, "eager": False}
 
 def find_knob(space: Space, key: str) -> Knob | None:
     """The knob with that name, here or in another framework; None if there is none."""
-    by_name = {knob.name: knob for knob in space.knobs}
-    if key in by_name:
-        return by_name[key]
     plain = re.sub(r"[\s.\-]+", "_", key.strip()).lower().lstrip("_")
     lowered = {knob.name.lower(): knob for knob in space.knobs}
-    if plain in lowered:
-        return lowered[plain]
-    degree = _DEGREE.fullmatch(plain)
-    if degree:
-        return by_name.get(degree["short"] or _DEGREES[degree["kind"]])
-    return by_name.get(_ALIASES.get(plain, ""))
+    exact = next((knob for knob in space.knobs if knob.name == key), None)
+    return exact or lowered.get(plain) or space.find(canonical_name(plain))
 
 
 def find_choice(knob: Knob, value: object) -> Value | None:
