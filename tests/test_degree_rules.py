@@ -59,6 +59,10 @@ def apply_rule(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
         (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 4}, True, "tp 2 x dp 3 x pp 4 is 24 of 24 accelerators"),
         (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 2}, False, "tp 2 x dp 3 x pp 2 is 12 of 24 accelerators"),
         (make("num_accelerators"), {"dp": 24}, True, "tp 1 x dp 24 x pp 1 is 24 of 24 accelerators"),
+        (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 2, "cp": 2}, True,
+         "tp 2 x dp 3 x pp 2 x cp 2 is 24 of 24 accelerators"),
+        (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 4, "cp": 2}, False,
+         "tp 2 x dp 3 x pp 4 x cp 2 is 48 of 24 accelerators"),
         (make("num_accelerators", use_fewer=True), {"tp": 2, "dp": 3, "pp": 2}, True,
          "tp 2 x dp 3 x pp 2 is 12 of 24 accelerators"),
         (make("num_accelerators", use_fewer=True), {"tp": 24}, True, "tp 24 x dp 1 x pp 1 is 24 of 24 accelerators"),
@@ -111,6 +115,15 @@ def apply_rule(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
         (make("ep_divides_experts", MIXED), {"ep": 8}, False, "12 experts / ep 8 = 1.5"),
         (make("ep_inside_stage"), {"ep": 6, "tp": 2, "dp": 3}, True, "ep 6 among dp 3 x tp 2 = 6 ranks of a stage"),
         (make("ep_inside_stage"), {"ep": 4, "tp": 2, "dp": 3}, False, "ep 4 among dp 3 x tp 2 = 6 ranks of a stage"),
+        (make("ep_inside_stage"), {"ep": 8, "tp": 2, "dp": 2, "cp": 2, "pp": 3}, True,
+         "ep 8 among cp 2 x dp 2 x tp 2 = 8 ranks of a stage"),
+        (make("ep_inside_stage"), {"ep": 8, "tp": 2, "dp": 2, "cp": 1, "pp": 2}, False,
+         "ep 8 among cp 1 x dp 2 x tp 2 = 4 ranks of a stage"),
+        (make("cp_divides_sequence"), {"cp": 1, "tp": 8}, True, "20 tokens / (2 x cp 1) = 10"),
+        (make("cp_divides_sequence"), {"cp": 5, "tp": 8}, True, "20 tokens / (2 x cp 5) = 2"),
+        (make("cp_divides_sequence"), {"cp": 4}, False, "20 tokens / (2 x cp 4) = 2.5"),
+        (make("cp_divides_sequence", tp=True), {"cp": 5, "tp": 2}, True, "20 tokens / (2 x cp 5 x tp 2) = 1"),
+        (make("cp_divides_sequence", tp=True), {"cp": 5, "tp": 4}, False, "20 tokens / (2 x cp 5 x tp 4) = 0.5"),
         (make("ep_divides_dp"), {"ep": 3, "dp": 6}, True, "ep 3 with dp 6"),
         (make("ep_divides_dp"), {"ep": 6, "dp": 3}, False, "ep 6 with dp 3"),
     ],
@@ -129,6 +142,14 @@ def test_a_rule_that_a_model_cannot_violate_is_left_out() -> None:
     [
         (make("num_accelerators"), "tp x dp x pp is 24, the number of accelerators"),
         (make("num_accelerators", use_fewer=True), "tp x dp x pp is at most 24, the number of accelerators"),
+        (make("num_accelerators", knobs={"tp", "cp"}), "tp x dp x pp x cp is 24, the number of accelerators"),
+        (make("ep_inside_stage"), "ep divides the dp x tp ranks of a pipeline stage"),
+        (make("ep_inside_stage", knobs={"cp"}), "ep divides the cp x dp x tp ranks of a pipeline stage"),
+        (
+            make("degrees_on_torus", change_card(DENSE, torus=(4, 4)), knobs={"tp"}),
+            "tp, dp and pp each use whole axes of the 4x4 torus",
+        ),
+        (make("cp_divides_sequence"), "with cp above 1, 2 x cp divides the 20 tokens of a sequence"),
         (make("tp_inside_node"), "tp divides the 4 accelerators of a node, so that no tensor-parallel group leaves it"),
         (make("ep_divides_experts"), "ep is 1: the model has no experts"),
         (make("ep_divides_experts", MIXED), "ep divides the 12 experts"),
@@ -150,4 +171,5 @@ def test_torus_axes_are_whole_and_a_missing_degree_is_one() -> None:
     assert apply_rule(rule, {"tp": 4, "dp": 1, "pp": 2}) == (True, "tp 4, dp 1, pp 2 on a torus of 2x4")
     assert apply_rule(rule, {"tp": 2, "dp": 2, "pp": 2}) == (False, "tp 2, dp 2, pp 2 on a torus of 2x4")
     assert apply_rule(rule, {"tp": 2}) == (False, "tp 2, dp 1, pp 1 on a torus of 2x4")
+    assert apply_rule(rule, {"tp": 4, "cp": 2}) == (True, "tp 4, dp 1, pp 1, cp 2 on a torus of 2x4")
     assert RULES["degrees_on_torus"](DENSE, {}) is None

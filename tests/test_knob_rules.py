@@ -25,6 +25,8 @@ IMPLIES = make(
         (make("zero_needs_dp"), {"zero_stage": 1, "dp": 1}, False, "zero_stage 1 with dp 1"),
         (make("zero_needs_dp"), {"zero_stage": 1, "dp": 2}, True, "zero_stage 1 with dp 2"),
         (make("zero_needs_dp"), {"dp": 1}, True, "zero_stage 0 with dp 1"),
+        (make("zero_needs_dp"), {"zero_stage": 1, "dp": 1, "cp": 2}, True, "zero_stage 1 with dp 1 x cp 2"),
+        (make("zero_needs_dp"), {"zero_stage": 1, "dp": 1, "cp": 1}, False, "zero_stage 1 with dp 1 x cp 1"),
         (make("zero_needs_dp", least=2), {"zero_stage": 1, "dp": 1}, True, "zero_stage 1 with dp 1"),
         (make("zero_needs_dp", least=2), {"zero_stage": 2, "dp": 1}, False, "zero_stage 2 with dp 1"),
         (make("zero_limited_by_pp"), {"zero_stage": 1, "pp": 2}, True, "zero_stage 1 with pp 2"),
@@ -46,6 +48,10 @@ IMPLIES = make(
          "sequence of 20 with tp 5"),
         (make("sequence_parallel_divides_sequence"), {"sequence_parallel": True, "tp": 8}, False,
          "sequence of 20 with tp 8"),
+        (make("sequence_parallel_divides_sequence"), {"sequence_parallel": True, "tp": 2, "cp": 5}, True,
+         "sequence of 20 with tp 2 x cp 5"),
+        (make("sequence_parallel_divides_sequence"), {"sequence_parallel": True, "tp": 4, "cp": 10}, False,
+         "sequence of 20 with tp 4 x cp 10"),
         (make("sequence_parallel_divides_sequence"), {"sequence_parallel": False, "tp": 8}, True,
          "sequence of 20 with tp 8"),
         (make("moe_tp_needs_sequence_parallel", MIXED), {"sequence_parallel": False, "tp": 1}, True,
@@ -106,7 +112,7 @@ def test_the_summary_of_a_rule_says_what_is_required(rule: Rule, summary: str) -
 
 
 def test_rules_that_need_all_knobs_are_left_out_if_one_is_missing() -> None:
-    assert IMPLIES.needs_all
-    assert make("replicas_hold_every_expert").needs_all
-    assert not make("zero_needs_dp").needs_all
+    assert IMPLIES.needs == IMPLIES.knobs == ("speed", "tp", "dp", "fused")
+    assert make("replicas_hold_every_expert").needs == ("ep", "zero_stage", "tp")
+    assert make("zero_needs_dp").needs == ("zero_stage",), "the degrees are 1 in a space without them"
     assert RULES["moe_tp_needs_sequence_parallel"](DENSE, {}) is None

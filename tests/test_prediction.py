@@ -19,6 +19,7 @@ from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.machine import read_machine
 from cclsearch.tasks.training.memory import memory_parts
 from cclsearch.tasks.training.prediction import predict_space
+from cclsearch.tasks.training.time import time_parts
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 
@@ -124,6 +125,31 @@ def test_expert_parallelism_divides_memory_and_adds_an_exchange():
     exchange = prediction.time_parts_s["expert exchange"][order]
     assert memory[1] < 0.6 * memory[0]
     assert exchange[0] == 0 < exchange[1]
+
+
+def test_context_parallelism_shares_tokens_shards_states_and_exchanges_keys_and_values(wl2):
+    rows = [{"tp": 1, "dp": 8 // cp, "pp": 1, "cp": cp, "micro_batch_size": 1, "zero_stage": 1} for cp in (1, 2, 8)]
+    space, machine = make_space(rows), read_machine(wl2)
+    layout = read_layout(wl2, space)
+    time, memory = time_parts(wl2, layout, machine), memory_parts(wl2, layout, machine)
+    assert memory.held.tolist() == [5.0, 2.5, 0.625], "32 layers x 1024 / cp tokens x 4096 x 40 bytes, in GiB"
+    assert memory.optimizer == pytest.approx([12 * 8.03e9 / 8 / 2**30] * 3, rel=2e-3), "sharded over dp x cp ranks"
+    assert time.attention[0] / time.attention == pytest.approx([1, 2, 8])
+    assert time.micro_batches.tolist() == [4, 8, 32]
+    assert time.dp.tolist() == [time.dp[0]] * 3, "gradients are reduced over dp x cp ranks"
+    # K and V of 512 tokens: 8 heads of 128 x 2 bytes each, 3 passes around the ring in each of 32 layers, at 300 GB/s
+    inside = 3 * 32 * (2 * 512 * 8 * 128 * 2 / 300e9 + 2.5e-6)
+    # 128 tokens, 7 steps, to another node over the 4 ports of this one
+    outside = 3 * 32 * 7 * (2 * 128 * 8 * 128 * 2 / 100e9 + 8e-6)
+    exposed = [0.0] + [ring**2 / (ring + a) for ring, a in zip((inside, outside), time.attention[1:], strict=True)]
+    assert time.p2p == pytest.approx(exposed, rel=1e-6)
+
+
+def test_without_context_parallelism_the_prediction_has_the_same_digits(wl2):
+    rows = [{"tp": tp, "dp": 8 // tp, "pp": 2, "micro_batch_size": 1} for tp in (1, 2, 4)]
+    plain, ones = (predict_space(wl2, make_space(each)) for each in (rows, [{**row, "cp": 1} for row in rows]))
+    assert plain.time_s_N.tolist() == ones.time_s_N.tolist()
+    assert plain.memory_gib_N.tolist() == ones.memory_gib_N.tolist()
 
 
 def test_an_unlisted_accelerator_gets_a_prediction(wl2):

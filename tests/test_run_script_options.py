@@ -118,6 +118,19 @@ def test_maxtext_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("megatron", "--context-parallel-size"), ("torchtitan", "--parallelism.context_parallel_degree")],
+)
+def test_context_parallelism_is_an_option_only_if_the_space_has_it(
+    name: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: dict[str, Value] = {"tp": 1, "dp": 2, "pp": 1, "micro_batch_size": 1, "zero_stage": 0}
+    assert option not in render(name, make_input(config), monkeypatch)
+    words = render(name, make_input({**config, "cp": 4}), monkeypatch)
+    assert words[words.index(option) + 1] == "4"
+
+
 def test_an_undocumented_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(LAUNCHERS))
     import options

@@ -152,6 +152,7 @@ WL2 = {"tp": 2, "dp": 4, "pp": 2, "micro_batch_size": 1, "activation_checkpointi
 MEGATRON = {**WL2, "sequence_parallel": False, "zero_stage": 0}
 TITAN = {**WL2, "zero_stage": 0}
 VIRTUAL = KnobDeclaration(name="virtual_pipeline", choices=(1, 2, 3, 4))
+CONTEXT = KnobDeclaration(name="cp", choices=(1, 2, 4))
 OVERLAP = KnobDeclaration(name="overlap_grad_reduce", choices=(False, True))
 JAX = {"tp": 1, "dp": 4, "ep": 1, "micro_batch_size": 1, "activation_checkpointing": "none"}
 
@@ -202,6 +203,12 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
          {"virtual_pipeline": 3}, (VIRTUAL,)),
         ("virtual_pipeline_micro_batches", "wl2", "megatron", {"global_batch_size": 20},
          {**MEGATRON, "virtual_pipeline": 1}, {"virtual_pipeline": 2}, (VIRTUAL,)),
+        ("cp_divides_sequence", "wl2", "megatron", {"seq_len": 1028}, {**MEGATRON, "dp": 2, "cp": 2},
+         {"dp": 1, "cp": 4}, (CONTEXT,)),
+        ("cp_divides_sequence", "wl2", "torchtitan", {"seq_len": 1028},
+         {**TITAN, "dp": 4, "tp": 1, "cp": 2, "zero_stage": 2}, {"dp": 2, "tp": 2}, (CONTEXT,)),
+        ("cp_shards_weights", "wl2", "torchtitan", {}, {**TITAN, "dp": 2, "cp": 2, "zero_stage": 3},
+         {"zero_stage": 0}, (CONTEXT,)),
         ("overlap_needs_dp", "wl2", "megatron", {}, {**MEGATRON, "overlap_grad_reduce": True},
          {"dp": 1, "pp": 8}, (OVERLAP,)),
         ("degrees_on_torus", "wl2", "maxtext", {"torus": (4, 4)},

@@ -11,7 +11,7 @@ import pytest
 from cclsearch.core.values import Config
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.rule import RULES, Columns
-from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 
 KNOBS = (Knob("tp", (1, 2, 4)), Knob("fused", (False, True)), Knob("kernel", ("flash", "torch")))
 ROWS = [
@@ -69,6 +69,9 @@ def test_a_degree_without_a_knob_is_one() -> None:
     knobs = [Knob("tp", (1, 2)), Knob("dp", (3, 5)), Knob("pp", (1, 7))]
     rows = [{"tp": 2, "dp": 3, "pp": 7}, {"tp": 1, "dp": 5, "pp": 1}]
     assert space_from_rows(knobs, rows).num_accelerators_N.tolist() == [42, 5]
+    with_context = space_from_rows([*knobs, Knob("cp", (1, 2))], [{"tp": 2, "dp": 3, "pp": 7, "cp": 2}])
+    assert with_context.num_accelerators_N.tolist() == [84]
+    assert count_ranks(with_context.config(0)) == 84
     alone = space_from_rows(knobs[:1], [{"tp": 2}])
     assert alone.num_accelerators_N.tolist() == [2]
     assert alone.column("dp").tolist() == [1]

@@ -61,7 +61,7 @@ def _cp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
     return (
         f"with cp above 1, 2 x {' x '.join(degrees)} divides the {length} tokens of a sequence",
         lambda at: (at["cp"] == 1) | (length % (2 * at.product(degrees)) == 0),
-        lambda c: f"{length} tokens of a sequence / (2 x {c.describe(degrees)}) = {length / (2 * c.product(degrees)):g}",
+        lambda c: f"{length} tokens / (2 x {c.describe(degrees)}) = {length / (2 * c.product(degrees)):g}",
     )
 
 
