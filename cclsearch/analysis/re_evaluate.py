@@ -67,8 +67,9 @@ def re_evaluate_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAUL
         now = then if then.failure else evaluate_failure(_describe_missing(result, found), spec.provenance)
         return ReEvaluation(trial, then, now)
     payload = make_input(spec, trial)
-    trace = read_trace_evidence(folder / TRACE_FOLDER, spec.card, payload) if payload.profiled_steps else None
-    evidence = Evidence(payload, result, spec.card, spec.provenance, trace, thresholds=thresholds)
+    card = spec.card.for_trial(trial.config)
+    trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload) if payload.profiled_steps else None
+    evidence = Evidence(payload, result, card, spec.provenance, trace, thresholds=thresholds)
     evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
     now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
     if then.failure is not None and now.failure is None and found == trial.result_sha256:

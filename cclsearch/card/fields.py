@@ -27,6 +27,7 @@ class FieldKind(StrEnum):
     SWITCH = "true or false"
     TEXT = "text"
     PRECISION = "a dtype such as bf16"
+    PRECISIONS = "a list of dtypes such as [fp8]"
     PHASE = "training or inference"
     TASK = "the name of a task"
     AXES = "a list of whole numbers"
@@ -79,6 +80,7 @@ FIELDS: tuple[CardField, ...] = (
     CardField("phase", FieldKind.PHASE, ("workload.model.phase",), required=True),
     CardField("model_family", FieldKind.TEXT, ("workload.model.model_family",), required=True),
     CardField("precision", FieldKind.PRECISION, ("workload.model.precision",), required=True),
+    CardField("alternative_precisions", FieldKind.PRECISIONS, ("workload.model.alternative_precisions",)),
     CardField("moe", FieldKind.SWITCH, ("workload.model.moe",)),
     _arch("num_layers", FieldKind.COUNT, "num_hidden_layers", required=True, maximum=10_000),
     _arch("hidden_size", FieldKind.COUNT, "hidden_dim", required=True),
@@ -206,6 +208,9 @@ def _read_value(value: Any, kind: FieldKind) -> Any:
                 else []
             )
             return tuple(axes) if axes and None not in axes else None
+        case FieldKind.PRECISIONS:
+            found = [_read_value(one, FieldKind.PRECISION) for one in value] if isinstance(value, list) else []
+            return tuple(found) if found and None not in found else None
     text = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if kind is FieldKind.TASK:
         return text.lower() or None
@@ -233,6 +238,7 @@ def _example(kind: FieldKind) -> str:
         FieldKind.PRECISION: "bf16",
         FieldKind.PHASE: "training",
         FieldKind.TASK: "training",
+        FieldKind.PRECISIONS: "[fp8]",
         FieldKind.AXES: "[4,4]",
     }
     return samples.get(kind, "N")

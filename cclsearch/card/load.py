@@ -173,6 +173,7 @@ def _make_card(
         model=_make_model(values) if "num_layers" in values else None,
         work=Config({f.key or f.name: values[f.name] for f in _work_fields(task) if f.name in values}),
         precision=values.get("precision", ""),
+        alternative_precisions=values.get("alternative_precisions", ()),
         hardware=Hardware(**hardware),
         framework=values["framework"],
         knobs=knobs,

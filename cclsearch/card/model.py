@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -9,6 +10,9 @@ from pydantic import Field, model_validator
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Model, Value
+
+PRECISION = "precision"
+"""The knob of a card with alternative precisions."""
 
 
 class Phase(StrEnum):
@@ -97,6 +101,8 @@ class Card(Model):
     """The task's fixed numbers, such as `global_batch_size` and `seq_len` of training."""
     precision: str
     """`bf16`, `fp32`, ...: the dtype of the matrix multiplications; empty for a task that has none."""
+    alternative_precisions: tuple[str, ...] = ()
+    """Other precisions that a search may try; without any, precision is fixed like the rest of the work."""
     hardware: Hardware
     framework: str
     """A framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other name."""
@@ -125,6 +131,18 @@ class Card(Model):
         if self.model is None:
             raise UserError(f"{self.name}: the card of a {self.task} workload has no model")
         return self.model
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Every precision that a trial may have, the card's own first."""
+        return tuple(dict.fromkeys((self.precision, *self.alternative_precisions)))
+
+    def for_trial(self, config: Mapping[str, Value]) -> Card:
+        """The card of one trial: with the precision of its configuration, and no alternatives."""
+        if not self.alternative_precisions:
+            return self
+        precision = str(config.get(PRECISION, self.precision))
+        return self.model_copy(update={"precision": precision, "alternative_precisions": ()})
 
     def number(self, name: str) -> int:
         """A whole number of the task's work; raises UserError if the card has none of that name."""

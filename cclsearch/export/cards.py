@@ -70,7 +70,7 @@ def make_card(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]])
     card: dict[str, Any] = {
         "version": 1,
         "description": clean(f"{spec.card.title}; trial {trial.number} of {spec.run_id}{provenance}"),
-        "workload": _describe_workload(spec.card, count_ranks(trial.config)),
+        "workload": _describe_workload(spec.card.for_trial(trial.config), count_ranks(trial.config)),
         "Model-executor": {
             "framework": {"name": clean(spec.framework)},
             "model_plan_parallelization": _describe_plan(dict(trial.config)),

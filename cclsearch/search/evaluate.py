@@ -40,10 +40,10 @@ class TrialEvaluator:
         if isinstance(collected, Failure):
             return evaluate_failure(redact_failure(failure or collected), self._spec.provenance)
         collected = _redact_result(collected)
-        spec = self._spec
-        trace = read_trace_evidence(folder / TRACE_FOLDER, spec.card, payload) if payload.profiled_steps else None
+        spec, card = self._spec, self._spec.card.for_trial(payload.config)
+        trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload) if payload.profiled_steps else None
         return evaluate_trial(
-            payload, collected, spec.card, spec.objective, provenance=spec.provenance, trace=trace, baseline=baseline
+            payload, collected, card, spec.objective, provenance=spec.provenance, trace=trace, baseline=baseline
         )
 
 

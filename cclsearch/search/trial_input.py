@@ -11,7 +11,7 @@ from cclsearch.space.table import count_ranks
 
 def make_input(spec: RunSpec, trial: Trial) -> TrialInput:
     """Return the trial's configuration with the fixed work of the search."""
-    config, card = trial.config, spec.card
+    config, card = trial.config, spec.card.for_trial(trial.config)
     per_pass = config.as_int("dp") * config.as_int("micro_batch_size")
     return TrialInput(
         run_id=spec.run_id,

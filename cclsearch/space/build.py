@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.card.model import Card, KnobDeclaration
+from cclsearch.card.model import PRECISION, Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.plugins import TASKS
@@ -81,7 +81,10 @@ def explain_config(
 
 def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = ()) -> tuple[Knob, ...]:
     """The knobs of a space: those of the framework, then those that the card and `extra_knobs` add or replace."""
-    knobs = {k.name: k.resolve(card) for k in framework.knobs if card.arch.moe is not None or not k.moe_only}
+    has_experts = card.model is not None and card.model.moe is not None
+    knobs = {k.name: k.resolve(card) for k in framework.knobs if has_experts or not k.moe_only}
+    if card.alternative_precisions:
+        knobs[PRECISION] = Knob(PRECISION, card.precisions, "dtype of the matrix multiplications; it changes the work")
     for declared in (*card.knobs, *extra_knobs):
         current = knobs.get(declared.name)
         optional = framework.find_optional(declared.name)
@@ -90,7 +93,19 @@ def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDe
         knobs[declared.name] = Knob(declared.name, _distinct(declared.choices), description)
     for knob in knobs.values():
         _check_choices(knob)
+    if PRECISION in knobs:
+        _check_precisions(card, knobs[PRECISION])
     return tuple(knobs.values())
+
+
+def _check_precisions(card: Card, knob: Knob) -> None:
+    """Raise UserError for a precision that the card does not list: it would be other work."""
+    others = [format_knob_value(choice) for choice in knob.choices if choice not in card.precisions]
+    if others:
+        raise UserError(
+            f"knob {PRECISION!r} cannot be {', '.join(others)}: precision is part of the work, and {card.name} allows"
+            f" {' or '.join(card.precisions)} (list others in workload.model.alternative_precisions of the card)"
+        )
 
 
 def _check_choices(knob: Knob) -> None:

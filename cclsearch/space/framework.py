@@ -155,10 +155,12 @@ class Framework(Model):
                     f"{card.name} cannot run under {self.name}: its run script cannot build"
                     f" {LIMITS[name].field} {value} ({name}): {one_line(way, 200)}"
                 )
-        if self.precisions and card.precision not in self.precisions:
+        unsupported = [precision for precision in card.precisions if precision not in self.precisions]
+        if self.precisions and unsupported:
+            field = "precision" if card.precision in unsupported else "alternative_precisions"
             raise UserError(
-                f"{card.name} cannot run under {self.name}: workload.model.precision must be one of"
-                f" {', '.join(self.precisions)}, not {card.precision!r}: choose another with --framework or --set"
+                f"{card.name} cannot run under {self.name}: workload.model.{field} must be one of"
+                f" {', '.join(self.precisions)}, not {unsupported[0]!r}: choose another with --framework or --set"
             )
 
     def find_optional(self, name: str) -> FrameworkKnob | None:

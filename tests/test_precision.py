@@ -1,0 +1,76 @@
+"""Precision is work: it varies only if the card lists alternatives, and every trial then names its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cclsearch.card.load import load_card
+from cclsearch.cli import main
+from cclsearch.core.errors import UserError
+from cclsearch.space.build import build_space
+from cclsearch.space.framework import load_framework
+from cclsearch.space.parse import parse_knob
+
+ALTERNATIVE = "alternative_precisions=[bf16]"
+
+
+def test_a_card_without_alternatives_has_one_precision_in_every_trial() -> None:
+    card = load_card("wl2")
+    assert card.precisions == ("bf16",)
+    assert not build_space(card, load_framework("megatron")).has("precision")
+    assert card.for_trial({"tp": 1}) is card
+
+
+@pytest.mark.parametrize("knob", ["precision=bf16,fp16", "precision=fp8"])
+def test_a_knob_cannot_change_the_precision_that_the_card_fixes(knob: str) -> None:
+    with pytest.raises(UserError, match=r"precision is part of the work, and wl2 allows bf16 \(list others in"):
+        build_space(load_card("wl2"), load_framework("megatron"), [parse_knob(knob)])
+
+
+def test_listed_alternatives_double_the_space_and_can_be_narrowed() -> None:
+    plain, frame = load_card("wl2"), load_framework("megatron")
+    card = load_card("wl2", sets=("alternative_precisions=[fp16]",))
+    space = build_space(card, frame)
+    assert len(space) == 2 * len(build_space(plain, frame))
+    assert set(space.column("precision").tolist()) == {"bf16", "fp16"}
+    narrowed = build_space(card, frame, [parse_knob("precision=fp16")])
+    assert set(narrowed.column("precision").tolist()) == {"fp16"}
+    assert (card.for_trial({"precision": "fp16"}).precision, card.for_trial({"tp": 1}).precision) == ("fp16", "bf16")
+
+
+def test_a_framework_must_support_every_listed_precision() -> None:
+    card = load_card("wl2", sets=("alternative_precisions=[fp8]",))
+    with pytest.raises(UserError, match=r"workload\.model\.alternative_precisions must be one of .*, not 'fp8'"):
+        build_space(card, load_framework("torchtitan"))
+
+
+@pytest.mark.parametrize("given", ["fp8", "[]", "[[bf16]]"])
+def test_alternatives_must_be_a_list_of_dtypes(given: str) -> None:
+    notes = "alternative_precisions must be a list of dtypes"
+    with pytest.raises(UserError, match=notes):
+        load_card("wl2", sets=(f"workload.model.alternative_precisions={given}",))
+
+
+@pytest.mark.serial
+def test_each_trial_trains_in_its_precision_and_the_report_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["--knob", "tp=1", "--knob", "dp=2", "--knob", "pp=1", "--knob", "micro_batch_size=4"]
+    few += ["--knob", "activation_checkpointing=none", "--knob", "zero_stage=0", "--strategy", "random"]
+    assert main(["run", "--workload", "tiny", "--set", ALTERNATIVE, *few, "--budget", "2", "--name", "both"]) == 0
+    run = tmp_path / "runs" / "both"
+    inputs = [json.loads((run / "trials" / n / "config.json").read_text()) for n in ("0001", "0002")]
+    assert sorted(data["precision"] for data in inputs) == ["bf16", "fp32"]
+    assert [data["precision"] for data in inputs] == [data["config"]["precision"] for data in inputs]
+    capsys.readouterr()
+    assert main(["status", "both"]) == 0
+    shown = capsys.readouterr().out
+    assert "precision=bf16" in shown
+    assert "precision=fp32" in shown
+    assert main(["report", "both"]) == 0
+    page = next((run / "report").glob("*.html"), run / "report.html").read_text()
+    assert "precision" in page
