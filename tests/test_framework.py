@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from cclsearch.card.load import load_card
-from cclsearch.card.model import ModelArch
+from cclsearch.card.model import Card, ModelArch
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import Settings, load_settings
+from cclsearch.core.values import Config
 from cclsearch.launch.profile import load_profile, make_launcher
 from cclsearch.launch.slurm.check import check_needs
 from cclsearch.launch.slurm.job_files import RunScript
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.probe import read_needs
-from cclsearch.space.build import build_space
+from cclsearch.plugins import TASKS
+from cclsearch.space.build import build_space, explain_config
 from cclsearch.space.framework import RequiredVariable, list_frameworks, load_framework
 from cclsearch.space.model_limits import LIMITS
+from cclsearch.space.rule import PARAMETERS, RULES, Clause, register_rule
+from cclsearch.tasks.base import Task
 
 OWN = """title: mine
 aliases: [my-trainer]
@@ -95,6 +101,72 @@ def test_an_invalid_field_is_named_with_its_file(project: Path, old: str, new: s
         load_framework("mine")
     assert "mine.framework.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class CachingTask(Task):
+    """A task that a plugin could add: it has a number and a rule of its own."""
+
+    name = "caching"
+    rules = ("num_accelerators", "blocks_fit")
+    numbers = MappingProxyType({"blocks": lambda card: card.number("blocks")})
+
+
+CACHING = """title: mine
+use_fewer: true
+knobs:
+  - {name: tp, choices: [1, 2, 4]}
+  - {name: kv_blocks, choices: {divisors_of: blocks, most: 6}}
+rules:
+  - {rule: blocks_per_rank, least: 2}
+"""
+
+
+@pytest.fixture
+def caching(monkeypatch: pytest.MonkeyPatch) -> Card:
+    """A card of the task, whose rules and number are registered during the test."""
+    load_card("wl2")  # loads the built-in tasks
+    monkeypatch.setitem(TASKS._entries, "caching", CachingTask())
+    for rule in ("blocks_fit", "blocks_per_rank"):
+        monkeypatch.setitem(RULES, rule, lambda card, options: None)
+        monkeypatch.setitem(PARAMETERS, rule, frozenset())
+
+    @register_rule("blocks_fit", "kv_blocks")
+    def _blocks_fit(card: Card, options: Mapping[str, Any]) -> Clause:
+        return "at most 4 blocks fit", lambda at: at["kv_blocks"] <= 4, lambda c: f"{c['kv_blocks']} blocks"
+
+    @register_rule("blocks_per_rank", "kv_blocks", "tp", parameters=("least",))
+    def _blocks_per_rank(card: Card, options: Mapping[str, Any]) -> Clause:
+        least = int(options["least"])
+        return (
+            f"at least {least} blocks per rank",
+            lambda at: at["kv_blocks"] >= least * at["tp"],
+            lambda c: f"{c['kv_blocks']} blocks on {c['tp']} ranks",
+        )
+
+    return load_card("wl2").model_copy(update={"task": "caching", "work": Config({"blocks": 12})})
+
+
+def test_rules_and_numbers_of_a_plugins_task_work_in_a_projects_framework(project: Path, caching: Card) -> None:
+    write_framework(project, CACHING)
+    framework = load_framework("mine")
+    space = build_space(caching, framework)
+    assert space.rules == ("num_accelerators", "blocks_fit", "blocks_per_rank"), "none of training's rules"
+    assert [(c["tp"], c["kv_blocks"]) for c in map(space.config, range(len(space)))] == [(1, 2), (1, 3), (1, 4), (2, 4)]
+    rejected = [v for v in explain_config(caching, framework, {"tp": 2, "kv_blocks": 3}) if not v.ok]
+    assert [(v.rule, v.summary, v.detail) for v in rejected] == [
+        ("blocks_per_rank", "at least 2 blocks per rank", "3 blocks on 2 ranks")
+    ]
+
+
+def test_a_number_that_the_cards_task_does_not_have_is_refused(project: Path, caching: Card) -> None:
+    write_framework(project, CACHING)
+    with pytest.raises(UserError, match=r"wl2: a training workload has no number 'blocks'.*known: .*global_batch"):
+        build_space(load_card("wl2"), load_framework("mine"))
+    with pytest.raises(UserError, match="wl2: a caching workload has no number 'global_batch'"):
+        build_space(caching, load_framework("megatron"))
+    write_framework(project, CACHING.replace("of: blocks", "of: moons"))
+    with pytest.raises(UserError, match=r"no number 'moons'; known: accelerators, .*blocks, .*global_batch"):
+        load_framework("mine")
 
 
 LIMITED = """title: mine

@@ -38,7 +38,7 @@ FREE = {"nccl_algo", "nccl_proto"}
 @pytest.fixture
 def table() -> Iterator[None]:
     """The table; knobs that the test adds are taken out again."""
-    parts = (knobs.KNOBS, knobs.SHORT, knobs._ALIASES)
+    parts: tuple[dict[str, Any], ...] = (knobs.KNOBS, knobs.SHORT, knobs._ALIASES)
     kept = [dict(part) for part in parts]
     yield
     for part, before in zip(parts, kept, strict=True):

@@ -1,4 +1,4 @@
-"""Rules about parallel degrees, widths and batch, which apply with any other knobs of a framework."""
+"""Rules about degrees of parallelism, accelerators and the model, which hold for any task that shards a model."""
 
 from __future__ import annotations
 
@@ -48,23 +48,6 @@ def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Clause:
     return _tp_divides(card.arch.num_kv_heads, "KV heads")
 
 
-@register_rule("tp_divides_sequence", "tp")
-def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
-    """For frameworks whose tensor parallelism always shards the sequence too."""
-    return _tp_divides(card.number("seq_len"), "tokens of a sequence")
-
-
-@register_rule("cp_divides_sequence", "cp", "tp", parameters=("tp",))
-def _cp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
-    """A ring is balanced under a causal mask if every rank has two chunks. `tp: true` if tp shards a chunk too."""
-    length, degrees = card.number("seq_len"), ["cp", "tp"] if options.get("tp") else ["cp"]
-    return (
-        f"with cp above 1, 2 x {' x '.join(degrees)} divides the {length} tokens of a sequence",
-        lambda at: (at["cp"] == 1) | (length % (2 * at.product(degrees)) == 0),
-        lambda c: f"{length} tokens / (2 x {c.describe(degrees)}) = {length / (2 * c.product(degrees)):g}",
-    )
-
-
 @register_rule("tp_divides_widths", "tp", parameters=("experts",))
 def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Clause:
     """`experts: true` if tensor parallelism shards the routed experts too."""
@@ -80,18 +63,6 @@ def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Clause:
         f"tp divides {text}",
         lambda at: common % at["tp"] == 0,
         lambda c: f"{text} / tp {c['tp']} = {_each(widths.values(), c['tp'])}",
-    )
-
-
-@register_rule("moe_tp_divides_tokens", "tp", "micro_batch_size")
-def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Clause | None:
-    length = card.number("seq_len")
-    if card.arch.moe is None:
-        return None
-    return (
-        "in a mixture of experts tp divides the tokens of a micro-batch",
-        lambda at: (at["micro_batch_size"] * length) % at["tp"] == 0,
-        lambda c: f"{c['micro_batch_size']} sequences of {length} tokens with tp {c['tp']}",
     )
 
 
@@ -133,29 +104,6 @@ def _tied_embeddings_need_one_stage(card: Card, options: Mapping[str, Any]) -> C
         "with tied embeddings pp is 1: the framework does not tie weights across pipeline stages",
         lambda at: at["pp"] == 1,
         lambda c: f"tied embeddings with pp {c['pp']}",
-    )
-
-
-@register_rule("accumulation_whole", "dp", "micro_batch_size", needs=())
-def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Clause:
-    batch = card.number("global_batch_size")
-    return (
-        f"gradient accumulation, global batch {batch} / (dp x micro_batch_size), is a whole number of at least 1",
-        lambda at: batch % (at["dp"] * at["micro_batch_size"]) == 0,
-        lambda c: (
-            f"global batch {batch} / (dp {c['dp']} x micro_batch_size {c['micro_batch_size']}) is "
-            f"{batch / (c['dp'] * c['micro_batch_size']):g}"
-        ),
-    )
-
-
-@register_rule("micro_batches_cover_stages", "pp", "dp", "micro_batch_size")
-def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Clause:
-    batch = card.number("global_batch_size")
-    return (
-        "a pipeline has at least as many micro-batches as stages",
-        lambda at: (at["pp"] == 1) | (batch >= at["pp"] * at["dp"] * at["micro_batch_size"]),
-        lambda c: f"{batch / (c['dp'] * c['micro_batch_size']):g} micro-batches for pp {c['pp']}",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,32 +15,51 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
-from cclsearch.space import degree_rules, knob_rules, torus_rule  # noqa: F401  importing registers their rules
+from cclsearch.plugins import TASKS
+from cclsearch.space import degree_rules, implies_rule, torus_rule  # noqa: F401  importing registers their rules
 from cclsearch.space.model_limits import LIMITS
-from cclsearch.space.rule import ALWAYS, PARAMETERS, RULES, Rule
+from cclsearch.space.rule import PARAMETERS, RULES, Rule
 from cclsearch.space.table import Knob
 
 SUFFIX = ".framework.yaml"
 FOLDER = "launchers"
 
 
+NUMBERS: dict[str, Callable[[Card], int]] = {
+    "accelerators": lambda card: card.hardware.num_accelerators,
+    "accelerators_per_node": lambda card: min(card.hardware.accelerators_per_node, card.hardware.num_accelerators),
+    "experts": lambda card: card.arch.moe.num_experts if card.arch.moe else 1,
+    "layers": lambda card: card.arch.num_layers,
+    "heads": lambda card: card.arch.num_heads,
+}
+"""Numbers of every card whose divisors a knob may take as choices; a task has further ones (`Task.numbers`)."""
+
+
 class Divisors(Model):
     """Choices computed from the card: every divisor of one of its numbers."""
 
-    divisors_of: Literal["accelerators", "accelerators_per_node", "global_batch", "experts", "layers", "heads"]
+    divisors_of: str
+    """A name in `NUMBERS`, or in the numbers of a task."""
     most: int | None = Field(default=None, ge=1)
 
     def choices(self, card: Card) -> tuple[int, ...]:
         """The divisors in ascending order, up to `most`."""
-        number = {
-            "accelerators": card.hardware.num_accelerators,
-            "accelerators_per_node": min(card.hardware.accelerators_per_node, card.hardware.num_accelerators),
-            "global_batch": card.number("global_batch_size"),
-            "experts": card.arch.moe.num_experts if card.arch.moe else 1,
-            "layers": card.arch.num_layers,
-            "heads": card.arch.num_heads,
-        }[self.divisors_of]
-        return tuple(divisor for divisor in list_divisors(number) if self.most is None or divisor <= self.most)
+        numbers = {**NUMBERS, **TASKS.get(card.task).numbers}
+        if self.divisors_of not in numbers:
+            raise UserError(
+                f"{card.name}: a {card.task} workload has no number {self.divisors_of!r} (divisors_of); known:"
+                f" {', '.join(numbers)}"
+            )
+        divisors = list_divisors(numbers[self.divisors_of](card))
+        return tuple(divisor for divisor in divisors if self.most is None or divisor <= self.most)
+
+    @field_validator("divisors_of")
+    @classmethod
+    def _check_number(cls, name: str) -> str:
+        known = {*NUMBERS, *(number for task in TASKS.names() for number in TASKS.get(task).numbers)}
+        if name not in known:
+            raise ValueError(f"there is no number {name!r}; known: {', '.join(sorted(known))}")
+        return name
 
 
 class FrameworkKnob(Model):
@@ -114,7 +133,7 @@ class Framework(Model):
     """Optional fields of `result.json` that its run script writes."""
     needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
-    """Names of rules, or `{rule: NAME, ...parameters}`, in addition to those that always apply."""
+    """Names of rules, or `{rule: NAME, ...parameters}`, in addition to those of the card's task."""
     source: str = ""
     """Source of the rules: documentation and version."""
     path: Path | None = None
@@ -173,11 +192,11 @@ class Framework(Model):
         return {k.env: str(config[k.name]) for k in declared if k.env and config.get(k.name, "default") != "default"}
 
     def make_rules(self, card: Card, knobs: Collection[str], *, use_fewer: bool) -> tuple[Rule, ...]:
-        """The rules for that card and a space of these knobs, those that always apply first.
+        """The rules for that card and a space of these knobs, those of the card's task first.
 
         Rules that do not apply to the card, or need a knob that the space does not have, are left out.
         """
-        entries = [{"rule": name} for name in ALWAYS]
+        entries = [{"rule": name} for name in TASKS.get(card.task).rules]
         entries += [{"rule": entry} if isinstance(entry, str) else entry for entry in self.rules]
         made = [RULES[e["rule"]](card, {**e, "use_fewer": use_fewer, "knobs": knobs}) for e in entries]
         return tuple(rule for rule in made if rule is not None and set(rule.needs) <= set(knobs))
@@ -219,6 +238,7 @@ def _normalize(name: str) -> str:
 
 
 def _check_rule(entry: str | dict[str, Any]) -> None:
+    TASKS.names()  # tasks and other plugins register their rules when they are loaded
     name = entry if isinstance(entry, str) else entry.get("rule")
     if name not in RULES:
         raise ValueError(f"there is no rule {name!r}; known: {', '.join(sorted(RULES))}")

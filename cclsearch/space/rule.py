@@ -89,11 +89,6 @@ RULES: dict[str, RuleFactory] = {}
 """Name -> factory of the rule from a card and the framework's parameters; it returns None if it does not apply."""
 PARAMETERS: dict[str, frozenset[str]] = {}
 """Name -> parameters that a framework file may give."""
-ALWAYS = (
-    *("num_accelerators", "tp_divides_heads", "tp_divides_kv_heads", "pp_at_most_layers", "accumulation_whole"),
-    *("ep_divides_experts", "ep_inside_stage"),
-)
-"""Rules that apply to every framework."""
 
 
 def register_rule(

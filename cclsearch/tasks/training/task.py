@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from cclsearch.card.fields import WORK_FIELDS
 from cclsearch.card.model import Card
 from cclsearch.plugins import TASKS
 from cclsearch.score.catalog import CATALOG
 from cclsearch.tasks.base import Task
+from cclsearch.tasks.training import space_rules  # noqa: F401  importing registers its rules
 
 
 class TrainingTask(Task):
@@ -18,6 +21,11 @@ class TrainingTask(Task):
     objective = "step_time"
     highlights = ("tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_gib")
     card_fields = WORK_FIELDS
+    rules = (
+        *("num_accelerators", "tp_divides_heads", "tp_divides_kv_heads", "pp_at_most_layers", "accumulation_whole"),
+        *("ep_divides_experts", "ep_inside_stage"),
+    )
+    numbers = MappingProxyType({"global_batch": lambda card: card.number("global_batch_size")})
 
     def describe_work(self, card: Card) -> str:
         """The work of a step: `64 x 4096 tokens/step`."""

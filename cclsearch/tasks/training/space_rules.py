@@ -1,4 +1,4 @@
-"""Rules about other knobs: ZeRO, sequence parallelism, virtual pipelines, and `implies` for any other knob."""
+"""Space rules of training: batch and sequence, ZeRO, sequence parallelism and virtual pipelines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,65 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
-from cclsearch.core.values import Value
 from cclsearch.space.knobs import stated_knobs
-from cclsearch.space.rule import BoolArray, Clause, Columns, Rule, register_rule
+from cclsearch.space.rule import BoolArray, Clause, Columns, register_rule
+
+
+@register_rule("accumulation_whole", "dp", "micro_batch_size", needs=())
+def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Clause:
+    batch = card.number("global_batch_size")
+    return (
+        f"gradient accumulation, global batch {batch} / (dp x micro_batch_size), is a whole number of at least 1",
+        lambda at: batch % (at["dp"] * at["micro_batch_size"]) == 0,
+        lambda c: (
+            f"global batch {batch} / (dp {c['dp']} x micro_batch_size {c['micro_batch_size']}) is "
+            f"{batch / (c['dp'] * c['micro_batch_size']):g}"
+        ),
+    )
+
+
+@register_rule("micro_batches_cover_stages", "pp", "dp", "micro_batch_size")
+def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Clause:
+    batch = card.number("global_batch_size")
+    return (
+        "a pipeline has at least as many micro-batches as stages",
+        lambda at: (at["pp"] == 1) | (batch >= at["pp"] * at["dp"] * at["micro_batch_size"]),
+        lambda c: f"{batch / (c['dp'] * c['micro_batch_size']):g} micro-batches for pp {c['pp']}",
+    )
+
+
+@register_rule("tp_divides_sequence", "tp")
+def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
+    """For frameworks whose tensor parallelism always shards the sequence too."""
+    length = card.number("seq_len")
+    return (
+        f"tp divides the {length} tokens of a sequence",
+        lambda at: length % at["tp"] == 0,
+        lambda c: f"{length} tokens of a sequence / tp {c['tp']} = {length / c['tp']:g}",
+    )
+
+
+@register_rule("cp_divides_sequence", "cp", "tp", parameters=("tp",))
+def _cp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
+    """A ring is balanced under a causal mask if every rank has two chunks. `tp: true` if tp shards a chunk too."""
+    length, degrees = card.number("seq_len"), ["cp", "tp"] if options.get("tp") else ["cp"]
+    return (
+        f"with cp above 1, 2 x {' x '.join(degrees)} divides the {length} tokens of a sequence",
+        lambda at: (at["cp"] == 1) | (length % (2 * at.product(degrees)) == 0),
+        lambda c: f"{length} tokens / (2 x {c.describe(degrees)}) = {length / (2 * c.product(degrees)):g}",
+    )
+
+
+@register_rule("moe_tp_divides_tokens", "tp", "micro_batch_size")
+def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Clause | None:
+    length = card.number("seq_len")
+    if card.arch.moe is None:
+        return None
+    return (
+        "in a mixture of experts tp divides the tokens of a micro-batch",
+        lambda at: (at["micro_batch_size"] * length) % at["tp"] == 0,
+        lambda c: f"{c['micro_batch_size']} sequences of {length} tokens with tp {c['tp']}",
+    )
 
 
 @register_rule("zero_needs_dp", "zero_stage", "dp", "cp", parameters=("least",))
@@ -115,35 +171,3 @@ def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> C
             f"with pp {c['pp']} and virtual_pipeline {c['virtual_pipeline']}"
         ),
     )
-
-
-@register_rule("implies", parameters=("name", "when", "then", "because"))
-def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
-    """With the values `when`, a configuration needs the values `then`."""
-    when = {knob: _listed(values) for knob, values in options["when"].items()}
-    then = {knob: _listed(values) for knob, values in options["then"].items()}
-
-    def check(at: Columns) -> BoolArray:
-        applies = np.logical_and.reduce([at.equals(knob, values) for knob, values in when.items()])
-        holds = np.logical_and.reduce([at.equals(knob, values) for knob, values in then.items()])
-        return np.asarray(~applies | holds, dtype=bool)
-
-    condition, demand = _clauses(when), _clauses(then)
-    knobs = tuple(dict.fromkeys((*when, *then)))
-    because = f": {options['because']}" if options.get("because") else ""
-    return Rule(
-        str(options["name"]),
-        knobs,
-        f"{condition} needs {demand}{because}",
-        check,
-        lambda c: ", ".join(f"{knob} {c[knob]}" for knob in knobs).lower(),
-        needs=knobs,
-    )
-
-
-def _listed(values: Any) -> tuple[Value, ...]:
-    return tuple(values) if isinstance(values, list) else (values,)
-
-
-def _clauses(part: Mapping[str, tuple[Value, ...]]) -> str:
-    return " and ".join(f"{knob}={'|'.join(str(v).lower() for v in values)}" for knob, values in part.items())

@@ -1,4 +1,4 @@
-"""Rules about ZeRO, sequence parallelism, virtual pipelines and `implies`: both sides of each, with its explanation."""
+"""Rules of training about ZeRO, sequence parallelism and virtual pipelines, and `implies`: both sides, with sentences."""
 
 from __future__ import annotations
 
