@@ -1,4 +1,4 @@
-"""Rules of training about ZeRO, sequence parallelism and virtual pipelines, and `implies`: both sides, with sentences."""
+"""Rules of training about ZeRO, sequence parallelism and virtual pipelines, and `implies`: both sides of each."""
 
 from __future__ import annotations
 
