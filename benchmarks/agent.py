@@ -37,6 +37,7 @@ from cclsearch.propose.agent.options import AgentOptions, read_seed_program  # n
 from cclsearch.propose.agent.policy.runner import SandboxRunner  # noqa: E402
 from cclsearch.propose.agent.surrogate_table import make_surrogate_table  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
+from cclsearch.propose.events import LlmTurn  # noqa: E402
 from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
 
 BUDGET = 15
@@ -92,7 +93,7 @@ def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Pla
         assert row is not None, "a configuration outside the search space was proposed"
         assert all(o.row != row for o in seen), "a configuration was proposed again"
         seen.append(observe(recording, trial, row))
-    turns = sum(getattr(event, "topic", "") == "llm_turn" for event in events)
+    turns = sum(isinstance(event, LlmTurn) for event in events)
     failed = sum(o.loss is None for o in seen)
     return Played(recording.name, who, seed, curve(recording, seen), len(seen), failed, turns)
 

@@ -13,13 +13,12 @@ from llm.cases import CARD, SPACE, Search, plain_table, run_trial
 
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.agent.evidence import TrialEvidence
-from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, turn_event
 from cclsearch.propose.agent.prompt import MAX_PROMPT_BYTES, Prompt, PromptInput, PromptOptions, write_turn_prompt
-from cclsearch.propose.agent.providers.cost import Cost
 from cclsearch.propose.agent.providers.types import CompletionRequest, Message, Role
 from cclsearch.propose.agent.quoting import quote_untrusted
 from cclsearch.propose.agent.tool_schemas import make_toolset
-from cclsearch.propose.base import Observation, ProposerEvent
+from cclsearch.propose.base import ExpectedOutcome, Observation
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
 from cclsearch.score.objective import load_objective
 from cclsearch.search.llm_agent import describe_goal
 from cclsearch.space.table import Knob, Space
@@ -44,11 +43,11 @@ def search_of(rows: list[int], message: str = "CUDA out of memory") -> Search:
 
 def rich_search() -> Search:
     search = search_of([0, 5, 9, 14, 22])
-    item = SubmittedConfig(SPACE.config(9), expected_step_time_s=9.0, expected_memory_gib=35.0)
-    turn = PastTurn(1, "submit", (item,), "pipelines are slow here", Cost())
+    item = SubmittedConfig(SPACE.config(9), ExpectedOutcome({"step_time_s": 9.0, "peak_memory_gib": 35.0}))
+    after = ArbiterState(ArbiterPhase.LLM, 3, reason="the seeds are proposed")
     search.events += [
-        turn_event(turn, "turn 1"),
-        ProposerEvent("arbiter", "llm since trial 3: the seeds are proposed", {}),
+        LlmTurn(turn=1, decision="submit", submitted=(item,), insight="pipelines are slow here", text="turn 1"),
+        ArbiterMove(before=ArbiterPhase.SEEDS, after=after, text=after.describe()),
     ]
     return search
 
@@ -72,7 +71,7 @@ def test_prompt_equals_the_golden_file() -> None:
 def test_a_whole_request_stays_within_12000_tokens(count: int, mode: str) -> None:
     search = search_of([i % len(SPACE) for i in range(count)], message="é" * 5000)
     search.events += [
-        turn_event(PastTurn(i, "submit", (SubmittedConfig(SPACE.config(i % 50)),), f"insight {i} " * 40, Cost()), "t")
+        LlmTurn(turn=i, submitted=(SubmittedConfig(SPACE.config(i % 50)),), insight=f"insight {i} " * 40, text="t")
         for i in range(min(count, 300))
     ]
     long = TrialEvidence(diagnosis=("x" * 3000,) * 20, log_tail="y" * 10_000)

@@ -15,10 +15,10 @@ from llm.players import Stubborn
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter, NoLlmProposer
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
-from cclsearch.propose.agent.arbiter.states import ALLOWED, ArbiterPhase, ArbiterState, read_state, write_move
-from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, limits_event, past_turns, turn_event
+from cclsearch.propose.agent.arbiter.states import ALLOWED, read_state, write_move
+from cclsearch.propose.agent.history import limits_event, past_turns
 from cclsearch.propose.agent.options import AgentOptions
-from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
+from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.types import (
     Answer,
     CompletionRequest,
@@ -31,6 +31,7 @@ from cclsearch.propose.agent.providers.types import (
 )
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import Proposal, Proposer, SearchView
+from cclsearch.propose.events import ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
 
 
 class FakeClock:
@@ -158,7 +159,7 @@ def test_improvement_within_the_noise_does_not_count() -> None:
     search.finish_trial()
     first = search.observations[0]
     items = tuple(SubmittedConfig(SPACE.config(row)) for row in FAST[:2])
-    search.events.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
+    search.events.append(LlmTurn(turn=1, decision="submit", submitted=items, text="t"))
     assert first.loss is not None
     for trial, (row, ratio) in enumerate(((FAST[0], 0.995), (FAST[1], 0.9)), 2):
         loss = first.loss * ratio
@@ -294,7 +295,7 @@ def wait_for_background(arbiter: Arbiter) -> None:
     assert background.result(60) is not None
 
 
-def llm_turns(search: Search) -> list[PastTurn]:
+def llm_turns(search: Search) -> list[LlmTurn]:
     return past_turns(search.events)
 
 
@@ -306,7 +307,7 @@ def test_turn_during_a_stall_is_charged_and_not_used() -> None:
     assert provider.asked.wait(60)
     # Meanwhile two of its earlier trials finish, and both failed in the same way.
     items = tuple(SubmittedConfig(SPACE.config(row)) for row in OOM[:2])
-    search.events.append(turn_event(PastTurn(1, "submit", items, "", Cost()), "t"))
+    search.events.append(LlmTurn(turn=1, decision="submit", submitted=items, text="t"))
     for item in items:
         search.proposals.append(Proposal(item.config, "llm"))
         search.observations.append(run_trial(len(search.proposals), item.config))

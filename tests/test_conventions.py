@@ -39,9 +39,10 @@ SHARED_VALUES = {
     ("score", "launch"): {"contract"},
     ("propose", "score"): {"objective"},
     ("record", "launch"): {"base"},
-    ("record", "propose"): {"base", "observations"},
+    ("record", "propose"): {"base", "events", "observations", "version_1"},
     ("record", "score"): {"outcome"},
     ("report", "launch"): {"contract"},
+    ("report", "propose"): {"events"},
     ("report", "score"): {"objective", "outcome"},
     ("report", "record"): {"event", "state", "trial"},
 }

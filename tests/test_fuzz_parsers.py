@@ -155,7 +155,7 @@ def test_a_torn_last_line_never_happened_and_a_spoiled_line_is_named(
     ledger.write_bytes(start + b"\n" + note + b"\n" + junk + tail)
     if not in_the_middle:
         assert len(list(read_events(ledger))) == 2
-        assert len(fold_ledger(ledger).notes) == 1
+        assert len(fold_ledger(ledger).reported) == 1
         return
     with pytest.raises(UserError, match="line 3") as raised:
         list(read_events(ledger))

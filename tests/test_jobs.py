@@ -36,7 +36,7 @@ def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tup
 def test_an_infrastructure_failure_is_retried_and_costs_no_budget(project: Path) -> None:
     state, launcher = search(project, lambda job: failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job))
     assert len(state.trials) == 4
-    assert all(trial.loss is not None and len(trial.retry_reasons) == 1 for trial in state.trials.values())
+    assert all(trial.loss is not None and len(trial.retries) == 1 for trial in state.trials.values())
     assert len(launcher.submitted) == 8
 
 
@@ -191,7 +191,7 @@ def test_an_unreachable_run_folder_does_not_fail_a_job(project: Path) -> None:
     (folder / "lock").unlink()  # in reality the process that holds the lock would be dead
     trial = run_session(folder, session).trials[1]
     assert trial.loss == 1.0
-    assert trial.retry_reasons == ()
+    assert trial.retries == ()
     assert len(launcher.submitted) == 1
 
 
@@ -255,4 +255,4 @@ def test_a_stop_does_not_count_as_an_attempt(project: Path) -> None:
             run_search(writer, replace(session, stop=stop))
     trial = load_run(folder).state.trials[1]
     assert trial.loss == 1.0
-    assert len(trial.retry_reasons) == 5
+    assert len(trial.retries) == 5

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.record.event import EVENT, Note
+from cclsearch.record.event import Note
 from cclsearch.record.ledger import LEDGER_FILE, read_events
+from cclsearch.record.line import encode_line
 from cclsearch.record.lock import STALE_AFTER_S, FolderLock, is_locked
 from cclsearch.record.writer import RunWriter
 
@@ -138,7 +139,7 @@ def test_a_ledger_written_by_another_process_is_not_overwritten(tmp_path: Path) 
     with RunWriter(tmp_path) as writer:
         writer.record(note)
         with (tmp_path / LEDGER_FILE).open("ab") as other:
-            other.write(EVENT.dump_json(note) + b"\n")
+            other.write(encode_line(note))
         with pytest.raises(UserError, match="another process"):
             writer.record(note)
     assert len(list(read_events(tmp_path / LEDGER_FILE))) == 2

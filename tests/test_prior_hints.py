@@ -7,19 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cclsearch.propose.base import Observation, ProposerEvent, SearchView
-from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS, collect_hints, format_hints, parse_hints
+from cclsearch.propose.base import Observation, ReportedEvent, SearchView
+from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS, collect_hints, parse_hints
 from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.propose.events import LlmTurn, Note
 from cclsearch.recording.load import load_recording
 
 RECORDING = load_recording(Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n")
 
 
-def hint_events(num_seen: int = 0, **hints: str) -> tuple[ProposerEvent, ...]:
-    return (ProposerEvent("llm_turn", "turn 1", {"beliefs": format_hints(hints, num_seen)}),)
+def hint_events(num_seen: int = 0, **hints: str) -> tuple[ReportedEvent, ...]:
+    return (LlmTurn(turn=1, beliefs=hints, num_seen=num_seen),)
 
 
-def view_with(events: tuple[ProposerEvent, ...], num_trials: int = 0) -> SearchView:
+def view_with(events: tuple[ReportedEvent, ...], num_trials: int = 0) -> SearchView:
     """Return the view of a search that has measured this many of the fastest rows."""
     rows = sorted((r for r in RECORDING.rows if r.step_time_s), key=lambda row: row.step_time_s or 0)[:num_trials]
     seen = tuple(
@@ -52,7 +53,7 @@ def test_trials_outweigh_a_hint() -> None:
 def test_the_latest_hint_of_each_part_counts() -> None:
     events = (
         *hint_events(pipeline="slower", optimizer="faster"),
-        ProposerEvent("arbiter", "moved"),
+        Note(topic="test", text="moved"),
         *hint_events(pipeline="as_predicted"),
     )
     hints = collect_hints(view_with(events))

@@ -21,9 +21,8 @@ from cclsearch.draw.axes import Scale, fit_scale, make_ticks, show_number
 from cclsearch.draw.png import write_png
 from cclsearch.draw.scene import PALETTE, Mark, Rect, Scene, Text
 from cclsearch.draw.svg import render_svg
-from cclsearch.record.event import TrialRetried
+from cclsearch.record.event import RetryKind, TrialRetried
 from cclsearch.record.state import RunState
-from cclsearch.record.trial import CANCELLED
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
 from cclsearch.report.compare import compare_frameworks, draw_against_step_time, draw_bests, rank_runs
 from cclsearch.report.gather import describe_change
@@ -222,9 +221,9 @@ def test_untried_neighbors_of_the_winner_have_a_predicted_step_time(project: Pat
 
 
 def test_a_retried_trial_is_announced_with_the_reason_and_the_next_attempt() -> None:
-    event = TrialRetried(time_s=0.0, trial=3, attempt=1, reason="preempted: node n1")
+    event = TrialRetried(time_s=0.0, trial=3, attempt=1, kind=RetryKind.FAILURE, reason="preempted: node n1")
     assert describe_event(event, RunState(), 5) == "trial   3  retrying (preempted: node n1), attempt 2"
-    stopped = TrialRetried(time_s=0.0, trial=3, attempt=1, reason=CANCELLED)
+    stopped = TrialRetried(time_s=0.0, trial=3, attempt=1, kind=RetryKind.CANCELLED, reason="stopped")
     assert describe_event(stopped, RunState(), 5) == "trial   3  cancelled; it runs again on resume"
 
 

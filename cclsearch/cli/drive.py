@@ -15,8 +15,8 @@ from types import FrameType
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
-from cclsearch.propose.base import ProposerEvent
-from cclsearch.record.event import Event, Note
+from cclsearch.propose.events import LlmLimitsSet
+from cclsearch.record.event import EndKind, Event
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
 from cclsearch.report.summary import summarize_run
@@ -29,7 +29,7 @@ from cclsearch.search.session import Session, begin_or_resume, open_session
 
 
 def drive_search(
-    folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0, events: Sequence[ProposerEvent] = ()
+    folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0, events: Sequence[LlmLimitsSet] = ()
 ) -> int:
     """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one.
 
@@ -41,7 +41,7 @@ def drive_search(
         with RunWriter(folder) as writer, explain_write_errors(folder, args.runs):
             begin_or_resume(writer, session, budget=budget, confirm=confirm)
             for event in events:
-                writer.record(Note(time_s=time.time(), topic=event.topic, text=event.text, data=dict(event.data)))
+                writer.record(event.at(time.time()))
             _search(writer, session, args)
             state = writer.state
     with explain_write_errors(folder, args.runs):
@@ -103,7 +103,7 @@ def stop_when_unread(watch: Watcher, stop: StopSignal) -> Watcher:
             watch(event, state)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            stop.request("the reader of the output has gone")
+            stop.request("the reader of the output has gone", EndKind.OUTPUT_CLOSED)
 
     return guarded
 
@@ -122,7 +122,7 @@ def listen_for_stop(stop: StopSignal) -> Iterator[None]:
     def ask(number: int, frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.request(f"stopped by {signal.Signals(number).name}")
+        stop.request(f"stopped by {signal.Signals(number).name}", EndKind.SIGNAL)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -10,7 +10,7 @@ from cclsearch.cli.arguments import add_run, positive_int
 from cclsearch.cli.run import add_drive_arguments
 
 if TYPE_CHECKING:
-    from cclsearch.propose.base import ProposerEvent
+    from cclsearch.propose.events import LlmLimitsSet
 
 EXAMPLE = "ccl-search resume last --budget 25"
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     return drive_search(folder, args, budget=args.budget, confirm=args.confirm, events=events)
 
 
-def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[ProposerEvent, ...]:
+def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[LlmLimitsSet, ...]:
     """Return new limits on the LLM as events for the ledger; raises UserError if no LLM takes part."""
     from cclsearch.core.errors import UserError
     from cclsearch.propose.agent.history import limits_event

@@ -73,8 +73,7 @@ def _row_text(row: dict[str, Any]) -> str:
 def _show_one(folder: Path, *, as_json: bool) -> int:
     from cclsearch.core.text import count_of, one_line, plain
     from cclsearch.propose.agent.arbiter.states import format_moves
-    from cclsearch.propose.agent.history import MOVE_TOPIC, TURN_TOPIC
-    from cclsearch.propose.base import ProposerEvent
+    from cclsearch.propose.events import ArbiterMove, LlmTurn
     from cclsearch.report.summary import best_as_json, summarize_run
     from cclsearch.report.terminal import describe_result, result_text
     from cclsearch.run.catalog import name_run
@@ -90,7 +89,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
             | {"result": result_text(t, as_data=True)}
             for t in state.trials.values()
         ]
-        notes = [{"topic": note.topic, "text": note.text} for note in state.notes]
+        notes = [{"topic": event.label, "text": event.text} for event in state.reported]
         facts = {"run": spec.run_id, "standing": run.status, "budget": total, "spent": state.num_spent}
         print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes}))
         return EXIT_OK
@@ -103,10 +102,10 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         print(f"note: {plain(line)}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
         print(plain(describe_result(trial)))
-    for line in format_moves([ProposerEvent(note.topic, note.text, note.data) for note in state.notes]):
+    for line in format_moves(state.reported):
         print(line)
-    for note in [note for note in state.notes if note.topic not in (MOVE_TOPIC, TURN_TOPIC)][-5:]:
-        print(f"{note.topic}: {one_line(note.text)}")
+    for event in [event for event in state.reported if not isinstance(event, ArbiterMove | LlmTurn)][-5:]:
+        print(f"{event.label}: {one_line(event.text)}")
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
     if run.status in ("stopped", "killed"):

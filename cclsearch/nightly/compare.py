@@ -8,9 +8,10 @@ from enum import StrEnum
 
 from cclsearch.core.redact import is_secret_name
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config, FailureKind
+from cclsearch.core.values import Config
 from cclsearch.launch.profile import Profile
 from cclsearch.nightly.history import Night, RankedRun, mean_of, name_figure, read_surroundings
+from cclsearch.record.event import RetryKind
 from cclsearch.record.trial import Trial
 from cclsearch.score.outcome import Outcome
 from cclsearch.stats.noise import Noise, confidence_better, estimate_noise
@@ -107,8 +108,8 @@ def describe_unranked(tonight: Night) -> str:
 
 def last_infrastructure_failure(unfinished: Sequence[Trial]) -> str | None:
     """Reason of the latest infrastructure failure among these trials; None if there is none."""
-    kinds = {kind.value for kind in FailureKind if kind.is_infrastructure}
-    reasons = [reason for trial in unfinished for reason in trial.retry_reasons if reason.partition(":")[0] in kinds]
+    lost = (RetryKind.FAILURE, RetryKind.ALLOCATION_ENDED)
+    reasons = [retry.reason for trial in unfinished for retry in trial.retries if retry.kind in lost]
     return reasons[-1] if reasons else None
 
 

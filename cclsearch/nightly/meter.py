@@ -11,17 +11,15 @@ from types import TracebackType
 
 from cclsearch.core.values import Provenance
 from cclsearch.nightly.share import Spent
-from cclsearch.record.event import Event, Note, Purpose
+from cclsearch.propose.events import LlmTurn
+from cclsearch.record.event import EndKind, Event, Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
 from cclsearch.search.jobs import StopSignal
 from cclsearch.space.table import count_ranks
 
-TOKEN_FIELDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
 CHECK_INTERVAL_S = 1.0
-SHARE_USED = "its part of the night's"
-"""Start of the reason with which a search stops when its share of a limit is used up."""
 
 
 def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) -> Spent:
@@ -30,17 +28,13 @@ def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) ->
     A trial that started earlier and was interrupted counts for the night in which it finished.
     """
     trials = [trial for trial in state.trials.values() if (trial.finished_s or now_s) >= since_s]
-    tokens, usd = 0, 0.0
-    for note in state.notes:
-        if note.time_s >= since_s:
-            tokens += int(sum(_number(note.data.get(name)) for name in TOKEN_FIELDS))
-            usd += _number(note.data.get("usd"))
+    turns = [event for event in state.reported if isinstance(event, LlmTurn) and event.time_s >= since_s]
     started = [trial for trial in trials if trial.proposed_s >= since_s or trial.is_finished]
     return Spent(
         trials=sum(trial.costs_budget for trial in started),
         node_hours=sum(count_node_hours(spec, trial, since_s, now_s) for trial in trials),
-        tokens=tokens,
-        usd=usd,
+        tokens=sum(turn.cost.usage.total for turn in turns),
+        usd=sum(turn.cost.usd or 0.0 for turn in turns),
     )
 
 
@@ -51,10 +45,6 @@ def count_node_hours(spec: RunSpec, trial: Trial, since_s: float, now_s: float) 
     nodes = math.ceil(count_ranks(trial.config) / max(spec.card.hardware.accelerators_per_node, 1))
     seconds = (trial.finished_s or now_s) - max(trial.proposed_s, since_s)
     return nodes * max(seconds, 0.0) / 3600
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
 
 
 @dataclass(frozen=True)
@@ -108,9 +98,9 @@ class Meter:
     def watch(self, event: Event, state: RunState) -> None:
         """Count one event of the ledger."""
         with self._mutex:
-            if isinstance(event, Note):
-                self._tokens += sum(_number(event.data.get(name)) for name in TOKEN_FIELDS)
-                self._usd += _number(event.data.get("usd"))
+            if isinstance(event, LlmTurn):
+                self._tokens += event.cost.usage.total
+                self._usd += event.cost.usd or 0.0
             number = getattr(event, "trial", None)
             if isinstance(number, int):
                 self._update_trial(state.trials[number])
@@ -131,21 +121,22 @@ class Meter:
             self._heartbeat()
 
     def _check(self) -> None:
-        reason = self._find_exhausted()
-        if reason is not None and not self._stop.is_set():
-            self._stop.request(reason)
+        exhausted = self._find_exhausted()
+        if exhausted is not None:
+            self._stop.request(*exhausted)
 
-    def _find_exhausted(self) -> str | None:
+    def _find_exhausted(self) -> tuple[str, EndKind] | None:
         now_s, limit = time.time(), self._allowance
         with self._mutex:
             running = sum(n * max(now_s - self._since[t], 0.0) / 3600 for t, n in self._node_rates.items())
             node_hours, tokens, usd = self._done_node_hours + running, self._tokens, self._usd
         if limit.deadline_s is not None and now_s >= limit.deadline_s:
-            return "the night's deadline is reached"
+            return "the night's deadline is reached", EndKind.TIME_LIMIT
         pairs = (
             ("hours", self.hours, limit.hours),
             ("node-hours", node_hours, limit.node_hours),
             ("tokens", tokens, limit.tokens),
             ("dollars", usd, limit.usd),
         )
-        return next((f"{SHARE_USED} {n} is used up" for n, v, most in pairs if most is not None and v >= most), None)
+        used = next((name for name, value, most in pairs if most is not None and value >= most), None)
+        return (f"its part of the night's {used} is used up", EndKind.SHARE_USED) if used else None

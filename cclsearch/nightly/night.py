@@ -17,17 +17,18 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance
 from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
-from cclsearch.nightly.meter import SHARE_USED, Allowance, Meter, count_spent
+from cclsearch.nightly.meter import Allowance, Meter, count_spent
 from cclsearch.nightly.share import Spent, find_exhausted, find_lower_limits, find_remaining, split_remaining
 from cclsearch.nightly.window import NIGHT_FILE, NightWindow
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
+from cclsearch.record.event import EndKind
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run, create_run, load_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import BUDGET_USED, MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
+from cclsearch.search.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
 from cclsearch.search.session import begin_or_resume, open_session
 from cclsearch.space.parse import parse_knob
 
@@ -184,8 +185,8 @@ class NightRun:
         if state.folder is None:
             return False
         run = load_run(state.folder)
-        ended = run.state.ended
-        had_more = ended is not None and ended.reason == BUDGET_USED and run.state.num_spent < count_wanted(state.job)
+        used_budget = run.state.ended is not None and run.state.ended.kind is EndKind.BUDGET_USED
+        had_more = used_budget and run.state.num_spent < count_wanted(state.job)
         return run.status == "ended" and not had_more
 
     def _run_guarded(self, state: NightlyJobState, share: dict[str, float | None]) -> None:
@@ -227,10 +228,10 @@ class NightRun:
         self._save()
         max_trials = min(wanted, run.state.num_spent - count_interrupted(run) + trials)
         self._say(f"{job.key}: {'continues' if resumed else 'starts'} {run.folder.name}, up to {max_trials} trials")
-        ending = ""
+        ending = None
         if max_trials > run.state.num_spent or run.state.unfinished:
             ending = self._search(state, run, max_trials, limits)
-        state.can_continue = (max_trials < wanted and ending == BUDGET_USED) or ending.startswith(SHARE_USED)
+        state.can_continue = (max_trials < wanted and ending is EndKind.BUDGET_USED) or ending is EndKind.SHARE_USED
 
     def _own_name(self, job: NightlyJob) -> str:
         return name_run(self.config.name, self.window.stamp, job.key)
@@ -275,7 +276,9 @@ class NightRun:
         space = self.plans[job.key].space
         return tuple(config for config in earlier_bests if space.row(config) is not None)[: max(1, budget // 2)]
 
-    def _search(self, state: NightlyJobState, run: Run, max_trials: int, limits: dict[str, float | None]) -> str:
+    def _search(
+        self, state: NightlyJobState, run: Run, max_trials: int, limits: dict[str, float | None]
+    ) -> EndKind | None:
         """Run or continue the job's search; returns why it ended."""
         stop, before_hours, begun_s = StopSignal(), state.hours, time.monotonic()
 
@@ -303,13 +306,13 @@ class NightRun:
                 writer.state.num_consecutive_infrastructure_failures >= MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES
             )
             end = writer.state.ended or writer.state.stopped
-        return end.reason if end else ""
+        return end.kind if end else None
 
     def _heartbeat(self, stop: StopSignal) -> None:
         """Called every second while a search runs: forwards a stop, refreshes the lock, saves the hours."""
         self._lock.refresh()
         if self.stop.is_set():
-            stop.request("the night was stopped")
+            stop.request("the night was stopped", EndKind.SIGNAL)
         if time.monotonic() - self._saved_monotonic_s >= SAVE_INTERVAL_S:
             with suppress(OSError):
                 self._save()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -13,19 +13,14 @@ from numpy.typing import NDArray
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Config
+from cclsearch.propose.events import ExpectedOutcome as ExpectedOutcome
+from cclsearch.propose.events import Note as Note
+from cclsearch.propose.events import ProposerEvent as ProposerEvent
+from cclsearch.propose.events import ReportedEvent as ReportedEvent
 from cclsearch.propose.observations import Observation as Observation
 from cclsearch.propose.observations import observed_rows
 from cclsearch.score.objective import Objective, find_task_metric, single_metric
 from cclsearch.space.table import Space
-
-
-@dataclass(frozen=True)
-class ProposerEvent:
-    """An action of a proposer, to be written to the ledger: an arbiter's move, an LLM turn, rows held back."""
-
-    topic: str
-    text: str
-    data: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,8 +40,8 @@ class SearchView:
     """What to optimize; None: the primary metric of the card's task."""
     prior: tuple[Observation, ...] = ()
     """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
-    events: tuple[ProposerEvent, ...] = ()
-    """Events of the proposers so far, from the ledger: proposers rebuild their state from these after a kill."""
+    events: tuple[ReportedEvent, ...] = ()
+    """LLM turns, moves, notes so far, from the ledger: proposers rebuild their state from these after a kill."""
     next_trial: int = 0
     """Number of the next trial; 0 if the caller does not number trials."""
     held_back: frozenset[int] = frozenset()
@@ -87,16 +82,6 @@ class SearchView:
 
 
 @dataclass(frozen=True)
-class ExpectedOutcome:
-    """What a proposer expects a trial to measure; reports compare it with the measurement."""
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metric -> expected value, in the metric's unit."""
-    fits: float | None = None
-    """Probability that it fits into memory, 0 to 1."""
-
-
-@dataclass(frozen=True)
 class Proposal:
     """A configuration that should run next."""
 
@@ -104,7 +89,7 @@ class Proposal:
     proposer: str
     """`default`, `random`, `llm`, `policy`, `seed`, ..."""
     rationale: str = ""
-    expects: ExpectedOutcome = ExpectedOutcome()
+    expects: ExpectedOutcome = field(default_factory=ExpectedOutcome)
     turn: int | None = None
     """Number of the LLM turn that proposed it."""
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
-from cclsearch.core.values import Config, Failure, Model
+from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome
+from cclsearch.propose.events import ArbiterMove, LedgerEvent, LlmLimitsSet, LlmTurn, Note, ReportedEvent
 from cclsearch.score.outcome import Outcome
 
-LEDGER_VERSION = 1
+LEDGER_VERSION = 2
 
 
 class Purpose(StrEnum):
@@ -23,12 +24,45 @@ class Purpose(StrEnum):
     """A new run of a finalist; does not cost budget."""
 
 
-class SearchStarted(Model):
+class RetryKind(StrEnum):
+    """Why an attempt is retried."""
+
+    FAILURE = "failure"
+    """The infrastructure failed."""
+    DISTURBED = "disturbed"
+    """The run was valid, but other processes used its CPUs."""
+    CANCELLED = "cancelled"
+    """The search was stopped."""
+    ALLOCATION_ENDED = "allocation_ended"
+    """The trial waits for the next allocation."""
+
+    @property
+    def counts_as_attempt(self) -> bool:
+        """Whether it uses one of the attempts that a trial has."""
+        return self in (RetryKind.FAILURE, RetryKind.DISTURBED)
+
+
+class EndKind(StrEnum):
+    """Why a search ended or stopped."""
+
+    BUDGET_USED = "budget_used"
+    SPACE_EXHAUSTED = "space_exhausted"
+    NO_PROPOSAL = "no_proposal"
+    PROPOSER_ENDED = "proposer_ended"
+    SIGNAL = "signal"
+    TIME_LIMIT = "time_limit"
+    ALLOCATION_ENDED = "allocation_ended"
+    INFRASTRUCTURE_FAILURES = "infrastructure_failures"
+    OUTPUT_CLOSED = "output_closed"
+    SHARE_USED = "share_used"
+    """Its part of a night's limit is used up."""
+    OTHER = "other"
+
+
+class SearchStarted(LedgerEvent):
     """The first line of every ledger."""
 
     event: Literal["search_started"] = "search_started"
-    time_s: float
-    """Seconds since the epoch."""
     run_id: str
     ledger_version: int = LEDGER_VERSION
     engine_version: str
@@ -36,11 +70,18 @@ class SearchStarted(Model):
     """Hash of `search.yaml`, to detect changed inputs."""
 
 
-class SearchResumed(Model):
+class LedgerUpgraded(LedgerEvent):
+    """The lines from here on are of this version; written before the first of them in a ledger of an earlier one."""
+
+    event: Literal["ledger_upgraded"] = "ledger_upgraded"
+    ledger_version: int = LEDGER_VERSION
+    engine_version: str
+
+
+class SearchResumed(LedgerEvent):
     """The search continues in another process."""
 
     event: Literal["search_resumed"] = "search_resumed"
-    time_s: float
     engine_version: str
     budget: int
     """Total number of trials, as raised by `resume --budget`."""
@@ -48,64 +89,52 @@ class SearchResumed(Model):
     """Number of finalists to run again, as raised by `resume --confirm`."""
 
 
-def _read_expected(data: object) -> object:
-    """Ledgers of 0.2.0 and earlier name the expected metrics `step_time_s` and `peak_memory_gib` beside `fits`."""
-    if not isinstance(data, dict) or "metrics" in data:
-        return data
-    metrics = {name: value for name, value in data.items() if name != "fits" and value is not None}
-    return {"metrics": metrics, "fits": data.get("fits")}
-
-
-class TrialProposed(Model):
+class TrialProposed(LedgerEvent):
     """A trial was proposed; it exists from this event on."""
 
     event: Literal["trial_proposed"] = "trial_proposed"
-    time_s: float
     trial: int
     config: Config
     proposer: str
     rationale: str = ""
-    expects: Annotated[ExpectedOutcome, BeforeValidator(_read_expected)] = ExpectedOutcome()
+    expects: ExpectedOutcome = ExpectedOutcome()
     turn: int | None = None
     purpose: Purpose = Purpose.SEARCH
 
 
-class TrialSubmitting(Model):
+class TrialSubmitting(LedgerEvent):
     """Written before the job is submitted: after a kill, the job of this attempt is searched for by name."""
 
     event: Literal["trial_submitting"] = "trial_submitting"
-    time_s: float
     trial: int
     attempt: int
 
 
-class TrialSubmitted(Model):
+class TrialSubmitted(LedgerEvent):
     """The launcher accepted the job; `handle` identifies it."""
 
     event: Literal["trial_submitted"] = "trial_submitted"
-    time_s: float
     trial: int
     attempt: int
     handle: Handle
 
 
-class TrialRetried(Model):
+class TrialRetried(LedgerEvent):
     """An attempt failed or was disturbed without a fault of the configuration; the retry costs no budget."""
 
-    event: Literal["trial_repeated"] = "trial_repeated"
-    time_s: float
+    event: Literal["trial_retried"] = "trial_retried"
     trial: int
     attempt: int
+    kind: RetryKind
     reason: str
     failure: Failure | None = None
-    """None if the run was valid but disturbed by other processes."""
+    """None if the attempt was disturbed or cancelled."""
 
 
-class TrialFinished(Model):
-    """The trial finished and was evaluated; its outcome is final."""
+class TrialFinished(LedgerEvent):
+    """The trial finished and was evaluated."""
 
     event: Literal["trial_finished"] = "trial_finished"
-    time_s: float
     trial: int
     attempt: int
     outcome: Outcome
@@ -113,42 +142,75 @@ class TrialFinished(Model):
     """Hash of the evaluated `result.json`, to detect later edits."""
 
 
-class Note(Model):
-    """Information for `status` and the report: arbiter moves, LLM turns, configurations held back."""
+class TrialRevised(ReportedEvent):
+    """A finished trial was evaluated again with another verdict; from here on, it is ranked by this outcome."""
 
-    event: Literal["note"] = "note"
-    time_s: float
-    topic: str
-    text: str
-    data: dict[str, str | int | float | bool | None] = {}
+    event: Literal["trial_revised"] = "trial_revised"
+    trial: int
+    outcome: Outcome
 
 
-class SearchStopped(Model):
+class ConfigsHeldBack(ReportedEvent):
+    """Configurations that are never launched, because they almost certainly do not fit into memory."""
+
+    event: Literal["held_back"] = "held_back"
+    num_configs: int | None = None
+    """None in ledgers of version 1."""
+
+
+class ProposalRefused(ReportedEvent):
+    """A proposal that was not launched."""
+
+    event: Literal["refused"] = "refused"
+    proposer: str = ""
+    config: Config | None = None
+    """None in ledgers of version 1."""
+
+
+class SpaceGrown(ReportedEvent):
+    """Choices were added to the search space."""
+
+    event: Literal["space_grown"] = "space_grown"
+    added: dict[str, tuple[Value, ...]]
+    """Knob -> all of its choices from here on."""
+    space_sha256: str
+    """Hash of the grown space."""
+
+
+class SearchStopped(LedgerEvent):
     """The search stopped early (Ctrl-C, a deadline); `resume` continues it."""
 
     event: Literal["search_stopped"] = "search_stopped"
-    time_s: float
+    kind: EndKind
     reason: str
 
 
-class SearchEnded(Model):
+class SearchEnded(LedgerEvent):
     """The search is complete."""
 
     event: Literal["search_ended"] = "search_ended"
-    time_s: float
+    kind: EndKind
     reason: str
     best_trial: int | None
 
 
 Event = Annotated[
     SearchStarted
+    | LedgerUpgraded
     | SearchResumed
     | TrialProposed
     | TrialSubmitting
     | TrialSubmitted
     | TrialRetried
     | TrialFinished
+    | TrialRevised
     | Note
+    | LlmTurn
+    | LlmLimitsSet
+    | ArbiterMove
+    | ConfigsHeldBack
+    | ProposalRefused
+    | SpaceGrown
     | SearchStopped
     | SearchEnded,
     Field(discriminator="event"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,19 +12,20 @@ import msgspec
 from pydantic import ValidationError
 
 from cclsearch.core.errors import UserError
-from cclsearch.record.event import EVENT, LEDGER_VERSION, Event, SearchStarted
+from cclsearch.record.event import LEDGER_VERSION, Event, LedgerUpgraded, SearchStarted
+from cclsearch.record.line import decode_line, encode_line, has_checksum
 from cclsearch.record.state import RunState
 
 LEDGER_FILE = "ledger.jsonl"
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The ledger's events in order, each fully validated.
+    """The ledger's events in order, each fully validated; those of earlier versions in the form of the present one.
 
     An incomplete last line (after a kill or on a full disk) is ignored. Raises UserError if an earlier line is not an
-    event (with its line number), or if the ledger was written by a newer version.
+    event or was changed (with its line number), or if the ledger was written by a newer version.
     """
-    for number, line in enumerate(_read_lines(path), 1):
+    for number, line in _read_lines(path):
         yield _parse(path, number, line)
 
 
@@ -31,53 +33,68 @@ def fold_ledger(path: Path) -> RunState:
     """The state after the ledger's events; raises UserError as `read_events` does."""
     state = RunState(path)
     offset = 0
-    for number, line in enumerate(_read_lines(path), 1):
+    for number, line in _read_lines(path):
         try:
             state.apply(line, offset)
-        except (msgspec.MsgspecError, ValidationError, KeyError, ValueError, OverflowError):
+        except (msgspec.MsgspecError, KeyError, ValueError, OverflowError):
             _parse(path, number, line)
             raise UserError(f"{str(path)!r} line {number} is about a trial that was never proposed") from None
-        if number == 1 and b'"ledger_version":1,' not in line:
-            _parse(path, number, line)
+        if state.ledger_version > LEDGER_VERSION:
+            _refuse_newer(path, state.ledger_version)
         offset += len(line) + 1
     return state
 
 
-def _read_lines(path: Path) -> list[bytes]:
-    """Complete lines of the file, without line ends."""
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of each complete line, without line ends; raises UserError if one was changed."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{str(path.parent)!r} is not a run folder: it has no {LEDGER_FILE}") from None
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    return data.split(b"\n")[:-1]
+    is_checked = False
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            has_one = has_checksum(line)
+        except ValueError as error:
+            raise _describe_damage(path, number, str(error)) from None
+        if is_checked and not has_one:
+            raise _describe_damage(path, number, "it has no checksum, although the lines before it have one")
+        is_checked = has_one
+        yield number, line
 
 
 def _parse(path: Path, number: int, line: bytes) -> Event:
     try:
-        event = EVENT.validate_json(line)
-    except ValidationError as error:
-        if number == 1 and b'"ledger_version"' in line:
-            _refuse_newer(path, line)
-        first = error.errors(include_url=False)[0]
-        raise UserError(
-            f"{str(path)!r} line {number} is not an event of this version: {first['msg']};"
-            " the lines before it are valid: to continue from them, cut the file before this line"
-        ) from None
-    if isinstance(event, SearchStarted) and event.ledger_version > LEDGER_VERSION:
-        _refuse_newer(path, line)
+        event = decode_line(line)
+    except ValueError as error:
+        _refuse_newer(path, _find_version(line))
+        text = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise _describe_damage(path, number, text) from None
+    if isinstance(event, SearchStarted | LedgerUpgraded):
+        _refuse_newer(path, event.ledger_version)
     return event
 
 
-def _refuse_newer(path: Path, line: bytes) -> None:
-    import json
+def _describe_damage(path: Path, number: int, problem: str) -> UserError:
+    return UserError(
+        f"{str(path)!r} line {number} is not an event of this version: {problem};"
+        " the lines before it are valid: to continue from them, cut the file before this line"
+    )
 
+
+def _find_version(line: bytes) -> int:
+    """The ledger version that a line names which is not an event of this version; 0 if it names none."""
     try:
-        version = json.loads(line).get("ledger_version")
-    except ValueError:
-        return
-    if isinstance(version, int) and version > LEDGER_VERSION:
+        version = json.loads(line)["ledger_version"]
+    except (ValueError, KeyError, TypeError):
+        return 0
+    return version if isinstance(version, int) else 0
+
+
+def _refuse_newer(path: Path, version: int) -> None:
+    if version > LEDGER_VERSION:
         raise UserError(
             f"{str(path)!r} was written by a newer ccl-search (ledger version {version}, this one reads up to"
             f" {LEDGER_VERSION}): upgrade with `pip install --upgrade ccl-search`"
@@ -99,7 +116,7 @@ class Ledger:
         """
         if os.fstat(self._fd).st_size != self._end:
             raise UserError(f"{str(self.path)!r} was written by another process since this one opened it")
-        line = EVENT.dump_json(event, exclude_defaults=False) + b"\n"
+        line = encode_line(event)
         try:
             written = 0
             while written < len(line):

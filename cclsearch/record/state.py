@@ -11,14 +11,29 @@ from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from cclsearch.core.values import Config, FailureKind
-from cclsearch.record.event import EVENT, Note, Purpose, SearchEnded, SearchStopped
+from cclsearch.propose.events import ReportedEvent
+from cclsearch.record.event import (
+    LEDGER_VERSION,
+    Event,
+    LedgerUpgraded,
+    Purpose,
+    RetryKind,
+    SearchEnded,
+    SearchResumed,
+    SearchStarted,
+    SearchStopped,
+    SpaceGrown,
+    TrialRetried,
+    TrialRevised,
+)
+from cclsearch.record.line import decode_line
 from cclsearch.record.trial import Trial
 from cclsearch.record.trials import Trials
+from cclsearch.score.outcome import Outcome
 
 
 class _FailureFields(msgspec.Struct):
@@ -35,74 +50,18 @@ class _OutcomeFields(msgspec.Struct):
     loss: float | None = None
 
 
-class LedgerLine(msgspec.Struct, tag_field="event", tag="note"):
-    """The fields of an event that the fold needs; this base class is also that of notes."""
+class _LineFields(msgspec.Struct):
+    """The fields that the fold needs of any line; events that are not of a trial are read in full."""
 
+    event: str
     time_s: float
-
-
-class _StartedLine(LedgerLine, tag="search_started"):
-    run_id: str
-    spec_sha256: str
-
-
-class _ResumedLine(LedgerLine, tag="search_resumed"):
-    budget: int = 0
-    confirm: int = 0
-
-
-class _TrialLine(LedgerLine, tag="of a trial"):
-    trial: int
-
-
-class _ProposedLine(_TrialLine, tag="trial_proposed"):
-    config: msgspec.Raw
+    trial: int | None = None
+    config: msgspec.Raw = msgspec.Raw()
     purpose: str = Purpose.SEARCH.value
+    outcome: _OutcomeFields | None = None
 
 
-class _SubmittingLine(_TrialLine, tag="trial_submitting"):
-    pass
-
-
-class _SubmittedLine(_TrialLine, tag="trial_submitted"):
-    pass
-
-
-class _RetriedLine(_TrialLine, tag="trial_repeated"):
-    failure: _FailureFields | None = None
-
-
-class _FinishedLine(_TrialLine, tag="trial_finished"):
-    outcome: _OutcomeFields
-
-
-class _StoppedLine(LedgerLine, tag="search_stopped"):
-    reason: str
-
-
-class _EndedLine(LedgerLine, tag="search_ended"):
-    reason: str
-
-
-AnyLine = (
-    LedgerLine
-    | _StartedLine
-    | _ResumedLine
-    | _ProposedLine
-    | _SubmittingLine
-    | _SubmittedLine
-    | _RetriedLine
-    | _FinishedLine
-    | _StoppedLine
-    | _EndedLine
-)
-_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyLine)
-
-
-def decode_line(line: bytes) -> LedgerLine:
-    """The fields of one line that the fold needs; raises msgspec.MsgspecError if it is not an event."""
-    decoded: LedgerLine = _DECODER.decode(line)
-    return decoded
+_DECODER = msgspec.json.Decoder(_LineFields)
 
 
 @dataclass
@@ -116,7 +75,11 @@ class RunState:
     started_s: float = 0.0
     budget_raised_to: int = 0
     confirm_raised_to: int = 0
-    notes: list[Note] = field(default_factory=list)
+    ledger_version: int = LEDGER_VERSION
+    reported: list[ReportedEvent] = field(default_factory=list)
+    """Events with a text for people: LLM turns, moves of the arbiter, notes of plugins, ..."""
+    growth: SpaceGrown | None = None
+    """The last growth of the search space; None if it is the one of the start."""
     stopped: SearchStopped | None = None
     ended: SearchEnded | None = None
     last_s: float = 0.0
@@ -141,30 +104,23 @@ class RunState:
         self.trials = Trials(self.path)
 
     def apply(self, line: bytes, offset: int) -> None:
-        """Apply the ledger's next line, which starts at `offset`; raises msgspec.MsgspecError if it is not an event."""
-        event = decode_line(line)
-        self.last_s = max(self.last_s, event.time_s)
-        match event:
-            case _ProposedLine():
-                self._propose(event)
-            case _FinishedLine():
-                self._finish(event)
-            case _RetriedLine():
-                ended = event.failure is not None and event.failure.kind == FailureKind.ALLOCATION_ENDED
-                self.has_allocation_ended = self.has_allocation_ended or ended
-            case _SubmittingLine() | _SubmittedLine():
+        """Apply the ledger's next line, which starts at `offset`; raises ValueError if it is not an event."""
+        fields = _DECODER.decode(line)
+        self.last_s = max(self.last_s, fields.time_s)
+        line = line.rstrip(b"\n")
+        if fields.trial is None:
+            self._apply_in_full(decode_line(line))
+            return
+        match fields.event:
+            case "trial_proposed":
+                self._propose(fields.trial, fields)
+            case "trial_finished":
+                self._finish(fields.trial, fields.outcome)
+            case "trial_submitting" | "trial_submitted":
                 pass
-            case _StartedLine():
-                self.run_id, self.spec_sha256, self.started_s = event.run_id, event.spec_sha256, event.time_s
-            case _ResumedLine():
-                self.stopped = self.ended = None
-                self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
-                self.num_consecutive_infrastructure_failures, self.has_allocation_ended = 0, False
-                self._resumed_at, self._infrastructure_failures = self.trials.last_number, []
             case _:
-                self._apply_in_full(line)
-        if isinstance(event, _TrialLine):
-            self.trials.add_line(event.trial, offset, offset + len(line.rstrip(b"\n")) + 1)
+                self._apply_in_full(decode_line(line))
+        self.trials.add_line(fields.trial, offset, offset + len(line) + 1)
 
     @property
     def unfinished(self) -> list[Trial]:
@@ -183,9 +139,10 @@ class RunState:
 
     @property
     def baseline(self) -> Trial | None:
-        """The baseline: the first ranked trial of the search to finish; it never changes; None before there is one.
+        """The baseline: the first ranked trial of the search to finish; None before there is one.
 
-        Not the one with the lowest number: with parallel trials that one may finish last.
+        It changes only if a trial is revised. Not the one with the lowest number: with parallel trials that one may
+        finish last.
         """
         return None if self._baseline is None else self.trials[self._baseline]
 
@@ -244,20 +201,26 @@ class RunState:
             runs_of.setdefault(self.trials.config_key(number), []).append(number)
         return list(runs_of.values())
 
-    def _propose(self, event: _ProposedLine) -> None:
-        is_search = event.purpose == Purpose.SEARCH.value
-        self.trials.propose(event.trial, bytes(event.config), is_search=is_search)
-        self._open[event.trial] = None
+    def _propose(self, number: int, fields: _LineFields) -> None:
+        is_search = fields.purpose == Purpose.SEARCH.value
+        self.trials.propose(number, bytes(fields.config), is_search=is_search)
+        self._open[number] = None
         self.num_spent += is_search
 
-    def _finish(self, event: _FinishedLine) -> None:
-        number, outcome = event.trial, event.outcome
+    def _finish(self, number: int, outcome: _OutcomeFields | Outcome | None) -> None:
+        """Take over the outcome of a trial that finished, or was evaluated again."""
+        if outcome is None:
+            raise ValueError("a finished trial has an outcome")
         failed = outcome.failure is not None and _is_infrastructure(outcome.failure.kind)
-        is_search = self.trials.is_search(number)
+        is_search, is_revised = self.trials.is_search(number), self.trials.is_finished(number)
         costs = is_search and not failed
         is_ranked = outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted
         self.num_spent += costs - self.trials.costs_budget(number)
         self.trials.finish(number, costs_budget=costs, loss=outcome.loss if is_ranked else None)
+        if is_revised:
+            self._ranked = array("i", (n for n in self.finish_order if self.trials.loss(n) is not None))
+            self._baseline = next((n for n in self._ranked if self.trials.is_search(n)), None)
+            return
         self._open.pop(number, None)
         self.finish_order.append(number)
         streak = self.num_consecutive_infrastructure_failures
@@ -269,17 +232,34 @@ class RunState:
             if self._baseline is None and is_search:
                 self._baseline = number
 
-    def _apply_in_full(self, line: bytes) -> None:
-        event = EVENT.validate_json(line)
+    def _apply_in_full(self, event: Event) -> None:
         match event:
-            case Note():
-                self.notes.append(event)
+            case SearchStarted():
+                self.run_id, self.spec_sha256, self.started_s = event.run_id, event.spec_sha256, event.time_s
+                self.ledger_version = event.ledger_version
+            case LedgerUpgraded():
+                self.ledger_version = event.ledger_version
+            case SearchResumed():
+                self.stopped = self.ended = None
+                self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
+                self.num_consecutive_infrastructure_failures, self.has_allocation_ended = 0, False
+                self._resumed_at, self._infrastructure_failures = self.trials.last_number, []
+            case TrialRetried():
+                self.has_allocation_ended |= event.kind is RetryKind.ALLOCATION_ENDED
+            case TrialRevised():
+                if not self.trials.is_finished(event.trial):
+                    raise KeyError(event.trial)
+                self._finish(event.trial, event.outcome)
+            case SpaceGrown():
+                self.growth = event
             case SearchStopped():
                 self.stopped = event
             case SearchEnded():
                 self.ended = event
             case _:
                 pass
+        if isinstance(event, ReportedEvent):
+            self.reported.append(event)
 
 
 @lru_cache(maxsize=64)

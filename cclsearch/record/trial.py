@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cclsearch.core.values import Config, FailureKind
+from cclsearch.core.values import Config
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.record.event import (
@@ -14,15 +14,11 @@ from cclsearch.record.event import (
     TrialFinished,
     TrialProposed,
     TrialRetried,
+    TrialRevised,
     TrialSubmitted,
     TrialSubmitting,
 )
 from cclsearch.score.outcome import Outcome
-
-CANCELLED = "cancelled when the search was stopped"
-"""Why a trial is retried after a stop; this does not count as an attempt. Ledgers store this text."""
-ALLOCATION_ENDED = f"{FailureKind.ALLOCATION_ENDED}: "
-"""Prefix of the reason of a trial that waits for the next allocation; this does not count as an attempt either."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +37,13 @@ class Trial:
     """Number of started attempts."""
     handle: Handle | None = None
     """Handle of the running attempt; None before the launcher accepted it and after its end."""
-    retry_reasons: tuple[str, ...] = ()
-    """Reasons why earlier attempts were retried."""
+    retries: tuple[TrialRetried, ...] = ()
+    """Earlier attempts that were retried."""
     outcome: Outcome | None = None
     finished_s: float | None = None
     result_sha256: str | None = None
+    revisions: tuple[TrialRevised, ...] = ()
+    """Later evaluations with another verdict; `outcome` is that of the last one."""
 
     @property
     def is_finished(self) -> bool:
@@ -62,7 +60,12 @@ class Trial:
     @property
     def num_counted_retries(self) -> int:
         """Retries that count as attempts: not those after a stop of the search or the end of an allocation."""
-        return sum(reason != CANCELLED and not reason.startswith(ALLOCATION_ENDED) for reason in self.retry_reasons)
+        return sum(retry.kind.counts_as_attempt for retry in self.retries)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Why attempts were retried and how its verdict was revised, one line each."""
+        return (*(retry.reason for retry in self.retries), *(f"revised: {event.text}" for event in self.revisions))
 
     @property
     def loss(self) -> float | None:
@@ -102,7 +105,7 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
         case TrialSubmitted():
             return replace(trial, attempt=event.attempt, handle=event.handle)
         case TrialRetried():
-            return replace(trial, handle=None, retry_reasons=(*trial.retry_reasons, event.reason))
+            return replace(trial, handle=None, retries=(*trial.retries, event))
         case TrialFinished():
             return replace(
                 trial,
@@ -112,5 +115,7 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
                 finished_s=event.time_s,
                 result_sha256=event.result_sha256,
             )
+        case TrialRevised():
+            return replace(trial, outcome=event.outcome, revisions=(*trial.revisions, event))
         case _:
             return trial

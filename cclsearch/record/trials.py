@@ -9,10 +9,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from cclsearch.core.errors import UserError
-from cclsearch.record.event import EVENT, Event
+from cclsearch.record.event import Event
+from cclsearch.record.line import decode_line
 from cclsearch.record.trial import Trial, fold_trial
 
 MAX_CACHED = 256
@@ -104,8 +103,7 @@ class Trials(Mapping[int, Trial]):
         index = self._index(number)
         is_search = self._flags[index] & _IS_SEARCH
         self._flags[index] = is_search | _IS_FINISHED | (_COSTS_BUDGET if costs_budget else 0)
-        if loss is not None:
-            self._losses[index] = loss
+        self._losses[index] = math.nan if loss is None else loss
 
     def is_search(self, number: int) -> bool:
         """Whether the search proposed the trial (not a confirmation)."""
@@ -148,13 +146,13 @@ class Trials(Mapping[int, Trial]):
         with self._path.open("rb") as file:
             for extent in reversed(extents):
                 file.seek(self._offsets[extent])
-                events += [self._parse(file.readline()) for _ in range(self._num_lines[extent])]
+                events += [self._parse(file.readline().rstrip(b"\n")) for _ in range(self._num_lines[extent])]
         return fold_trial(events)
 
     def _parse(self, line: bytes) -> Event:
         try:
-            return EVENT.validate_json(line)
-        except ValidationError:
+            return decode_line(line)
+        except ValueError:
             raise UserError(
                 f"{str(self._path)!r} is damaged or was replaced: a line changed since it was first read"
             ) from None

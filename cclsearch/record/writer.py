@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from cclsearch import __version__
 from cclsearch.core.errors import UserError
-from cclsearch.record.event import Event
+from cclsearch.record.event import LEDGER_VERSION, Event, LedgerUpgraded
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.state import RunState
@@ -56,8 +57,10 @@ class RunWriter:
         assert self._ledger is not None, "the ledger is not open"
         self._ledger.check_present()
         self.lock.check_held()
-        line, offset = self._ledger.append(event)
-        self.state.apply(line, offset)
+        if self.state.ledger_version < LEDGER_VERSION:
+            upgraded = LedgerUpgraded(time_s=event.time_s, engine_version=__version__)
+            self.state.apply(*self._ledger.append(upgraded))
+        self.state.apply(*self._ledger.append(event))
         self.lock.refresh()
         for watch in self._watchers:
             watch(event, self.state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -13,6 +13,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.draw.axes import show_number
 from cclsearch.plugins import TASKS
+from cclsearch.propose.events import LlmTurn
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, RUNNING, AdmissionCheck, Neighbor, RunPage, TrialRow
@@ -22,6 +23,7 @@ from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
 
 TEXT_LIMIT = 2000
+TOKENS = ("input", "output", "cache_read", "cache_write")
 
 
 def gather_run(run: Run) -> RunPage:
@@ -55,7 +57,7 @@ def gather_run(run: Run) -> RunPage:
         interval=(certainty.interval.low, certainty.interval.high) if certainty else None,
         neighbors=_find_neighbors(rows, best),
         costs=_gather_costs(run, rows),
-        notes=tuple((clean(note.topic), clean(note.text)) for note in state.notes),
+        notes=tuple((clean(event.label), clean(event.text)) for event in state.reported),
         created=spec.created,
     )
 
@@ -94,7 +96,7 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
         expected_step_time_s=trial.expects.metrics.get("step_time_s"),
         expected_memory_gib=trial.expects.metrics.get(PEAK_MEMORY),
         checks=_checks(outcome),
-        notes=tuple(clean(text) for text in (*trial.retry_reasons, *(outcome.notes if outcome else ()))),
+        notes=tuple(clean(text) for text in (*trial.remarks, *(outcome.notes if outcome else ()))),
         diagnosis=tuple(clean(text) for text in outcome.diagnosis) if outcome else (),
         seconds_by_cause={clean(k.replace("_", " ")): s for k, s in outcome.seconds_by_cause.items()}
         if outcome
@@ -204,17 +206,12 @@ def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         costs.append(("accelerator-hours, queue time included", show_number(sum(hours))))
     elif run.spec.provenance is not Provenance.MEASURED:
         costs.append(("accelerator-hours", f"none: the figures are {run.spec.provenance.value}, nothing ran"))
-    totals: dict[str, float] = defaultdict(float)
-    for note in run.state.notes:
-        for key in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "usd"):
-            value = note.data.get(key)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                totals[key] += value
-    tokens = {key.removesuffix("_tokens").replace("_", " "): n for key, n in totals.items() if key != "usd" and n}
-    if tokens:
-        costs.append(("LLM tokens", ", ".join(f"{n:,.0f} {name}" for name, n in tokens.items())))
-    if totals.get("usd"):
-        costs.append(("LLM cost", f"{totals['usd']:.2f} USD"))
+    turns = [event for event in run.state.reported if isinstance(event, LlmTurn)]
+    tokens = {name: sum(getattr(turn.cost.usage, f"{name}_tokens") for turn in turns) for name in TOKENS}
+    if any(tokens.values()):
+        costs.append(("LLM tokens", ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in tokens.items() if n)))
+    if usd := sum(turn.cost.usd or 0.0 for turn in turns):
+        costs.append(("LLM cost", f"{usd:.2f} USD"))
     if run.state.started_s and run.state.last_s > run.state.started_s:
         costs.append(("wall time", str(timedelta(seconds=round(run.state.last_s - run.state.started_s)))))
     proposers = Counter(trial.proposer for trial in run.state.trials.values())

@@ -8,18 +8,16 @@ from typing import IO, TYPE_CHECKING
 
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Provenance
-from cclsearch.record.event import EVENT, Event, Note, TrialFinished, TrialRetried, TrialSubmitted
+from cclsearch.propose.events import LlmTurn, ReportedEvent
+from cclsearch.record.event import EVENT, Event, RetryKind, TrialFinished, TrialRetried, TrialSubmitted
 from cclsearch.record.state import RunState
-from cclsearch.record.trial import CANCELLED, Trial
+from cclsearch.record.trial import Trial
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 Watcher = Callable[[Event, RunState], None]
-
-QUIET_TOPICS = frozenset({"llm_turn"})
-"""Topics of notes that appear in the report but not while the search runs."""
 
 
 def watch_json(stream: IO[str] | None = None) -> Watcher:
@@ -54,14 +52,14 @@ def describe_event(event: Event, state: RunState, budget: int, *, max_attempts: 
             return f"trial {event.trial:>3}  {_describe_retry(event, state, max_attempts)}"
         case TrialFinished():
             return describe_trial(state.trials[event.trial], state, budget)
-        case Note() if event.topic not in QUIET_TOPICS:
-            return f"           {event.topic}: {one_line(event.text, 200)}"
+        case ReportedEvent() if not isinstance(event, LlmTurn):
+            return f"           {event.label}: {one_line(event.text, 200)}"
         case _:
             return None
 
 
 def _describe_retry(event: TrialRetried, state: RunState, max_attempts: int) -> str:
-    if event.reason == CANCELLED:
+    if event.kind is RetryKind.CANCELLED:
         return "cancelled; it runs again on resume"
     reason = f"{event.failure.kind.describe()}: {event.failure.message}" if event.failure else event.reason
     text = f"retrying ({one_line(reason, 300)}), attempt {event.attempt + 1}"
@@ -151,7 +149,7 @@ def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> T
         if best
         else "no trial ranked yet"
     )
-    notes = [note for note in state.notes if note.topic not in QUIET_TOPICS]
+    notes = [event for event in state.reported if not isinstance(event, LlmTurn)]
     last_note = f"\n{one_line(notes[-1].text, 160)}" if notes else ""
     table = Table(
         title=Text(plain(title)), caption=Text(f"{caption}; {left} of {budget} trials left{last_note}"), expand=False

@@ -24,7 +24,7 @@ def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
         "proposer": trial.proposer,
         "rationale": trial.rationale,
         "attempts": trial.attempt,
-        "repeats": list(trial.retry_reasons),
+        "repeats": [retry.reason for retry in trial.retries],
         "outcome": trial.outcome.model_dump(mode="json") if trial.outcome else None,
         "evidence": str(run.trial_folder(trial.number)),
         "provenance": run.spec.provenance.value,
@@ -42,7 +42,7 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
     expected_s = trial.expects.metrics.get("step_time_s")
     if expected_s is not None and f"{expected_s:.3g} s" not in trial.rationale:
         lines.append(f"expected step time: {expected_s:.4g} s")
-    lines += [f"attempt {number} does not count: {reason}" for number, reason in enumerate(trial.retry_reasons, 1)]
+    lines += [f"attempt {number} does not count: {retry.reason}" for number, retry in enumerate(trial.retries, 1)]
     if trial.outcome:
         lines += _outcome_lines(trial.outcome)
     folder = run.trial_folder(trial.number)

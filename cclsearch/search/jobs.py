@@ -11,8 +11,8 @@ from cclsearch.core.errors import TrialError
 from cclsearch.core.values import Failure, FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
-from cclsearch.record.event import TrialFinished, TrialRetried, TrialSubmitted, TrialSubmitting
-from cclsearch.record.trial import CANCELLED, Trial
+from cclsearch.record.event import EndKind, RetryKind, TrialFinished, TrialRetried, TrialSubmitted, TrialSubmitting
+from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec, hash_file
 from cclsearch.run.trial_folder import prepare_folder
@@ -25,16 +25,18 @@ MakeInput = Callable[[Trial], TrialInput]
 
 
 class StopSignal:
-    """A request to stop, from a signal, a deadline or the search itself; the first reason is kept."""
+    """A request to stop, from a signal, a deadline or the search itself; the first one is kept."""
 
     def __init__(self, *, leave_jobs: bool = False) -> None:
         self.leave_jobs = leave_jobs
         """Leave running jobs alone, for `resume` to adopt, instead of cancelling them."""
         self._event = threading.Event()
-        self._reason = ""
+        self.kind = EndKind.OTHER
+        self._reason = "stopped"
 
-    def request(self, reason: str) -> None:
-        self._reason = self._reason or reason
+    def request(self, reason: str, kind: EndKind = EndKind.OTHER) -> None:
+        if not self._event.is_set():
+            self.kind, self._reason = kind, reason
         self._event.set()
 
     def is_set(self) -> bool:
@@ -47,7 +49,7 @@ class StopSignal:
     def describe(self) -> str:
         """Why the search stopped, and what happened to its jobs."""
         jobs = "running jobs continue, and `resume` adopts them" if self.leave_jobs else "running jobs were cancelled"
-        return f"{self._reason or 'stopped'}; {jobs}"
+        return f"{self._reason}; {jobs}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class JobRunner:
 
     def adopt(self, writer: RunWriter) -> None:
         """Find jobs that a killed search submitted but did not record; no job is submitted a second time."""
-        unrecorded = [t for t in writer.state.unfinished if t.handle is None and t.attempt > len(t.retry_reasons)]
+        unrecorded = [t for t in writer.state.unfinished if t.handle is None and t.attempt > len(t.retries)]
         if not unrecorded:
             return
         found = {handle.job_name: handle for handle in self.launcher.find(self.spec.run_id)}
@@ -84,7 +86,7 @@ class JobRunner:
             return
         jobs = []
         for trial in waiting:
-            attempt = len(trial.retry_reasons) + 1
+            attempt = len(trial.retries) + 1
             job = self._job(writer, trial, attempt)
             prepare_folder(job, self.launcher.render(job))
             writer.record(TrialSubmitting(time_s=self.now_s(), trial=trial.number, attempt=attempt))
@@ -115,7 +117,7 @@ class JobRunner:
                 if status.state is JobState.DONE:
                     self._collect(writer, trial, status)
                 else:
-                    self._retry(writer, trial, CANCELLED, None)
+                    self._retry(writer, trial, RetryKind.CANCELLED, "cancelled when the search was stopped")
         self.launcher.close()
 
     def detach(self) -> None:
@@ -147,15 +149,15 @@ class JobRunner:
         if failure and (
             failure.kind is FailureKind.ALLOCATION_ENDED or (failure.kind.is_infrastructure and self._may_retry(trial))
         ):
-            self._retry(writer, trial, f"{failure.kind}: {failure.message}", failure)
+            self._retry_failed(writer, trial, failure)
             return
         outcome = self.evaluate(trial, self.make_input(trial), writer, failure)
         if outcome.failure:
             writer.check_present()
         if outcome.failure and outcome.failure.kind.is_infrastructure and self._may_retry(trial):
-            self._retry(writer, trial, f"{outcome.failure.kind}: {outcome.failure.message}", outcome.failure)
+            self._retry_failed(writer, trial, outcome.failure)
         elif (disturbance := _find_disturbance(outcome)) and self._may_retry(trial):
-            self._retry(writer, trial, disturbance, None)
+            self._retry(writer, trial, RetryKind.DISTURBED, disturbance)
         else:
             self._finish(writer, trial, outcome)
 
@@ -178,11 +180,17 @@ class JobRunner:
     def _may_retry(self, trial: Trial) -> bool:
         return trial.num_counted_retries + 1 < self.spec.limits.max_attempts
 
-    def _retry(self, writer: RunWriter, trial: Trial, reason: str, failure: Failure | None) -> None:
+    def _retry_failed(self, writer: RunWriter, trial: Trial, failure: Failure) -> None:
+        has_ended = failure.kind is FailureKind.ALLOCATION_ENDED
+        kind = RetryKind.ALLOCATION_ENDED if has_ended else RetryKind.FAILURE
+        self._retry(writer, trial, kind, f"{failure.kind}: {failure.message}", failure)
+
+    def _retry(
+        self, writer: RunWriter, trial: Trial, kind: RetryKind, reason: str, failure: Failure | None = None
+    ) -> None:
         attempt = max(trial.attempt, 1)
-        writer.record(
-            TrialRetried(time_s=self.now_s(), trial=trial.number, attempt=attempt, reason=reason, failure=failure)
-        )
+        event = TrialRetried(trial=trial.number, attempt=attempt, kind=kind, reason=reason, failure=failure)
+        writer.record(event.at(self.now_s()))
 
     def _record_submitted(self, writer: RunWriter, trial: Trial, handle: Handle) -> None:
         attempt = max(trial.attempt, 1)

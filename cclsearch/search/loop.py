@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.values import Provenance
-from cclsearch.propose.base import Closable, EventSource, Proposal, ProposerEvent, SearchView
-from cclsearch.record.event import Note, Purpose, SearchEnded, SearchStopped, TrialProposed
+from cclsearch.propose.base import Closable, EventSource, Proposal, SearchView
+from cclsearch.record.event import EndKind, ProposalRefused, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.writer import RunWriter
 from cclsearch.search.finalists import choose_finalists
 from cclsearch.search.session import Session
 
-BUDGET_USED = "the budget is used up"
-"""Reason of a search that ended after its last trial; ledgers store this text, and nights compare it."""
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 """Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
+
+
+@dataclass(frozen=True)
+class EndReason:
+    """Why a search ended."""
+
+    kind: EndKind
+    reason: str
 
 
 def run_search(writer: RunWriter, session: Session) -> None:
@@ -28,8 +35,8 @@ def run_search(writer: RunWriter, session: Session) -> None:
     try:
         jobs.adopt(writer)
         deadline_s = find_deadline(session)
-        reason = _search(writer, session, deadline_s)
-        if reason is not None:
+        ending = _search(writer, session, deadline_s)
+        if ending is not None:
             _confirm(writer, session, deadline_s)
     except BaseException:
         jobs.detach()
@@ -37,13 +44,15 @@ def run_search(writer: RunWriter, session: Session) -> None:
     if isinstance(session.proposer, Closable):
         session.proposer.close()
         record_proposer_events(writer, session)
-    if reason is None or session.stop.is_set():
+    if ending is None or session.stop.is_set():
         jobs.shut_down(writer, session.stop)
-        writer.record(SearchStopped(time_s=session.now_s(), reason=session.stop.describe()))
+        stopped = SearchStopped(kind=session.stop.kind, reason=session.stop.describe())
+        writer.record(stopped.at(session.now_s()))
         return
     jobs.detach()
     best = writer.state.best
-    writer.record(SearchEnded(time_s=session.now_s(), reason=reason, best_trial=best.number if best else None))
+    ended = SearchEnded(kind=ending.kind, reason=ending.reason, best_trial=best.number if best else None)
+    writer.record(ended.at(session.now_s()))
 
 
 def find_deadline(session: Session) -> float:
@@ -77,7 +86,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
         seed=session.spec.seed,
         target=session.spec.objective,
         prior=session.prior,
-        events=tuple(ProposerEvent(note.topic, note.text, note.data) for note in writer.state.notes),
+        events=tuple(writer.state.reported),
         next_trial=len(writer.state.trials) + 1,
     )
 
@@ -86,25 +95,26 @@ def record_proposer_events(writer: RunWriter, session: Session) -> None:
     """Record what the proposer reports about itself, such as an LLM's turns."""
     if isinstance(session.proposer, EventSource):
         for event in session.proposer.take_events():
-            writer.record(Note(time_s=session.now_s(), topic=event.topic, text=event.text, data=dict(event.data)))
+            writer.record(event.at(session.now_s()))
 
 
 def _must_stop(writer: RunWriter, session: Session, deadline_s: float) -> bool:
     """Request a stop if time, allocation or infrastructure do not allow another trial; return whether one is set."""
     state, stop = writer.state, session.stop
     if time.monotonic() >= deadline_s:
-        stop.request(f"the limit of {session.spec.limits.max_hours:g} hours was reached")
+        stop.request(f"the limit of {session.spec.limits.max_hours:g} hours was reached", EndKind.TIME_LIMIT)
     elif state.has_allocation_ended:
-        stop.request("the allocation has ended or is about to end; resume in a new one")
+        stop.request("the allocation has ended or is about to end; resume in a new one", EndKind.ALLOCATION_ENDED)
     elif state.num_consecutive_infrastructure_failures >= MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES:
         stop.request(
             f"{state.num_consecutive_infrastructure_failures} consecutive infrastructure failures:"
-            f" fix the cause (see `ccl-search status {session.spec.run_id}`), then resume"
+            f" fix the cause (see `ccl-search status {session.spec.run_id}`), then resume",
+            EndKind.INFRASTRUCTURE_FAILURES,
         )
     return stop.is_set()
 
 
-def _search(writer: RunWriter, session: Session, deadline_s: float) -> str | None:
+def _search(writer: RunWriter, session: Session, deadline_s: float) -> EndReason | None:
     """Run trials until no more may be proposed; returns why it ended, or None if it was stopped."""
     while not _must_stop(writer, session, deadline_s):
         ended = _fill_slots(writer, session)
@@ -114,7 +124,7 @@ def _search(writer: RunWriter, session: Session, deadline_s: float) -> str | Non
     return None
 
 
-def _fill_slots(writer: RunWriter, session: Session) -> str | None:
+def _fill_slots(writer: RunWriter, session: Session) -> EndReason | None:
     """Start trials until all slots are used; returns why no further trial will follow, or None if one may."""
     while not session.stop.is_set() and not writer.state.has_allocation_ended:
         session.jobs.start_waiting(writer)
@@ -123,11 +133,12 @@ def _fill_slots(writer: RunWriter, session: Session) -> str | None:
         if slots <= 0:
             return None
         if left <= 0:
-            return BUDGET_USED
+            return EndReason(EndKind.BUDGET_USED, "the budget is used up")
         view = view_search(writer, session, budget_left=left)
         taken_N = view.taken_N.copy()
         if taken_N.all():
-            return "every configuration of the search space was tried or held back"
+            text = "every configuration of the search space was tried or held back"
+            return EndReason(EndKind.SPACE_EXHAUSTED, text)
         proposals = session.proposer.propose(view, min(slots, left))
         record_proposer_events(writer, session)
         if not _accept(writer, session, proposals[: min(slots, left)], taken_N):
@@ -135,20 +146,23 @@ def _fill_slots(writer: RunWriter, session: Session) -> str | None:
     return None
 
 
-def _explain_end(session: Session) -> str:
+def _explain_end(session: Session) -> EndReason:
     reason = session.proposer.ending() if isinstance(session.proposer, EventSource) else None
-    return reason or "the strategy has no further proposal"
+    if reason:
+        return EndReason(EndKind.PROPOSER_ENDED, reason)
+    return EndReason(EndKind.NO_PROPOSAL, "the strategy has no further proposal")
 
 
 def _accept(writer: RunWriter, session: Session, proposals: Sequence[Proposal], taken_N: NDArray[np.bool_]) -> int:
-    """Record valid new proposals, and a note for each other one; returns how many were valid."""
+    """Record valid new proposals, and an event for each other one; returns how many were valid."""
     accepted = 0
     for proposal in proposals:
         row = session.space.row(proposal.config)
         if row is None or taken_N[row]:
             why = "not in the search space" if row is None else "tried already, or running"
             text = f"{proposal.proposer} proposed {proposal.config}: {why}"
-            writer.record(Note(time_s=session.now_s(), topic="refused", text=text))
+            refused = ProposalRefused(proposer=proposal.proposer, config=proposal.config, text=text)
+            writer.record(refused.at(session.now_s()))
             continue
         taken_N[row] = True
         accepted += 1

@@ -15,7 +15,7 @@ from cclsearch.plan.target import find_recording
 from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.plan.workload import hash_space
 from cclsearch.propose.base import Observation, Proposer
-from cclsearch.record.event import Note, SearchResumed, SearchStarted
+from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.observe import Observer
 from cclsearch.record.writer import RunWriter
@@ -101,7 +101,8 @@ def begin_or_resume(writer: RunWriter, session: Session, *, budget: int = 0, con
         sha256 = hash_file(writer.folder / SPEC_FILE)
         writer.record(SearchStarted(time_s=now_s, run_id=spec.run_id, engine_version=__version__, spec_sha256=sha256))
         if session.held_back.rows:
-            writer.record(Note(time_s=now_s, topic="held_back", text=session.held_back.reason))
+            held_back = session.held_back
+            writer.record(ConfigsHeldBack(num_configs=len(held_back.rows), text=held_back.reason, time_s=now_s))
         return
     if hash_file(writer.folder / SPEC_FILE) != state.spec_sha256:
         raise UserError(f"{str(writer.folder / SPEC_FILE)!r} was edited after the search began; its inputs are frozen")

@@ -10,6 +10,7 @@ from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import Observation, Proposal, ProposerEvent, SearchView
+from cclsearch.propose.events import ArbiterMove
 from cclsearch.score.objective import load_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 
@@ -152,4 +153,4 @@ class Search:
 
     def moves(self) -> list[str]:
         """The arbiter's moves, in words."""
-        return [event.text for event in self.events if event.topic == "arbiter"]
+        return [event.text for event in self.events if isinstance(event, ArbiterMove)]

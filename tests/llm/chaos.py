@@ -168,7 +168,7 @@ def _run_search(
     report.turns += len(turns)
     report.decisions += sum(turn.decision == "submit" for turn in turns)
     report.waited_s += clock.time_s
-    (folder / "remarks.json").write_text(json.dumps([[r.text, dict(r.data)] for r in search.events]))
+    (folder / "remarks.json").write_text(json.dumps([r.model_dump(mode="json") for r in search.events]))
     (folder / "proposals.json").write_text(json.dumps([str(proposal) for proposal in search.proposals]))
     for path in folder.rglob("*"):
         assert path.is_dir() or KEY not in path.read_text(encoding="utf-8"), path

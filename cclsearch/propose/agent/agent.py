@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cclsearch.core.content import find_content
-from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence, TrialEvidence
-from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, past_turns, read_limits, total_cost, turn_event
+from cclsearch.propose.agent.history import past_turns, read_limits, total_cost
 from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
@@ -26,13 +25,13 @@ from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.agent.turn_records import (
     CONTEXT_FILE,
     TURNS_FOLDER,
-    decision_kind,
     make_record,
     record_context,
     turn_path,
     write_record,
 )
-from cclsearch.propose.base import ExpectedOutcome, Proposal, ProposerEvent, SearchView
+from cclsearch.propose.base import Proposal, SearchView
+from cclsearch.propose.events import DecisionKind, LlmTurn, SubmittedConfig
 
 TURN_ANSWERS = 5
 """A turn has time for this many answers that each use the whole timeout."""
@@ -46,7 +45,7 @@ class TurnOutcome:
     proposals: tuple[Proposal, ...]
     finish: str | None
     stall: Stall | None
-    event: ProposerEvent
+    event: LlmTurn
 
 
 @dataclass
@@ -77,13 +76,14 @@ class Agent:
         """The limits of the search's start, or those that `resume` has set since."""
         return read_limits(view.events, self.options.limits)
 
-    def describe_running_turn(self) -> ProposerEvent | None:
+    def describe_running_turn(self) -> LlmTurn | None:
         """The cost so far of a turn that runs in another thread; None if no turn runs."""
         if self._running_turn is None:
             return None
         number, turn = self._running_turn
-        past = PastTurn(number, "none", (), "", turn.cost_so_far())
-        return turn_event(past, f"turn {number} ({past.cost.describe()} so far): the search ended before this turn did")
+        cost = turn.cost_so_far()
+        text = f"turn {number} ({cost.describe()} so far): the search ended before this turn did"
+        return LlmTurn(turn=number, text=text, cost=cost)
 
     def run_turn(self, view: SearchView, slots: int, *, max_submitted: int, overrules_left: int) -> TurnOutcome:
         """The outcome of one whole turn; raises nothing, whatever a provider or a model does."""
@@ -147,7 +147,7 @@ class Agent:
         return self.options.seed_program or read_seed_program(view, self.options.seed_policy)
 
     def _next_number(self, view: SearchView) -> int:
-        in_ledger = max((turn.number for turn in past_turns(view.events)), default=0)
+        in_ledger = max((turn.turn for turn in past_turns(view.events)), default=0)
         if self.folder is None:
             return in_ledger + 1
         on_disk = (int(path.stem) for path in (self.folder / TURNS_FOLDER).glob("[0-9]*.json") if path.stem.isdigit())
@@ -194,33 +194,32 @@ def make_agent(
 
 def _make_outcome(view: SearchView, number: int, result: TurnResult, version: int | None, mode: str) -> TurnOutcome:
     decision = result.decision or Decision()
-    past = PastTurn(
-        number=number,
-        decision=decision_kind(result.decision),
+    turn = LlmTurn(
+        turn=number,
+        decision=result.kind,
         submitted=decision.submitted,
         insight=decision.insight,
-        beliefs=decision.beliefs,
+        beliefs=dict(decision.beliefs),
         num_seen=len(view.observations),
         cost=result.cost,
         policy=version,
     )
-    proposals = tuple(to_proposal(item, number, mode, view.primary.name) for item in decision.submitted)
-    return TurnOutcome(number, proposals, decision.finish, result.stall, turn_event(past, _describe_turn(past, result)))
+    proposals = tuple(to_proposal(item, number, mode) for item in decision.submitted)
+    event = turn.model_copy(update={"text": _describe_turn(turn, result)})
+    return TurnOutcome(number, proposals, decision.finish, result.stall, event)
 
 
-def to_proposal(item: SubmittedConfig, turn: int, mode: str, metric: str) -> Proposal:
+def to_proposal(item: SubmittedConfig, turn: int, mode: str) -> Proposal:
     """A submitted configuration as the search's proposal."""
-    given = {metric: item.expected_step_time_s, PEAK_MEMORY: item.expected_memory_gib}
-    expects = ExpectedOutcome({name: value for name, value in given.items() if value is not None})
-    return Proposal(item.config, "policy" if mode == "policy" else "llm", item.rationale, expects, turn)
+    return Proposal(item.config, "policy" if mode == "policy" else "llm", item.rationale, item.expects, turn)
 
 
-def _describe_turn(turn: PastTurn, result: TurnResult) -> str:
+def _describe_turn(turn: LlmTurn, result: TurnResult) -> str:
     """A turn in one line, for the ledger."""
-    if turn.decision == "submit":
+    if turn.decision is DecisionKind.SUBMIT:
         what = "submitted " + "; ".join(str(item.config) for item in turn.submitted)
-    elif turn.decision == "finish":
+    elif turn.decision is DecisionKind.FINISH:
         what = f"asks to finish: {result.decision.finish if result.decision else ''}"
     else:
         what = f"no decision: {result.stall.text if result.stall else ''}"
-    return one_line(f"turn {turn.number} ({turn.cost.describe()}): {what}", 500)
+    return one_line(f"turn {turn.turn} ({turn.cost.describe()}): {what}", 500)

@@ -24,6 +24,7 @@ from cclsearch.propose.agent.tables import (
 )
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints
+from cclsearch.propose.events import ArbiterMove
 
 ENVELOPE_BYTES = 1300
 """What a provider's protocol adds to a request of many calls, at most."""
@@ -252,7 +253,7 @@ def _evidence_lines(prompt_input: PromptInput, limit_bytes: int) -> list[str]:
 
 
 def _move_lines(view: SearchView) -> list[str]:
-    moves = [event.text for event in view.events if event.topic == "arbiter"]
+    moves = [event.text for event in view.events if isinstance(event, ArbiterMove)]
     return [quote_line(text, 240) for text in moves[-3:][::-1]]
 
 

@@ -14,9 +14,9 @@ from cclsearch.propose.agent.providers.cost import load_prices, prices_path
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
 from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, best_observation, make_surrogate_table
-from cclsearch.propose.agent.tool_handlers import Decision, ToolHandlers
+from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
-from cclsearch.propose.agent.turn import Turn, TurnResult, TurnSettings
+from cclsearch.propose.agent.turn import Turn, TurnSettings
 from cclsearch.propose.agent.turn_records import ContextRecord, TurnRecord, read_context, read_turns
 from cclsearch.space.table import Space
 
@@ -53,7 +53,7 @@ class _Recorded:
     name = "recorded"
 
     def __init__(self, record: TurnRecord) -> None:
-        self._left = list(record.exchanges)
+        self._left = list(record.result.exchanges)
         self._time_s = 0.0
 
     def ask(self, request: CompletionRequest) -> Answer:
@@ -65,7 +65,7 @@ class _Recorded:
         exchange = self._left.pop(0)
         self._time_s = exchange.at_s
         if exchange.answer is None:
-            raise ProviderError(exchange.trouble or ErrorKind.MALFORMED, exchange.message)
+            raise ProviderError(exchange.error or ErrorKind.MALFORMED, exchange.message)
         return exchange.answer
 
     def now_s(self) -> float:
@@ -91,7 +91,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
 
     handlers = ToolHandlers(
         view=view,
-        table=record.look.table() if record.look else make_table(view),
+        table=record.look or make_table(view),
         evidence=_RecordedEvidence(record),
         max_submitted=record.max_submitted,
         overrules_left=record.overrules_left,
@@ -117,19 +117,4 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
     )
     result = Turn(recorded, handlers, prompt, tools, settings).run()
     same_prompt = (prompt.system, prompt.user) == (record.system, record.user)
-    return ReplayedTurn(record.turn, _recorded_decision(record), _replayed_decision(result), same_prompt)
-
-
-def _recorded_decision(record: TurnRecord) -> str:
-    if record.decision == "submit":
-        return "submit " + "; ".join(str(item.config) for item in record.submitted)
-    return f"finish: {record.finish}" if record.decision == "finish" else f"no decision: {record.stall_cause}"
-
-
-def _replayed_decision(result: TurnResult) -> str:
-    decision = result.decision or Decision()
-    if decision.finish is not None:
-        return f"finish: {decision.finish}"
-    if decision.submitted:
-        return "submit " + "; ".join(str(item.config) for item in decision.submitted)
-    return f"no decision: {result.stall.cause if result.stall else ''}"
+    return ReplayedTurn(record.turn, record.result.describe(), result.describe(), same_prompt)

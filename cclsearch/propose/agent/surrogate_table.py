@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.packed import Packed
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, p10_halfwidth_m, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
 
-Floats = NDArray[np.float64]
+Floats = Annotated[NDArray[np.float64], Packed(np.float64)]
 
 NUM_TOP_ROWS = 12
 PLAUSIBLE = 0.05
@@ -33,7 +35,7 @@ class SurrogateTable:
     memory_gib_N: Floats
     fits_N: Floats
     """Probability that it fits into memory, 0 to 1."""
-    order: tuple[int, ...]
+    order: Annotated[tuple[int, ...], Packed(np.int32)]
     """Rows that may still be proposed, the most promising first."""
     nothing_left: bool
     """Whether no open row could plausibly beat the best beyond the noise."""

@@ -102,18 +102,20 @@ def calibration_lines(view: SearchView) -> list[str]:
     """The expectations of earlier turns and the measured values, latest first."""
     seen: dict[str, Observation] = {o.config.digest: o for o in view.observations if not o.is_confirmation}
     lines: list[str] = []
+    metric = view.primary.name
     for turn in past_turns(view.events)[::-1]:
         for item in turn.submitted:
             o = seen.get(item.config.digest)
             if o is None:
                 continue
-            expected = f"{_figure(item.expected_step_time_s)} s, {_figure(item.expected_memory_gib)} GiB"
+            expects = item.expects.metrics
+            expected = f"{_figure(expects.get(metric))} s, {_figure(expects.get(PEAK_MEMORY))} GiB"
             got = (
                 f"{_kind(o)}"
                 if o.loss is None
-                else f"{_figure(o.value(view.primary.name) or o.loss)} s, {_figure(o.metrics.get(PEAK_MEMORY))} GiB"
+                else f"{_figure(o.value(metric) or o.loss)} s, {_figure(o.metrics.get(PEAK_MEMORY))} GiB"
             )
-            error = _error(item.expected_step_time_s, o, view.primary.name)
+            error = _error(expects.get(metric), o, metric)
             lines.append(f"trial {o.trial}: expected {expected}; got {got}{error}")
     return lines[:12]
 

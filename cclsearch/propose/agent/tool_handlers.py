@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.configs import format_config, nearest_rows, read_config, read_value
 from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
-from cclsearch.propose.agent.history import SubmittedConfig
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation
 from cclsearch.propose.agent.tables import candidate_lines, trial_summary
 from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, SORTS
-from cclsearch.propose.base import SearchView
+from cclsearch.propose.base import ExpectedOutcome, SearchView
 from cclsearch.propose.bayes.prior_hints import parse_hints
+from cclsearch.propose.events import SubmittedConfig
 
 Explain = Callable[[Config], Sequence[str]]
 """The rules that a configuration violates, one line each; empty if it violates none."""
@@ -282,10 +283,14 @@ class ToolHandlers:
                 "(see `candidates`)"
             )
             return ToolReply(text, "implausible")
+        metric = self.view.primary.name
+        expected = {
+            metric: _positive(item.get(f"expected_{metric}")),
+            PEAK_MEMORY: _positive(item.get("expected_memory_gib")),
+        }
         return SubmittedConfig(
             config=config,
-            expected_step_time_s=_positive(item.get("expected_step_time_s")),
-            expected_memory_gib=_positive(item.get("expected_memory_gib")),
+            expects=ExpectedOutcome({name: value for name, value in expected.items() if value is not None}),
             is_overrule=bool(objection) or is_far,
             rationale=one_line(redact(str(item.get("rationale") or "")), 400),
             is_own_idea=row not in self.table.order[:NUM_FIRST_CHOICES],

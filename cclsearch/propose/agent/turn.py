@@ -29,6 +29,7 @@ from cclsearch.propose.agent.providers.types import (
 )
 from cclsearch.propose.agent.quoting import clip_bytes, quote_line, redact_strings
 from cclsearch.propose.agent.tool_handlers import MAX_REPLY_BYTES, Decision, ToolHandlers, ToolReply
+from cclsearch.propose.events import DecisionKind
 
 MAX_ECHO_BYTES = 1500
 """Bytes of one of the model's earlier texts when it is sent back to the model."""
@@ -77,6 +78,20 @@ class TurnResult:
     exchanges: list[Exchange] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """Short names of the mistakes that were corrected or ended the turn, in order."""
+
+    @property
+    def kind(self) -> DecisionKind:
+        if self.decision is None:
+            return DecisionKind.NONE
+        return DecisionKind.SUBMIT if self.decision.finish is None else DecisionKind.FINISH
+
+    def describe(self) -> str:
+        """The decision in words."""
+        if self.decision is None:
+            return f"no decision: {self.stall.cause if self.stall else ''}"
+        if self.decision.finish is not None:
+            return f"finish: {self.decision.finish}"
+        return "submit " + "; ".join(str(item.config) for item in self.decision.submitted)
 
 
 @dataclass(frozen=True)

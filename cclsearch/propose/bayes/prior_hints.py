@@ -2,12 +2,11 @@
 
 A hint moves the prior mean of a part's log multipliers by at most one standard deviation of that prior, and by half as
 much after every `HALF_LIFE` trials. So measurements override it, right or wrong, unless it is repeated. The hints are
-kept in the ledger's proposer events.
+kept in the ledger's LLM turns.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,11 +14,9 @@ from types import MappingProxyType
 import numpy as np
 
 from cclsearch.propose.base import SearchView
+from cclsearch.propose.events import LlmTurn
 from cclsearch.stats.calibration import Prior
 from cclsearch.tasks.training.time import MULTIPLIERS
-
-KEY = "beliefs"
-"""Key of the hints in an event's data: JSON, part -> level."""
 
 PARTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
@@ -67,19 +64,13 @@ class ActiveHint:
     """1 when it was given, 0.5 after `HALF_LIFE` trials."""
 
 
-def format_hints(hints: PriorHints, num_seen: int) -> str:
-    """Return the hints as JSON for an event's data, with the number of trials finished when they were given."""
-    return json.dumps({"seen": num_seen, **hints}, separators=(",", ":")) if hints else ""
-
-
 def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
     """Return the latest hint about each part, with its weight after the trials since."""
     hints: dict[str, ActiveHint] = {}
     for event in view.events:
-        raw = event.data.get(KEY)
-        if isinstance(raw, str) and raw:
-            given = json.loads(raw)
-            weight = 0.5 ** (max(0, len(view.observations) - int(given.get("seen", 0))) / HALF_LIFE)
+        if isinstance(event, LlmTurn):
+            weight = 0.5 ** (max(0, len(view.observations) - event.num_seen) / HALF_LIFE)
+            given = event.beliefs
             hints |= {part: ActiveHint(given[part], weight) for part in PARTS if given.get(part) in LEVELS}
     return hints
 

@@ -18,8 +18,6 @@ from cclsearch.propose.agent.arbiter.rules import (
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
 from cclsearch.propose.agent.arbiter.states import (
     NO_KEY,
-    ArbiterPhase,
-    ArbiterState,
     next_trial,
     read_state,
     write_move,
@@ -27,6 +25,7 @@ from cclsearch.propose.agent.arbiter.states import (
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn
 
 MAX_MOVES = 6
 """Moves within one call: seeds, llm, fallback and back at most."""
@@ -74,7 +73,7 @@ class Arbiter:
             before = len(self._events)
             proposals = self._act(view, state, count)
             new_events = tuple(self._events[before:])
-            if proposals or self._ending or not any(event.topic == "arbiter" for event in new_events):
+            if proposals or self._ending or not any(isinstance(event, ArbiterMove) for event in new_events):
                 break
             view = replace(view, events=view.events + new_events)
         return proposals
@@ -131,8 +130,7 @@ class Arbiter:
         queued = find_queued(view) if state.phase is ArbiterPhase.LLM else None
         if queued and self._turn_is_recent(view):
             turn, items = queued
-            mode, metric = self._agent.options.mode, view.primary.name
-            return [to_proposal(item, turn.number, mode, metric) for item in items[:count]]
+            return [to_proposal(item, turn.turn, self._agent.options.mode) for item in items[:count]]
         reached = self._agent.limit_reached(view)
         if reached:
             self._move(view, self._as_llm(state), ArbiterPhase.OFF, "limit", f"a limit is reached: {reached}")
@@ -217,10 +215,8 @@ class Arbiter:
     def _turn_is_recent(self, view: SearchView) -> bool:
         """Whether the latest turn came after the last move: a stall drops the queue."""
         for event in reversed(view.events):
-            if event.topic == "arbiter":
-                return False
-            if event.topic == "llm_turn":
-                return True
+            if isinstance(event, ArbiterMove | LlmTurn):
+                return isinstance(event, LlmTurn)
         return False
 
     # moves

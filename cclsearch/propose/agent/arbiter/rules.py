@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.arbiter.states import ArbiterState
-from cclsearch.propose.agent.history import PastTurn, SubmittedConfig, past_turns
+from cclsearch.propose.agent.history import past_turns
 from cclsearch.propose.agent.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.events import ArbiterState, LlmTurn, SubmittedConfig
 
 
 class ArbiterSettings(Model):
@@ -97,7 +97,7 @@ def has_improved_since(view: SearchView, trial: int) -> bool:
     return any(t.improved for t in find_llm_trials(view) if t.observation.trial >= trial)
 
 
-def find_queued(view: SearchView) -> tuple[PastTurn, list[SubmittedConfig]] | None:
+def find_queued(view: SearchView) -> tuple[LlmTurn, list[SubmittedConfig]] | None:
     """The latest turn and those of its submissions that are neither measured nor running; None if there are none."""
     turns = past_turns(view.events)
     if not turns:

@@ -1,0 +1,145 @@
+"""Events of the ledger that proposers write and read: LLM turns, moves of the arbiter, limits, notes of plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, Self
+
+from cclsearch.core.values import Config, Model
+from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
+
+
+class LedgerEvent(Model):
+    """Base of every event: `event` distinguishes them."""
+
+    event: str
+    time_s: float = 0.0
+    """Seconds since the epoch; 0 before the event is recorded."""
+
+    def at(self, time_s: float) -> Self:
+        """The event with the time at which it is recorded."""
+        return self.model_copy(update={"time_s": time_s})
+
+
+class ReportedEvent(LedgerEvent):
+    """An event with a text for people; proposers can read it too, and rebuild their state from such events."""
+
+    text: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the text is about, in one word."""
+        return self.event
+
+
+class Note(ReportedEvent):
+    """Information from a proposer of a plugin, which alone reads `data`."""
+
+    event: Literal["note"] = "note"
+    topic: str
+    data: dict[str, str | int | float | bool | None] = {}
+
+    @property
+    def label(self) -> str:
+        """The topic."""
+        return self.topic
+
+
+class DecisionKind(StrEnum):
+    """How a turn ended."""
+
+    SUBMIT = "submit"
+    FINISH = "finish"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class ExpectedOutcome:
+    """What a proposer expects a trial to measure; reports compare it with the measurement."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metric -> expected value, in the metric's unit."""
+    fits: float | None = None
+    """Probability that it fits into memory, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class SubmittedConfig:
+    """One configuration that a turn submitted."""
+
+    config: Config
+    expects: ExpectedOutcome = ExpectedOutcome()
+    is_overrule: bool = False
+    """The surrogate objected to it, or it was not among the surrogate's most promising configurations."""
+    rationale: str = ""
+    is_own_idea: bool = True
+    """Not among the surrogate's first choices, so the fallback would not have run it."""
+
+
+class LlmTurn(ReportedEvent):
+    """One turn of the LLM: its decision, what it learned, and its cost."""
+
+    event: Literal["llm_turn"] = "llm_turn"
+    turn: int
+    decision: DecisionKind = DecisionKind.NONE
+    submitted: tuple[SubmittedConfig, ...] = ()
+    insight: str = ""
+    beliefs: dict[str, str] = {}
+    """Hints for the surrogate's prior: part of a step -> how it compares with the prediction."""
+    num_seen: int = 0
+    """Finished trials that the turn could see."""
+    policy: int | None = None
+    """Version of the policy program that the turn submitted."""
+    cost: Cost = Cost()
+
+
+class LlmLimitsSet(ReportedEvent):
+    """New limits on the LLM, from `resume --max-tokens --max-usd`; None keeps the earlier limit."""
+
+    event: Literal["llm_limits"] = "llm_limits"
+    limits: LlmLimits
+
+
+class ArbiterPhase(StrEnum):
+    """Which proposer decides; see the figure in `propose/agent/arbiter/states.py`."""
+
+    SEEDS = "seeds"
+    LLM = "llm"
+    FALLBACK = "fallback"
+    OFF = "off"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class ArbiterState:
+    """The arbiter's phase, since when, and why."""
+
+    phase: ArbiterPhase
+    since_trial: int
+    """First trial that this phase proposes."""
+    cause: str = ""
+    reason: str = ""
+    """In words, for `status`."""
+    explore: int = 0
+    """In `fallback`: number of trials before the LLM returns."""
+    stalls: int = 0
+    """How often in a row the LLM was suspended without a success in between."""
+
+    def describe(self) -> str:
+        """`fallback since trial 7: two proposals in a row were duplicates`."""
+        phase = {ArbiterPhase.OFF: "LLM off", ArbiterPhase.SEEDS: "seeds"}.get(self.phase, self.phase.value)
+        return f"{phase} since trial {self.since_trial}" + (f": {self.reason}" if self.reason else "")
+
+
+class ArbiterMove(ReportedEvent):
+    """The arbiter moved to another phase."""
+
+    event: Literal["arbiter"] = "arbiter"
+    before: ArbiterPhase
+    after: ArbiterState
+
+
+ProposerEvent = Note | LlmTurn | LlmLimitsSet | ArbiterMove
+"""What a proposer may report, to be written to the ledger."""
