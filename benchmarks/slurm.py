@@ -116,7 +116,7 @@ def _run_tiny(folder: Path, name: str, *, parallel: int, budget: int) -> list[st
         v["rule"] for end in ends for v in (end["admission"] or {}).get("verdicts", []) if v["ok"] is False
     )
     best = min((end["metrics"]["step_time_s"] for end in admitted), default=None)
-    repeats = sum(event["event"] == "trial_repeated" for event in events)
+    repeats = sum(event["event"] == "trial_retried" for event in events)
     return [
         f"- exit code {done.returncode}, {took:.0f} s in total; {len(ends)} trials finished, {len(admitted)} admitted, "
         f"failed: {dict(failures) or 'none'}, rejected by rule: {dict(refused) or 'none'}, retried: {repeats}",

@@ -5,13 +5,42 @@ from __future__ import annotations
 import errno
 import json
 import os
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.record.event import Note, SearchStarted
-from cclsearch.record.ledger import Ledger, read_events
+from cclsearch.core.values import Config, Failure, FailureKind, Stage
+from cclsearch.propose.agent.providers.cost import LlmLimits
+from cclsearch.propose.events import (
+    ArbiterMove,
+    ArbiterPhase,
+    ArbiterState,
+    DecisionKind,
+    ExpectedOutcome,
+    LlmLimitsSet,
+    LlmTurn,
+    ReportedEvent,
+    SubmittedConfig,
+)
+from cclsearch.record.event import (
+    ConfigsHeldBack,
+    EndKind,
+    Event,
+    Note,
+    ProposalRefused,
+    RetryKind,
+    SearchEnded,
+    SearchStarted,
+    SearchStopped,
+    SpaceGrown,
+    TrialProposed,
+    TrialRetried,
+)
+from cclsearch.record.ledger import Ledger, fold_ledger, read_events
+from cclsearch.record.line import decode_line
 
 
 def note(text: str) -> Note:
@@ -74,6 +103,93 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"text":"b"', b'"text":7'))
     with pytest.raises(UserError, match="line 2"):
         list(read_events(path))
+
+
+def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, "a", "ü")
+    for line in path.read_bytes().splitlines():
+        data, mark, end = line.rpartition(b',"crc":"')
+        assert (mark, end) == (b',"crc":"', b'%08x"}' % zlib.crc32(data))
+        assert list(json.loads(line))[-1] == "crc"
+
+
+@pytest.mark.parametrize("read", [lambda path: list(read_events(path)), fold_ledger], ids=["events", "fold"])
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (b'"text":"b"', b'"text":"c"', "its checksum does not match"),
+        (b',"crc":"', b',"crd":"', "it has no checksum"),
+        (b'"}\n{"event":"note","time_s":1.0,"text":"c"', b'"\n{"event":"note","time_s":1.0,"text":"c"', "no checksum"),
+    ],
+)
+def test_a_changed_line_is_refused_with_its_number(
+    tmp_path: Path, read: Callable[[Path], object], old: bytes, new: bytes, problem: str
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, "a", "b", "c")
+    first, rest = path.read_bytes().split(b"\n", 1)
+    assert old in rest
+    path.write_bytes(first + b"\n" + rest.replace(old, new, 1))
+    with pytest.raises(UserError, match=f"line 2 .*{problem}"):
+        read(path)
+
+
+def test_every_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    submitted = SubmittedConfig(Config(tp=2), ExpectedOutcome({"step_time_s": 1.5}), rationale="why")
+    failure = Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message="gone")
+    events: list[Event] = [
+        SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0"),
+        ConfigsHeldBack(time_s=1, num_configs=3, text="too large"),
+        LlmTurn(time_s=2, turn=1, decision=DecisionKind.SUBMIT, submitted=(submitted,), beliefs={"pipeline": "slower"}),
+        ArbiterMove(time_s=2, before=ArbiterPhase.SEEDS, after=ArbiterState(ArbiterPhase.LLM, 3)),
+        LlmLimitsSet(time_s=3, limits=LlmLimits(max_usd=2.0)),
+        ProposalRefused(time_s=3, proposer="llm", config=Config(tp=3), text="not in the search space"),
+        SpaceGrown(time_s=4, added={"tp": (1, 2, 4)}, space_sha256="1"),
+        TrialProposed(time_s=5, trial=1, config=Config(tp=2), proposer="llm", expects=submitted.expects),
+        TrialRetried(time_s=6, trial=1, attempt=1, kind=RetryKind.FAILURE, reason="preempted", failure=failure),
+        SearchStopped(time_s=7, kind=EndKind.SIGNAL, reason="stopped by SIGINT"),
+    ]
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    for event in events:
+        ledger.append(event)
+    ledger.close()
+    assert list(read_events(path)) == events
+    state = fold_ledger(path)
+    assert state.reported == [event for event in events if isinstance(event, ReportedEvent)]
+    assert state.trials[1].retries == (events[8],)
+    assert state.stopped == events[-1]
+
+
+NODE_FAILED = {"stage": "run", "kind": "node_failed", "message": "gone"}
+ALLOCATION_ENDED = {"stage": "run", "kind": "allocation_ended", "message": "time limit"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"event": "trial_repeated", "reason": "cancelled when the search was stopped"}, RetryKind.CANCELLED),
+        ({"event": "trial_repeated", "reason": "other processes use 1 of 2 cores"}, RetryKind.DISTURBED),
+        ({"event": "trial_repeated", "reason": "node_failed: gone", "failure": NODE_FAILED}, RetryKind.FAILURE),
+        (
+            {"event": "trial_repeated", "reason": "allocation_ended: time limit", "failure": ALLOCATION_ENDED},
+            RetryKind.ALLOCATION_ENDED,
+        ),
+        ({"event": "search_stopped", "reason": "its part of the night's tokens is used up; x"}, EndKind.SHARE_USED),
+        ({"event": "search_stopped", "reason": "the night was stopped; x"}, EndKind.OTHER),
+        (
+            {"event": "search_stopped", "reason": "3 consecutive infrastructure failures: fix"},
+            EndKind.INFRASTRUCTURE_FAILURES,
+        ),
+        ({"event": "search_ended", "reason": "the budget is used up", "best_trial": 1}, EndKind.BUDGET_USED),
+    ],
+)
+def test_a_text_of_version_1_gets_its_kind_when_it_is_read(fields: dict[str, object], kind: str) -> None:
+    of_trial = {"trial": 1, "attempt": 1} if fields["event"] == "trial_repeated" else {}
+    event = decode_line(json.dumps({**fields, **of_trial, "time_s": 1.0}).encode())
+    assert isinstance(event, TrialRetried | SearchStopped | SearchEnded)
+    assert (event.kind, event.reason) == (kind, fields["reason"])
 
 
 def test_a_ledger_of_a_newer_version_is_rejected_with_what_to_do(tmp_path: Path) -> None:

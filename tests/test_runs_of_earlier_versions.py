@@ -24,6 +24,9 @@ from recorded_versions import (
     read_ledger,
 )
 
+from cclsearch.propose.events import ArbiterMove, LlmTurn
+from cclsearch.run.folder import load_run
+
 TRACES = Path(__file__).parent / "recorded" / "gloo-ddp2"
 
 
@@ -218,6 +221,45 @@ def test_an_ended_replay_continues_with_a_larger_budget(kind: str, budget: int, 
     assert count_finishes(run) == dict.fromkeys(range(1, budget + 1), 1)
     trials = {trial["trial"]: trial["config"] for trial in status["trials"]}
     assert (trials[1], trials[expected.trial]) == (expected.first, expected.best)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "stopped"])
+def test_a_resumed_ledger_continues_in_the_present_version(kind: str, project: Path) -> None:
+    run = copy_run(project, kind)
+    num_old = len(read_ledger(run))
+    assert {"crc"} & set().union(*read_ledger(run)) == set()
+    call("resume", kind, "--budget", "9", "--quiet")
+    new = read_ledger(run)[num_old:]
+    assert [event["event"] for event in new[:2]] == ["ledger_upgraded", "search_resumed"]
+    assert all(list(event)[-1] == "crc" for event in new)
+    assert [event["event"] for event in new].count("ledger_upgraded") == 1
+    path = run / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines, lines[0]]))
+    assert f"line {len(lines) + 1} " in call("status", kind, code=2).err, "no line without a checksum may follow"
+
+
+def test_llm_turns_and_moves_of_version_1_are_read_as_typed_events(project: Path) -> None:
+    state = load_run(copy_run(project, "hybrid")).state
+    turns = [event for event in state.reported if isinstance(event, LlmTurn)]
+    moves = [event for event in state.reported if isinstance(event, ArbiterMove)]
+    assert [turn.turn for turn in turns] == [1, 2, 3, 4, 5]
+    third = turns[2]
+    assert (third.decision, third.cost.usage.input_tokens, third.cost.requests) == ("submit", 2000, 2)
+    assert third.submitted[0].config == layout(2, 8, 1, 0, 1)
+    assert third.submitted[0].expects.metrics == {"step_time_s": 11.57, "peak_memory_gib": 33.7}
+    assert (third.submitted[0].is_own_idea, third.submitted[0].is_overrule) == (False, False)
+    assert (moves[0].before, moves[0].after.phase, moves[0].after.since_trial) == ("seeds", "llm", 2)
+    assert state.ended is not None
+    assert state.ended.kind == "budget_used"
+
+
+def test_the_texts_of_version_1_get_kinds_once(project: Path) -> None:
+    stopped = load_run(copy_run(project, "stopped")).state
+    assert stopped.stopped is not None
+    assert stopped.stopped.kind == "signal"
+    measured = load_run(copy_run(project, "measured")).state
+    assert [retry.kind for retry in measured.trials[3].retries] == ["disturbed"]
 
 
 def test_a_replay_resumes_after_the_shipped_recordings_have_moved(project: Path) -> None:

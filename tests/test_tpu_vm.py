@@ -366,14 +366,14 @@ def test_trial_is_retried_when_a_lost_worker_is_back(sshd: None, project: Path, 
         try:
             wait_for(lambda: len(starts(project)) == 2)
             hosts.workers[1].kill()
-            wait_for(lambda: events(project, "trial_repeated"))
+            wait_for(lambda: events(project, "trial_retried"))
             hosts.workers[1].start()
             running.wait(timeout=180)
         finally:
             running.kill()
             running.wait()
         assert not any(worker.processes() for worker in hosts.workers)
-    failure = events(project, "trial_repeated")[0]["failure"]
+    failure = events(project, "trial_retried")[0]["failure"]
     assert failure["kind"] == "node_failed"
     assert "worker 1" in failure["message"]
     assert events(project, "trial_finished")[0]["outcome"]["failure"] is None
@@ -393,7 +393,7 @@ def test_preempted_slice_is_replaced_and_deleted(sshd: None, project: Path, quic
         finally:
             running.kill()
             running.wait()
-        assert events(project, "trial_repeated")[0]["failure"]["kind"] == "preempted"
+        assert events(project, "trial_retried")[0]["failure"]["kind"] == "preempted"
         assert events(project, "trial_finished")[0]["outcome"]["failure"] is None
         assert cloud.num_created() == 2
         assert cloud.resources() == {}
@@ -415,7 +415,7 @@ def test_quota_error_ends_the_search_and_missing_capacity_is_retried(
         assert cloud.resources() == {}
         cloud.set_faults(stock_out=["There is no more capacity in the zone"])
         done = call(project, "resume", "r1")
-        assert "no more capacity" in events(project, "trial_repeated")[0]["failure"]["message"]
+        assert "no more capacity" in events(project, "trial_retried")[0]["failure"]["message"]
         assert len(events(project, "trial_finished")) == 1, done.stderr
         assert cloud.resources() == {}
 

@@ -107,7 +107,7 @@ def count_outcomes(run: Path, kills: int, ask: Callable[..., str]) -> KillTally:
 
 
 def _was_retried(events: list[dict[str, object]], trial: int) -> bool:
-    return any(event.get("event") == "trial_repeated" and event["trial"] == trial for event in events)
+    return any(event.get("event") == "trial_retried" and event["trial"] == trial for event in events)
 
 
 def wait_until_idle(ask: Callable[..., str], limit_s: float = 60.0) -> None:
