@@ -1,4 +1,4 @@
-"""Mutation score of score, space and stats: the share of small wrong changes to their code that their tests detect.
+"""Mutation score of score, space, stats and space rules: the share of small wrong changes to their code that their tests detect.
 
 `python benchmarks/mutation.py --count 60` copies the repository's code and tests to a temporary folder, changes one
 operator, comparison or constant at a time (a fixed random sample) and runs the tests of these packages: first the files
@@ -23,11 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-CODE = ("cclsearch/score/*.py", "cclsearch/space/*.py", "cclsearch/stats/*.py")
+CODE = (
+    "cclsearch/score/*.py",
+    "cclsearch/space/*.py",
+    "cclsearch/stats/*.py",
+    "cclsearch/tasks/training/space_rules.py",
+)
 TESTS = (
     "test_admission", "test_admit", "test_evaluate", "test_noise", "test_objective", "test_space", "test_framework",
     "test_collect", "test_thresholds", "test_catalog", "test_expression",
-    "test_build", "test_parse", "test_table", "test_degree_rules", "test_knob_rules",
+    "test_build", "test_parse", "test_table", "test_degree_rules", "test_space_rules", "test_knobs",
 )  # fmt: skip
 COPIED = ("cclsearch", "tests", "launchers", "objectives", "policies", "workloads")
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

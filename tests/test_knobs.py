@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cclsearch.card.load import load_card
+from cclsearch.cli import main
 from cclsearch.cli.predict import _short_labels
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value
@@ -226,3 +228,14 @@ def test_a_name_means_one_knob(meaning: KnobMeaning) -> None:
     assert meaning_of("tp").splits == "tensor"
     assert "mine" not in knobs.KNOBS
     assert register_knob(KNOBS["tp"]) == KNOBS["tp"], "a second import of a plugin is no conflict"
+
+
+def test_the_command_shows_order_and_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["space", "--workload", "wl2", "--framework", "megatron", "--knob", "ac=full,none", "--knob", "tp=4,1"]
+    assert main(words) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["activation_checkpointing", "none", "<", "full"] in lines
+    assert ["tp", "1,", "4", "ranks"] in lines
+    assert main([*words, "--json"]) == 0
+    ordered = {knob["name"]: knob["is_ordered"] for knob in json.loads(capsys.readouterr().out)["knobs"]}
+    assert (ordered["activation_checkpointing"], ordered["tp"], ordered["sequence_parallel"]) == (True, True, False)

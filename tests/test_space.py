@@ -17,11 +17,11 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import build_space, explain_config, require_known_knobs, resolve_knobs
+from cclsearch.space.degree_rules import fit_degrees
 from cclsearch.space.framework import Framework, FrameworkKnob, list_divisors, list_frameworks, load_framework
 from cclsearch.space.parse import complete_config, parse_assignments, parse_knob
 from cclsearch.space.rule import RULES
 from cclsearch.space.table import Space
-from cclsearch.space.torus_rule import fit_degrees
 
 SHIPPED = [f"wl{i}" for i in range(1, 8)] + ["tiny", "tiny-moe", "tiny-jax"]
 

@@ -56,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
     from cclsearch.core.values import format_knob_value
-    from cclsearch.space.build import build_space, resolve_rules
+    from cclsearch.space.build import build_space
+    from cclsearch.space.knobs import meaning_of
 
     space = build_space(card, framework, extra, args.use_fewer)
-    rules = resolve_rules(card, framework, space.knobs, use_fewer=args.use_fewer)
+    rules = framework.make_rules(card, space.knobs, use_fewer=args.use_fewer)
     rows = [dict(space.config(row)) for row in range(min(args.rows, len(space)))]
     if args.json:
         answer = {
@@ -67,7 +68,10 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
             "framework": framework.name,
             "legal": len(space),
             "raw": space.num_raw,
-            "knobs": [{"name": k.name, "choices": k.choices, "description": k.description} for k in space.knobs],
+            "knobs": [
+                {"name": k.name, "choices": k.choices, "description": k.description, "is_ordered": k.is_ordered}
+                for k in space.knobs
+            ],
             "rules": [{"name": rule.name, "summary": rule.summary} for rule in rules],
             "rows": rows,
         }
@@ -80,7 +84,9 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
         print(f"note: {note}")
     print("\nknobs")
     for knob in space.knobs:
-        print(f"  {knob.name:<26}{', '.join(format_knob_value(choice) for choice in knob.choices)}")
+        separator = " < " if knob.is_ordered and not knob.is_numeric else ", "
+        choices = separator.join(map(format_knob_value, knob.ordered_choices))
+        print(f"  {knob.name:<26}{choices} {meaning_of(knob.name).unit}".rstrip())
     print("\nrules")
     for rule in rules:
         print(f"  {rule.name:<36}{rule.summary}")

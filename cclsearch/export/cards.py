@@ -23,6 +23,7 @@ from cclsearch.report.gather import clean
 from cclsearch.report.write import safe_stem
 from cclsearch.run.folder import Run
 from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
+from cclsearch.space.knobs import list_degrees, rank_degrees
 from cclsearch.space.table import count_ranks
 
 EVIDENCE = (CONFIG_FILE, SCRIPT_FILE, STDOUT_FILE, STDERR_FILE, RESULT_FILE, METRICS_FILE, ADMISSION_FILE)
@@ -208,9 +209,8 @@ def _describe_plan(config: Mapping[str, Any]) -> dict[str, Any]:
     sharded = config.get("zero_stage") == 3 or config.get("fsdp") in (True, 1)
     dp = config.get("dp", 1)
     plan = {"dp_replicate": 1 if sharded else dp, "dp_shard": dp if sharded else 1}
-    plan |= {"tp": config.get("tp", 1), "pp": config.get("pp", 1), "cp": config.get("cp", 1)}
-    if "ep" in config:
-        plan["ep"] = config["ep"]
+    plan |= {degree: config.get(degree, 1) for degree in rank_degrees() if degree != "dp"}
+    plan |= {degree: config[degree] for degree in list_degrees() if degree in config and degree not in rank_degrees()}
     if "micro_batch_size" in config:
         plan["micro_batch"] = config["micro_batch_size"]
     return plan

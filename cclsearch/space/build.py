@@ -54,7 +54,7 @@ def build_space(
         )
     framework.require_buildable(card)
     knobs = resolve_knobs(card, framework, extra_knobs)
-    rules = resolve_rules(card, framework, knobs, use_fewer=use_fewer)
+    rules = framework.make_rules(card, knobs, use_fewer=use_fewer)
     codes_NK = _enumerate(knobs, rules)
     if len(codes_NK) == 0:
         raise UserError(_explain_empty(card, knobs, rules))
@@ -75,7 +75,7 @@ def explain_config(
     """
     knobs = resolve_knobs(card, framework, extra_knobs)
     check_knob_names(config, knobs)
-    rules = resolve_rules(card, framework, knobs, use_fewer=use_fewer)
+    rules = framework.make_rules(card, knobs, use_fewer=use_fewer)
     return (_check_choices_of(knobs, config), *(_apply_rule(rule, knobs, config) for rule in rules))
 
 
@@ -133,12 +133,6 @@ def require_known_knobs(
             f"framework {framework.name!r} has no knob {', '.join(map(repr, unknown))}; known:"
             f" {', '.join(sorted(known))}"
         )
-
-
-def resolve_rules(card: Card, framework: Framework, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
-    """The rules of a space, without those about knobs that it does not have."""
-    present = {knob.name for knob in knobs}
-    return framework.make_rules(card, present, use_fewer=use_fewer or framework.use_fewer)
 
 
 def _is_count(value: Value, minimum: int) -> bool:

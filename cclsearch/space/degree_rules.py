@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,22 +30,22 @@ def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Clause:
     )
 
 
-def _tp_divides(number: int, what: str) -> Clause:
-    return (
-        f"tp divides the {number} {what}",
-        lambda at: number % at["tp"] == 0,
-        lambda c: f"{number} {what} / tp {c['tp']} = {number / c['tp']:g}",
-    )
+def register_divides(name: str, degree: str, read: Callable[[Card], int], what: str, unit: str = "") -> None:
+    """Register the rule `name`: the degree divides a number of the card, which is the number of `what`."""
+
+    @register_rule(name, degree)
+    def _divides(card: Card, options: Mapping[str, Any]) -> Clause:
+        number = read(card)
+        return (
+            f"{degree} divides the {number} {what}",
+            lambda at: number % at[degree] == 0,
+            lambda c: f"{number} {what} / {degree} {c[degree]} = {number / c[degree]:g}{unit}",
+        )
 
 
-@register_rule("tp_divides_heads", "tp")
-def _tp_divides_heads(card: Card, options: Mapping[str, Any]) -> Clause:
-    return _tp_divides(card.arch.num_heads, "attention heads")
-
-
-@register_rule("tp_divides_kv_heads", "tp")
-def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Clause:
-    return _tp_divides(card.arch.num_kv_heads, "KV heads")
+register_divides("tp_divides_heads", "tp", lambda card: card.arch.num_heads, "attention heads")
+register_divides("tp_divides_kv_heads", "tp", lambda card: card.arch.num_kv_heads, "KV heads")
+register_divides("pp_divides_layers", "pp", lambda card: card.arch.num_layers, "layers", " per stage")
 
 
 @register_rule("tp_divides_widths", "tp", parameters=("experts",))
@@ -83,16 +83,6 @@ def _pp_at_most_layers(card: Card, options: Mapping[str, Any]) -> Clause:
         f"pp is at most the {layers} layers",
         lambda at: at["pp"] <= layers,
         lambda c: f"pp {c['pp']} stages for {layers} layers",
-    )
-
-
-@register_rule("pp_divides_layers", "pp")
-def _pp_divides_layers(card: Card, options: Mapping[str, Any]) -> Clause:
-    layers = card.arch.num_layers
-    return (
-        f"pp divides the {layers} layers",
-        lambda at: layers % at["pp"] == 0,
-        lambda c: f"{layers} layers / pp {c['pp']} = {layers / c['pp']:g} per stage",
     )
 
 
@@ -146,3 +136,34 @@ def _ep_divides_dp(card: Card, options: Mapping[str, Any]) -> Clause:
 
 def _each(widths: Iterable[int], parts: int) -> str:
     return ", ".join(f"{width / parts:g}" for width in widths)
+
+
+def fit_degrees(torus: tuple[int, ...], num_degrees: int = 3) -> set[tuple[int, ...]]:
+    """Every tuple of degrees obtained by assigning each axis of the torus to one of them.
+
+    These are the meshes that JAX's `mesh_utils.create_device_mesh` can build without `allow_split_physical_axes`.
+    """
+    fits = {(1,) * num_degrees}
+    for axis in torus:
+        fits = {(*fit[:n], fit[n] * axis, *fit[n + 1 :]) for fit in fits for n in range(num_degrees)}
+    return fits
+
+
+@register_rule("degrees_on_torus", rank_degrees, needs=())
+def _degrees_on_torus(card: Card, options: Mapping[str, Any]) -> Clause | None:
+    torus, degrees = card.hardware.torus, rank_degrees()
+    if torus is None:
+        return None
+    allowed = np.array(sorted(fit_degrees(torus, len(degrees))), dtype=np.int64)
+    shape = "x".join(map(str, torus))
+
+    def check(at: Columns) -> BoolArray:
+        degrees_ND = np.stack([at[degree] for degree in degrees], axis=1)
+        return np.asarray((degrees_ND[:, None, :] == allowed[None, :, :]).all(axis=2).any(axis=1), dtype=bool)
+
+    *most, last = stated_knobs(degrees, options.get("knobs", ()))
+    return (
+        f"{', '.join(most)} and {last} each use whole axes of the {shape} torus",
+        check,
+        lambda c: f"{c.describe(degrees, ', ')} on a torus of {shape}",
+    )

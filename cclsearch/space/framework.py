@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.plugins import TASKS
-from cclsearch.space import degree_rules, implies_rule, torus_rule  # noqa: F401  importing registers their rules
+from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.rule import PARAMETERS, RULES, Rule
 from cclsearch.space.table import Knob
@@ -191,15 +191,17 @@ class Framework(Model):
         declared = (*self.knobs, *self.optional_knobs)
         return {k.env: str(config[k.name]) for k in declared if k.env and config.get(k.name, "default") != "default"}
 
-    def make_rules(self, card: Card, knobs: Collection[str], *, use_fewer: bool) -> tuple[Rule, ...]:
+    def make_rules(self, card: Card, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
         """The rules for that card and a space of these knobs, those of the card's task first.
 
         Rules that do not apply to the card, or need a knob that the space does not have, are left out.
         """
+        present = {knob.name for knob in knobs}
+        common = {"use_fewer": use_fewer or self.use_fewer, "knobs": present}
         entries = [{"rule": name} for name in TASKS.get(card.task).rules]
         entries += [{"rule": entry} if isinstance(entry, str) else entry for entry in self.rules]
-        made = [RULES[e["rule"]](card, {**e, "use_fewer": use_fewer, "knobs": knobs}) for e in entries]
-        return tuple(rule for rule in made if rule is not None and set(rule.needs) <= set(knobs))
+        made = [RULES[e["rule"]](card, {**e, **common}) for e in entries]
+        return tuple(rule for rule in made if rule is not None and present.issuperset(rule.needs))
 
 
 def load_framework(name: str) -> Framework:

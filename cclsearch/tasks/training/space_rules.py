@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
+from cclsearch.space.degree_rules import register_divides
 from cclsearch.space.knobs import stated_knobs
 from cclsearch.space.rule import BoolArray, Clause, Columns, register_rule
 
@@ -35,15 +36,8 @@ def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Claus
     )
 
 
-@register_rule("tp_divides_sequence", "tp")
-def _tp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
-    """For frameworks whose tensor parallelism always shards the sequence too."""
-    length = card.number("seq_len")
-    return (
-        f"tp divides the {length} tokens of a sequence",
-        lambda at: length % at["tp"] == 0,
-        lambda c: f"{length} tokens of a sequence / tp {c['tp']} = {length / c['tp']:g}",
-    )
+# for frameworks whose tensor parallelism always shards the sequence too
+register_divides("tp_divides_sequence", "tp", lambda card: card.number("seq_len"), "tokens of a sequence")
 
 
 @register_rule("cp_divides_sequence", "cp", "tp", parameters=("tp",))
