@@ -1,4 +1,4 @@
-"""Mutation score of score, space, stats and space rules: the share of small wrong changes to their code that their tests detect.
+"""Mutation score of score, space, stats and the space rules: the share of small wrong changes that their tests detect.
 
 `python benchmarks/mutation.py --count 60` copies the repository's code and tests to a temporary folder, changes one
 operator, comparison or constant at a time (a fixed random sample) and runs the tests of these packages: first the files
