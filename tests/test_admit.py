@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from recorded_runs import search, write_recording
 
-from cclsearch.analysis.re_evaluate import re_evaluate_run, write_admissions
+from cclsearch.analysis.re_evaluate import re_evaluate_run, write_revisions
 from cclsearch.cli import main
+from cclsearch.record.lock import FolderLock
 from cclsearch.run.folder import Run, load_run
 
 
@@ -80,8 +81,62 @@ def test_admission_files_are_rewritten_only_on_request(run: Run) -> None:
     edit_result(run, number, world_size=4)
     re_evaluated = re_evaluate_run(run)
     assert json.loads(path.read_text())["admitted"] is True
-    write_admissions(run, re_evaluated)
+    write_revisions(run, re_evaluated)
     assert json.loads(path.read_text())["admitted"] is False
+
+
+def test_a_changed_verdict_is_written_to_the_ledger_and_back(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    number = best_of(run)
+    loss, num_ranked = run.state.trials[number].loss, len(run.state.losses_by_trial())
+    path = run.trial_folder(number) / "result.json"
+    before, ledger = path.read_bytes(), (run.folder / "ledger.jsonl").read_bytes()
+    edit_result(run, number, step_times_s=[0.001])
+    assert main(["admit", "r", "--write"]) == 1
+    assert "The ledger has their new results" in capsys.readouterr().out
+    state = load_run(run.folder).state
+    assert (run.folder / "ledger.jsonl").read_bytes().startswith(ledger)
+    assert state.trials[number].loss is None
+    assert len(state.losses_by_trial()) == num_ranked - 1
+    assert state.best is not None
+    assert state.best.number != number
+    assert "changed after its hash was recorded" in state.trials[number].revisions[0].text
+    assert main(["show", "r", str(number)]) == 0
+    assert f"revised: trial {number} is not ranked now" in capsys.readouterr().out
+    assert main(["report", "r", "--no-png", "--out", "page.html"]) == 0
+    assert f"revised: trial {number} is not ranked now" in Path("page.html").read_text(encoding="utf-8")
+    assert main(["admit", "r"]) == 0, "the ledger agrees with the evidence"
+    path.write_bytes(before)
+    assert main(["admit", "r", "--write"]) == 0
+    again = load_run(run.folder).state
+    assert (again.trials[number].loss, best_of(load_run(run.folder))) == (loss, number)
+    assert len(again.trials[number].revisions) == 2
+
+
+def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run: Run) -> None:
+    baseline = run.state.baseline
+    assert baseline is not None
+    edit_result(run, baseline.number, world_size=4)
+    write_revisions(run, re_evaluate_run(run))
+    after = load_run(run.folder).state
+    assert after.baseline is not None
+    ranked = [number for number in run.state.finish_order if run.state.trials[number].loss is not None]
+    assert after.baseline.number == next(number for number in ranked if number != baseline.number)
+    assert after.num_spent == run.state.num_spent
+
+
+def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_changed(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_result(run, best_of(run), world_size=4)
+    ledger = (run.folder / "ledger.jsonl").read_bytes()
+    with FolderLock(run.folder):
+        assert main(["admit", "r", "--write"]) == 2
+    assert "is in use by process" in capsys.readouterr().err
+    spec = run.folder / "search.yaml"
+    spec.write_text(spec.read_text() + "# a note\n", encoding="utf-8")
+    assert main(["admit", "r", "--write"]) == 2
+    assert "was changed after the search started" in capsys.readouterr().err
+    assert (run.folder / "ledger.jsonl").read_bytes() == ledger
 
 
 def test_an_unknown_trial_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,7 @@ def test_every_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ArbiterMove(time_s=2, before=ArbiterPhase.SEEDS, after=ArbiterState(ArbiterPhase.LLM, 3)),
         LlmLimitsSet(time_s=3, limits=LlmLimits(max_usd=2.0)),
         ProposalRefused(time_s=3, proposer="llm", config=Config(tp=3), text="not in the search space"),
-        SpaceGrown(time_s=4, added={"tp": (1, 2, 4)}, space_sha256="1"),
+        SpaceGrown(time_s=4, choices={"tp": (1, 2, 4)}, space_sha256="1", space_size=9),
         TrialProposed(time_s=5, trial=1, config=Config(tp=2), proposer="llm", expects=submitted.expects),
         TrialRetried(time_s=6, trial=1, attempt=1, kind=RetryKind.FAILURE, reason="preempted", failure=failure),
         SearchStopped(time_s=7, kind=EndKind.SIGNAL, reason="stopped by SIGINT"),

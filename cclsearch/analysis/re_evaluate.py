@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
+from cclsearch.record.event import TrialRevised
 from cclsearch.record.trial import Trial
+from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run
 from cclsearch.run.spec import SPEC_FILE, hash_file
 from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
@@ -32,6 +35,16 @@ class ReEvaluation:
     def is_lost(self) -> bool:
         """Whether it is ranked in the ledger, but no longer by its evidence."""
         return self.then.is_ranked and not self.now.is_ranked
+
+    @property
+    def is_revised(self) -> bool:
+        """Whether it is ranked in the ledger, but not by its evidence, or the other way around."""
+        return self.then.is_ranked != self.now.is_ranked
+
+    def describe(self) -> str:
+        """The change in one line."""
+        change = "ranked now" if self.now.is_ranked else f"not ranked now: {self.reason}"
+        return f"trial {self.trial.number} is {change}"
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -82,12 +95,22 @@ def is_spec_unchanged(run: Run) -> bool:
     return run.state.spec_sha256 in ("", hash_file(run.folder / SPEC_FILE))
 
 
-def write_admissions(run: Run, re_evaluated: list[ReEvaluation]) -> list[Path]:
-    """Rewrite `admission.json` and `metrics.json` of every trial; returns their folders. The ledger does not change."""
-    folders = [run.trial_folder(entry.trial.number) for entry in re_evaluated]
-    for folder, entry in zip(folders, re_evaluated, strict=True):
-        write_outcome_files(folder, entry.now)
-    return folders
+def write_revisions(run: Run, re_evaluated: list[ReEvaluation]) -> None:
+    """Record each verdict that has changed in the ledger; rewrite `admission.json` and `metrics.json` of every trial.
+
+    Raises UserError if another process writes to the run, or if a verdict has changed, but the frozen inputs too.
+    """
+    revised = [entry for entry in re_evaluated if entry.is_revised]
+    if revised and not is_spec_unchanged(run):
+        path = run.folder / SPEC_FILE
+        raise UserError(f"{str(path)!r} was changed after the search started: restore it, then run `admit --write`")
+    if revised:
+        with RunWriter(run.folder) as writer:
+            for entry in revised:
+                event = TrialRevised(trial=entry.trial.number, outcome=entry.now, text=entry.describe())
+                writer.record(event.at(time.time()))
+    for entry in re_evaluated:
+        write_outcome_files(run.trial_folder(entry.trial.number), entry.now)
 
 
 def _describe_missing(failure: Failure, found: str | None) -> Failure:

@@ -19,12 +19,16 @@ EXAMPLE = "ccl-search admit last\n  ccl-search admit last --trial 1"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--trial", metavar="N", type=positive_int, help="show every rule for this trial")
-    parser.add_argument("--write", action="store_true", help="rewrite admission.json of each trial")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="record changed verdicts in the ledger; rewrite admission.json of each trial",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.analysis.re_evaluate import is_spec_unchanged, re_evaluate_run, re_evaluate_trial, write_admissions
+    from cclsearch.analysis.re_evaluate import is_spec_unchanged, re_evaluate_run, re_evaluate_trial, write_revisions
     from cclsearch.core.errors import UserError, writing_to
     from cclsearch.core.text import count_of
     from cclsearch.run.catalog import find_run
@@ -41,18 +45,18 @@ def run(args: argparse.Namespace) -> int:
         re_evaluated = re_evaluate_run(loaded)
     if args.write:
         with writing_to(loaded.folder):
-            write_admissions(loaded, re_evaluated)
+            write_revisions(loaded, re_evaluated)
     changed = not is_spec_unchanged(loaded)
     if args.json:
         print(json.dumps(_as_json(loaded, re_evaluated, changed)))
     else:
-        _print_table(loaded, re_evaluated, whole=args.trial is not None)
+        _print_table(loaded, re_evaluated, whole=args.trial is not None, is_written=args.write)
         if changed:
             print("search.yaml was changed after the search started: it no longer contains the inputs of the trials")
     return EXIT_FAILED if changed or any(entry.is_lost for entry in re_evaluated) else EXIT_OK
 
 
-def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool) -> None:
+def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool, is_written: bool) -> None:
     from cclsearch.core.text import one_line, plain
 
     admitted = sum(entry.now.is_ranked for entry in re_evaluated)
@@ -67,9 +71,8 @@ def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool) -> 
                 sign = {True: "ok", False: "NO", None: "--"}[verdict.ok]
                 print(plain(f"        {sign:<4}{verdict.rule:<14}{one_line(verdict.detail, 240)}"))
     if any(entry.is_lost for entry in re_evaluated):
-        print(
-            "The evidence of the marked trials no longer supports their ranking. The ledger keeps its earlier result."
-        )
+        ledger = "The ledger has their new results." if is_written else "`--write` revises them in the ledger."
+        print(f"The evidence of the marked trials no longer supports their ranking. {ledger}")
 
 
 def _as_json(run: Run, re_evaluated: list[ReEvaluation], changed: bool) -> dict[str, object]:

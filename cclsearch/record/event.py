@@ -171,10 +171,12 @@ class SpaceGrown(ReportedEvent):
     """Choices were added to the search space."""
 
     event: Literal["space_grown"] = "space_grown"
-    added: dict[str, tuple[Value, ...]]
-    """Knob -> all of its choices from here on."""
+    choices: dict[str, tuple[Value, ...]]
+    """Each knob that has grown since the search began -> all of its choices."""
     space_sha256: str
     """Hash of the grown space."""
+    space_size: int
+    """Its number of configurations."""
 
 
 class SearchStopped(LedgerEvent):

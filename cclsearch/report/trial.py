@@ -25,6 +25,7 @@ def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
         "rationale": trial.rationale,
         "attempts": trial.attempt,
         "repeats": [retry.reason for retry in trial.retries],
+        "revisions": [event.text for event in trial.revisions],
         "outcome": trial.outcome.model_dump(mode="json") if trial.outcome else None,
         "evidence": str(run.trial_folder(trial.number)),
         "provenance": run.spec.provenance.value,
@@ -43,6 +44,7 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
     if expected_s is not None and f"{expected_s:.3g} s" not in trial.rationale:
         lines.append(f"expected step time: {expected_s:.4g} s")
     lines += [f"attempt {number} does not count: {retry.reason}" for number, retry in enumerate(trial.retries, 1)]
+    lines += [f"revised: {event.text}" for event in trial.revisions]
     if trial.outcome:
         lines += _outcome_lines(trial.outcome)
     folder = run.trial_folder(trial.number)

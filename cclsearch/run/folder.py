@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
+from cclsearch.record.event import SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.record.state import RunState
@@ -44,7 +46,17 @@ def load_run(folder: Path) -> Run:
     spec = read_spec(folder)
     ledger = folder / LEDGER_FILE
     state = fold_ledger(ledger) if ledger.exists() else RunState()
-    return Run(folder, spec, state, is_locked(folder))
+    return Run(folder, grow_spec(spec, state.growth), state, is_locked(folder))
+
+
+def grow_spec(spec: RunSpec, growth: SpaceGrown | None) -> RunSpec:
+    """The spec with the choices that were added to the search space since the search began."""
+    if growth is None:
+        return spec
+    knobs = {knob.name: knob for knob in spec.knobs}
+    knobs |= {name: KnobDeclaration(name=name, choices=choices) for name, choices in growth.choices.items()}
+    grown = {"knobs": tuple(knobs.values()), "space_sha256": growth.space_sha256, "space_size": growth.space_size}
+    return spec.model_copy(update=grown)
 
 
 def create_run(spec: RunSpec, runs_folder: Path, *, extra_files: Mapping[str, str] | None = None) -> Path:

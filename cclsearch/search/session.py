@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cclsearch import __version__
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Provenance
+from cclsearch.core.values import Provenance, Value
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plan.target import find_recording
 from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.plan.workload import hash_space
 from cclsearch.propose.base import Observation, Proposer
-from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted
+from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted, SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.observe import Observer
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
-from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec
+from cclsearch.run.folder import grow_spec, load_run
+from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.jobs import JobRunner, StopSignal
 from cclsearch.search.memory_filter import HeldBack, hold_back
@@ -50,7 +51,7 @@ class Session:
 
 def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
     """Return the parts of the search in a run folder; raises UserError if its inputs have changed since it began."""
-    spec = locate_recording(read_spec(folder))
+    spec = locate_recording(load_run(folder).spec)
     space = rebuild_space(spec)
     launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=folder)
     return Session(
@@ -80,6 +81,31 @@ def rebuild_space(spec: RunSpec) -> Space:
             " version): start a new search with `--learn-from` this one"
         )
     return space
+
+
+def grow_space(
+    writer: RunWriter, session: Session, choices: Mapping[str, Sequence[Value]], *, why: str = ""
+) -> Session:
+    """Record that these choices of knobs were added to the search space; returns the session over the grown space.
+
+    Trials that ran before a knob was added have no row of the grown space. Raises UserError if the search reads a
+    recording, whose space is its rows, or if the space cannot have the choices.
+    """
+    spec = session.spec
+    if spec.recording is not None:
+        raise UserError(f"the search space of {spec.run_id} is a recording: no choices can be added to it")
+    known = {knob.name: knob.choices for knob in session.space.knobs}
+    growth = writer.state.growth
+    grown = dict(growth.choices if growth else {})
+    for name, added in choices.items():
+        grown[name] = tuple(dict.fromkeys((*known.get(name, ()), *added)))
+    event = SpaceGrown(choices=grown, space_sha256="", space_size=0, text=why)
+    larger = grow_spec(spec, event)
+    space = build_space(larger.card, load_framework(larger.framework), larger.knobs, larger.use_fewer)
+    event = event.model_copy(update={"space_sha256": hash_space(space), "space_size": len(space)})
+    writer.record(event.at(session.now_s()))
+    spec = grow_spec(spec, event)
+    return replace(session, spec=spec, space=space, observer=Observer(space), held_back=hold_back(spec, space))
 
 
 def locate_recording(spec: RunSpec) -> RunSpec:
