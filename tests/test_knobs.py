@@ -66,7 +66,7 @@ def test_every_knob_of_a_shipped_framework_has_a_meaning_or_is_free(name: str) -
 def test_an_entry_is_consistent(meaning: KnobMeaning) -> None:
     assert meaning.words
     assert canonical_name(meaning.name) == meaning.name
-    assert {canonical_name(alias) for alias in (meaning.aliases + " " + meaning.short).split()} <= {meaning.name}
+    assert {canonical_name(alias) for alias in (*meaning.aliases, *meaning.short)} <= {meaning.name}
     assert set(meaning.needs) <= set(list_degrees())
     assert bool(meaning.splits) == (meaning.unit == "ranks")
     if meaning.minimum is not None:
@@ -188,7 +188,14 @@ def test_the_prediction_reads_a_recordings_own_names() -> None:
 @pytest.mark.usefixtures("table")
 def test_a_knob_of_a_plugin_is_known_everywhere() -> None:
     register_knob(
-        KnobMeaning("kv_blocks", "blocks of the cache", minimum=2, label="kv", aliases="cache_blocks", short="kb")
+        KnobMeaning(
+            name="kv_blocks",
+            words="blocks of the cache",
+            minimum=2,
+            label="kv",
+            aliases=("cache_blocks",),
+            short=("kb",),
+        )
     )
     card, framework = load_card("wl2"), load_framework("megatron")
     with pytest.raises(UserError, match="'kv_blocks' takes whole numbers from 2"):
@@ -200,7 +207,7 @@ def test_a_knob_of_a_plugin_is_known_everywhere() -> None:
 
 @pytest.mark.usefixtures("table")
 def test_a_degree_of_a_plugin_multiplies_the_ranks() -> None:
-    register_knob(KnobMeaning("xp", "x", "ranks", minimum=1, splits="extra", multiplies_ranks=True))
+    register_knob(KnobMeaning(name="xp", unit="ranks", minimum=1, splits="extra", multiplies_ranks=True))
     card, framework = load_card("wl2"), load_framework("megatron")
     config = {"tp": 2, "dp": 2, "pp": 2, "xp": 2}
     assert count_ranks(config) == 16
@@ -217,9 +224,9 @@ def test_a_degree_of_a_plugin_multiplies_the_ranks() -> None:
 @pytest.mark.parametrize(
     "meaning",
     [
-        KnobMeaning("tp", "something else"),
-        KnobMeaning("mine", "uses a name of another", aliases="recompute"),
-        KnobMeaning("mbs", "is a short name of another"),
+        KnobMeaning(name="tp", words="something else"),
+        KnobMeaning(name="mine", words="uses a name of another", aliases=("recompute",)),
+        KnobMeaning(name="mbs", words="is a short name of another"),
     ],
 )
 def test_a_name_means_one_knob(meaning: KnobMeaning) -> None:

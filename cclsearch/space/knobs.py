@@ -1,27 +1,27 @@
-"""What each knob means: the one table that space, prediction, agent, command line and report read.
+"""What each knob means: one table (`knobs.yaml`) for space, prediction, agent, command line and report.
 
 A plugin adds its own knobs, degrees of parallelism included:
 
     from cclsearch.space.knobs import KnobMeaning, register_knob
 
-    register_knob(KnobMeaning("kv_cache_blocks", "blocks of the KV cache", minimum=1, unit="blocks"))
+    register_knob(KnobMeaning(name="kv_blocks", words="blocks of the KV cache", minimum=1, unit="blocks"))
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from pathlib import Path
 
-from cclsearch.core.values import Value
+from cclsearch.core.values import Model, Value
+from cclsearch.core.yaml_file import read_yaml
 
 
-@dataclass(frozen=True)
-class KnobMeaning:
+class KnobMeaning(Model):
     """What a knob means in every framework that has it. A knob may also have no entry: then it is free."""
 
     name: str
-    words: str
+    words: str = ""
     """For people."""
     unit: str = ""
     neutral: Value = 1
@@ -32,10 +32,10 @@ class KnobMeaning:
     """Degrees of parallelism; the knob has no effect if all of them are 1."""
     order: tuple[str, ...] = ()
     """Values that are text, in ascending order; numbers are always ordered."""
-    aliases: str = ""
-    """Names of the knob in other frameworks and in published policies, separated by blanks."""
-    short: str = ""
-    """Short names that users type, separated by blanks."""
+    aliases: tuple[str, ...] = ()
+    """Names of the knob in other frameworks and in published policies."""
+    short: tuple[str, ...] = ()
+    """Short names that users type."""
     label: str = ""
     """Name in narrow columns and labels of charts; the name itself if empty."""
     splits: str = ""
@@ -60,21 +60,21 @@ _DEGREE = re.compile(
 
 def register_knob(meaning: KnobMeaning) -> KnobMeaning:
     """Add a knob to the table; raises ValueError if it, or another knob, has one of its names already."""
-    spellings = [meaning.name, *meaning.short.split(), *meaning.aliases.split()]
+    spellings = [meaning.name, *meaning.short, *meaning.aliases]
     if KNOBS.get(meaning.name, meaning) != meaning:
         raise ValueError(f"knob {meaning.name!r} is registered twice")
     for spelling in spellings:
         if _ALIASES.get(spelling, meaning.name) != meaning.name:
             raise ValueError(f"{spelling!r} is already a name of knob {_ALIASES[spelling]!r}")
     KNOBS[meaning.name] = meaning
-    SHORT.update(dict.fromkeys(meaning.short.split(), meaning.name))
+    SHORT.update(dict.fromkeys(meaning.short, meaning.name))
     _ALIASES.update(dict.fromkeys(spellings, meaning.name))
     return meaning
 
 
 def meaning_of(name: str) -> KnobMeaning:
     """The meaning of the knob of exactly that name; that of a free knob if the table does not have it."""
-    return KNOBS[name] if name in KNOBS else KnobMeaning(name, "")
+    return KNOBS[name] if name in KNOBS else KnobMeaning(name=name)
 
 
 def canonical_name(name: str) -> str:
@@ -103,79 +103,5 @@ def stated_knobs(knobs: Iterable[str], present: Container[str]) -> list[str]:
     return [knob for knob in knobs if knob in present or meaning_of(knob).is_stated or not meaning_of(knob).splits]
 
 
-def _degree(name: str, kind: str, words: str, *, multiplies: bool = True, stated: bool = True) -> KnobMeaning:
-    return KnobMeaning(
-        name, words, "ranks", minimum=1, splits=kind, multiplies_ranks=multiplies, is_stated=multiplies and stated
-    )
-
-
-for _meaning in (
-    _degree("tp", "tensor", "tensor parallelism: ranks that share every layer"),
-    _degree("dp", "data", "data parallelism: replicas that share the global batch"),
-    _degree("pp", "pipeline", "pipeline parallelism: stages that share the layers"),
-    _degree("cp", "context", "context parallelism: ranks that share every sequence", stated=False),
-    # experts are spread over ranks that tp, cp and dp already count
-    _degree("ep", "expert", "expert parallelism: ranks that share the experts", multiplies=False),
-    KnobMeaning(
-        "micro_batch_size",
-        "sequences per forward pass and data-parallel rank",
-        "sequences",
-        minimum=1,
-        aliases="microbatch microbatch_size micro_bs micro_batchsize micro_batch_size_per_gpu"
-        " train_micro_batch_size_per_gpu micro_batch_per_gpu",
-        short="mbs micro_batch",
-        label="mb",
-    ),
-    KnobMeaning(
-        "activation_checkpointing",
-        "activations that the backward pass recomputes",
-        neutral="none",
-        order=("none", "minimal", "selective", "full"),
-        aliases="recompute remat activation_recompute activation_checkpoint activation_ckpt act_ckpt act_checkpointing"
-        " checkpointing gradient_checkpointing recomputation recompute_granularity recompute_activations"
-        " activation_recomputation remat_policy ckpt",
-        short="ac",
-        label="ckpt",
-    ),
-    KnobMeaning(
-        "zero_stage",
-        "ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too",
-        neutral=0,
-        minimum=0,
-        needs=("dp", "cp"),
-        aliases="fsdp_level data_parallel_sharding zero_level zero_optimization_stage distributed_optimizer"
-        " use_distributed_optimizer",
-        short="zero",
-        label="zero",
-    ),
-    KnobMeaning("fsdp", "whether weights are sharded (ZeRO stage 3)", neutral=False, needs=("dp", "cp")),
-    KnobMeaning(
-        "sequence_parallel",
-        "whether tensor-parallel ranks share the sequence in norms and dropout",
-        neutral=False,
-        needs=("tp",),
-        aliases="seq_parallel sequence_parallelism use_sequence_parallel",
-        short="sp",
-        label="sp",
-    ),
-    KnobMeaning(
-        "virtual_pipeline",
-        "model chunks per pipeline rank (interleaved 1F1B)",
-        "chunks",
-        minimum=1,
-        needs=("pp",),
-        aliases="virtual_stages virtual_pipeline_size interleaved_stages virtual_pp vp virtual_pipeline_stages"
-        " virtual_pipeline_model_parallel_size",
-        short="vpp",
-    ),
-    KnobMeaning(
-        "overlap_grad_reduce",
-        "whether gradients are reduced during the backward pass",
-        neutral=False,
-        needs=("dp", "cp"),
-    ),
-    KnobMeaning(
-        "compile", "whether layers are compiled", neutral=False, aliases="compile_mode torch_compile use_compile"
-    ),
-):
-    register_knob(_meaning)
+for _name, _fields in read_yaml(Path(__file__).with_name("knobs.yaml")).items():
+    register_knob(KnobMeaning(name=_name, **_fields))
