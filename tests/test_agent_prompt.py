@@ -19,7 +19,7 @@ from cclsearch.propose.agent.quoting import quote_untrusted
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import ExpectedOutcome, Observation
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
-from cclsearch.score.objective import load_objective
+from cclsearch.score.objective import find_task_metric, load_objective
 from cclsearch.search.llm_agent import describe_goal
 from cclsearch.space.table import Knob, Space
 
@@ -31,7 +31,7 @@ def make_input(search: Search, **more: object) -> PromptInput:
 
 
 def write(prompt_input: PromptInput, mode: str = "configs", anonymous: bool = False) -> Prompt:
-    return write_turn_prompt(prompt_input, make_toolset(SPACE, mode, 1), PromptOptions(mode, anonymous))
+    return write_turn_prompt(prompt_input, make_toolset(prompt_input.view, mode, 1), PromptOptions(mode, anonymous))
 
 
 def search_of(rows: list[int], message: str = "CUDA out of memory") -> Search:
@@ -78,7 +78,7 @@ def test_a_whole_request_stays_within_12000_tokens(count: int, mode: str) -> Non
     prompt_input = make_input(search, evidence={1: long, 2: long}, program="# program\n" * 3000)
     prompt = write(prompt_input, mode)
     message = Message(role=Role.USER, text=prompt.user)
-    request = CompletionRequest(system=prompt.system, messages=(message,), tools=make_toolset(SPACE, mode, 1))
+    request = CompletionRequest(system=prompt.system, messages=(message,), tools=make_toolset(search.view, mode, 1))
     assert request.num_bytes <= MAX_PROMPT_BYTES
 
 
@@ -114,7 +114,7 @@ def test_many_knobs_leave_bytes_for_trials_failures_and_candidates(
     num_knobs: int, num_choices: int, name: str, mode: str
 ) -> None:
     prompt_input = make_wide_input(num_knobs, num_choices, name)
-    tools = make_toolset(prompt_input.view.space, mode, 1)
+    tools = make_toolset(prompt_input.view, mode, 1)
     prompt = write_turn_prompt(prompt_input, tools, PromptOptions(mode))
     request = CompletionRequest(
         system=prompt.system, messages=(Message(role=Role.USER, text=prompt.user),), tools=tools
@@ -203,11 +203,12 @@ def test_an_objective_that_is_not_time_is_explained() -> None:
     ],
 )
 def test_prompt_contains_the_formula_of_the_loss(objective: str, words: str) -> None:
-    goal = describe_goal(load_objective(objective))
+    goal = describe_goal(load_objective(objective), find_task_metric(CARD.task))
     assert words in goal
     assert bool(goal) is bool(words)
     options = PromptOptions(goal=goal)
-    system = write_turn_prompt(make_input(rich_search()), make_toolset(SPACE, "configs", 1), options).system
+    given = make_input(rich_search())
+    system = write_turn_prompt(given, make_toolset(given.view, "configs", 1), options).system
     assert goal in system
 
 

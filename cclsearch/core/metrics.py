@@ -31,6 +31,8 @@ class MetricInfo(Model):
     """`result` (the run script's result and the card), `trace`, or `script` (a metric of the script's own)."""
     label: str = ""
     """Words for people, such as `step time`; the name if it is empty."""
+    short: str = ""
+    """Word in the columns of compact tables, such as `step` in `step_s`; the name if it is empty."""
     missing: str = ""
     """Reason of a missing value, for messages."""
     is_positive: bool = False
@@ -42,3 +44,27 @@ class MetricInfo(Model):
     def words(self) -> str:
         """The label, or the name in its place."""
         return self.label or self.name
+
+    @property
+    def sign(self) -> float:
+        """-1 if greater is better, else 1: the metric times its sign is a cost."""
+        return -1.0 if self.direction is Direction.MAXIMIZE else 1.0
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is a time in seconds, so that a better value is a faster one."""
+        return self.unit == "s"
+
+    @property
+    def quantity(self) -> str:
+        """`time` for a time, else its words."""
+        return "time" if self.is_time else self.words
+
+    @property
+    def column(self) -> str:
+        """Name of its column in compact tables."""
+        return f"{self.short}_{self.unit}" if self.short else self.name
+
+    def show(self, value: float | None) -> str:
+        """The value with its unit: `9.31 s`; `-` in place of a missing value."""
+        return f"{'-' if value is None else f'{value:.4g}'} {self.unit or ''}".rstrip()

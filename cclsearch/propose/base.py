@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Config
+from cclsearch.plugins import TASKS
 from cclsearch.propose.events import ExpectedOutcome as ExpectedOutcome
 from cclsearch.propose.events import Note as Note
 from cclsearch.propose.events import ProposerEvent as ProposerEvent
@@ -53,6 +54,11 @@ class SearchView:
     def objective(self) -> Objective:
         """What to optimize."""
         return self.target or single_metric(self.primary)
+
+    @property
+    def task(self) -> Any:
+        """The card's task, a `cclsearch.tasks.base.Task`."""
+        return TASKS.get(self.card.task)
 
     @cached_property
     def primary(self) -> MetricInfo:

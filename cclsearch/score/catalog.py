@@ -11,9 +11,11 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction, MetricInfo
 
 
-def _result(name: str, unit: str, direction: Direction, missing: str) -> MetricInfo:
+def _result(name: str, unit: str, direction: Direction, missing: str, **words: str) -> MetricInfo:
     positive = name != "memory_headroom_frac"
-    return MetricInfo(name=name, unit=unit, direction=direction, source="result", missing=missing, is_positive=positive)
+    return MetricInfo(
+        name=name, unit=unit, direction=direction, source="result", missing=missing, is_positive=positive, **words
+    )
 
 
 _LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
@@ -24,7 +26,7 @@ _NO_ENERGY = "no power was recorded, so the run script reported no `energy_j`"
 CATALOG: dict[str, MetricInfo] = {
     info.name: info
     for info in (
-        _result("step_time_s", "s", _LOW, _NO_TIMES),
+        _result("step_time_s", "s", _LOW, _NO_TIMES, label="step time", short="step"),
         _result("tokens_per_s", "tokens/s", _HIGH, _NO_TIMES),
         _result("tokens_per_s_per_accelerator", "tokens/s", _HIGH, _NO_TIMES),
         _result("samples_per_s", "sequences/s", _HIGH, _NO_TIMES),

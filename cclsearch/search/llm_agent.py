@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cclsearch.core.metrics import Direction
+from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.redact import redact
 from cclsearch.core.text import read_tail
 from cclsearch.core.values import Config, Provenance
@@ -21,7 +21,7 @@ from cclsearch.propose.agent.tool_handlers import Explain
 from cclsearch.propose.base import Proposer
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import METRICS_FILE
-from cclsearch.score.objective import Objective, Term
+from cclsearch.score.objective import Objective, Term, find_task_metric
 from cclsearch.score.outcome import Outcome
 
 LOG_TAIL_BYTES = 4000
@@ -79,14 +79,14 @@ def read_options(spec: RunSpec) -> AgentOptions:
             max_tokens=int(tokens) if tokens is not None else None, max_usd=float(usd) if usd is not None else None
         ),
         anonymous=spec.provenance is not Provenance.MEASURED,
-        goal=describe_goal(spec.objective),
+        goal=describe_goal(spec.objective, find_task_metric(spec.card.task)),
         seed_policy=str(seed_policy) if seed_policy else None,
         seed_program=str(options["seed_program"]) if options.get("seed_program") else None,
     )
 
 
-def describe_goal(objective: Objective) -> str:
-    """The formula of the loss in one line, with weights and bounds; empty for the step time alone."""
+def describe_goal(objective: Objective, primary: MetricInfo) -> str:
+    """The formula of the loss in one line, with weights and bounds; empty if it is the primary metric itself."""
     if objective.is_weighted:
         shares = [
             f"{term.weight:g} x {_of_reference(term, term.direction is Direction.MINIMIZE)}" for term in objective.terms
@@ -97,12 +97,13 @@ def describe_goal(objective: Objective) -> str:
             f"{'loss' if i == 0 else f'objective {i + 1}'} = {'1 / ' if term.reciprocal else ''}{term.metric}"
             + ("" if term.direction is Direction.MINIMIZE or term.reciprocal else ", higher is better")
             for i, term in enumerate(objective.terms)
-            if objective.terms[0].metric != "step_time_s" or len(objective.terms) > 1
+            if objective.metrics != (primary.name,) or term.direction is Direction.MAXIMIZE
         ]
     for bound in objective.constraints:
         limits = [f"at least {bound.at_least:g}"] if bound.at_least is not None else []
         limits += [f"at most {bound.at_most:g}"] if bound.at_most is not None else []
-        parts.append(f"only trials with {bound.metric} {' and '.join(limits)} count")
+        unit = f" {bound.unit}" if bound.unit else ""
+        parts.append(f"only trials with {bound.metric} {' and '.join(limits)}{unit} count")
     return "; ".join(parts)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from cclsearch.card.fields import CardField
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import MetricInfo
+from cclsearch.core.values import Value
 
 
 class Task:
@@ -51,3 +52,27 @@ class Task:
     def describe_work(self, card: Card) -> str:
         """The card's work in one phrase, for reports and prompts."""
         return ", ".join(f"{name} {value}" for name, value in card.work.items())
+
+    # words and inputs of the LLM agent
+
+    tuned: str = "how a workload uses its accelerators"
+    """What configurations change: the end of a sentence that begins with `You tune`."""
+    unit_of_work: str = "run"
+    """What the primary metric measures, which has the parts that the closed form predicts: one word."""
+
+    def describe_primary(self) -> str:
+        """The primary metric with its unit, in words."""
+        metric = self.primary_metric
+        return f"{metric.words} ({metric.unit})" if metric.unit else metric.words
+
+    def describe_for_agent(self, card: Card) -> list[str]:
+        """Lines of a prompt about the card's work; the model and the hardware have lines of their own."""
+        return [f"fixed work: {self.describe_work(card)}"]
+
+    def policy_inputs(self, card: Card) -> dict[str, Value]:
+        """The work as policy programs get it in `workload`."""
+        return dict(card.work)
+
+    def seed_policy(self, card: Card) -> str | None:
+        """Name of the shipped policy program that fits the card; None if there is none."""
+        return None

@@ -111,7 +111,7 @@ class Agent:
 
     def _run(self, prompt_input: PromptInput, handlers: ToolHandlers, number: int) -> tuple[Prompt, TurnResult]:
         view, options = prompt_input.view, self.options
-        tools = make_toolset(view.space, options.mode, handlers.max_submitted)
+        tools = make_toolset(view, options.mode, handlers.max_submitted)
         prompt = write_turn_prompt(prompt_input, tools, PromptOptions(options.mode, options.anonymous, options.goal))
         settings = TurnSettings(
             clock=self.clock,

@@ -30,6 +30,6 @@ class AgentOptions:
 
 
 def read_seed_program(view: SearchView, name: str | None) -> str:
-    """Source of the policy program of that name; by default the shipped one that fits the card."""
-    chosen = name or ("moe" if view.card.arch.moe else "dense")
-    return find_content("policies", chosen, ".py").read_text(encoding="utf-8")
+    """Source of the policy program of that name; by default the shipped one that fits the card, empty if none does."""
+    chosen = name or view.task.seed_policy(view.card)
+    return find_content("policies", chosen, ".py").read_text(encoding="utf-8") if chosen else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cclsearch.card.model import ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.configs import free_knobs
@@ -12,7 +13,12 @@ from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.history import last_insights
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
 from cclsearch.propose.agent.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, improvement_threshold
+from cclsearch.propose.agent.surrogate_table import (
+    SurrogateTable,
+    best_observation,
+    improvement_threshold,
+    none_ranked,
+)
 from cclsearch.propose.agent.tables import (
     calibration_lines,
     candidate_lines,
@@ -54,7 +60,7 @@ class PromptOptions:
     anonymous: bool = False
     """Leaves out everything that names the workload's origin: a strong model remembers published results."""
     goal: str = ""
-    """The formula of the objective's loss, unless it is the step time alone."""
+    """The formula of the objective's loss, unless it is the primary metric itself."""
 
 
 @dataclass(frozen=True)
@@ -115,15 +121,15 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     """The part that stays the same during a search, so that the provider can cache it."""
     submit = "submit_policy" if options.mode == "policy" else "submit"
     parts = [
-        "You tune how a large language model's training is split over accelerators. Each trial is an expensive real "
-        "run. Find the best configuration in few trials; avoid runs that fail; never repeat a configuration.",
+        f"You tune {view.task.tuned}. Each trial is an expensive real run. Find the best configuration in few trials; "
+        "avoid runs that fail; never repeat a configuration.",
         f"In a turn you may make at most {MAX_LOOKUPS} look-ups (predict, explain, trial, compare, candidates), then "
         f"you must call {submit} or finish. Answer with tool calls only.",
         "A surrogate model (closed-form cost model, recalibrated on the trials so far) predicts every configuration. "
         "You see its record: trust it if its predictions were accurate, overrule it if evidence contradicts it, and "
         "say why. Write what you learn about this framework and cluster in `insight`: you see it again in later turns. "
-        "If a part of the step takes longer or shorter here than the surrogate predicts, say so in `beliefs`: this "
-        "shifts the surrogate's prior, until trials outweigh it.",
+        f"If a part of the {view.task.unit_of_work} takes longer or shorter here than the surrogate predicts, say so "
+        "in `beliefs`: this shifts the surrogate's prior, until trials outweigh it.",
         "finish ends the search early and returns the unused budget; it is refused while an untried configuration "
         "could plausibly win.",
         QUOTING_RULE,
@@ -135,17 +141,25 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
 
 
 def _describe_card(view: SearchView, options: PromptOptions) -> str:
-    card, arch, hardware = view.card, view.card.arch, view.card.hardware
-    lines = (
-        []
-        if options.anonymous
-        else [f"model {quote_line(card.family, 60)}, framework {quote_line(card.framework, 40)}"]
-    )
-    moe = arch.moe
+    card, hardware = view.card, view.card.hardware
+    model = [f"model {quote_line(card.family, 60)}"] if card.model else []
+    lines = [] if options.anonymous else [", ".join([*model, f"framework {quote_line(card.framework, 40)}"])]
     lines += [
+        *(_describe_model(card.model, card.precision) if card.model else []),
+        *view.task.describe_for_agent(card),
+        f"{hardware.num_accelerators} x {one_line(hardware.accelerator, 40)}, {hardware.accelerators_per_node} per "
+        f"node, {hardware.memory_gib:g} GiB each; Gbit/s per accelerator: {_or_unknown(hardware.scale_up_gbps)} in the "
+        f"node, {_or_unknown(hardware.scale_out_gbps)} between nodes",
+    ]
+    return "\n".join(lines)
+
+
+def _describe_model(arch: ModelArch, precision: str) -> list[str]:
+    moe = arch.moe
+    return [
         f"{arch.num_layers} layers, hidden {arch.hidden_size}, {arch.num_heads} heads ({arch.num_kv_heads} KV), "
         f"head dim {arch.head_dim}, FFN {arch.intermediate_size}{' gated' if arch.gated_mlp else ''}, "
-        f"vocabulary {arch.vocab_size}, {one_line(card.precision, 20)}",
+        f"vocabulary {arch.vocab_size}, {one_line(precision, 20)}",
         *(
             [
                 f"mixture of experts: {moe.num_experts} experts, top-{moe.top_k}, expert width "
@@ -154,12 +168,7 @@ def _describe_card(view: SearchView, options: PromptOptions) -> str:
             if moe
             else []
         ),
-        f"fixed work: global batch {card.number('global_batch_size')} sequences of {card.number('seq_len')} tokens",
-        f"{hardware.num_accelerators} x {one_line(hardware.accelerator, 40)}, {hardware.accelerators_per_node} per "
-        f"node, {hardware.memory_gib:g} GiB each; Gbit/s per accelerator: {_or_unknown(hardware.scale_up_gbps)} in the "
-        f"node, {_or_unknown(hardware.scale_out_gbps)} between nodes",
     ]
-    return "\n".join(lines)
 
 
 def _describe_knobs(view: SearchView) -> str:
@@ -222,7 +231,7 @@ def _belief_lines(view: SearchView) -> list[str]:
 
 def _state_lines(prompt_input: PromptInput, noise: float) -> list[str]:
     view, best = prompt_input.view, best_observation(prompt_input.view)
-    found = f"best: trial {best.trial}, loss {best.loss:.5g}" if best else "best: none, no trial has succeeded yet"
+    found = f"best: trial {best.trial}, loss {best.loss:.5g}" if best else f"best: none, {none_ranked(view)}"
     several = f"; up to {prompt_input.slots} can start now" if prompt_input.slots > 1 else ""
     num_held = len(view.held_back)
     return [

@@ -103,7 +103,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
     shown = {o.trial for o in (best_observation(view), last_observation(view)) if o}
     evidence = {trial: found for trial, found in record.evidence.items() if trial in shown}
     prompt_input = PromptInput(view, handlers.table, record.slots, evidence, record.program, record.program_note)
-    tools = make_toolset(space, context.mode, record.max_submitted)
+    tools = make_toolset(view, context.mode, record.max_submitted)
     prompt = write_turn_prompt(prompt_input, tools, PromptOptions(context.mode, context.anonymous, context.goal))
     recorded = _Recorded(record)
     settings = TurnSettings(

@@ -9,11 +9,13 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.metrics import Direction
 from cclsearch.core.packed import Packed
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, p10_halfwidth_m, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.score.objective import Term
 
 Floats = Annotated[NDArray[np.float64], Packed(np.float64)]
 
@@ -54,8 +56,21 @@ def best_observation(view: SearchView) -> Observation | None:
     return min(ranked, key=lambda o: (o.loss, o.trial)) if ranked else None  # type: ignore[return-value, arg-type]
 
 
+def none_ranked(view: SearchView) -> str:
+    """Why no trial is ranked yet, in words."""
+    is_violated = any(observation.is_valid for observation in view.observations)
+    return "no trial satisfies the constraints yet" if is_violated else "no trial has succeeded yet"
+
+
+def primary_term(view: SearchView) -> Term | None:
+    """The objective's term if it ranks by the primary metric alone, in its better direction; else None."""
+    term, metric = view.objective.terms[0], view.primary
+    is_alone = view.objective.metrics == (metric.name,) and term.weight is None and term.scale == 1.0
+    return term if is_alone and term.direction is (metric.direction or Direction.MINIMIZE) else None
+
+
 def improvement_threshold(view: SearchView) -> float:
-    """Relative noise of a loss: from repeats of a configuration if any, else from the spread of step times."""
+    """Relative noise of a loss: from repeats of a configuration if any, else from the spread inside runs."""
     losses: dict[int, list[float]] = {}
     for observation in view.observations:
         if observation.loss is not None and observation.row is not None:

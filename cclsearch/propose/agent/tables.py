@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.configs import format_config, format_header, format_row
 from cclsearch.propose.agent.history import past_turns
 from cclsearch.propose.agent.quoting import quote_line
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, primary_term
 from cclsearch.propose.base import Observation, SearchView
 
 MAX_TRIALS_SHOWN = 60
@@ -19,48 +19,64 @@ MAX_RUNNING_SHOWN = 16
 def objective_line(view: SearchView, goal: str = "") -> str:
     """The definition of the loss, with its formula if there is one."""
     formula = f"\n{one_line(goal, 600)}" if goal else ""
-    if view.is_primary:
-        return f"loss = seconds per optimizer step at the fixed work; lower is better{formula}"
+    term = primary_term(view)
+    if term:
+        inverse = "1 / " if term.reciprocal else ""
+        return f"loss = {inverse}{view.task.describe_primary()}; lower is better{formula}"
     name = quote_line(view.objective.name, 60)
-    return f"loss of objective {name}; lower is better (tables also show the step time){formula}"
+    return f"loss of objective {name}; lower is better (tables also show the {view.primary.words}){formula}"
 
 
 def trial_lines(view: SearchView, noise: float) -> list[str]:
-    """Ranked trials, the best first; trials without a loss are in the table of failures."""
-    ranked = sorted(
-        (o for o in view.observations if o.loss is not None),
-        key=lambda o: (o.loss, o.trial),  # type: ignore[return-value]
-    )
-    if not ranked:
+    """Ranked trials, the best first, then those that violate constraints; the others are in the table of failures."""
+    valid = sorted((o for o in view.observations if o.is_valid), key=lambda o: (o.violation, o.loss or 0.0, o.trial))
+    if not valid:
         return []
-    with_time = not view.is_primary
-    best = ranked[0].loss
-    lines = [f"trial loss {'step_s ' if with_time else ''}vs_best mem_GiB | {format_header(view.space)}"]
-    lines += [_trial_line(view, o, best, noise, with_time) for o in ranked[:MAX_TRIALS_SHOWN]]
-    if len(ranked) > MAX_TRIALS_SHOWN:
-        lines.append(f"({len(ranked) - MAX_TRIALS_SHOWN} slower trials left out; `trial` shows any)")
+    primary = [] if view.is_primary else [view.primary.column]
+    names = ["trial loss", *primary, "vs_best mem_GiB", *_bounded_metrics(view)]
+    lines = [f"{' '.join(names)} | {format_header(view.space)}"]
+    lines += [_trial_line(view, o, valid[0].loss, noise) for o in valid[:MAX_TRIALS_SHOWN]]
+    if len(valid) > MAX_TRIALS_SHOWN:
+        worse = "slower" if view.primary.is_time else "worse"
+        lines.append(f"({len(valid) - MAX_TRIALS_SHOWN} {worse} trials left out; `trial` shows any)")
     return lines
 
 
-def _trial_line(view: SearchView, o: Observation, best: float | None, noise: float, with_time: bool) -> str:
-    assert o.loss is not None
-    ratio = o.loss / best if best else None
+def _trial_line(view: SearchView, o: Observation, best: float | None, noise: float) -> str:
+    ratio = o.loss / best if best and o.loss is not None else None
     near = "~" if ratio is not None and ratio - 1 <= noise and o.loss != best else ""
-    time = f"{_figure(o.value(view.primary.name))} " if with_time else ""
-    versus = f"x{ratio:.3f}{near}" if ratio is not None else "-"
-    repeat = " (repeat)" if o.is_confirmation else ""
-    row = f"{format_row(view.space, o.config)}{repeat}"
-    return f"{o.trial} {o.loss:.5g} {time}{versus} {_figure(o.metrics.get(PEAK_MEMORY))} | {row}"
+    figures = [
+        str(o.trial),
+        "-" if o.loss is None else f"{o.loss:.5g}",
+        *([] if view.is_primary else [_figure(o.value(view.primary.name))]),
+        f"x{ratio:.3f}{near}" if ratio is not None else "-",
+        *(_figure(o.metrics.get(name)) for name in (PEAK_MEMORY, *_bounded_metrics(view))),
+    ]
+    notes = (" (repeat)" if o.is_confirmation else "") + (f" ({_violations(view, o)})" if o.violation else "")
+    return f"{' '.join(figures)} | {format_row(view.space, o.config)}{notes}"
+
+
+def _bounded_metrics(view: SearchView) -> list[str]:
+    """Metrics of the objective's constraints that have no other column."""
+    bounded = dict.fromkeys(bound.metric for bound in view.objective.constraints)
+    return [name for name in bounded if name not in {view.primary.name, PEAK_MEMORY}]
+
+
+def _violations(view: SearchView, o: Observation) -> str:
+    """By how much a trial violates which constraints."""
+    bounds = [bound for bound in view.objective.constraints if bound.metric in o.metrics]
+    broken = [line for bound in bounds if (line := bound.broken_by(o.metrics[bound.metric]))]
+    return f"violates by {o.violation:.1%}: {'; '.join(broken)}"
 
 
 def failure_lines(view: SearchView) -> list[str]:
     """Failures by kind: their number, their configurations, and the root message of the latest."""
     by_kind: dict[str, list[Observation]] = {}
     for o in view.observations:
-        if o.loss is None:
+        if not o.is_valid:
             by_kind.setdefault(_kind(o), []).append(o)
     # The columns are named here only if the table of ranked trials, which has the same ones, is missing.
-    is_named = not by_kind or any(o.loss is not None for o in view.observations)
+    is_named = not by_kind or any(o.is_valid for o in view.observations)
     lines: list[str] = [] if is_named else [f"trial | {format_header(view.space)}"]
     for kind, failed in sorted(by_kind.items(), key=lambda item: -len(item[1])):
         message = failed[-1].failure.message if failed[-1].failure else "it ran, but was not admitted"
@@ -84,9 +100,10 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
     chosen = list(rows)
     if not chosen:
         return ["none left"]
-    best = best_observation(view)
-    reference = best.value(view.primary.name) or None if best else None
-    lines = [f"pred_step_s optimistic_s vs_best mem_GiB P(fits) | {format_header(view.space)}"]
+    best, metric = best_observation(view), view.primary
+    reference = best.value(metric.name) or None if best else None
+    optimistic = f"optimistic_{metric.unit}" if metric.short else "optimistic"
+    lines = [f"pred_{metric.column} {optimistic} vs_best mem_GiB P(fits) | {format_header(view.space)}"]
     for row in chosen[:count]:
         versus = f"x{table.time_N[row] / reference:.3f}" if reference else "-"
         lines.append(
@@ -100,31 +117,30 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
 
 def calibration_lines(view: SearchView) -> list[str]:
     """The expectations of earlier turns and the measured values, latest first."""
+    metric = view.primary
     seen: dict[str, Observation] = {o.config.digest: o for o in view.observations if not o.is_confirmation}
     lines: list[str] = []
-    metric = view.primary.name
     for turn in past_turns(view.events)[::-1]:
         for item in turn.submitted:
             o = seen.get(item.config.digest)
             if o is None:
                 continue
             expects = item.expects.metrics
-            expected = f"{_figure(expects.get(metric))} s, {_figure(expects.get(PEAK_MEMORY))} GiB"
-            got = (
-                f"{_kind(o)}"
-                if o.loss is None
-                else f"{_figure(o.value(metric) or o.loss)} s, {_figure(o.metrics.get(PEAK_MEMORY))} GiB"
-            )
-            error = _error(expects.get(metric), o, metric)
-            lines.append(f"trial {o.trial}: expected {expected}; got {got}{error}")
+            expected = _figures(metric, expects.get(metric.name), expects.get(PEAK_MEMORY))
+            got = _figures(metric, o.value(metric.name) or o.loss, o.metrics.get(PEAK_MEMORY))
+            error = _error(expects.get(metric.name), o, metric.name)
+            lines.append(f"trial {o.trial}: expected {expected}; got {got if o.is_valid else _kind(o)}{error}")
     return lines[:12]
 
 
 def trial_summary(view: SearchView, o: Observation) -> str:
     """One trial in one line."""
-    end = _kind(o) if o.loss is None else f"loss {o.loss:.5g}, step {_figure(o.value(view.primary.name))} s"
+    metric = view.primary
+    measured = f"{metric.short or metric.words} {metric.show(o.value(metric.name))}"
+    loss = _violations(view, o) if o.loss is None else f"loss {o.loss:.5g}"
+    end = f"{loss}, {measured}" if o.is_valid else _kind(o)
     parts = [f"trial {o.trial}: {format_config(view.space, o.config)}: {end}, {describe_memory(view, o)}"]
-    parts += [f"step times spread {o.spread:.1%}"] if o.spread is not None else []
+    parts += [f"{metric.words}{'s' if metric.is_time else ''} spread {o.spread:.1%}"] if o.spread is not None else []
     parts += [f"message: {quote_line(o.failure.message, 300)}"] if o.failure else []
     return ", ".join(parts)
 
@@ -135,6 +151,10 @@ def describe_memory(view: SearchView, o: Observation) -> str:
     if peak is None:
         return "memory not measured"
     return f"memory {peak:.4g} of {whole:g} GiB ({1 - peak / whole:.0%} free)"
+
+
+def _figures(metric: MetricInfo, value: float | None, memory_gib: float | None) -> str:
+    return f"{metric.show(value)}, {_figure(memory_gib)} GiB"
 
 
 def _kind(o: Observation) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
@@ -17,9 +16,9 @@ from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, desc
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, none_ranked, primary_term
 from cclsearch.propose.agent.tables import candidate_lines, trial_summary
-from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, SORTS
+from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, expected_fields, sort_orders
 from cclsearch.propose.base import ExpectedOutcome, SearchView
 from cclsearch.propose.bayes.prior_hints import parse_hints
 from cclsearch.propose.events import SubmittedConfig
@@ -47,7 +46,7 @@ class Decision:
     finish: str | None = None
     insight: str = ""
     beliefs: Mapping[str, str] = field(default_factory=dict)
-    """Part of a step -> how its time compares with the closed form: evidence for the surrogate."""
+    """Part of the work -> how its time compares with the closed form: evidence for the surrogate."""
     program: str | None = None
     """Source of the policy program that chose the submission."""
 
@@ -141,12 +140,12 @@ class ToolHandlers:
         tried = next((o for o in self.view.observations if o.row == row), None)
         if tried:
             return "already tried: " + trial_summary(self.view, tried)
-        table = self.table
+        table, show = self.table, self.view.primary.show
         state = " (running, or held back)" if row in self.view.closed else ""
         return (
-            f"{format_config(self.view.space, self.view.space.config(row))}: predicted {table.time_N[row]:.4g} s "
-            f"(optimistic {table.low_N[row]:.4g} s), memory {table.memory_gib_N[row]:.3g} GiB, "
-            f"P(fits) {table.fits_N[row]:.2f}{state}"
+            f"{format_config(self.view.space, self.view.space.config(row))}: predicted "
+            f"{show(table.time_N[row])} (optimistic {show(table.low_N[row])}), "
+            f"memory {table.memory_gib_N[row]:.3g} GiB, P(fits) {table.fits_N[row]:.2f}{state}"
         )
 
     def _explain(self, arguments: dict[str, Any]) -> ToolReply:
@@ -203,16 +202,18 @@ class ToolHandlers:
             keep = [knob.choices.index(value) for value in (read_value(knob, v) for v in values) if value is not None]
             rows &= np.isin(self.view.space.codes_NK[:, self.view.space.knobs.index(knob)], keep)
         sort = arguments.get("sort", "promise")
-        ordered = self._sorted(rows, sort if sort in SORTS else "promise")
+        ordered = self._sorted(rows, sort)
         limit = arguments.get("limit")
         count = min(max(limit, 1), MAX_LISTED) if isinstance(limit, int) and not isinstance(limit, bool) else 10
         return ToolReply(f"{len(ordered)} match\n" + "\n".join(candidate_lines(self.view, self.table, ordered, count)))
 
-    def _sorted(self, rows: Any, sort: str) -> list[int]:
-        if sort == "promise":
+    def _sorted(self, rows: Any, sort: object) -> list[int]:
+        costs = (self.view.primary.sign * self.table.time_N, self.table.memory_gib_N, -self.table.fits_N)
+        _, *orders = sort_orders(self.view)
+        key = next((cost for order, cost in zip(orders, costs, strict=True) if order == sort), None)
+        if key is None:
             return [row for row in self.table.order if rows[row]]
         chosen = np.flatnonzero(rows)
-        key = {"time": self.table.time_N, "memory": self.table.memory_gib_N, "fits": -self.table.fits_N}[sort]
         return [int(row) for row in chosen[np.argsort(key[chosen], kind="stable")]]
 
     # decisions
@@ -283,11 +284,7 @@ class ToolHandlers:
                 "(see `candidates`)"
             )
             return ToolReply(text, "implausible")
-        metric = self.view.primary.name
-        expected = {
-            metric: _positive(item.get(f"expected_{metric}")),
-            PEAK_MEMORY: _positive(item.get("expected_memory_gib")),
-        }
+        expected = {metric: _positive(item.get(name)) for name, metric in expected_fields(self.view).items()}
         return SubmittedConfig(
             config=config,
             expects=ExpectedOutcome({name: value for name, value in expected.items() if value is not None}),
@@ -300,17 +297,18 @@ class ToolHandlers:
         """Why the row cannot win according to the surrogate; empty if it may win."""
         if self.table.fits_N[row] < MIN_FITS:
             return f"the surrogate's probability that it fits is {self.table.fits_N[row]:.2f}"
-        if not self.view.is_primary:
+        term, best = primary_term(self.view), best_observation(self.view)
+        if term is None:
             return ""
-        best = best_observation(self.view)
-        low = float(self.table.low_N[row])
+        value = float(self.table.low_N[row])
+        loss, words = (
+            term.minimized(value),
+            f"optimistic {self.view.primary.quantity}, {self.view.primary.show(value)},",
+        )
         if best and best.loss:
-            return "" if low < best.loss else f"even its optimistic time, {low:.4g} s, does not beat the best"
-        reference = self._best_predicted()
-        return f"its optimistic time, {low:.4g} s, is poor" if low > MAX_SLOWER * reference > 0 else ""
-
-    def _best_predicted(self) -> float:
-        return float(self.table.time_N[self.table.order[0]]) if self.table.order else 0.0
+            return "" if loss < best.loss else f"even its {words} does not beat the best"
+        reference = term.minimized(float(self.table.time_N[self.table.order[0]])) if self.table.order else 0.0
+        return f"its {words} is poor" if loss > MAX_SLOWER * reference > 0 else ""
 
     def _explain_illegal(self, config: Config) -> str:
         if self.explain:
@@ -324,7 +322,7 @@ class ToolHandlers:
     def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)
         if best_observation(self.view) is None:
-            return ToolReply("refused: no trial has succeeded yet", "finish refused")
+            return ToolReply(f"refused: {none_ranked(self.view)}", "finish refused")
         if not self.table.nothing_left:
             return ToolReply(f"refused: {self.table.why}. Submit one of the open candidates", "finish refused")
         return ToolReply("granted", decision=Decision(finish=reason, **_read_lessons(arguments)))

@@ -5,31 +5,44 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.agent.configs import config_schema, where_schema
 from cclsearch.propose.agent.providers.types import ToolSpec
+from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS
-from cclsearch.space.table import Space
 
 LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
-SORTS = ("promise", "time", "memory", "fits")
 MAX_PREDICTED = 8
 MAX_LISTED = 20
 MAX_LOOKUP_SCHEMA_BYTES = 2000
 """Bytes of a configuration's schema in the look-up tools; a longer one appears in `submit` only."""
 
 
-def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec, ...]:
+def sort_orders(view: SearchView) -> tuple[str, ...]:
+    """How `candidates` may sort: by promise, the primary metric, memory, or the probability of fitting."""
+    return ("promise", view.primary.quantity, "memory", "fits")
+
+
+def expected_fields(view: SearchView) -> dict[str, str]:
+    """Arguments for the figures that the model expects -> their metrics."""
+    return {f"expected_{view.primary.name}": view.primary.name, "expected_memory_gib": PEAK_MEMORY}
+
+
+def make_toolset(view: SearchView, mode: str, max_submitted: int) -> tuple[ToolSpec, ...]:
     """All tools of a turn, in a fixed order; the last two are decisions."""
-    config, where = config_schema(space), where_schema(space)
+    config, where = config_schema(view.space), where_schema(view.space)
     trial = {"type": "integer", "minimum": 1}
-    decide = _submit_policy() if mode == "policy" else _submit(config, max_submitted)
+    decide = _submit_policy(view) if mode == "policy" else _submit(view, config, max_submitted)
+    parts = f"the time of each part of {{}} {view.task.unit_of_work}"
     if len(json.dumps(config, ensure_ascii=False).encode()) > MAX_LOOKUP_SCHEMA_BYTES:
         config = {"type": "object", "description": "every knob with one of its choices"}
         where = {"type": "object", "description": "knob -> list of the choices to keep"}
     return (
         ToolSpec(
             name="predict",
-            description=f"The surrogate's time, memory and P(fits) for up to {MAX_PREDICTED} configurations.",
+            description=(
+                f"The surrogate's {view.primary.quantity}, memory and P(fits) for up to {MAX_PREDICTED} configurations."
+            ),
             parameters=_object({"configurations": {"type": "array", "items": config, "minItems": 1}}, "configurations"),
         ),
         ToolSpec(
@@ -39,12 +52,12 @@ def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec,
         ),
         ToolSpec(
             name="trial",
-            description="All about one trial: measurements, the time of each part of its step, failure, log tail.",
+            description=f"All about one trial: measurements, {parts.format('its')}, failure, log tail.",
             parameters=_object({"trial": trial}, "trial"),
         ),
         ToolSpec(
             name="compare",
-            description="Two trials side by side, with the differences in the time of each part of the step.",
+            description=f"Two trials side by side, with the differences in {parts.format('the')}.",
             parameters=_object({"a": trial, "b": trial}, "a", "b"),
         ),
         ToolSpec(
@@ -53,7 +66,7 @@ def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec,
             parameters=_object(
                 {
                     "where": where,
-                    "sort": {"enum": list(SORTS)},
+                    "sort": {"enum": list(sort_orders(view))},
                     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED},
                 }
             ),
@@ -62,40 +75,42 @@ def make_toolset(space: Space, mode: str, max_submitted: int) -> tuple[ToolSpec,
         ToolSpec(
             name="finish",
             description="End the search: no untried configuration could beat the best beyond the noise. Checked first.",
-            parameters=_object({"reason": {"type": "string"}, **LESSONS}, "reason"),
+            parameters=_object({"reason": {"type": "string"}, **_lessons(view)}, "reason"),
         ),
     )
 
 
-def _submit(config: dict[str, Any], max_submitted: int) -> ToolSpec:
+def _submit(view: SearchView, config: dict[str, Any], max_submitted: int) -> ToolSpec:
+    expected = expected_fields(view)
     item = _object(
         {
             "config": config,
             "rationale": {"type": "string", "description": "why, in a sentence"},
-            "expected_step_time_s": {"type": "number"},
-            "expected_memory_gib": {"type": "number"},
+            **{name: {"type": "number"} for name in expected},
         },
         "config",
         "rationale",
-        "expected_step_time_s",
-        "expected_memory_gib",
+        *expected,
     )
     many = {"type": "array", "items": item, "minItems": 1, "maxItems": max_submitted}
     return ToolSpec(
         name="submit",
         description=f"Decide: run these new configurations next, at most {max_submitted}, the best first.",
-        parameters=_object({"configurations": many, **LESSONS}, "configurations"),
+        parameters=_object({"configurations": many, **_lessons(view)}, "configurations"),
     )
 
 
-def _submit_policy() -> ToolSpec:
+def _submit_policy(view: SearchView) -> ToolSpec:
+    expected = expected_fields(view)
+    work = ", ".join(view.task.policy_inputs(view.card))
+    fields = f"num_layers, num_heads, hidden_size, {work}, moe" if view.card.model else work
     return ToolSpec(
         name="submit_policy",
         description=(
             "Decide: a whole Python program with `generate_config(workload: dict, environment: dict) -> dict`, run in "
             "a sandbox (no files, network, environment; no yield, del, class inheritance, properties; math, json, "
             "itertools, functools, collections, dataclasses, re are available). workload has config_space (list of "
-            "{key, type, choices, description}), num_layers, num_heads, hidden_size, batch_size, seq_len, moe, ...; "
+            f"{{key, type, choices, description}}), {fields}, ...; "
             "environment has total_gpus, gpus_per_node, gpu_memory_gb, ...; a third parameter `history` gets the "
             "finished trials. It must return a new configuration of the search space, which runs next."
         ),
@@ -103,14 +118,12 @@ def _submit_policy() -> ToolSpec:
             {
                 "program": {"type": "string"},
                 "rationale": {"type": "string"},
-                "expected_step_time_s": {"type": "number"},
-                "expected_memory_gib": {"type": "number"},
-                **LESSONS,
+                **{name: {"type": "number"} for name in expected},
+                **_lessons(view),
             },
             "program",
             "rationale",
-            "expected_step_time_s",
-            "expected_memory_gib",
+            *expected,
         ),
     )
 
@@ -119,14 +132,15 @@ def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
-LESSONS: dict[str, Any] = {
-    "insight": {
-        "type": "string",
-        "description": "what you learnt about this framework and cluster, in words; you see it again in later turns",
-    },
-    "beliefs": {
-        "type": "array",
-        "description": "evidence for the surrogate: parts of the step that take longer or shorter than it predicts",
-        "items": _object({"part": {"enum": list(PARTS)}, "is": {"enum": list(LEVELS)}}, "part", "is"),
-    },
-}
+def _lessons(view: SearchView) -> dict[str, Any]:
+    """The arguments for what the model has learnt."""
+    learnt = "what you learnt about this framework and cluster, in words; you see it again in later turns"
+    beliefs = f"parts of the {view.task.unit_of_work} that take longer or shorter than it predicts"
+    return {
+        "insight": {"type": "string", "description": learnt},
+        "beliefs": {
+            "type": "array",
+            "description": f"evidence for the surrogate: {beliefs}",
+            "items": _object({"part": {"enum": list(PARTS)}, "is": {"enum": list(LEVELS)}}, "part", "is"),
+        },
+    }

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from cclsearch.card.fields import WORK_FIELDS
 from cclsearch.card.model import Card
+from cclsearch.core.values import Value
 from cclsearch.plugins import TASKS
 from cclsearch.score.catalog import CATALOG
 from cclsearch.tasks.base import Task
@@ -26,10 +27,26 @@ class TrainingTask(Task):
         *("ep_divides_experts", "ep_inside_stage"),
     )
     numbers = MappingProxyType({"global_batch": lambda card: card.number("global_batch_size")})
+    tuned = "how a large language model's training is split over accelerators"
+    unit_of_work = "step"
 
     def describe_work(self, card: Card) -> str:
         """The work of a step: `64 x 4096 tokens/step`."""
         return f"{card.work['global_batch_size']} x {card.work['seq_len']} tokens/step"
+
+    def describe_primary(self) -> str:
+        return "seconds per optimizer step at the fixed work"
+
+    def describe_for_agent(self, card: Card) -> list[str]:
+        work = f"global batch {card.number('global_batch_size')} sequences of {card.number('seq_len')} tokens"
+        return [f"fixed work: {work}"]
+
+    def policy_inputs(self, card: Card) -> dict[str, Value]:
+        """The names that published policies read."""
+        return {"batch_size": card.number("global_batch_size"), "seq_len": card.number("seq_len")}
+
+    def seed_policy(self, card: Card) -> str:
+        return "moe" if card.arch.moe else "dense"
 
 
 TASKS.register("training")(TrainingTask())

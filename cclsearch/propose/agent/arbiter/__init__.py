@@ -1,1 +1,1 @@
-"""Decides at each step whether the LLM or the fallback proposes."""
+"""Decides for each trial whether the LLM or the fallback proposes."""

@@ -22,7 +22,7 @@ def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Pro
         found = _from_policy(view, agent)
         if found:
             return found
-    if any(observation.loss is not None for observation in view.observations):
+    if any(observation.is_valid for observation in view.observations):
         return []
     if not view.observations and view.next_trial <= 1:
         return [_as_seed(proposal, "the best prediction") for proposal in fallback.propose(view, 1)][:1]
@@ -32,19 +32,20 @@ def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Pro
 
 
 def _safe_default(view: SearchView, table: SurrogateTable) -> list[Proposal]:
-    """The fastest predicted configuration of those that are safe; if none is, the one most likely to fit."""
+    """The best predicted configuration of those that are safe; if none is, the one most likely to fit."""
     open_N = ~view.taken_N & np.isfinite(table.time_N)
     if not open_N.any():
         return []
     safe = open_N & (table.fits_N >= SAFE)
     rows = np.flatnonzero(safe if safe.any() else open_N)
-    key = table.time_N[rows] if safe.any() else -table.fits_N[rows]
+    key = view.primary.sign * table.time_N[rows] if safe.any() else -table.fits_N[rows]
     row = int(rows[np.argmin(key)])
     expects = ExpectedOutcome(
         {view.primary.name: float(table.time_N[row]), PEAK_MEMORY: float(table.memory_gib_N[row])},
         float(table.fits_N[row]),
     )
-    return [Proposal(view.space.config(row), "seed", "a safe default: the fastest that is very likely to fit", expects)]
+    best = "fastest" if view.primary.is_time else "best"
+    return [Proposal(view.space.config(row), "seed", f"a safe default: the {best} that is very likely to fit", expects)]
 
 
 def _from_policy(view: SearchView, agent: Agent) -> list[Proposal]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cclsearch.card.arch import count_parameters
-from cclsearch.card.model import Card
+from cclsearch.card.model import Card, ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
 from cclsearch.propose.agent.configs import format_config, nearest_rows
@@ -61,19 +61,37 @@ def hide_origin(view: SearchView) -> SearchView:
 
 def policy_inputs(view: SearchView) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
     """The inputs `workload`, `environment` and `history` of a program, with the fields that published policies read."""
-    return workload_fields(view.card, view.space), environment_fields(view.card, view.space), history_records(view)
+    return workload_fields(view), environment_fields(view.card, view.space), history_records(view)
 
 
-def workload_fields(card: Card, space: Space) -> dict[str, Any]:
+def workload_fields(view: SearchView) -> dict[str, Any]:
     """The workload as one flat mapping, with `config_space`."""
-    arch = card.arch
-    moe = arch.moe
+    card = view.card
     return {
         "name": card.name,
         "model_family": card.family,
         "phase": card.phase.value if card.phase else card.task,
-        "moe": moe is not None,
+        "moe": card.model is not None and card.model.moe is not None,
         "precision": card.precision,
+        **(_model_fields(card.model) if card.model else {}),
+        **view.task.policy_inputs(card),
+        "run_script": None,
+        "trace_dir": None,
+        "config_space": [
+            {
+                "key": knob.name,
+                "type": type(knob.choices[0]).__name__,
+                "choices": list(knob.choices),
+                "description": knob.description,
+            }
+            for knob in view.space.knobs
+        ],
+    }
+
+
+def _model_fields(arch: ModelArch) -> dict[str, Any]:
+    moe = arch.moe
+    return {
         "num_layers": arch.num_layers,
         "num_heads": arch.num_heads,
         "num_kv_heads": arch.num_kv_heads,
@@ -85,19 +103,6 @@ def workload_fields(card: Card, space: Space) -> dict[str, Any]:
         "num_experts": moe.num_experts if moe else None,
         "top_k": moe.top_k if moe else None,
         "expert_intermediate_size": moe.expert_intermediate_size if moe else None,
-        "batch_size": card.number("global_batch_size"),
-        "seq_len": card.number("seq_len"),
-        "run_script": None,
-        "trace_dir": None,
-        "config_space": [
-            {
-                "key": knob.name,
-                "type": type(knob.choices[0]).__name__,
-                "choices": list(knob.choices),
-                "description": knob.description,
-            }
-            for knob in space.knobs
-        ],
     }
 
 
@@ -126,7 +131,7 @@ def history_records(view: SearchView) -> list[dict[str, Any]]:
             "config": dict(o.config),
             "metrics": dict(o.metrics),
             "score": o.loss,
-            "status": "success" if o.loss is not None else "error",
+            "status": "success" if o.loss is not None else "constraint violated" if o.is_valid else "error",
         }
         for o in view.observations[-100:]
     ]
