@@ -101,7 +101,7 @@ def make_wide_input(num_knobs: int, num_choices: int, name: str) -> PromptInput:
     ]
     view = replace(search_of([]).view, space=space, observations=tuple(seen))
     n = len(space)
-    table = replace(plain_table(), order=tuple(range(n)), time_N=np.full(n, 9.0), low_N=np.full(n, 8.0))
+    table = replace(plain_table(), order=tuple(range(n)), value_N=np.full(n, 9.0), optimistic_N=np.full(n, 8.0))
     table = replace(table, memory_gib_N=np.full(n, 40.0), fits_N=np.full(n, 0.7))
     return PromptInput(view, table, 1, {1: evidence()}, "# a program\n" * 3000)
 

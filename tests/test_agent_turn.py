@@ -562,7 +562,7 @@ def test_a_replay_needs_no_surrogate(tmp_path: Path) -> None:
 
     assert all(turn.is_same and turn.same_prompt for turn in replay_turns(tmp_path, make_table=refuse))
     path = tmp_path / "turns" / "0001.json"
-    path.write_text(path.read_text().replace('"time_N": "', '"time_N": "x'))
+    path.write_text(path.read_text().replace('"value_N": "', '"value_N": "x'))
     with pytest.raises(UserError, match="the numbers of a turn record cannot be read"):
         replay_turns(tmp_path, make_table=refuse)
 

@@ -33,7 +33,7 @@ class PolicyVerdict:
     fits: float | None = None
     """Predicted probability of fitting into memory."""
     slower: float | None = None
-    """Predicted time divided by that of the fastest predicted configuration that fits."""
+    """Predicted primary metric as a multiple of that of the best predicted configuration that fits, at least 1."""
 
 
 def read_program(path: Path) -> str:
@@ -71,15 +71,14 @@ def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
             verdicts = explain_config(card, framework, full, use_fewer=use_fewer)
             reasons = tuple(f"{v.rule}: {v.summary} ({v.detail})" for v in verdicts if v.ok is False) or reasons
         return PolicyVerdict(card.name, named, False, reasons)
-    best = _best_time(table)
-    time = float(table.time_N[row])
-    slower = time / best if best and np.isfinite(time) else None
+    best, value = _best_value(view, table), float(table.value_N[row])
+    slower = (value / best) ** view.primary.sign if best and np.isfinite(value) else None
     return PolicyVerdict(card.name, choice.config, True, (), choice.note, float(table.fits_N[row]), slower)
 
 
-def _best_time(table: SurrogateTable) -> float | None:
-    fitting = table.time_N[(table.fits_N >= 0.5) & np.isfinite(table.time_N)]
-    return float(fitting.min()) if len(fitting) else None
+def _best_value(view: SearchView, table: SurrogateTable) -> float | None:
+    fitting = table.value_N[(table.fits_N >= 0.5) & np.isfinite(table.value_N)]
+    return float(fitting[np.argmin(view.primary.sign * fitting)]) if len(fitting) else None
 
 
 def describe_verdict(verdict: PolicyVerdict) -> list[str]:

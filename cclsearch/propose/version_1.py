@@ -87,7 +87,7 @@ def upgrade_turn_record(record: dict[str, Any]) -> dict[str, Any]:
         "faults": record.get("faults", []),
     }
     look = record.get("look")
-    arrays = {"times": "time_N", "lows": "low_N", "memories": "memory_gib_N", "fits": "fits_N"}
+    arrays = {"times": "value_N", "lows": "optimistic_N", "memories": "memory_gib_N", "fits": "fits_N"}
     return {
         **{name: value for name, value in record.items() if name not in taken},
         "observations": [_upgrade_observation(observation) for observation in record["observations"]],

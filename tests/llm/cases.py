@@ -67,10 +67,10 @@ SPACE = make_space()
 def plain_table() -> SurrogateTable:
     """A table with round numbers, so that the golden file does not depend on a fitted surrogate."""
     n = len(SPACE)
-    time_N = 10.0 + np.arange(n) * 0.01
+    value_N = 10.0 + np.arange(n) * 0.01
     order = tuple(range(n))
     return SurrogateTable(
-        time_N, time_N * 0.9, np.full(n, 40.0), np.full(n, 0.75), order, False, "something may be left", ("a record",)
+        value_N, value_N * 0.9, np.full(n, 40.0), np.full(n, 0.75), order, False, "something may be left", ("a record",)
     )
 
 

@@ -30,10 +30,10 @@ MIN_NOISE = 0.01
 class SurrogateTable:
     """The surrogate's predictions for N configurations; NaN for rows that were pruned from a large space."""
 
-    time_N: Floats
-    """Predicted seconds per step, if it fits into memory."""
-    low_N: Floats
-    """Optimistic seconds per step: the tenth percentile."""
+    value_N: Floats
+    """Predicted value of the primary metric, if it fits into memory."""
+    optimistic_N: Floats
+    """Optimistic value: the tenth percentile, on the better side."""
     memory_gib_N: Floats
     fits_N: Floats
     """Probability that it fits into memory, 0 to 1."""
@@ -84,20 +84,17 @@ def improvement_threshold(view: SearchView) -> float:
 def make_surrogate_table(view: SearchView) -> SurrogateTable:
     """The table of the surrogate fitted to a view."""
     size = len(view.space)
-    time_N, low_N, memory_N, fits_N = (
-        np.full(size, np.nan),
-        np.full(size, np.nan),
-        np.full(size, np.nan),
-        np.zeros(size),
-    )
+    value_N, optimistic_N, memory_N = (np.full(size, np.nan) for _ in range(3))
+    fits_N = np.zeros(size)
     posterior = fit_posterior(view)
     if posterior is None:
         why = "every configuration of the search space was tried or is held back"
-        return SurrogateTable(time_N, low_N, memory_N, fits_N, (), nothing_left=True, why=why)
+        return SurrogateTable(value_N, optimistic_N, memory_N, fits_N, (), nothing_left=True, why=why)
     snapshot = summarize_posterior(view, posterior, NUM_TOP_ROWS)
     rows = posterior.rows_m
-    time_N[rows] = np.exp(posterior.log_time_m)
-    low_N[rows] = np.exp(posterior.log_time_m - p10_halfwidth_m(view, posterior))
+    sign = view.primary.sign  # a cost is the metric, or its reciprocal if greater is better
+    value_N[rows] = np.exp(sign * posterior.log_time_m)
+    optimistic_N[rows] = np.exp(sign * (posterior.log_time_m - p10_halfwidth_m(view, posterior)))
     memory_N[rows] = posterior.memory_gib_m
     fits_N[rows] = posterior.p_fits_m
     promise = expected_improvement(posterior, incumbent(posterior)) * posterior.p_success_m
@@ -105,7 +102,14 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
     order = tuple(dict.fromkeys([*snapshot.top_rows, *rest]))
     left, why = _find_plausible(snapshot, best_observation(view) is not None)
     return SurrogateTable(
-        time_N, low_N, memory_N, fits_N, order, nothing_left=not left, why=why, record=_describe_record(snapshot)
+        value_N,
+        optimistic_N,
+        memory_N,
+        fits_N,
+        order,
+        nothing_left=not left,
+        why=why,
+        record=_describe_record(snapshot),
     )
 
 

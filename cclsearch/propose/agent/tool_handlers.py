@@ -144,7 +144,7 @@ class ToolHandlers:
         state = " (running, or held back)" if row in self.view.closed else ""
         return (
             f"{format_config(self.view.space, self.view.space.config(row))}: predicted "
-            f"{show(table.time_N[row])} (optimistic {show(table.low_N[row])}), "
+            f"{show(table.value_N[row])} (optimistic {show(table.optimistic_N[row])}), "
             f"memory {table.memory_gib_N[row]:.3g} GiB, P(fits) {table.fits_N[row]:.2f}{state}"
         )
 
@@ -208,7 +208,7 @@ class ToolHandlers:
         return ToolReply(f"{len(ordered)} match\n" + "\n".join(candidate_lines(self.view, self.table, ordered, count)))
 
     def _sorted(self, rows: Any, sort: object) -> list[int]:
-        costs = (self.view.primary.sign * self.table.time_N, self.table.memory_gib_N, -self.table.fits_N)
+        costs = (self.view.primary.sign * self.table.value_N, self.table.memory_gib_N, -self.table.fits_N)
         _, *orders = sort_orders(self.view)
         key = next((cost for order, cost in zip(orders, costs, strict=True) if order == sort), None)
         if key is None:
@@ -300,14 +300,14 @@ class ToolHandlers:
         term, best = primary_term(self.view), best_observation(self.view)
         if term is None:
             return ""
-        value = float(self.table.low_N[row])
+        value = float(self.table.optimistic_N[row])
         loss, words = (
             term.minimized(value),
             f"optimistic {self.view.primary.quantity}, {self.view.primary.show(value)},",
         )
         if best and best.loss:
             return "" if loss < best.loss else f"even its {words} does not beat the best"
-        reference = term.minimized(float(self.table.time_N[self.table.order[0]])) if self.table.order else 0.0
+        reference = term.minimized(float(self.table.value_N[self.table.order[0]])) if self.table.order else 0.0
         return f"its {words} is poor" if loss > MAX_SLOWER * reference > 0 else ""
 
     def _explain_illegal(self, config: Config) -> str:

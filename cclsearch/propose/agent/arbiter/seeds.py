@@ -33,15 +33,15 @@ def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Pro
 
 def _safe_default(view: SearchView, table: SurrogateTable) -> list[Proposal]:
     """The best predicted configuration of those that are safe; if none is, the one most likely to fit."""
-    open_N = ~view.taken_N & np.isfinite(table.time_N)
+    open_N = ~view.taken_N & np.isfinite(table.value_N)
     if not open_N.any():
         return []
     safe = open_N & (table.fits_N >= SAFE)
     rows = np.flatnonzero(safe if safe.any() else open_N)
-    key = view.primary.sign * table.time_N[rows] if safe.any() else -table.fits_N[rows]
+    key = view.primary.sign * table.value_N[rows] if safe.any() else -table.fits_N[rows]
     row = int(rows[np.argmin(key)])
     expects = ExpectedOutcome(
-        {view.primary.name: float(table.time_N[row]), PEAK_MEMORY: float(table.memory_gib_N[row])},
+        {view.primary.name: float(table.value_N[row]), PEAK_MEMORY: float(table.memory_gib_N[row])},
         float(table.fits_N[row]),
     )
     best = "fastest" if view.primary.is_time else "best"
