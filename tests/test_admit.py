@@ -119,7 +119,7 @@ def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run: Run) -> No
     write_revisions(run, re_evaluate_run(run))
     after = load_run(run.folder).state
     assert after.baseline is not None
-    ranked = [number for number in run.state.finish_order if run.state.trials[number].loss is not None]
+    ranked = [number for number in run.state.trials.finish_order if run.state.trials[number].loss is not None]
     assert after.baseline.number == next(number for number in ranked if number != baseline.number)
     assert after.num_spent == run.state.num_spent
 

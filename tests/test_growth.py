@@ -38,7 +38,7 @@ def test_a_search_continues_over_the_grown_space_and_so_does_a_resume(project: P
     resumed = open_session(folder)
     assert hash_space(resumed.space) == hash_space(session.space)
     with RunWriter(folder) as writer:
-        observed = resumed.observer.observe(writer.state)
+        observed = writer.state.trials.observe(resumed.space)
     assert len(observed) == 4
     assert [o.row for o in observed] == [None] * 4, "they ran before the knob `overlap` existed"
 
@@ -49,9 +49,10 @@ def test_observations_get_their_rows_of_the_grown_space(project: Path) -> None:
         begin_or_resume(writer, session)
         run_search(writer, session)
         grown = grow_space(writer, session, {"zero_stage": [2]})
-        before, after = (s.observer.observe(writer.state) for s in (session, grown))
+        before = [o.row for o in writer.state.trials.observe(session.space)]
+        after = writer.state.trials.observe(grown.space)
         assert [grown.space.config(o.row or 0) for o in after] == [o.config for o in after]
-        assert [o.row for o in before] != [o.row for o in after], "the rows have moved"
+        assert before != [o.row for o in after], "the rows have moved"
         run_search(writer, replace(grown, max_trials=8))
         assert len(writer.state.trials) == 4, "the budget is used up"
         begin_or_resume(writer, grown, budget=8)

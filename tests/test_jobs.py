@@ -91,7 +91,7 @@ def test_the_baseline_stays_the_first_trial_that_finished(project: Path) -> None
         baselines = []
         writer.watch(lambda event, state: baselines.append(state.baseline and state.baseline.number))
         run_search(writer, session)
-    assert writer.state.finish_order[-1] == 1
+    assert writer.state.trials.finish_order[-1] == 1
     assert set(baselines) == {None, 2}
 
 

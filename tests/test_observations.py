@@ -1,12 +1,19 @@
-"""The compact store returns each observation unchanged, and its snapshots do not change."""
+"""The table of trials returns each observation as it was measured, and its snapshots do not change."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cclsearch.core.values import Config, Failure, FailureKind, Stage
-from cclsearch.propose.observations import Observation, ObservationStore, observed_rows
+from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
+from cclsearch.propose.observations import Observation, observed_rows
+from cclsearch.record.event import Purpose, TrialFinished, TrialProposed, TrialRevised
+from cclsearch.record.ledger import Ledger, fold_ledger
+from cclsearch.record.state import RunState
+from cclsearch.record.trial_table import TrialTable
+from cclsearch.score.outcome import Admission, Outcome
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 KNOBS = (Knob("tp", (1, 2, 4)), Knob("overlap", (False, True)), Knob("bucket", (0.5, 1.0)))
@@ -27,16 +34,40 @@ def some_observations(space: Space) -> list[Observation]:
         Observation(3, Config(bucket=0.5, overlap=True, tp=2), 3, 0.0, metrics={"mfu": 0.4, "step_time_s": 2.5}),
         Observation(4, Config(tp=8), None, 3.0, is_confirmation=True),
         Observation(
-            5, Config(tp=4.0, overlap=0, bucket=0.5), 4, None, violation=0.25, metrics={"peak_memory_gib": 1.0}
+            5, Config(tp=4.0, overlap=0, bucket=0.5), None, None, violation=0.25, metrics={"peak_memory_gib": 1.0}
         ),
     ]
 
 
-def test_each_observation_is_read_back_unchanged(space: Space) -> None:
-    store, added = ObservationStore(space), some_observations(space)
-    for observation in added:
-        store.add(observation)
-    seen = store.snapshot()
+def record(path: Path, observations: list[Observation]) -> TrialTable:
+    """Write trials that were measured like that to a ledger, in this order of finishing; return its table."""
+    ledger = Ledger(path)
+    for o in observations:
+        purpose = Purpose.CONFIRMATION if o.is_confirmation else Purpose.SEARCH
+        ledger.append(TrialProposed(trial=o.trial, config=o.config, proposer="test", purpose=purpose))
+    for o in observations:
+        outcome = Outcome(
+            provenance=Provenance.MEASURED,
+            failure=o.failure,
+            admission=Admission(admitted=o.loss is not None, verdicts=()),
+            loss=o.loss,
+            metrics=dict(o.metrics),
+            spread=o.spread,
+            violation=o.violation,
+        )
+        ledger.append(TrialFinished(trial=o.trial, attempt=1, outcome=outcome))
+    ledger.close()
+    return fold_ledger(path).trials
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+def test_each_observation_is_read_back_unchanged(space: Space, path: Path) -> None:
+    added = some_observations(space)
+    seen = record(path, added).observe(space)
     assert tuple(seen) == tuple(added)
     assert seen == tuple(added)
     assert [seen[n] for n in range(-5, 5)] == added + added
@@ -47,38 +78,57 @@ def test_each_observation_is_read_back_unchanged(space: Space) -> None:
     assert [type(o.config["tp"]) for o in seen] == [int, int, int, int, float]
 
 
-def test_a_snapshot_is_sorted_by_trial_and_does_not_change(space: Space) -> None:
-    store = ObservationStore(space)
-    for trial in (2, 5, 1):
-        store.add(Observation(trial, space.config(trial), trial, float(trial)))
-    before = store.snapshot()
-    store.add(Observation(3, space.config(3), 3, None, failure=OOM))
-    store.add(Observation(4, Config(tp=16), None, 4.0))
+def test_a_snapshot_is_sorted_by_trial_and_does_not_change(space: Space, path: Path) -> None:
+    first = [Observation(trial, space.config(trial), trial, float(trial)) for trial in (2, 5, 1)]
+    later = [Observation(3, space.config(3), 3, None, failure=OOM), Observation(4, Config(tp=16), None, 4.0)]
+    record(path, [*first, *later])
+    state = RunState(path)
+    offset, before = 0, None
+    finished = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        state.apply(line, offset)
+        offset += len(line)
+        finished += b"trial_finished" in line
+        before = state.trials.observe(space) if finished == 3 and before is None else before
+    assert before is not None
     assert [o.trial for o in before] == [1, 2, 5]
     assert sorted(before.rows.tolist()) == [1, 2, 5]
-    assert [o.trial for o in store.snapshot()] == [1, 2, 3, 4, 5]
-    assert (
-        sorted(observed_rows(store.snapshot()).tolist())
-        == sorted(observed_rows(tuple(store.snapshot())).tolist())
-        == [1, 2, 3, 5]
-    )
+    after = state.trials.observe(space)
+    assert [o.trial for o in after] == [1, 2, 3, 4, 5]
+    assert sorted(observed_rows(after).tolist()) == sorted(observed_rows(tuple(after)).tolist()) == [1, 2, 3, 5]
 
 
-def test_an_empty_store_and_one_without_a_space_work(space: Space) -> None:
-    assert len(ObservationStore(space).snapshot()) == 0
-    assert ObservationStore(space).snapshot().rows.dtype == np.int64
-    store = ObservationStore()
-    store.add(Observation(1, space.config(2), None, 1.0))
-    assert store.snapshot()[0].config == space.config(2)
+def test_an_empty_table_and_one_without_a_space_work(space: Space, path: Path) -> None:
+    assert len(TrialTable(None).observe(space)) == 0
+    assert TrialTable(None).observe(space).rows.dtype == np.int64
+    table = record(path, [Observation(1, space.config(2), 2, 1.0)])
+    assert (table.observe()[0].config, table.observe()[0].row) == (space.config(2), None)
+    assert table.observe(space)[0].row == 2, "the rows are those of the last space"
 
 
-def test_more_observations_than_are_cached_are_built_again(space: Space) -> None:
-    store = ObservationStore(space)
+def test_infrastructure_failures_are_not_observed(space: Space, path: Path) -> None:
+    lost = Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message="gone")
+    table = record(path, [Observation(1, space.config(2), 2, None, failure=lost), *some_observations(space)[1:2]])
+    assert [o.trial for o in table.observe(space)] == [2]
+    assert list(table.finish_order) == [1, 2]
+
+
+def test_a_revised_trial_is_observed_with_its_new_outcome(space: Space, path: Path) -> None:
+    record(path, some_observations(space))
+    state = fold_ledger(path)
+    assert [o.loss for o in state.trials.observe(space)][:3] == [2.5, None, 0.0]
+    ledger = Ledger(path)
+    outcome = Outcome(provenance=Provenance.MEASURED, admission=Admission(admitted=False, verdicts=()))
+    state.apply(*ledger.append(TrialRevised(trial=3, outcome=outcome)))
+    ledger.close()
+    assert [(o.trial, o.loss) for o in state.trials.observe(space)][:3] == [(1, 2.5), (2, None), (3, None)]
+    assert state.trials.observe(space)[2].metrics == {}
+
+
+def test_more_observations_than_are_cached_are_built_again(space: Space, path: Path) -> None:
     added = [
         Observation(n, space.config(n % 6), n % 6, float(n), metrics={"step_time_s": n / 3}) for n in range(1, 700)
     ]
-    for observation in added:
-        store.add(observation)
-    seen = store.snapshot()
+    seen = record(path, added).observe(space)
     assert list(seen) == added
     assert list(seen) == added

@@ -89,4 +89,4 @@ def test_runs_of_one_configuration_are_grouped_and_lost_trials_cost_no_budget(tm
     assert [trial.number for trial in state.runs_of(Config(tp=4))] == [3, 5]
     assert state.baseline is not None
     assert state.baseline.number == 3
-    assert list(state.finish_order) == [1, 2, 3, 4, 5]
+    assert list(state.trials.finish_order) == [1, 2, 3, 4, 5]

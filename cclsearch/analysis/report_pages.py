@@ -13,7 +13,6 @@ from cclsearch.core.values import Config, Value
 from cclsearch.draw.scene import Scene
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.record.observe import Observer
 from cclsearch.report.data import Neighbor, RunPage
 from cclsearch.report.gather import describe_change, gather_run
 from cclsearch.report.pareto import draw_pareto_page
@@ -58,7 +57,7 @@ def predict_neighbors(run: Run) -> list[Neighbor]:
     except UserError:
         return []
     steps = [row for row in neighbor_rows(space, best.config) if row is not None]
-    observations = pick_nearest(Observer(space).observe(run.state), best.config)
+    observations = pick_nearest(run.state.trials.observe(space), best.config)
     view = SearchView(
         card=run.spec.card,
         space=space,

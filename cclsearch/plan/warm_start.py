@@ -10,7 +10,6 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
 from cclsearch.propose.base import Observation
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
-from cclsearch.record.observe import Observer
 from cclsearch.run.spec import RunSpec, read_spec
 
 AUTO = "auto"
@@ -74,7 +73,7 @@ def _fingerprint(spec: RunSpec) -> tuple[object, ...]:
 
 def _read_observations(folder: Path) -> list[Observation]:
     state = fold_ledger(folder / LEDGER_FILE)
-    return [replace(observation, row=None) for observation in Observer().observe(state)]
+    return [replace(observation, row=None) for observation in state.trials.observe()]
 
 
 def _check_comparable(spec: RunSpec, earlier: RunSpec, folder: Path) -> None:

@@ -32,7 +32,7 @@ from cclsearch.record.event import (
 )
 from cclsearch.record.line import decode_line
 from cclsearch.record.trial import Trial
-from cclsearch.record.trials import Trials
+from cclsearch.record.trial_table import TrialTable
 from cclsearch.score.outcome import Outcome
 
 
@@ -89,9 +89,7 @@ class RunState:
     """Number of the latest finished trials in a row that were infrastructure failures."""
     has_allocation_ended: bool = False
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
-    trials: Trials = field(init=False)
-    finish_order: array[int] = field(default_factory=lambda: array("i"))
-    """Numbers of the finished trials, in order of finishing."""
+    trials: TrialTable = field(init=False)
     _resumed_at: int = 0
     """Highest trial number when the search was last resumed."""
     _open: dict[int, None] = field(default_factory=dict)
@@ -101,7 +99,7 @@ class RunState:
     _infrastructure_failures: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.trials = Trials(self.path)
+        self.trials = TrialTable(self.path)
 
     def apply(self, line: bytes, offset: int) -> None:
         """Apply the ledger's next line, which starts at `offset`; raises ValueError if it is not an event."""
@@ -218,11 +216,10 @@ class RunState:
         self.num_spent += costs - self.trials.costs_budget(number)
         self.trials.finish(number, costs_budget=costs, loss=outcome.loss if is_ranked else None)
         if is_revised:
-            self._ranked = array("i", (n for n in self.finish_order if self.trials.loss(n) is not None))
+            self._ranked = array("i", (n for n in self.trials.finish_order if self.trials.loss(n) is not None))
             self._baseline = next((n for n in self._ranked if self.trials.is_search(n)), None)
             return
         self._open.pop(number, None)
-        self.finish_order.append(number)
         streak = self.num_consecutive_infrastructure_failures
         self.num_consecutive_infrastructure_failures = streak + 1 if failed else 0
         if failed and is_search and number > self._resumed_at:

@@ -70,7 +70,7 @@ def find_budget(writer: RunWriter, session: Session) -> int:
 def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> SearchView:
     """Return what a proposer may know at this point."""
     space = session.space
-    observations = session.observer.observe(writer.state)
+    observations = writer.state.trials.observe(space)
     lost = {space.row(trial.config) for trial in writer.state.infrastructure_failures}
     running = {space.row(trial.config) for trial in writer.state.unfinished}
     seen_N = np.zeros(len(space), dtype=bool)

@@ -17,7 +17,6 @@ from cclsearch.plan.workload import hash_space
 from cclsearch.propose.base import Observation, Proposer
 from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted, SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE
-from cclsearch.record.observe import Observer
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import grow_spec, load_run
@@ -40,7 +39,6 @@ class Session:
     space: Space
     proposer: Proposer
     jobs: JobRunner
-    observer: Observer
     prior: tuple[Observation, ...] = ()
     held_back: HeldBack = field(default_factory=HeldBack)
     stop: StopSignal = field(default_factory=StopSignal)
@@ -59,7 +57,6 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
         space=space,
         proposer=make_proposer(spec, folder),
         jobs=JobRunner(spec, launcher, evaluate=TrialEvaluator(spec), make_input=lambda trial: make_input(spec, trial)),
-        observer=Observer(space),
         prior=load_warm_start(spec),
         held_back=hold_back(spec, space),
         stop=stop or StopSignal(),
@@ -105,7 +102,7 @@ def grow_space(
     event = event.model_copy(update={"space_sha256": hash_space(space), "space_size": len(space)})
     writer.record(event.at(session.now_s()))
     spec = grow_spec(spec, event)
-    return replace(session, spec=spec, space=space, observer=Observer(space), held_back=hold_back(spec, space))
+    return replace(session, spec=spec, space=space, held_back=hold_back(spec, space))
 
 
 def locate_recording(spec: RunSpec) -> RunSpec:
