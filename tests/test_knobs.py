@@ -45,6 +45,8 @@ def table() -> Iterator[None]:
     yield
     for part, before in zip(parts, kept, strict=True):
         part.clear()
+        list_degrees.cache_clear()
+        rank_degrees.cache_clear()
         part.update(before)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable
+from functools import cache
 from pathlib import Path
 
 from cclsearch.core.values import Model, Value
@@ -69,6 +70,8 @@ def register_knob(meaning: KnobMeaning) -> KnobMeaning:
     KNOBS[meaning.name] = meaning
     SHORT.update(dict.fromkeys(meaning.short, meaning.name))
     _ALIASES.update(dict.fromkeys(spellings, meaning.name))
+    for listing in (list_degrees, rank_degrees):
+        listing.cache_clear()
     return meaning
 
 
@@ -88,11 +91,13 @@ def canonical_name(name: str) -> str:
     return next((d.name for d in degrees if d.splits == spelled["kind"] or d.name == spelled["name"]), name)
 
 
+@cache
 def list_degrees() -> tuple[str, ...]:
     """The degrees of parallelism."""
     return tuple(knob.name for knob in KNOBS.values() if knob.splits)
 
 
+@cache
 def rank_degrees() -> tuple[str, ...]:
     """The degrees whose product is the number of ranks."""
     return tuple(knob.name for knob in KNOBS.values() if knob.multiplies_ranks)

@@ -21,7 +21,7 @@ def count_ranks(config: Mapping[str, Value]) -> int:
 
 @dataclass(frozen=True)
 class Knob:
-    """A knob and its choices. `tp dp pp ep micro_batch_size activation_checkpointing` have these names everywhere."""
+    """A knob and its choices. A name in `knobs.yaml` means the same everywhere."""
 
     name: str
     choices: tuple[Value, ...]

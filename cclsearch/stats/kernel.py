@@ -51,10 +51,8 @@ def read_features(space: Space) -> Features:
 
 def _mask_idle(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:
     """Return the codes of a knob, 0 in rows where it has no effect: such configurations are the same run."""
-    idle_N = np.ones(len(space), dtype=bool)
-    degrees = [knob for need in meaning_of(canonical_name(name)).needs if (knob := space.find(need))]
-    for degree in degrees:
-        idle_N &= np.array([choice == 1 for choice in degree.choices])[space.codes_NK[:, space.knobs.index(degree)]]
+    degrees = [knob.name for need in meaning_of(canonical_name(name)).needs if (knob := space.find(need))]
+    idle_N = np.logical_and.reduce([space.column(degree) == 1 for degree in degrees])
     return np.where(idle_N, np.int16(0), codes_N) if degrees else codes_N
 
 

@@ -65,6 +65,7 @@ class TimeParts:
     bubble: Array
     """Pipeline fill and drain, in micro-batches."""
     p2p: Array
+    """Between pipeline stages, and what attention does not hide of the ring of context parallelism."""
     p2p_wait: Array
     dp: Array
     """Per step: communication of gradients and, if sharded, of weights."""
