@@ -248,11 +248,7 @@ def _evidence_lines(prompt_input: PromptInput, limit_bytes: int) -> list[str]:
     seen = {o.trial: o for o in prompt_input.view.observations}
     for trial, evidence in prompt_input.evidence.items():
         role = (
-            "the best"
-            if best and trial == best.trial
-            else "the last"
-            if trial == _last(prompt_input.view)
-            else "looked up"
+            "the best" if best and trial == best.trial else "the last" if trial == max(seen, default=0) else "looked up"
         )
         text = describe_evidence(evidence, reference if evidence is not reference else None)
         memory = f"; {describe_memory(prompt_input.view, seen[trial])}" if trial in seen else ""
@@ -264,10 +260,6 @@ def _evidence_lines(prompt_input: PromptInput, limit_bytes: int) -> list[str]:
 def _move_lines(view: SearchView) -> list[str]:
     moves = [event.text for event in view.events if isinstance(event, ArbiterMove)]
     return [quote_line(text, 240) for text in moves[-3:][::-1]]
-
-
-def _last(view: SearchView) -> int | None:
-    return max((observation.trial for observation in view.observations), default=None)
 
 
 def last_observation(view: SearchView) -> Observation | None:

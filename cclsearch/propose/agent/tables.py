@@ -105,7 +105,7 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
     optimistic = f"optimistic_{metric.unit}" if metric.short else "optimistic"
     lines = [f"pred_{metric.column} {optimistic} vs_best mem_GiB P(fits) | {format_header(view.space)}"]
     for row in chosen[:count]:
-        versus = f"x{table.value_N[row] / reference:.3f}" if reference else "-"
+        versus = f"x{(table.value_N[row] / reference) ** metric.sign:.3f}" if reference else "-"
         lines.append(
             f"{table.value_N[row]:.4g} {table.optimistic_N[row]:.4g} {versus} {table.memory_gib_N[row]:.3g} "
             f"{table.fits_N[row]:.2f} | {format_row(view.space, view.space.config(row))}"

@@ -139,7 +139,7 @@ class Turn:
         while result.decision is None and result.stall is None:
             result.stall = self._limit_stall()
             if result.stall is None:
-                self._step()
+                self._exchange()
         result.cost = result.cost + Cost(seconds=self._elapsed_s())
         return result
 
@@ -159,7 +159,7 @@ class Turn:
             return Stall("slow", f"the turn took {seconds:.0f} s without a decision")
         return None
 
-    def _step(self) -> None:
+    def _exchange(self) -> None:
         request = self._request()
         answer = self._ask(request)
         if answer is None:
