@@ -68,10 +68,7 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
             "framework": framework.name,
             "legal": len(space),
             "raw": space.num_raw,
-            "knobs": [
-                {"name": k.name, "choices": k.choices, "description": k.description, "is_ordered": k.is_ordered}
-                for k in space.knobs
-            ],
+            "knobs": [{"name": k.name, "choices": k.choices, "description": k.description} for k in space.knobs],
             "rules": [{"name": rule.name, "summary": rule.summary} for rule in rules],
             "rows": rows,
         }
@@ -84,8 +81,8 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
         print(f"note: {note}")
     print("\nknobs")
     for knob in space.knobs:
-        separator = " < " if knob.is_ordered and not knob.is_numeric else ", "
-        choices = separator.join(map(format_knob_value, knob.ordered_choices))
+        separator = " < " if knob.ordered_choices and not knob.is_numeric else ", "
+        choices = separator.join(map(format_knob_value, knob.ordered_choices or knob.choices))
         print(f"  {knob.name:<26}{choices} {meaning_of(knob.name).unit}".rstrip())
     print("\nrules")
     for rule in rules:

@@ -4,7 +4,7 @@ A plugin adds its own knobs, degrees of parallelism included:
 
     from cclsearch.space.knobs import KnobMeaning, register_knob
 
-    register_knob(KnobMeaning(name="kv_blocks", words="blocks of the KV cache", minimum=1, unit="blocks"))
+    register_knob(KnobMeaning("kv_blocks", "blocks of the KV cache", unit="blocks", minimum=1))
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from collections.abc import Container, Iterable
 from functools import cache
 from pathlib import Path
 
-from cclsearch.core.values import Model, Value
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from cclsearch.core.values import Value
 from cclsearch.core.yaml_file import read_yaml
 
 
-class KnobMeaning(Model):
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class KnobMeaning:
     """What a knob means in every framework that has it. A knob may also have no entry: then it is free."""
 
     name: str
@@ -77,7 +81,7 @@ def register_knob(meaning: KnobMeaning) -> KnobMeaning:
 
 def meaning_of(name: str) -> KnobMeaning:
     """The meaning of the knob of exactly that name; that of a free knob if the table does not have it."""
-    return KNOBS[name] if name in KNOBS else KnobMeaning(name=name)
+    return KNOBS[name] if name in KNOBS else KnobMeaning(name)
 
 
 def canonical_name(name: str) -> str:
@@ -109,4 +113,4 @@ def stated_knobs(knobs: Iterable[str], present: Container[str]) -> list[str]:
 
 
 for _name, _fields in read_yaml(Path(__file__).with_name("knobs.yaml")).items():
-    register_knob(KnobMeaning(name=_name, **_fields))
+    register_knob(KnobMeaning(_name, **_fields))

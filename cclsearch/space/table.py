@@ -39,18 +39,12 @@ class Knob:
         return all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in self.choices)
 
     @property
-    def is_ordered(self) -> bool:
-        """Whether the choices have an order: numbers, and text that the knob's meaning orders (booleans do not)."""
-        order = meaning_of(canonical_name(self.name)).order
-        return self.is_numeric or all(isinstance(choice, str) and choice in order for choice in self.choices)
-
-    @property
-    def ordered_choices(self) -> tuple[Value, ...]:
-        """The choices in ascending order, or as declared if they have none."""
+    def ordered_choices(self) -> tuple[Value, ...] | None:
+        """The choices in ascending order: numbers, and text that `knobs.yaml` orders; None if they have no order."""
         order = meaning_of(canonical_name(self.name)).order
         if self.is_numeric:
             return tuple(sorted(self.choices))
-        return tuple(text for text in order if text in self.choices) if self.is_ordered else self.choices
+        return tuple(text for text in order if text in self.choices) if set(self.choices) <= set(order) else None
 
 
 @dataclass(frozen=True, eq=False)
