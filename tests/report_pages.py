@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cclsearch.plugins import TASKS
 from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, AdmissionCheck, Neighbor, RunPage, TrialRow
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -26,7 +27,8 @@ def make_trial(number: int, time_s: float | None, **fields: object) -> TrialRow:
         score=time_s,
         metrics={"step_time_s": time_s, "mfu": 0.2 / time_s, "overlap": 0.5, "num_accelerators": 8.0} if time_s else {},
         spread=0.01 if time_s else None,
-        expected_step_time_s=time_s and time_s * 1.1,
+        value=time_s,
+        expected={"step_time_s": time_s * 1.1} if time_s else {},
         checks=(AdmissionCheck("work", True, "64 sequences"), AdmissionCheck("load", None, HOSTILE)),
         diagnosis=("0.4 s of 1.0 s wait for the all-reduce",),
         seconds_by_cause={"compute": 0.6, "exposed transfer": 0.3, "idle": 0.1} if time_s else {},
@@ -48,6 +50,7 @@ def make_page(run_id: str = "demo", **fields: object) -> RunPage:
     )
     page = RunPage(
         run_id=run_id,
+        task=TASKS.get("training"),
         workload="toy",
         card="toy",
         title=f"A toy {HOSTILE}",
@@ -58,6 +61,7 @@ def make_page(run_id: str = "demo", **fields: object) -> RunPage:
         framework="megatron",
         provenance="measured",
         objective="step_time",
+        constraints=(),
         score_label="step_time_s (s)",
         greater_is_better=False,
         status="ended: the budget is used up",

@@ -21,10 +21,11 @@ from cclsearch.draw.axes import Scale, fit_scale, make_ticks, show_number
 from cclsearch.draw.png import write_png
 from cclsearch.draw.scene import PALETTE, Mark, Rect, Scene, Text
 from cclsearch.draw.svg import render_svg
+from cclsearch.plugins import TASKS
 from cclsearch.record.event import RetryKind, TrialRetried
 from cclsearch.record.state import RunState
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
-from cclsearch.report.compare import compare_frameworks, draw_against_step_time, draw_bests, rank_runs
+from cclsearch.report.compare import compare_frameworks, draw_against, draw_bests, rank_runs
 from cclsearch.report.gather import describe_change
 from cclsearch.report.page import dump_for_script, render_page
 from cclsearch.report.terminal import describe_event
@@ -128,10 +129,10 @@ def test_a_ranking_compares_only_equal_work_hardware_and_provenance() -> None:
 
 
 def test_a_metric_is_plotted_against_step_time_with_its_correlation() -> None:
-    scene = draw_against_step_time([make_page()], "mfu", "MFU")
+    scene = draw_against([make_page()], "mfu")
     assert scene is not None
     assert "rank correlation of MFU with step time -1.00" in scene.summary
-    assert draw_against_step_time([make_page()], "absent", "absent") is None
+    assert draw_against([make_page()], "absent") is None
 
 
 def test_every_chart_has_a_title_and_a_text_alternative() -> None:
@@ -221,10 +222,11 @@ def test_untried_neighbors_of_the_winner_have_a_predicted_step_time(project: Pat
 
 
 def test_a_retried_trial_is_announced_with_the_reason_and_the_next_attempt() -> None:
+    step_time = TASKS.get("training").primary_metric
     event = TrialRetried(time_s=0.0, trial=3, attempt=1, kind=RetryKind.FAILURE, reason="preempted: node n1")
-    assert describe_event(event, RunState(), 5) == "trial   3  retrying (preempted: node n1), attempt 2"
+    assert describe_event(event, RunState(), 5, step_time) == "trial   3  retrying (preempted: node n1), attempt 2"
     stopped = TrialRetried(time_s=0.0, trial=3, attempt=1, kind=RetryKind.CANCELLED, reason="stopped")
-    assert describe_event(stopped, RunState(), 5) == "trial   3  cancelled; it runs again on resume"
+    assert describe_event(stopped, RunState(), 5, step_time) == "trial   3  cancelled; it runs again on resume"
 
 
 def test_a_run_without_a_finished_trial_has_a_report(project: Path) -> None:

@@ -17,6 +17,7 @@ from scripted_search import admit, open_search
 from cclsearch.cli import main
 from cclsearch.cli.drive import print_end
 from cclsearch.core.values import FailureKind, Provenance
+from cclsearch.plugins import TASKS
 from cclsearch.record.event import SearchResumed
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import RunWriter
@@ -27,6 +28,7 @@ from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.loop import run_search
 from cclsearch.search.session import Session, begin_or_resume
 
+STEP_TIME = TASKS.get("training").primary_metric
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
@@ -115,7 +117,7 @@ def test_a_new_best_within_noise_is_marked_in_its_line(project: Path) -> None:
     folder, session = open_measured(project, (1.0, 0.99, 0.3), budget=3)
     shown = io.StringIO()
     with RunWriter(folder) as writer:
-        writer.watch(watch_lines(3, shown))
+        writer.watch(watch_lines(3, STEP_TIME, shown))
         begin_or_resume(writer, session)
         run_search(writer, session)
     ended = [line for line in shown.getvalue().splitlines() if " left" in line]
@@ -175,7 +177,7 @@ def test_infrastructure_failures_are_named_in_words_and_cost_no_budget(
     folder, session = open_search(project, ScriptedLauncher(lambda job: failed(FailureKind.LAUNCHER)), budget=4)
     shown = io.StringIO()
     with RunWriter(folder) as writer:
-        writer.watch(watch_lines(4, shown, max_attempts=session.spec.limits.max_attempts))
+        writer.watch(watch_lines(4, STEP_TIME, shown, max_attempts=session.spec.limits.max_attempts))
         begin_or_resume(writer, session)
         run_search(writer, session)
         print_end(session.spec, writer.state, folder)

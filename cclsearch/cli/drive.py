@@ -26,6 +26,7 @@ from cclsearch.run.spec import RunSpec
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import find_budget, run_search
 from cclsearch.search.session import Session, begin_or_resume, open_session
+from cclsearch.tasks.base import task_of
 
 
 def drive_search(
@@ -70,7 +71,9 @@ def _search(writer: RunWriter, session: Session, args: argparse.Namespace) -> No
             writer.watch(stop_when_unread(watch_json(), session.stop))
         elif not args.quiet:
             live = sys.stdout.isatty()
-            lines = watch_lines(total, max_attempts=session.spec.limits.max_attempts)
+            lines = watch_lines(
+                total, task_of(session.spec.card).primary_metric, max_attempts=session.spec.limits.max_attempts
+            )
             shown = stack.enter_context(_table(session.spec, total)) if live else lines
             writer.watch(stop_when_unread(shown, session.stop))
         try:
@@ -112,7 +115,8 @@ def _table(spec: RunSpec, total: int) -> LiveTable:
     from rich.console import Console
 
     mark = "" if spec.provenance == "measured" else f" ({spec.provenance.value})"
-    return LiveTable(Console(), budget=total, title=f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{mark}")
+    title = f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{mark}"
+    return LiveTable(Console(), budget=total, title=title, metric=task_of(spec.card).primary_metric)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.arguments import add_run
@@ -28,15 +27,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _list_all(folders: list[Path], *, as_json: bool) -> int:
     from cclsearch.core.errors import UserError
-    from cclsearch.core.text import plain
+    from cclsearch.core.text import count_of, one_line, plain
+    from cclsearch.report.terminal import format_primary
     from cclsearch.run.folder import load_run
+    from cclsearch.tasks.base import task_of
 
     rows: list[dict[str, object]] = []
+    lines = []
     for folder in folders:
         try:
             run = load_run(folder)
+            metric = task_of(run.spec.card).primary_metric
         except UserError as error:
             rows.append({"run": folder.name, "standing": "unreadable", "why": str(error)})
+            lines.append(f"{folder.name}  unreadable: {one_line(str(error))}")
             continue
         best = run.state.best
         rows.append(
@@ -44,30 +48,21 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
                 "run": folder.name,
                 "standing": run.status,
                 "trials": len(run.state.trials),
-                "best_step_time_s": best.outcome.metrics.get("step_time_s") if best and best.outcome else None,
+                f"best_{metric.name}": best.outcome.metrics.get(metric.name) if best and best.outcome else None,
                 "best_config": str(best.config) if best else None,
                 "provenance": run.spec.provenance.value,
             }
         )
+        result = f"best {format_primary(best, metric)} ({run.spec.provenance.value})  {best.config}" if best else ""
+        trials = count_of(len(run.state.trials), "trial")
+        lines.append(f"{folder.name}  {run.status}, {trials}, {result or 'no best yet'}")
     if as_json:
         print(json.dumps(rows))
     elif not rows:
         print("no searches yet; start one: ccl-search run --workload wl2 --budget 15")
-    for row in [] if as_json else rows:
-        print(plain(_row_text(row)))
+    for line in [] if as_json else lines:
+        print(plain(line))
     return EXIT_OK
-
-
-def _row_text(row: dict[str, Any]) -> str:
-    from cclsearch.core.text import count_of, one_line
-
-    if "why" in row:
-        return f"{row['run']}  {row['standing']}: {one_line(str(row['why']))}"
-    step_time_s = row["best_step_time_s"]
-    best = "no best yet"
-    if isinstance(step_time_s, float):
-        best = f"best {step_time_s:.4g} s ({row['provenance']})  {row['best_config']}"
-    return f"{row['run']}  {row['standing']}, {count_of(row['trials'], 'trial')}, {best}"
 
 
 def _show_one(folder: Path, *, as_json: bool) -> int:
@@ -78,15 +73,17 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     from cclsearch.report.terminal import describe_result, result_text
     from cclsearch.run.catalog import name_run
     from cclsearch.run.folder import load_run
+    from cclsearch.tasks.base import task_of
 
     run = load_run(folder)
     state, spec = run.state, run.spec
+    metric = task_of(spec.card).primary_metric
     total = max(spec.limits.budget, state.budget_raised_to)
     if as_json:
         best = best_as_json(spec, state, folder)
         trials = [
             {"trial": t.number, "config": dict(t.config), "proposer": t.proposer}
-            | {"result": result_text(t, as_data=True)}
+            | {"result": result_text(t, metric, as_data=True)}
             for t in state.trials.values()
         ]
         notes = [{"topic": event.label, "text": event.text} for event in state.reported]
@@ -101,7 +98,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     for line in spec.banner:
         print(f"note: {plain(line)}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
-        print(plain(describe_result(trial)))
+        print(plain(describe_result(trial, metric)))
     for line in format_moves(state.reported):
         print(line)
     for event in [event for event in state.reported if not isinstance(event, ArbiterMove | LlmTurn)][-5:]:

@@ -30,9 +30,13 @@ class MetricInfo(Model):
     source: str
     """`result` (the run script's result and the card), `trace`, or `script` (a metric of the script's own)."""
     label: str = ""
-    """Words for people, such as `step time`; the name if it is empty."""
+    """Words for people, such as `step time`; the name if it is empty. Words that start with the unit replace it."""
     short: str = ""
     """Word in the columns of compact tables, such as `step` in `step_s`; the name if it is empty."""
+    heading: str = ""
+    """Heading of a narrow column; the label with its unit if it is empty."""
+    axis: str = ""
+    """Words at the axis of a chart, such as `seconds per step`; the label with its unit if it is empty."""
     missing: str = ""
     """Reason of a missing value, for messages."""
     is_positive: bool = False
@@ -68,3 +72,31 @@ class MetricInfo(Model):
     def show(self, value: float | None) -> str:
         """The value with its unit: `9.31 s`; `-` in place of a missing value."""
         return f"{'-' if value is None else f'{value:.4g}'} {self.unit or ''}".rstrip()
+
+    @property
+    def greater_is_better(self) -> bool:
+        return self.direction is Direction.MAXIMIZE
+
+    @property
+    def has_unit_in_words(self) -> bool:
+        """Whether the words start with the unit: `tokens/s per accelerator`."""
+        return self.words.split(" ")[0] == self.unit
+
+    @property
+    def shown_unit(self) -> str:
+        """The unit behind a value; empty for a fraction, which is shown in percent, and if the words have it."""
+        return "" if self.has_unit_in_words or self.unit == "fraction" else self.unit or ""
+
+    @property
+    def words_with_unit(self) -> str:
+        """`step time (s)`."""
+        return f"{self.words} ({self.shown_unit})" if self.shown_unit else self.words
+
+    @property
+    def axis_label(self) -> str:
+        return self.axis or self.words_with_unit
+
+    @property
+    def title(self) -> str:
+        """The words with a capital letter: `Step time`."""
+        return self.words[:1].upper() + self.words[1:]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cclsearch.core.atomic_file import replacing
 from cclsearch.core.errors import UserError, require_writable, writing_to
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
 from cclsearch.report.data import RANKED, RunPage, TrialRow
@@ -103,9 +104,9 @@ def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:
         "reason": trial.reason or None,
         "loss": trial.loss,
         "score": trial.score,
+        **({"violation": trial.violation} if page.constraints else {}),
         "spread": trial.spread,
-        "expected_step_time_s": trial.expected_step_time_s,
-        "expected_peak_memory_gib": trial.expected_memory_gib,
+        **{f"expected_{name}": trial.expected.get(name) for name in (page.metric.name, PEAK_MEMORY)},
         "wall_s": trial.wall_s,
         "accelerator_hours": trial.accelerator_hours,
         "is_best": trial.number == page.best,

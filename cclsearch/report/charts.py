@@ -9,6 +9,7 @@ from cclsearch.core.values import Value
 from cclsearch.draw.axes import Frame, Scale, fit_scale, make_ticks, show_number
 from cclsearch.draw.scene import SCALE, SERIES, Item, Mark, Path, Rect, Scene, Text
 from cclsearch.report.data import CONFIRMATION, FAILED, NOT_ADMITTED, RANKED, RunPage, TrialRow
+from cclsearch.report.figures import show_value
 
 WIDTH = 880.0
 LEFT, RIGHT = 76.0, 20.0
@@ -17,8 +18,8 @@ MAX_STRIP_COLUMNS = 200
 
 
 def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
-    """Step time (or score) by trial with the best so far and the failures; the configurations in a strip below."""
-    value: Callable[[TrialRow], float | None] = (lambda t: t.score) if by_score else (lambda t: t.step_time_s)
+    """The primary metric (or score) by trial with best so far and failures; the configurations in a strip below."""
+    value: Callable[[TrialRow], float | None] = (lambda t: t.score) if by_score else (lambda t: t.value)
     shown = [(trial, v) for trial in page.trials if (v := value(trial)) is not None]
     if not shown:
         return None
@@ -26,22 +27,23 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
     bottom = 268.0
     x = Scale(0.5, len(page.trials) + 0.5, LEFT + 60, WIDTH - RIGHT)
     place = {trial.number: n + 1 for n, trial in enumerate(page.trials)}
-    interval = page.interval if page.score_label.startswith("step_time_s") and not by_score else None
+    metric = page.metric
+    interval = page.interval if page.is_by_primary and not by_score else None
     y = fit_scale([*(v for _, v in shown), *(interval or ())], bottom, 52)
     frame = Frame(x, y)
-    unit = page.score_label if by_score else "seconds per step"
+    unit = page.score_label if by_score else metric.axis_label
     items = frame.draw("", unit + page.mark, x_ticks=_trial_ticks(len(page.trials)), x_names=_trial_names(page))
-    items += _best_so_far(shown, place, frame, by_score and page.greater_is_better)
+    items += _best_so_far(shown, place, frame, page.greater_is_better if by_score else metric.greater_is_better)
     best = page.best_trial
     if best is not None and interval:
         at, (low, high) = x(place[best.number]), interval
-        items.append(Path(((at, y(low)), (at, y(high))), "green", 2.0, tip="interval of the true step time"))
+        items.append(Path(((at, y(low)), (at, y(high))), "green", 2.0, tip=f"interval of the true {metric.words}"))
     for trial in page.trials:
         items.append(_trial_mark(page, trial, value(trial), x(place[trial.number]), frame))
     items += _legend([mark for mark in _LEGEND if _is_used(mark[0], page.trials)], 20)
     items += _draw_strip(page, knobs, x, bottom + 34)
     height = bottom + 34 + (STRIP_ROW * len(knobs) + 26 if len(page.trials) <= MAX_STRIP_COLUMNS else 14)
-    what = page.score_label if by_score else "Step time"
+    what = page.score_label if by_score else metric.title
     name = "score" if by_score else "progress"
     return Scene(name, f"{what} by trial", _summarize_progress(page, shown, unit), WIDTH, height, tuple(items))
 
@@ -155,21 +157,22 @@ def draw_causes(page: RunPage) -> Scene | None:
         f"{label}: " + ", ".join(f"{c} {show_number(s)} s" for c, s in trial.seconds_by_cause.items())
         for label, trial in rows
     )
-    return Scene("causes", "Step time by cause", summary, WIDTH, bottom + 50, tuple(items))
+    title = f"{page.metric.title if page.metric.is_time else 'Time'} by cause"
+    return Scene("causes", title, summary, WIDTH, bottom + 50, tuple(items))
 
 
 def draw_sensitivity(page: RunPage) -> Scene | None:
-    """Step times of configurations near the best, relative to the best: measured ones filled, predicted ones hollow."""
+    """The primary metric of configurations near the best, relative to its own; predicted ones are hollow."""
     if not page.neighbors or page.best is None:
         return None
-    neighbors = sorted(page.neighbors, key=lambda n: n.ratio)[:16]
+    neighbors = sorted(page.neighbors, key=lambda n: n.ratio, reverse=page.metric.greater_is_better)[:16]
     x = fit_scale([1.0, *(n.ratio for n in neighbors)], 330, WIDTH - RIGHT)
     bottom = 46 + 25.0 * len(neighbors)
     ticks = make_ticks(x, 6)
     items: list[Item] = [Path(((x(t), 38), (x(t), bottom)), "grid") for t in ticks]
     items += [Text(x(t), bottom + 18, f"{show_number(t)}x", 11.5, "middle", "muted") for t in ticks]
     items.append(Path(((x(1.0), 34), (x(1.0), bottom)), "green", 1.6))
-    items.append(Text((x.start + x.end) / 2, bottom + 38, "step time relative to the best", 12.5, "middle"))
+    items.append(Text((x.start + x.end) / 2, bottom + 38, f"{page.metric.words} relative to the best", 12.5, "middle"))
     for row, neighbor in enumerate(neighbors):
         y = 46 + 25.0 * row + 10
         items.append(Text(320, y + 4, neighbor.change, 12, "end"))
@@ -188,30 +191,30 @@ def draw_sensitivity(page: RunPage) -> Scene | None:
 
 
 def draw_prediction(page: RunPage) -> Scene | None:
-    """Step time expected before the run against the actual one."""
+    """The primary metric as expected before the run, and as measured."""
+    metric = page.metric
     points = [
-        (trial, trial.expected_step_time_s, trial.step_time_s)
+        (trial, expected, trial.value)
         for trial in page.trials
-        if trial.expected_step_time_s and trial.step_time_s and trial.purpose != CONFIRMATION
+        if (expected := trial.expected.get(metric.name)) and trial.value and trial.purpose != CONFIRMATION
     ]
     if len(points) < 2:
         return None
-    both = [v for _, expected, measured in points for v in (expected, measured) if v]
+    both = [v for _, *pair in points for v in pair]
     log = max(both) / min(both) > 8
     x = fit_scale(both, LEFT, 560, log=log)
     y = fit_scale(both, 400, 30, log=log)
     frame = Frame(x, y)
     ticks = make_ticks(x, 6)
-    items = frame.draw("expected seconds per step", f"actual seconds per step{page.mark}", x_ticks=ticks, y_ticks=ticks)
+    names = (f"expected {metric.axis_label}", f"actual {metric.axis_label}{page.mark}")
+    items = frame.draw(*names, x_ticks=ticks, y_ticks=ticks)
     items.append(Path(((frame.left, frame.bottom), (frame.right, frame.top)), "gray", 1.2, dash=(5, 4)))
     items.append(Text(frame.right - 8, frame.top + 30, "as expected", 11.5, "end", "muted"))
     off = []
     for trial, expected, measured in points:
-        assert expected is not None
-        assert measured is not None
         off.append(abs(math.log(measured / expected)))
-        times = f"expected {show_number(expected)} s, actual {show_number(measured)} s"
-        tip = f"trial {trial.number}: {times}\n{trial.config_text}"
+        values = f"expected {show_value(metric, expected)}, actual {show_value(metric, measured)}"
+        tip = f"trial {trial.number}: {values}\n{trial.config_text}"
         best = trial.number == page.best
         items.append(
             Mark(
@@ -224,10 +227,10 @@ def draw_prediction(page: RunPage) -> Scene | None:
             )
         )
     middle = math.exp(sorted(off)[len(off) // 2]) - 1
-    summary = f"{len(points)} trials; half of them were within {middle:.0%} of the expected step time"
+    summary = f"{len(points)} trials; half of them were within {middle:.0%} of the expected {metric.words}"
     notes = (f"{len(points)} trials", f"half within {middle:.0%} of expected")
     items += [Text(590, 60 + 20 * n, note, 12.5) for n, note in enumerate(notes)]
-    return Scene("prediction", "Expected and actual step time", summary, WIDTH, 450, tuple(items))
+    return Scene("prediction", f"Expected and actual {metric.words}", summary, WIDTH, 450, tuple(items))
 
 
 def _legend(marks: Sequence[tuple[str, str, Mark]], y: float, x: float = LEFT + 60) -> list[Item]:

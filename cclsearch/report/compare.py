@@ -1,4 +1,4 @@
-"""Comparison of several runs: their ranking on equal work, and step time against overlap and MFU."""
+"""Comparison of several runs: their ranking on equal work, and their primary metric against its causes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from cclsearch.draw.axes import Frame, fit_scale, show_number
 from cclsearch.draw.scene import SERIES, SHAPES, Item, Mark, Scene, Text
-from cclsearch.report.data import RANKED, RunPage, TrialRow
+from cclsearch.report.data import RunPage, TrialRow
+from cclsearch.report.figures import find_gain, name_better, show_value
 
 WIDTH, LEFT, RIGHT = 880.0, 76.0, 20.0
 
@@ -18,12 +19,14 @@ class RankingEntry:
     """The best trial of one run in a ranking."""
 
     rank: int
-    """By step time, 1 for the best of its group; runs of equal work, hardware and provenance form a group."""
+    """By primary metric, 1 for the best of its group: runs of equal task, work, hardware and provenance."""
     group: str
     page: RunPage
     trial: TrialRow
+    value: float
+    """Its primary metric."""
     ratio: float
-    """Its step time divided by that of the group's best."""
+    """Its primary metric divided by that of the group's best."""
 
 
 def rank_runs(pages: Sequence[RunPage]) -> list[RankingEntry]:
@@ -31,98 +34,106 @@ def rank_runs(pages: Sequence[RunPage]) -> list[RankingEntry]:
 
     Only runs of equal work on equal hardware are compared; measured, recorded and simulated figures never mix.
     """
-    groups: dict[str, list[tuple[float, RunPage, TrialRow]]] = {}
+    groups: dict[tuple[str, str], list[tuple[float, RunPage, TrialRow]]] = {}
     for page in pages:
         best = page.best_trial
-        if best is not None and best.step_time_s:
-            groups.setdefault(group_of(page), []).append((best.step_time_s, page, best))
+        if best is not None and best.value:
+            groups.setdefault((page.task.name, group_of(page)), []).append((best.value, page, best))
     ranking = []
-    for group, entries in groups.items():
-        entries.sort(key=lambda entry: (entry[0], entry[1].run_id))
-        for n, (time_s, page, trial) in enumerate(entries):
-            ranking.append(RankingEntry(n + 1, group, page, trial, time_s / entries[0][0]))
+    for (_, group), entries in groups.items():
+        sign = entries[0][1].metric.sign
+        entries.sort(key=lambda entry: (sign * entry[0], entry[1].run_id))
+        for n, (value, page, trial) in enumerate(entries):
+            ranking.append(RankingEntry(n + 1, group, page, trial, value, value / entries[0][0]))
     return ranking
 
 
+def split_by_task(pages: Sequence[RunPage]) -> list[list[RunPage]]:
+    """The runs of each task; runs of different tasks are never ranked against each other."""
+    by_task: dict[str, list[RunPage]] = {}
+    for page in pages:
+        by_task.setdefault(page.task.name, []).append(page)
+    return list(by_task.values())
+
+
 def group_of(page: RunPage) -> str:
-    """Work, hardware and provenance: two step times are comparable only if these are equal."""
+    """Work, hardware and provenance: two runs of a task are comparable only if these are equal."""
     return f"{page.work}, on {page.hardware}, {page.provenance}"
 
 
 def compare_frameworks(pages: Sequence[RunPage]) -> list[str]:
-    """For each group, one sentence per slower framework: its best step time against the fastest framework's."""
+    """For each group, one sentence per worse framework: its best trial against that of the best framework."""
     lines = []
-    ranking = rank_runs(pages)
-    for group in dict.fromkeys(s.group for s in ranking):
+    ranking = [entry for same in split_by_task(pages) for entry in rank_runs(same)]
+    for task, group in dict.fromkeys((s.page.task.name, s.group) for s in ranking):
         best: dict[str, RankingEntry] = {}
-        for entry in (s for s in ranking if s.group == group):
+        for entry in (s for s in ranking if (s.page.task.name, s.group) == (task, group)):
             best.setdefault(entry.page.framework, entry)
-        ordered = sorted(best.values(), key=lambda s: s.ratio)
-        for other in ordered[1:]:
-            first = ordered[0]
+        first, *others = sorted(best.values(), key=lambda s: s.rank)
+        metric = first.page.metric
+        for other in others:
+            gain = f"{find_gain(metric, other.value, first.value):.3g}x {name_better(metric)}"
             lines.append(
-                f"On {group}: the best of {first.page.framework} is {other.ratio / first.ratio:.3g}x faster than"
-                f" the best of {other.page.framework} ({show_number(other.trial.step_time_s or 0)} s ->"
-                f" {show_number(first.trial.step_time_s or 0)} s)."
+                f"On {group}: the best of {first.page.framework} is {gain} than the best of {other.page.framework}"
+                f" ({show_value(metric, other.value)} -> {show_value(metric, first.value)})."
             )
     return lines
 
 
-def draw_against_step_time(pages: Sequence[RunPage], metric: str, label: str) -> Scene | None:
-    """Step time against one metric over all ranked trials, with one color and shape per run."""
+def draw_against(pages: Sequence[RunPage], cause: str) -> Scene | None:
+    """The primary metric of one task against a cause, over all ranked trials; one color and shape per run."""
+    metric, label = pages[0].metric, pages[0].task.metric(cause).words
     points = [
-        (n, page, trial, trial.metrics[metric], trial.step_time_s)
+        (n, page, trial, trial.metrics[cause], trial.value)
         for n, page in enumerate(pages)
         for trial in page.trials
-        if trial.state == RANKED and metric in trial.metrics and trial.step_time_s
+        if cause in trial.metrics and trial.value
     ]
     if len(points) < 3 or len({value for *_, value, _ in points}) < 2:
         return None
     x = fit_scale([value for *_, value, _ in points], LEFT, WIDTH - RIGHT)
-    y = fit_scale([time_s for *_, time_s in points if time_s], 330, 44)
+    y = fit_scale([measured for *_, measured in points], 330, 44)
     frame = Frame(x, y)
     marks = "".join(sorted({page.mark for _, page, *_ in points}))
-    items = frame.draw(label, f"seconds per step{marks}")
-    for n, page, trial, value, time_s in points:
-        assert time_s is not None
-        figures = f"{label} {show_number(value)}, {show_number(time_s)} s"
+    items = frame.draw(label, metric.axis_label + marks)
+    for n, page, trial, value, measured in points:
+        figures = f"{label} {show_number(value)}, {show_value(metric, measured)}"
         tip = f"{page.run_id} trial {trial.number}: {figures}\n{trial.config_text}"
         shape, role = SHAPES[n % 5], SERIES[n % len(SERIES)]
-        items.append(Mark(x(value), y(time_s), shape, 9, role, hollow=trial.number != page.best, tip=tip))
+        items.append(Mark(x(value), y(measured), shape, 9, role, hollow=trial.number != page.best, tip=tip))
     if len(pages) > 1:
         items += _run_legend([page for n, page in enumerate(pages) if any(p[0] == n for p in points)], pages)
-    strength = _rank_correlation([(value, time_s or 0.0) for *_, value, time_s in points])
-    summary = f"{len(points)} trials; rank correlation of {label} with step time {strength:+.2f}"
+    strength = _rank_correlation([(value, measured) for *_, value, measured in points])
+    summary = f"{len(points)} trials; rank correlation of {label} with {metric.words} {strength:+.2f}"
     items.append(Text(WIDTH - RIGHT, 24, f"filled: best; rank correlation {strength:+.2f}", 12, "end", "muted"))
-    return Scene(
-        f"step-time-{metric.replace('_', '-')}", f"Step time against {label}", summary, WIDTH, 380, tuple(items)
-    )
+    name = f"{metric.words}-{cause}".replace(" ", "-").replace("_", "-").replace("/", "-")
+    return Scene(name, f"{metric.title} against {label}", summary, WIDTH, 380, tuple(items))
 
 
 def draw_bests(pages: Sequence[RunPage]) -> Scene | None:
-    """The best step time of each run as a bar."""
+    """The best of each run of one task as a bar: its primary metric."""
     from cclsearch.draw.axes import Scale, make_ticks
     from cclsearch.draw.scene import Path, Rect
 
     ranking = rank_runs(pages)
     if len(ranking) < 2:
         return None
-    longest = max(s.trial.step_time_s or 0.0 for s in ranking)
+    metric, longest = ranking[0].page.metric, max(s.value for s in ranking)
     x = Scale(0.0, longest * 1.18, 330, WIDTH - RIGHT)
     bottom = 40 + 30.0 * len(ranking)
     items: list[Item] = [Path(((x(t), 30), (x(t), bottom)), "grid") for t in make_ticks(x, 6)]
     items += [Text(x(t), bottom + 18, show_number(t), 11.5, "middle", "muted") for t in make_ticks(x, 6)]
-    items.append(Text((x.start + x.end) / 2, bottom + 38, "seconds per step of the best trial", 12.5, "middle"))
+    items.append(Text((x.start + x.end) / 2, bottom + 38, f"{metric.axis_label} of the best trial", 12.5, "middle"))
     groups = list(dict.fromkeys(s.group for s in ranking))
     for row, entry in enumerate(ranking):
-        y, time_s = 40 + 30.0 * row, entry.trial.step_time_s or 0.0
+        y, value = 40 + 30.0 * row, entry.value
         label = f"{entry.page.run_id} · {entry.page.framework}"
         items.append(Text(320, y + 14, label if len(label) < 46 else label[:45] + "…", 12, "end"))
         role = SERIES[groups.index(entry.group) % len(SERIES)]
-        items.append(Rect(x.start, y, x(time_s) - x.start, 20, role, tip=f"{entry.group}\n{entry.trial.config_text}"))
-        items.append(Text(x(time_s) + 6, y + 14, f"{show_number(time_s)}{entry.page.mark}", 11.5, "start", "muted"))
-    summary = "; ".join(f"{s.page.run_id}: {show_number(s.trial.step_time_s or 0)} s" for s in ranking)
-    return Scene("bests", "Best step time of each run", summary, WIDTH, bottom + 50, tuple(items))
+        items.append(Rect(x.start, y, x(value) - x.start, 20, role, tip=f"{entry.group}\n{entry.trial.config_text}"))
+        items.append(Text(x(value) + 6, y + 14, f"{show_number(value)}{entry.page.mark}", 11.5, "start", "muted"))
+    summary = "; ".join(f"{s.page.run_id}: {show_value(metric, s.value)}" for s in ranking)
+    return Scene("bests", f"Best {metric.words} of each run", summary, WIDTH, bottom + 50, tuple(items))
 
 
 def _run_legend(shown: Sequence[RunPage], pages: Sequence[RunPage]) -> list[Item]:

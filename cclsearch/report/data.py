@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cclsearch.core.metrics import NUM_ACCELERATORS, MetricInfo
 from cclsearch.core.values import Value, format_config
 from cclsearch.space.table import count_ranks
+from cclsearch.tasks.base import Task
 
 RANKED, NOT_ADMITTED, FAILED, RUNNING = "ranked", "not admitted", "failed", "running"
 CONFIRMATION = "confirmation"
@@ -37,11 +39,15 @@ class TrialRow:
     failure_kind: str = ""
     score: float | None = None
     """The figure of the objective as shown to people; None unless the trial is ranked."""
+    value: float | None = None
+    """The primary metric; None unless the trial is ranked."""
+    violation: float | None = None
+    """By how much it violates the objective's constraints, relative to their bounds; None if it has no result."""
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     spread: float | None = None
-    expected_step_time_s: float | None = None
-    expected_memory_gib: float | None = None
+    expected: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that were expected before the run."""
     checks: tuple[AdmissionCheck, ...] = ()
     notes: tuple[str, ...] = ()
     diagnosis: tuple[str, ...] = ()
@@ -57,15 +63,10 @@ class TrialRow:
         return format_config(self.config)
 
     @property
-    def step_time_s(self) -> float | None:
-        """Seconds per step of a ranked trial, else None."""
-        return self.metrics.get("step_time_s") if self.state == RANKED else None
-
-    @property
     def accelerator_hours(self) -> float | None:
         if self.wall_s is None:
             return None
-        return self.wall_s * self.metrics.get("num_accelerators", count_ranks(self.config)) / 3600
+        return self.wall_s * self.metrics.get(NUM_ACCELERATORS, count_ranks(self.config)) / 3600
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Neighbor:
     change: str
     """`tp 2 → 4, dp 8 → 4`."""
     ratio: float
-    """Its step time divided by the winner's."""
+    """Its primary metric divided by the winner's."""
     trial: int | None
     """None if it was predicted and not run."""
 
@@ -85,18 +86,22 @@ class RunPage:
     """One run of a report."""
 
     run_id: str
+    task: Task
     workload: str
     card: str
     title: str
     model: str
+    """Name of the model; empty for a task without one."""
     work: str
-    """What two runs must share to be compared: model, global batch size, sequence length, precision."""
+    """What two runs of a task must share to be compared, such as model, batch and precision."""
     hardware: str
     accelerator: str
     framework: str
     provenance: str
     """`measured`, `recorded` or `simulated`."""
     objective: str
+    constraints: tuple[str, ...]
+    """The objective's, one phrase each."""
     score_label: str
     greater_is_better: bool
     status: str
@@ -109,12 +114,22 @@ class RunPage:
     """Label and figure at the head of the page."""
     confidence: tuple[str, ...] = ()
     interval: tuple[float, float] | None = None
-    """Interval of the best trial's loss; None if it is unknown."""
+    """Interval of the best trial's score; None if it is unknown."""
     neighbors: tuple[Neighbor, ...] = ()
     costs: tuple[tuple[str, str], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     """Topic and text of the search's notes."""
     created: str = ""
+
+    @property
+    def metric(self) -> MetricInfo:
+        """The task's primary metric."""
+        return self.task.primary_metric
+
+    @property
+    def is_by_primary(self) -> bool:
+        """Whether the objective ranks by the primary metric, alone or before others."""
+        return self.score_label.split(" ")[0] == self.task.primary
 
     @property
     def best_trial(self) -> TrialRow | None:

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from cclsearch.core.errors import TrialError
-from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.draw.axes import show_number
-from cclsearch.plugins import TASKS
 from cclsearch.propose.events import LlmTurn
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, RUNNING, AdmissionCheck, Neighbor, RunPage, TrialRow
+from cclsearch.report.figures import show_value
 from cclsearch.run.folder import Run
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
+from cclsearch.tasks.base import task_of
 
 TEXT_LIMIT = 2000
 TOKENS = ("input", "output", "cache_read", "cache_write")
@@ -33,8 +33,11 @@ def gather_run(run: Run) -> RunPage:
     rows = tuple(_gather_trial(run, trial, _metrics_of(baseline)) for trial in state.trials.values())
     best = state.best
     certainty = estimate_certainty(state, spec.provenance)
+    interval = (certainty.interval.low, certainty.interval.high) if certainty else ()
+    low_high = sorted(spec.objective.score_from_loss(loss) for loss in interval)
     return RunPage(
         run_id=spec.run_id,
+        task=task_of(spec.card),
         workload=clean(spec.workload),
         card=clean(spec.card.name),
         title=clean(spec.card.title),
@@ -45,6 +48,7 @@ def gather_run(run: Run) -> RunPage:
         framework=clean(spec.framework),
         provenance=spec.provenance.value,
         objective=clean(spec.objective.spec),
+        constraints=tuple(clean(str(constraint)) for constraint in spec.objective.constraints),
         score_label=spec.objective.score_label,
         greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
         status=_describe_status(run),
@@ -54,7 +58,7 @@ def gather_run(run: Run) -> RunPage:
         baseline=baseline.number if baseline else None,
         facts=_gather_facts(run, rows),
         confidence=_gather_confidence(run),
-        interval=(certainty.interval.low, certainty.interval.high) if certainty else None,
+        interval=(low_high[0], low_high[1]) if low_high else None,
         neighbors=_find_neighbors(rows, best),
         costs=_gather_costs(run, rows),
         notes=tuple((clean(event.label), clean(event.text)) for event in state.reported),
@@ -68,11 +72,10 @@ def clean(text: str) -> str:
 
 
 def describe_work(spec: RunSpec) -> str:
-    """What two runs must share to be compared: model shape, global batch size, sequence length, precision."""
-    card, arch = spec.card, spec.card.arch
-    work = TASKS.get(card.task).describe_work(card)
-    shape = f"{arch.num_layers} layers of {arch.hidden_size}"
-    return clean(f"{card.family} ({shape}), {work}, {card.precision}")
+    """What two runs of a task must share to be compared: model with its shape, work, precision; what there is of it."""
+    card, arch = spec.card, spec.card.model
+    model = f"{card.family} ({arch.num_layers} layers of {arch.hidden_size})" if arch else ""
+    return clean(", ".join(filter(None, (model, task_of(card).describe_work(card), card.precision))))
 
 
 def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:
@@ -90,11 +93,12 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
         reason=reason,
         failure_kind=outcome.failure.kind.value if outcome and outcome.failure else "",
         score=_score(run.spec.objective, outcome, baseline) if state == RANKED else None,
+        value=outcome.metrics.get(task_of(run.spec.card).primary) if outcome and state == RANKED else None,
+        violation=outcome.violation if outcome and state != FAILED else None,
         loss=trial.loss,
         metrics=dict(outcome.metrics) if outcome else {},
         spread=outcome.spread if outcome else None,
-        expected_step_time_s=trial.expects.metrics.get("step_time_s"),
-        expected_memory_gib=trial.expects.metrics.get(PEAK_MEMORY),
+        expected=trial.expects.metrics,
         checks=_checks(outcome),
         notes=tuple(clean(text) for text in (*trial.remarks, *(outcome.notes if outcome else ()))),
         diagnosis=tuple(clean(text) for text in outcome.diagnosis) if outcome else (),
@@ -148,20 +152,14 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
     best = run.state.best
     facts: list[tuple[str, str]] = []
     if best is not None and best.outcome is not None:
-        metrics = best.outcome.metrics
-        facts.append(("best step time", f"{show_number(metrics['step_time_s'])} s"))
-        if spec.objective.is_weighted or spec.objective.metrics[0] != "step_time_s":
+        metrics, task = best.outcome.metrics, task_of(spec.card)
+        facts.append((f"best {task.primary_metric.words}", show_value(task.primary_metric, metrics[task.primary])))
+        if spec.objective.is_weighted or spec.objective.metrics[0] != task.primary:
             row = next(row for row in rows if row.number == best.number)
             facts.append((spec.objective.score_label, show_number(row.score) if row.score is not None else "unknown"))
-        for label, name, unit in (
-            ("tokens/s", "tokens_per_s", ""),
-            ("tokens/s per accelerator", "tokens_per_s_per_accelerator", ""),
-            ("peak memory", "peak_memory_gib", " GiB"),
-        ):
-            if name in metrics:
-                facts.append((label, show_number(metrics[name]) + unit))
-        if "mfu" in metrics:
-            facts.append(("MFU", f"{metrics['mfu']:.1%}"))
+        shown = [task.metric(name) for name in task.highlights if name in metrics]
+        shown.sort(key=lambda metric: metric.unit == "fraction")
+        facts += [(metric.words, show_value(metric, metrics[metric.name])) for metric in shown]
     failed = sum(row.state == FAILED for row in rows)
     facts.append((f"trials ({failed} failed)", str(len(rows))))
     facts.append(("configurations in the space", f"{spec.space_size:,}"))
@@ -180,14 +178,13 @@ def _gather_confidence(run: Run) -> tuple[str, ...]:
 def _find_neighbors(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Neighbor, ...]:
     """Ranked trials that differ from the best in one or two knobs (two: one degree grows as another shrinks)."""
     winner = next((row for row in rows if best and row.number == best.number), None)
-    if winner is None or not winner.step_time_s:
+    if winner is None or not winner.value:
         return ()
     found = []
     for row in rows:
-        time_s = row.step_time_s
         changed = [knob for knob in winner.config if row.config.get(knob) != winner.config[knob]]
-        if time_s and 1 <= len(changed) <= 2:
-            found.append(Neighbor(describe_change(winner.config, row.config), time_s / winner.step_time_s, row.number))
+        if row.value and 1 <= len(changed) <= 2:
+            found.append(Neighbor(describe_change(winner.config, row.config), row.value / winner.value, row.number))
     return tuple(found)
 
 

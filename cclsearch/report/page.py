@@ -16,26 +16,25 @@ from typing import Any
 from markupsafe import Markup
 
 from cclsearch import __version__
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import format_knob_value
 from cclsearch.draw.axes import show_number
 from cclsearch.draw.scene import Scene
 from cclsearch.draw.svg import palette_css, render_svg
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
-from cclsearch.report.compare import RankingEntry, compare_frameworks, draw_against_step_time, draw_bests, rank_runs
-from cclsearch.report.data import RunPage, TrialRow
+from cclsearch.report.compare import (
+    RankingEntry,
+    compare_frameworks,
+    draw_against,
+    draw_bests,
+    rank_runs,
+    split_by_task,
+)
+from cclsearch.report.data import RunPage
 from cclsearch.report.pareto import ParetoPage, draw_pareto_page
 
 HERE = Path(__file__).parent
-RANKING_COLUMNS = (
-    "rank", "run", "model", "hardware", "framework", "provenance", "step time (s)", "relative to best",
-    "tokens/s per accelerator", "MFU", "objective", "configuration",
-)  # fmt: skip
 FILTERS = ("model", "hardware", "framework", "provenance")
-COMPARED = (
-    "step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_gib", "overlap", "compute_frac",
-    "exposed_comm_frac", "idle_frac", "comm_wait_frac", "compute_imbalance", "pipeline_bubble", "num_accelerators",
-)  # fmt: skip
-"""Metrics that the comparison of best and baseline shows if both trials have them, in this order."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,6 @@ class Cell:
 
 def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Scene] = ()) -> str:
     """The page about one run or several; `extra_charts` (a Pareto front) come first."""
-    ranking = rank_runs(pages)
     heading = pages[0].run_id if len(pages) == 1 else f"{len(pages)} runs compared"
     return render_template(
         "page.html.j2",
@@ -56,10 +54,7 @@ def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Scene] = ())
         pages=pages,
         views=[_view_run(page, f"r{n}", extra_charts if len(pages) == 1 else ()) for n, page in enumerate(pages, 1)],
         framework_lines=compare_frameworks(pages),
-        ranking=[{"cells": _ranking_cells(s), "filters": _ranking_keys(s)} for s in ranking],
-        ranking_columns=RANKING_COLUMNS,
-        ranking_filters=[(name, sorted({dict(_ranking_keys(s))[name] for s in ranking})) for name in FILTERS],
-        comparison_charts=[*extra_charts, *draw_comparisons(pages)] if len(pages) > 1 else [],
+        rankings=[_view_ranking(same, n) for n, same in enumerate(split_by_task(pages))] if len(pages) > 1 else [],
         data_json=Markup(dump_for_script([_as_data(page) for page in pages])),
     )
 
@@ -101,27 +96,25 @@ def render_template(name: str, **values: Any) -> str:
 
 def draw_run(page: RunPage) -> list[Scene]:
     """The charts that the data of one run allow."""
-    by_score = page.score_label.split(" ")[0] != "step_time_s"
     scenes = [
         draw_progress(page),
-        draw_progress(page, by_score=True) if by_score else None,
+        None if page.is_by_primary else draw_progress(page, by_score=True),
         draw_causes(page),
         draw_sensitivity(page),
         draw_prediction(page),
-        draw_against_step_time([page], "overlap", "overlap"),
-        draw_against_step_time([page], "mfu", "MFU"),
+        *(draw_against([page], cause) for cause in page.task.causes),
     ]
     return [scene for scene in scenes if scene is not None]
 
 
 def draw_comparisons(pages: Sequence[RunPage]) -> list[Scene]:
-    """The charts that the data of several runs allow."""
-    scenes = [
-        draw_bests(pages),
-        draw_against_step_time(pages, "overlap", "overlap"),
-        draw_against_step_time(pages, "mfu", "MFU"),
-    ]
-    return [scene for scene in scenes if scene is not None]
+    """The charts that the data of several runs allow, task by task."""
+    scenes: list[Scene] = []
+    for n, same in enumerate(split_by_task(pages)):
+        drawn = [draw_bests(same), *(draw_against(same, cause) for cause in same[0].task.causes)]
+        prefix = f"{same[0].task.name}-" if n else ""
+        scenes += [replace(scene, name=prefix + scene.name) for scene in drawn if scene is not None]
+    return scenes
 
 
 def dump_for_script(data: object) -> str:
@@ -139,6 +132,21 @@ def _figure(chart: Scene) -> Markup:
     )
 
 
+def _view_ranking(pages: Sequence[RunPage], n: int) -> dict[str, Any]:
+    """The ranking of one task's runs, the `n`-th of the page from 0."""
+    task, ranking = pages[0].task, rank_runs(pages)
+    columns = ["rank", "run", *FILTERS, task.primary_metric.words_with_unit, "relative to best"]
+    columns += [task.metric(name).words_with_unit for name in task.efficiency]
+    return {
+        "task": task.name,
+        "id": f"ranking-table-{n + 1}" if n else "ranking-table",
+        "columns": [*columns, "objective", "configuration"],
+        "rows": [{"cells": _ranking_cells(entry), "filters": _ranking_keys(entry)} for entry in ranking],
+        "filters": [(name, sorted({dict(_ranking_keys(entry))[name] for entry in ranking})) for name in FILTERS],
+        "charts": draw_comparisons(pages),
+    }
+
+
 def _view_run(page: RunPage, prefix: str, extra: Sequence[Scene]) -> dict[str, Any]:
     columns, rows = _trial_table(page)
     best, baseline = page.best_trial, page.baseline_trial
@@ -148,7 +156,7 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Scene]) -> dict[str, A
         "rows": rows,
         "states": sorted({trial.state for trial in page.trials}),
         "proposers": sorted({trial.proposer for trial in page.trials}),
-        "comparison": _compare_two(best, baseline) if best and baseline and best.number != baseline.number else [],
+        "comparison": _compare_two(page),
         "diagnoses": [
             (f"{label} (trial {trial.number})", trial.diagnosis)
             for label, trial in (("Best", best), ("Baseline", baseline))
@@ -159,42 +167,43 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Scene]) -> dict[str, A
 
 def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
     knobs = list(dict.fromkeys(knob for trial in page.trials for knob in trial.config))
-    shown = [
-        (label, name)
-        for label, name in (
-            ("tokens/s per accel.", "tokens_per_s_per_accelerator"),
-            ("MFU", "mfu"),
-            ("memory (GiB)", "peak_memory_gib"),
-            ("overlap", "overlap"),
-        )
-        if any(name in trial.metrics for trial in page.trials)
-    ]
-    has_expected = any(trial.expected_step_time_s for trial in page.trials)
-    by_score = page.score_label.split(" ")[0] != "step_time_s"
+    task, metric = page.task, page.metric
+    named = dict.fromkeys((*task.efficiency, PEAK_MEMORY, *task.causes))
+    shown = [task.metric(name) for name in named if any(name in trial.metrics for trial in page.trials)]
+    has_expected = any(trial.expected.get(metric.name) for trial in page.trials)
+    by_score = not page.is_by_primary
     has_spread = any(trial.spread is not None for trial in page.trials)
-    columns = ["trial", *knobs, "state", "step time (s)", *([page.score_label] if by_score else [])]
-    columns += [*(["expected (s)"] if has_expected else []), *(["spread"] if has_spread else [])]
-    columns += [*(label for label, _ in shown), "proposed by"]
+    columns = ["trial", *knobs, "state", metric.words_with_unit, *([page.score_label] if by_score else [])]
+    expected = f"expected ({metric.unit})" if metric.unit else "expected"
+    columns += [*([expected] if has_expected else []), *(["spread"] if has_spread else [])]
+    columns += ["violation"] if page.constraints else []
+    columns += [*(other.heading or other.words_with_unit for other in shown), "proposed by"]
     rows: list[dict[str, Any]] = []
     for trial in page.trials:
         cells = [_value_cell(trial.config.get(knob)) for knob in knobs]
         state = f"{trial.state}: {trial.failure_kind}" if trial.failure_kind else trial.state
         cells.append(Cell(f"{state} (confirmation)" if trial.purpose == "confirmation" else state))
-        cells.append(_number_cell(trial.metrics.get("step_time_s")))
+        cells.append(_number_cell(trial.metrics.get(metric.name)))
         if by_score:
             cells.append(_number_cell(trial.score))
         if has_expected:
-            cells.append(_number_cell(trial.expected_step_time_s))
+            cells.append(_number_cell(trial.expected.get(metric.name)))
         if has_spread:
-            cells.append(Cell(f"{trial.spread:.1%}", trial.spread) if trial.spread is not None else Cell("", ""))
-        cells += [_number_cell(trial.metrics.get(name)) for _, name in shown]
+            cells.append(_percent_cell(trial.spread))
+        if page.constraints:
+            cells.append(_percent_cell(trial.violation))
+        cells += [_number_cell(trial.metrics.get(other.name)) for other in shown]
         rows.append({"trial": trial, "cells": [*cells, Cell(trial.proposer)]})
     numeric = [all(row["cells"][n].sort is not None for row in rows) for n in range(len(columns) - 1)]
     return list(zip(columns, [False, *numeric], strict=True)), rows
 
 
-def _compare_two(best: TrialRow, baseline: TrialRow) -> list[tuple[str, str, str, str]]:
-    names = [name for name in COMPARED if name in best.metrics and name in baseline.metrics]
+def _compare_two(page: RunPage) -> list[tuple[str, str, str, str]]:
+    best, baseline, task = page.best_trial, page.baseline_trial, page.task
+    if best is None or baseline is None or best.number == baseline.number:
+        return []
+    compared = (task.primary, *task.highlights, *task.compared)
+    names = [name for name in compared if name in best.metrics and name in baseline.metrics]
     rows = []
     for name in names:
         ours, theirs = best.metrics[name], baseline.metrics[name]
@@ -211,10 +220,9 @@ def _ranking_cells(entry: RankingEntry) -> list[Cell]:
         Cell(page.hardware),
         Cell(page.framework),
         Cell(page.provenance),
-        _number_cell(trial.step_time_s),
+        _number_cell(entry.value),
         Cell(f"{entry.ratio:.3f}x", entry.ratio),
-        _number_cell(trial.metrics.get("tokens_per_s_per_accelerator")),
-        _number_cell(trial.metrics.get("mfu")),
+        *(_number_cell(trial.metrics.get(name)) for name in page.task.efficiency),
         Cell(page.objective),
         Cell(trial.config_text),
     ]
@@ -228,6 +236,10 @@ def _ranking_keys(entry: RankingEntry) -> list[tuple[str, str]]:
 
 def _number_cell(value: float | None) -> Cell:
     return Cell("", "") if value is None else Cell(show_number(value), value)
+
+
+def _percent_cell(value: float | None) -> Cell:
+    return Cell("", "") if value is None else Cell(f"{value:.1%}", value)
 
 
 def _value_cell(value: object) -> Cell:

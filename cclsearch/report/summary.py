@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cclsearch.core.metrics import NUM_ACCELERATORS, MetricInfo
 from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Provenance
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import Certainty, estimate_certainty
-from cclsearch.report.terminal import format_step_time
+from cclsearch.report.figures import describe_difference, describe_gain, name_value, name_values
+from cclsearch.report.terminal import format_primary
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
+from cclsearch.tasks.base import task_of
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,12 @@ def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any]
         return None
     certainty = estimate_certainty(state, spec.provenance)
     metrics = best.outcome.metrics if best.outcome else {}
+    task = task_of(spec.card)
     return {
         "run": spec.run_id,
         "trial": best.number,
         "config": dict(best.config),
-        "step_time_s": metrics.get("step_time_s"),
-        "tokens_per_s": metrics.get("tokens_per_s"),
-        "tokens_per_s_per_accelerator": metrics.get("tokens_per_s_per_accelerator"),
-        "mfu": metrics.get("mfu"),
-        "peak_memory_gib": metrics.get("peak_memory_gib"),
-        "num_accelerators": metrics.get("num_accelerators"),
+        **{name: metrics.get(name) for name in (task.primary, *task.highlights, NUM_ACCELERATORS)},
         "objective": spec.objective.name,
         "loss": best.loss,
         "evidence": str(folder / "trials" / f"{best.number:04d}"),
@@ -89,22 +88,13 @@ def summarize_as_json(spec: RunSpec, state: RunState, folder: Path) -> str:
 
 def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> list[str]:
     assert best.outcome is not None
-    metrics = best.outcome.metrics
+    metrics, task = best.outcome.metrics, task_of(spec.card)
     mark = "" if spec.provenance is Provenance.MEASURED else f" ({spec.provenance.value})"
     lines = [f"best: trial {best.number}  {best.config}"]
-    if spec.objective.metrics != ("step_time_s",):
+    if spec.objective.metrics != (task.primary,):
         lines.append(f"      {describe_figure(spec.objective, best)}{mark}")
-    lines.append(f"      step time {metrics['step_time_s']:.4g} s{mark}")
-    extras = [
-        (f"{metrics['tokens_per_s']:,.0f} tokens/s", "tokens_per_s"),
-        (
-            f"{metrics.get('tokens_per_s_per_accelerator', 0):,.0f} tokens/s per accelerator",
-            "tokens_per_s_per_accelerator",
-        ),
-        (f"MFU {metrics.get('mfu', 0):.1%}", "mfu"),
-        (f"peak memory {metrics.get('peak_memory_gib', 0):.3g} GiB", "peak_memory_gib"),
-    ]
-    figures = [text for text, name in extras if name in metrics]
+    lines.append(f"      {task.primary_metric.words} {format_primary(best, task.primary_metric)}{mark}")
+    figures = [name_value(task.metric(name), metrics[name]) for name in task.highlights if name in metrics]
     if figures:
         lines.append("      " + ", ".join(figures))
     if best.rationale:
@@ -133,7 +123,7 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
     if certainty is None:
         how = spec.provenance.value
         return [f"unknown: the figure is {how} and no run can confirm it; the noise of its source is unknown"]
-    noise, interval = certainty.noise, certainty.interval
+    noise, interval, metric = certainty.noise, certainty.interval, task_of(spec.card).primary_metric
     basis = (
         f"measured, repeats: {noise.num_repeats}" if noise.is_measured else "assumed: no configuration ran twice yet"
     )
@@ -141,13 +131,13 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
     probability = f"{certainty.probability:.0%} probability of being the best configuration tried"
     lines = [
         f"{probability if certainty.beaten or certainty.tied else 'only one configuration was ranked'};"
-        f" {interval.confidence:.0%} interval of {_format_range(spec.objective, *ends)}"
+        f" {interval.confidence:.0%} interval of {_format_range(spec.objective, metric, *ends)}"
         f" from {count_of(certainty.num_runs, 'run')};"
         f" run-to-run noise {noise.relative:.1%} ({basis})"
     ]
     if certainty.tied:
         shown = ", ".join(
-            f"{number} ({_compare_step_time(state.trials[number], best)})" for number in certainty.tied[:3]
+            f"{number} ({_compare_primary(state.trials[number], best, metric)})" for number in certainty.tied[:3]
         )
         more = f" and {len(certainty.tied) - 3} more" if len(certainty.tied) > 3 else ""
         trials = f"trial{'s' * (len(certainty.tied) > 1)} {shown}{more}"
@@ -157,10 +147,11 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
     return lines
 
 
-def _format_range(objective: Objective, low: float, high: float) -> str:
+def _format_range(objective: Objective, primary: MetricInfo, low: float, high: float) -> str:
     if objective.is_weighted:
         return f"{objective.score_label}: {low:.4g} to {high:.4g}"
-    name, unit = objective.terms[0].metric.replace("step_time_s", "the step time"), objective.terms[0].unit or ""
+    name, unit = objective.terms[0].metric, objective.terms[0].unit or ""
+    name = f"the {primary.words}" if name == primary.name else name
     return f"{name}: {low:.4g} {unit}".rstrip() + f" to {high:.4g} {unit}".rstrip()
 
 
@@ -169,46 +160,46 @@ def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
     others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
     if not others:
         return ["no other configuration was ranked, so there is nothing to compare the best with"]
-    difference = _compare_step_time(others[0], best)
-    certainty, timed = estimate_certainty(state, spec.provenance), spec.objective.metrics == ("step_time_s",)
-    if certainty is None and timed:
-        difference = f"{format_step_time(best)} -> {format_step_time(others[0])}, {difference[len('step time ') :]}"
+    metric = task_of(spec.card).primary_metric
+    difference = _compare_primary(others[0], best, metric)
+    certainty, is_primary = estimate_certainty(state, spec.provenance), spec.objective.metrics == (metric.name,)
+    if certainty is None and is_primary:
+        values = f"{format_primary(best, metric)} -> {format_primary(others[0], metric)}"
+        difference = f"{values}, {difference.removeprefix(metric.words + ' ')}"
     runner_up = f"runner-up: trial {others[0].number} ({difference})"
     if certainty is None:
         how = f"{len(others) + 1} {spec.provenance.value}"
-        lines = [f"{f'lowest of {how} step times' if timed else f'best of {how} configurations'}; {runner_up}"]
+        end = "highest" if metric.greater_is_better else "lowest"
+        among = f"{end} of {how} {name_values(metric)}" if is_primary else f"best of {how} configurations"
+        lines = [f"{among}; {runner_up}"]
     else:
         share = f"{len(certainty.beaten)} of {len(others)} other configurations"
         lines = [f"better than {share} beyond noise ({certainty.confidence:.0%} confidence); {runner_up}"]
     if state.baseline is not None and state.baseline.config != best.config:
-        is_tied = timed and certainty is not None and state.baseline.number in certainty.tied
-        lines.append(_compare_with_baseline(best, state.baseline, is_tied=is_tied))
+        is_tied = is_primary and certainty is not None and state.baseline.number in certainty.tied
+        lines.append(_compare_with_baseline(best, state.baseline, metric, is_tied=is_tied))
     return lines
 
 
-def _compare_with_baseline(best: Trial, baseline: Trial, *, is_tied: bool) -> str:
-    ratio = _time_ratio(baseline, best)
-    times = f"trial {baseline.number}: {format_step_time(baseline)} -> {format_step_time(best)}"
+def _compare_with_baseline(best: Trial, baseline: Trial, metric: MetricInfo, *, is_tied: bool) -> str:
+    theirs, ours = _value(baseline, metric), _value(best, metric)
+    values = f"trial {baseline.number}: {format_primary(baseline, metric)} -> {format_primary(best, metric)}"
     if is_tied:
-        less = f"{abs(1 - 1 / ratio):.2%} {'less' if ratio >= 1 else 'more'}"
-        return f"within noise of the baseline ({times}, {less}; {baseline.config})"
-    faster = f"{ratio:.3g}x faster" if ratio >= 1.1 else f"{ratio - 1:.2%} faster" if ratio >= 1 else "not faster"
-    return f"{faster} than the baseline ({times}; {baseline.config})"
+        less = f"{abs(1 - ours / theirs):.2%} {'less' if theirs >= ours else 'more'}"
+        return f"within noise of the baseline ({values}, {less}; {baseline.config})"
+    return f"{describe_gain(metric, theirs, ours)} than the baseline ({values}; {baseline.config})"
 
 
-def _compare_step_time(other: Trial, best: Trial) -> str:
-    ratio = _time_ratio(other, best)
-    if math.isnan(ratio):
-        return "no step time"
-    if ratio >= 1.1:
-        return f"step time {ratio:.3g}x as long"
-    return f"step time {abs(ratio - 1):.2%} {'longer' if ratio >= 1 else 'shorter'}"
+def _compare_primary(other: Trial, best: Trial, metric: MetricInfo) -> str:
+    theirs, ours = _value(other, metric), _value(best, metric)
+    if math.isnan(theirs / ours):
+        return f"no {metric.words}"
+    return f"{metric.words} {describe_difference(metric, theirs, ours)}"
 
 
-def _time_ratio(other: Trial, best: Trial) -> float:
-    """Step time of another trial divided by that of the best; NaN if one of them has none."""
-    theirs, ours = (trial.outcome.metrics.get("step_time_s") if trial.outcome else None for trial in (other, best))
-    return theirs / ours if theirs and ours else math.nan
+def _value(trial: Trial, metric: MetricInfo) -> float:
+    """The primary metric, which is above 0; NaN if the trial has none."""
+    return (trial.outcome.metrics.get(metric.name) if trial.outcome else None) or math.nan
 
 
 def _no_best_lines(state: RunState) -> list[str]:

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
+from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Provenance
 from cclsearch.propose.events import LlmTurn, ReportedEvent
 from cclsearch.record.event import EVENT, Event, RetryKind, TrialFinished, TrialRetried, TrialSubmitted
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
+from cclsearch.report.figures import format_value, name_better
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,18 +31,20 @@ def watch_json(stream: IO[str] | None = None) -> Watcher:
     return watch
 
 
-def watch_lines(budget: int, stream: IO[str] | None = None, *, max_attempts: int = 0) -> Watcher:
+def watch_lines(budget: int, metric: MetricInfo, stream: IO[str] | None = None, *, max_attempts: int = 0) -> Watcher:
     """A watcher that prints one plain line for each event that matters to a person."""
 
     def watch(event: Event, state: RunState) -> None:
-        line = describe_event(event, state, budget, max_attempts=max_attempts)
+        line = describe_event(event, state, budget, metric, max_attempts=max_attempts)
         if line:
             print(plain(line), file=stream or sys.stdout, flush=True)
 
     return watch
 
 
-def describe_event(event: Event, state: RunState, budget: int, *, max_attempts: int = 0) -> str | None:
+def describe_event(
+    event: Event, state: RunState, budget: int, metric: MetricInfo, *, max_attempts: int = 0
+) -> str | None:
     """One line about an event; None for an event that is not shown. A limit of 0 attempts means that it is unknown."""
     match event:
         case TrialSubmitted():
@@ -51,7 +55,7 @@ def describe_event(event: Event, state: RunState, budget: int, *, max_attempts: 
         case TrialRetried():
             return f"trial {event.trial:>3}  {_describe_retry(event, state, max_attempts)}"
         case TrialFinished():
-            return describe_trial(state.trials[event.trial], state, budget)
+            return describe_trial(state.trials[event.trial], state, budget, metric)
         case ReportedEvent() if not isinstance(event, LlmTurn):
             return f"           {event.label}: {one_line(event.text, 200)}"
         case _:
@@ -67,20 +71,22 @@ def _describe_retry(event: TrialRetried, state: RunState, max_attempts: int) -> 
     return f"{text} of {max_attempts + uncounted}" if max_attempts else text
 
 
-def describe_trial(trial: Trial, state: RunState, budget: int) -> str:
+def describe_trial(trial: Trial, state: RunState, budget: int, metric: MetricInfo) -> str:
     """A finished trial in one line: result, configuration, proposer, best so far, trials left."""
     best = state.best
-    best_text = f"best so far {format_step_time(best)}{_lead_note(trial, state)}" if best else "no best yet"
+    best_text = (
+        f"best so far {format_primary(best, metric)}{_lead_note(trial, state, metric)}" if best else "no best yet"
+    )
     left = max(budget - state.num_spent, 0)
-    return f"{describe_result(trial)}  {best_text}, {left} of {budget} trials left"
+    return f"{describe_result(trial, metric)}  {best_text}, {left} of {budget} trials left"
 
 
-def describe_result(trial: Trial) -> str:
+def describe_result(trial: Trial, metric: MetricInfo) -> str:
     """A trial in one line: result, configuration, proposer."""
-    return f"trial {trial.number:>3}  {result_text(trial):<24}  {trial.config}  ({trial.proposer})"
+    return f"trial {trial.number:>3}  {result_text(trial, metric):<24}  {trial.config}  ({trial.proposer})"
 
 
-def _lead_note(trial: Trial, state: RunState) -> str:
+def _lead_note(trial: Trial, state: RunState, metric: MetricInfo) -> str:
     """A note if a trial leads only within noise: the runner-up, and the confidence of beating it; else empty."""
     if trial.outcome is None or trial.outcome.provenance is not Provenance.MEASURED:
         return ""
@@ -90,11 +96,11 @@ def _lead_note(trial: Trial, state: RunState) -> str:
     lead = compare_with_runner_up(state, trial)
     if lead is None or lead[1] >= DEFAULT_CONFIDENCE:
         return ""
-    return f" (within noise of trial {lead[0]}: {lead[1]:.0%} probability of being faster)"
+    return f" (within noise of trial {lead[0]}: {lead[1]:.0%} probability of being {name_better(metric)})"
 
 
-def result_text(trial: Trial, limit: int = 60, *, as_data: bool = False) -> str:
-    """The result of a trial in a few words: step time, failure kind (`as_data`: its value), or the violated rules."""
+def result_text(trial: Trial, metric: MetricInfo, limit: int = 60, *, as_data: bool = False) -> str:
+    """The result of a trial: its primary metric, the failure kind (`as_data`: its value), or the violated rules."""
     outcome = trial.outcome
     if outcome is None:
         return "running" if trial.handle else "waiting"
@@ -103,14 +109,14 @@ def result_text(trial: Trial, limit: int = 60, *, as_data: bool = False) -> str:
     if outcome.admission and not outcome.admission.admitted:
         rules = ", ".join(v.rule for v in outcome.admission.verdicts if v.ok is False)
         return one_line(f"not admitted: {rules}", limit)
-    return format_step_time(trial) + _provenance_suffix(outcome.provenance)
+    return format_primary(trial, metric) + _provenance_suffix(outcome.provenance)
 
 
-def format_step_time(trial: Trial) -> str:
-    """The step time of a finished trial with its unit, or `no step time`."""
+def format_primary(trial: Trial, metric: MetricInfo) -> str:
+    """The primary metric of a finished trial with its unit, or `no step time`."""
     assert trial.outcome is not None
-    step_time_s = trial.outcome.metrics.get("step_time_s")
-    return "no step time" if step_time_s is None else f"{step_time_s:.4g} s"
+    value = trial.outcome.metrics.get(metric.name)
+    return f"no {metric.words}" if value is None else format_value(metric, value)
 
 
 def _provenance_suffix(provenance: Provenance) -> str:
@@ -120,10 +126,10 @@ def _provenance_suffix(provenance: Provenance) -> str:
 class LiveTable:
     """A table that is redrawn at each event; a context manager and a watcher."""
 
-    def __init__(self, console: Console, *, budget: int, title: str) -> None:
+    def __init__(self, console: Console, *, budget: int, title: str, metric: MetricInfo) -> None:
         from rich.live import Live
 
-        self._budget, self._title = budget, title
+        self._budget, self._title, self._metric = budget, title, metric
         self._live = Live(console=console, auto_refresh=False)
 
     def __enter__(self) -> LiveTable:
@@ -134,10 +140,11 @@ class LiveTable:
         self._live.__exit__(None, None, None)
 
     def __call__(self, event: Event, state: RunState) -> None:
-        self._live.update(make_table(state, budget=self._budget, title=self._title), refresh=True)
+        table = make_table(state, budget=self._budget, title=self._title, metric=self._metric)
+        self._live.update(table, refresh=True)
 
 
-def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> Table:
+def make_table(state: RunState, *, budget: int, title: str, metric: MetricInfo, last: int = 40) -> Table:
     """The last trials as a table, the best one highlighted; the remaining budget below."""
     from rich.table import Table
     from rich.text import Text
@@ -145,7 +152,7 @@ def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> T
     best = state.best
     left = max(budget - state.num_spent, 0)
     caption = (
-        f"best so far: trial {best.number}, {format_step_time(best)}{_lead_note(best, state)}"
+        f"best so far: trial {best.number}, {format_primary(best, metric)}{_lead_note(best, state, metric)}"
         if best
         else "no trial ranked yet"
     )
@@ -167,8 +174,8 @@ def make_table(state: RunState, *, budget: int, title: str, last: int = 40) -> T
             str(trial.number),
             str(trial.config),
             trial.proposer,
-            result_text(trial),
-            format_step_time(record) if record else "",
+            result_text(trial, metric),
+            format_primary(record, metric) if record else "",
         )
         rows.append((row, style))
     for row, style in rows[-last:]:

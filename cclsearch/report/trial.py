@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.redact import redact
 from cclsearch.core.text import read_tail
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.record.trial import Trial
+from cclsearch.report.figures import format_value, name_values
 from cclsearch.report.terminal import result_text
 from cclsearch.run.folder import Run
 from cclsearch.score.outcome import Outcome
+from cclsearch.tasks.base import task_of
 
 
 def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
@@ -34,33 +37,34 @@ def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
 
 def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[str]:
     """The same as lines for a person, with the end of the error log if the trial failed."""
+    metric = task_of(run.spec.card).primary_metric
     lines = [
         f"trial {trial.number} of {run.spec.run_id} ({run.spec.provenance.value})",
         f"configuration: {trial.config}",
     ]
-    lines.append(f"result: {result_text(trial, limit=300)}")
+    lines.append(f"result: {result_text(trial, metric, limit=300)}")
     lines.append(f"proposed by {trial.proposer}" + (f": {trial.rationale}" if trial.rationale else ""))
-    expected_s = trial.expects.metrics.get("step_time_s")
-    if expected_s is not None and f"{expected_s:.3g} s" not in trial.rationale:
-        lines.append(f"expected step time: {expected_s:.4g} s")
+    expected = trial.expects.metrics.get(metric.name)
+    if expected is not None and f"{expected:.3g} {metric.unit or ''}".rstrip() not in trial.rationale:
+        lines.append(f"expected {metric.words}: {format_value(metric, expected)}")
     lines += [f"attempt {number} does not count: {retry.reason}" for number, retry in enumerate(trial.retries, 1)]
     lines += [f"revised: {event.text}" for event in trial.revisions]
     if trial.outcome:
-        lines += _outcome_lines(trial.outcome)
+        lines += _outcome_lines(trial.outcome, metric)
     folder = run.trial_folder(trial.number)
     if trial.outcome and trial.outcome.failure:
         lines += _log_tail(folder / STDERR_FILE, log_lines)
     return [*lines, f"evidence: {folder}"]
 
 
-def _outcome_lines(outcome: Outcome) -> list[str]:
+def _outcome_lines(outcome: Outcome, metric: MetricInfo) -> list[str]:
     lines = []
     if outcome.failure:
         where = f" (rank {outcome.failure.rank})" if outcome.failure.rank is not None else ""
         lines.append(f"failed in {outcome.failure.stage.value}{where}: {outcome.failure.message}")
     lines += [f"  {name}: {value:.6g}" for name, value in sorted(outcome.metrics.items())]
     if outcome.spread is not None:
-        lines.append(f"  spread of step times: {outcome.spread:.1%}")
+        lines.append(f"  spread of {name_values(metric)}: {outcome.spread:.1%}")
     if outcome.admission:
         lines.append("admitted" if outcome.admission.admitted else "not admitted")
         for verdict in outcome.admission.verdicts:

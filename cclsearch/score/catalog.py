@@ -26,20 +26,26 @@ _NO_ENERGY = "no power was recorded, so the run script reported no `energy_j`"
 CATALOG: dict[str, MetricInfo] = {
     info.name: info
     for info in (
-        _result("step_time_s", "s", _LOW, _NO_TIMES, label="step time", short="step"),
-        _result("tokens_per_s", "tokens/s", _HIGH, _NO_TIMES),
-        _result("tokens_per_s_per_accelerator", "tokens/s", _HIGH, _NO_TIMES),
+        _result("step_time_s", "s", _LOW, _NO_TIMES, label="step time", short="step", axis="seconds per step"),
+        _result("tokens_per_s", "tokens/s", _HIGH, _NO_TIMES, label="tokens/s"),
+        _result(
+            "tokens_per_s_per_accelerator", "tokens/s", _HIGH, _NO_TIMES,
+            label="tokens/s per accelerator", heading="tokens/s per accel.",
+        ),
         _result("samples_per_s", "sequences/s", _HIGH, _NO_TIMES),
-        _result("mfu", "fraction", _HIGH, "the accelerator's peak or the model's FLOPs are unknown"),
+        _result("mfu", "fraction", _HIGH, "the accelerator's peak or the model's FLOPs are unknown", label="MFU"),
         _result("num_accelerators", "accelerators", _LOW, "the run script did not declare its world size"),
         _result("accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", _LOW, _NO_TIMES),
-        _result("peak_memory_gib", "GiB", _LOW, "the run script reported no peak memory"),
+        _result(
+            "peak_memory_gib", "GiB", _LOW, "the run script reported no peak memory",
+            label="peak memory", heading="memory (GiB)",
+        ),
         _result("memory_headroom_frac", "fraction", _HIGH, _NO_MEMORY),
         _result("energy_j_per_step", "J", _LOW, _NO_ENERGY),
         _result("energy_j_per_mtoken", "J/Mtoken", _LOW, _NO_ENERGY),
         _result("power_w", "W", _LOW, _NO_ENERGY),
     )
-}
+}  # fmt: skip
 """Name -> properties. `Mtoken` is a million tokens; a sequence has `seq_len` tokens."""
 
 ENERGY_METRICS = frozenset(name for name, info in CATALOG.items() if info.missing == _NO_ENERGY)

@@ -74,6 +74,12 @@ class Constraint(Model):
     unit: str | None = None
     missing: str = ""
 
+    def __str__(self) -> str:
+        """`peak_memory_gib at most 70 GiB`."""
+        bounds = (("at least", self.at_least), ("at most", self.at_most))
+        limits = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+        return f"{self.metric} {limits} {self.unit or ''}".rstrip()
+
     def broken_by(self, value: float) -> str | None:
         """Why that value violates the constraint, in one line; None if it does not."""
         unit = f" {self.unit}" if self.unit else ""

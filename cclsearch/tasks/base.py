@@ -20,6 +20,7 @@ from cclsearch.card.fields import CardField
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.values import Value
+from cclsearch.plugins import TASKS
 
 
 class Task:
@@ -35,6 +36,12 @@ class Task:
     """The objective of a search that names none (a file in `objectives/`); None: the primary metric."""
     highlights: tuple[str, ...] = ()
     """Metrics that summaries show beside the primary one, in order."""
+    efficiency: tuple[str, ...] = ()
+    """Metrics that tables show beside the primary one, such as those per accelerator."""
+    causes: tuple[str, ...] = ()
+    """Metrics that charts draw the primary one against."""
+    compared: tuple[str, ...] = ()
+    """Further metrics by which reports compare the best trial with the baseline."""
     card_fields: tuple[CardField, ...] = ()
     """Fields of a card that describe the work; their values are in `Card.work`."""
     needs_model: bool = True
@@ -47,7 +54,12 @@ class Task:
     @property
     def primary_metric(self) -> MetricInfo:
         """The properties of the primary metric."""
-        return next(metric for metric in self.metrics if metric.name == self.primary)
+        return self.metric(self.primary)
+
+    def metric(self, name: str) -> MetricInfo:
+        """The properties of a metric, if need be only its name: metrics of traces are not listed in `metrics`."""
+        unknown = MetricInfo(name=name, unit=None, direction=None, source="trace")
+        return next((metric for metric in self.metrics if metric.name == name), unknown)
 
     def describe_work(self, card: Card) -> str:
         """The card's work in one phrase, for reports and prompts."""
@@ -62,8 +74,7 @@ class Task:
 
     def describe_primary(self) -> str:
         """The primary metric with its unit, in words."""
-        metric = self.primary_metric
-        return f"{metric.words} ({metric.unit})" if metric.unit else metric.words
+        return self.primary_metric.words_with_unit
 
     def describe_for_agent(self, card: Card) -> list[str]:
         """Lines of a prompt about the card's work; the model and the hardware have lines of their own."""
@@ -76,3 +87,9 @@ class Task:
     def seed_policy(self, card: Card) -> str | None:
         """Name of the shipped policy program that fits the card; None if there is none."""
         return None
+
+
+def task_of(card: Card) -> Task:
+    """The task of a card; raises UserError if there is none of its name."""
+    task: Task = TASKS.get(card.task)
+    return task

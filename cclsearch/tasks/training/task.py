@@ -21,6 +21,12 @@ class TrainingTask(Task):
     primary = "step_time_s"
     objective = "step_time"
     highlights = ("tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_gib")
+    efficiency = ("tokens_per_s_per_accelerator", "mfu")
+    causes = ("overlap", "mfu")
+    compared = (
+        "overlap", "compute_frac", "exposed_comm_frac", "idle_frac", "comm_wait_frac", "compute_imbalance",
+        "pipeline_bubble", "num_accelerators",
+    )  # fmt: skip
     card_fields = WORK_FIELDS
     rules = (
         *("num_accelerators", "tp_divides_heads", "tp_divides_kv_heads", "pp_at_most_layers", "accumulation_whole"),

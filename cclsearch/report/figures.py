@@ -1,0 +1,60 @@
+"""A metric's values with their unit, and two values compared in words; unit and direction are those of the metric."""
+
+from __future__ import annotations
+
+from cclsearch.core.metrics import MetricInfo
+from cclsearch.draw.axes import show_number
+
+
+def format_value(metric: MetricInfo, value: float) -> str:
+    """The value with its unit, to four digits: `0.1736 s`, `12,345 requests/s`, `45.31%`, `3.221 GB`."""
+    if metric.unit == "fraction":
+        return f"{value:.2%}"
+    if metric.unit == "B":
+        prefix, size = next(((p, s) for p, s in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if abs(value) >= s), ("", 1.0))
+        return f"{value / size:.4g} {prefix}B"
+    is_long = abs(value) >= 1000 and not metric.is_time
+    return f"{value:{',.0f' if is_long else '.4g'}} {metric.unit or ''}".rstrip()
+
+
+def show_value(metric: MetricInfo, value: float) -> str:
+    """The value to three digits, with its unit unless the metric's words contain it: `33.1 GiB`, `12,345`, `45.3%`."""
+    if metric.unit == "fraction":
+        return f"{value:.1%}"
+    if metric.unit == "B":
+        return format_value(metric, value)
+    return f"{show_number(value)} {metric.shown_unit}".rstrip()
+
+
+def name_value(metric: MetricInfo, value: float) -> str:
+    """The value with the metric's words: `peak memory 33.1 GiB`, `12,345 tokens/s per accelerator`, `MFU 45.3%`."""
+    shown = show_value(metric, value)
+    return f"{shown} {metric.words}" if metric.has_unit_in_words else f"{metric.words} {shown}"
+
+
+def name_values(metric: MetricInfo) -> str:
+    """The metric's words in the plural: `step times`, `values of MFU`."""
+    return f"{metric.words}s" if metric.words.endswith("time") else f"values of {metric.words}"
+
+
+def describe_difference(metric: MetricInfo, other: float, best: float) -> str:
+    """How another value relates to the best one, both above 0: `2.62x as long`, `3.97% longer`, `12.50% lower`."""
+    ratio = other / best
+    more, less, as_much = ("longer", "shorter", "as long") if metric.is_time else ("higher", "lower", "as high")
+    return f"{ratio:.3g}x {as_much}" if ratio >= 1.1 else f"{abs(ratio - 1):.2%} {more if ratio >= 1 else less}"
+
+
+def describe_gain(metric: MetricInfo, old: float, new: float) -> str:
+    """By how much the new value is better: `2.72x faster`, `5.00% better`, `not faster`."""
+    gain, better = find_gain(metric, old, new), name_better(metric)
+    return f"{gain:.3g}x {better}" if gain >= 1.1 else f"{gain - 1:.2%} {better}" if gain >= 1 else f"not {better}"
+
+
+def find_gain(metric: MetricInfo, old: float, new: float) -> float:
+    """By what factor the new value is better, both above 0; below 1 if it is worse."""
+    return new / old if metric.greater_is_better else old / new
+
+
+def name_better(metric: MetricInfo) -> str:
+    """`faster` for times, else `better`."""
+    return "faster" if metric.is_time else "better"
