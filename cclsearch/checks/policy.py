@@ -33,7 +33,9 @@ class PolicyVerdict:
     fits: float | None = None
     """Predicted probability of fitting into memory."""
     slower: float | None = None
-    """Predicted primary metric as a multiple of that of the best predicted configuration that fits, at least 1."""
+    """By how much the predicted primary metric is worse than the best prediction that fits: a factor, 1 for none."""
+    best: str = ""
+    """The best prediction, in words."""
 
 
 def read_program(path: Path) -> str:
@@ -73,7 +75,8 @@ def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
         return PolicyVerdict(card.name, named, False, reasons)
     best, value = _best_value(view, table), float(table.value_N[row])
     slower = (value / best) ** view.primary.sign if best and np.isfinite(value) else None
-    return PolicyVerdict(card.name, choice.config, True, (), choice.note, float(table.fits_N[row]), slower)
+    words = "the fastest predicted time" if view.primary.is_time else f"the best predicted {view.primary.words}"
+    return PolicyVerdict(card.name, choice.config, True, (), choice.note, float(table.fits_N[row]), slower, words)
 
 
 def _best_value(view: SearchView, table: SurrogateTable) -> float | None:
@@ -86,7 +89,7 @@ def describe_verdict(verdict: PolicyVerdict) -> list[str]:
     choice = "no configuration" if verdict.config is None else str(verdict.config)
     if verdict.is_legal:
         fits = f"P(fits) {verdict.fits:.2f}" if verdict.fits is not None else ""
-        slower = f", {verdict.slower:.2f}x the fastest predicted time" if verdict.slower is not None else ""
+        slower = f", {verdict.slower:.2f}x {verdict.best}" if verdict.slower is not None else ""
         note = f" ({verdict.note})" if verdict.note else ""
         return [f"{verdict.workload}: {choice}: in the search space, predicted {fits}{slower}{note}"]
     reasons = [line for reason in verdict.reasons for line in reason.splitlines()]

@@ -156,18 +156,15 @@ def _describe_card(view: SearchView, options: PromptOptions) -> str:
 
 def _describe_model(arch: ModelArch, precision: str) -> list[str]:
     moe = arch.moe
+    experts = moe and (
+        f"mixture of experts: {moe.num_experts} experts, top-{moe.top_k}, expert width "
+        f"{moe.expert_intermediate_size}, {moe.num_shared_experts} shared, {moe.num_dense_layers} dense layers"
+    )
     return [
         f"{arch.num_layers} layers, hidden {arch.hidden_size}, {arch.num_heads} heads ({arch.num_kv_heads} KV), "
         f"head dim {arch.head_dim}, FFN {arch.intermediate_size}{' gated' if arch.gated_mlp else ''}, "
         f"vocabulary {arch.vocab_size}, {one_line(precision, 20)}",
-        *(
-            [
-                f"mixture of experts: {moe.num_experts} experts, top-{moe.top_k}, expert width "
-                f"{moe.expert_intermediate_size}, {moe.num_shared_experts} shared, {moe.num_dense_layers} dense layers"
-            ]
-            if moe
-            else []
-        ),
+        *([experts] if experts else []),
     ]
 
 

@@ -18,6 +18,13 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import SearchView
 from cclsearch.space.table import Space
 
+ARCH_FIELDS = (
+    *("num_layers", "num_heads", "num_kv_heads", "num_params"),
+    *("hidden_size", "head_dim", "intermediate_size", "vocab_size"),
+)
+MOE_FIELDS = ("num_experts", "top_k", "expert_intermediate_size")
+"""Fields of a model that published policies read; of a dense model, the latter are None."""
+
 
 @dataclass(frozen=True)
 class PolicyChoice:
@@ -90,20 +97,9 @@ def workload_fields(view: SearchView) -> dict[str, Any]:
 
 
 def _model_fields(arch: ModelArch) -> dict[str, Any]:
-    moe = arch.moe
-    return {
-        "num_layers": arch.num_layers,
-        "num_heads": arch.num_heads,
-        "num_kv_heads": arch.num_kv_heads,
-        "num_params": arch.num_params or count_parameters(arch),
-        "hidden_size": arch.hidden_size,
-        "head_dim": arch.head_dim,
-        "intermediate_size": arch.intermediate_size,
-        "vocab_size": arch.vocab_size,
-        "num_experts": moe.num_experts if moe else None,
-        "top_k": moe.top_k if moe else None,
-        "expert_intermediate_size": moe.expert_intermediate_size if moe else None,
-    }
+    found = {name: getattr(arch, name) for name in ARCH_FIELDS}
+    found["num_params"] = arch.num_params or count_parameters(arch)
+    return found | {name: getattr(arch.moe, name, None) for name in MOE_FIELDS}
 
 
 def environment_fields(card: Card, space: Space) -> dict[str, Any]:
