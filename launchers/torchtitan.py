@@ -66,6 +66,8 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
         *("--parallelism.pipeline_parallel_degree", str(config.get("pp", 1))),
         *("--parallelism.pipeline_parallel_schedule", "1F1B"),
         *(("--parallelism.context_parallel_degree", str(config["cp"])) if "cp" in config else ()),
+        # its default, headtail, cannot shard the block mask of the models' FlexAttention
+        *(("--parallelism.context_parallel_load_balancer", "ptrr") if int(config.get("cp", 1)) > 1 else ()),
         *("--parallelism.expert_parallel_degree", str(config.get("ep", 1))),
         # its default, spmd_types, passes FSDP arguments that only a nightly torch accepts (2.13 refuses them)
         *("--parallelism.spmd_backend", "partial_dtensor"),

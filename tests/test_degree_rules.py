@@ -124,6 +124,11 @@ def apply_rule(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
         (make("cp_divides_sequence"), {"cp": 4}, False, "20 tokens / (2 x cp 4) = 2.5"),
         (make("cp_divides_sequence", tp=True), {"cp": 5, "tp": 2}, True, "20 tokens / (2 x cp 5 x tp 2) = 1"),
         (make("cp_divides_sequence", tp=True), {"cp": 5, "tp": 4}, False, "20 tokens / (2 x cp 5 x tp 4) = 0.5"),
+        (make("cp_divides_sequence", block=5), {"cp": 2, "tp": 2}, True,
+         "20 tokens / (2 x cp 2) = 5, / (5 x cp 2) = 2"),
+        (make("cp_divides_sequence", block=4), {"cp": 2}, False, "20 tokens / (2 x cp 2) = 5, / (4 x cp 2) = 2.5"),
+        (make("cp_divides_sequence", tp=True, block=4), {"cp": 5, "tp": 4}, False,
+         "20 tokens / (2 x cp 5 x tp 4) = 0.5, / (4 x cp 5) = 1"),
         (make("ep_divides_dp"), {"ep": 3, "dp": 6}, True, "ep 3 with dp 6"),
         (make("ep_divides_dp"), {"ep": 6, "dp": 3}, False, "ep 6 with dp 3"),
     ],
@@ -148,6 +153,10 @@ def test_a_rule_that_a_model_cannot_violate_is_left_out() -> None:
         (
             make("degrees_on_torus", change_card(DENSE, torus=(4, 4)), knobs={"tp"}),
             "tp, dp and pp each use whole axes of the 4x4 torus",
+        ),
+        (
+            make("cp_divides_sequence", tp=True, block=4),
+            "with cp above 1, 2 x cp x tp divides the 20 tokens of a sequence, and so does 4 x cp",
         ),
         (make("cp_divides_sequence"), "with cp above 1, 2 x cp divides the 20 tokens of a sequence"),
         (make("tp_inside_node"), "tp divides the 4 accelerators of a node, so that no tensor-parallel group leaves it"),

@@ -129,6 +129,9 @@ def test_context_parallelism_is_an_option_only_if_the_space_has_it(
     assert option not in render(name, make_input(config), monkeypatch)
     words = render(name, make_input({**config, "cp": 4}), monkeypatch)
     assert words[words.index(option) + 1] == "4"
+    balancer = "--parallelism.context_parallel_load_balancer"
+    assert (balancer in words) == (name == "torchtitan"), "FlexAttention's block mask needs its own balancer"
+    assert balancer not in render(name, make_input({**config, "cp": 1}), monkeypatch)
 
 
 def test_an_undocumented_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

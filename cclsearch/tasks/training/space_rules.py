@@ -40,14 +40,22 @@ def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Claus
 register_divides("tp_divides_sequence", "tp", lambda card: card.number("seq_len"), "tokens of a sequence")
 
 
-@register_rule("cp_divides_sequence", "cp", "tp", parameters=("tp",))
+@register_rule("cp_divides_sequence", "cp", "tp", parameters=("tp", "block"))
 def _cp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
-    """A ring is balanced under a causal mask if every rank has two chunks. `tp: true` if tp shards a chunk too."""
-    length, degrees = card.number("seq_len"), ["cp", "tp"] if options.get("tp") else ["cp"]
+    """Two chunks of a sequence per rank balance a causal mask.
+
+    `tp: true` if tensor-parallel ranks shard a chunk too, `block: N` if a rank's tokens are a multiple of N.
+    """
+    length, block = card.number("seq_len"), int(options.get("block", 1))
+    degrees = ["cp", "tp"] if options.get("tp") else ["cp"]
     return (
-        f"with cp above 1, 2 x {' x '.join(degrees)} divides the {length} tokens of a sequence",
-        lambda at: (at["cp"] == 1) | (length % (2 * at.product(degrees)) == 0),
-        lambda c: f"{length} tokens / (2 x {c.describe(degrees)}) = {length / (2 * c.product(degrees)):g}",
+        f"with cp above 1, 2 x {' x '.join(degrees)} divides the {length} tokens of a sequence"
+        + (f", and so does {block} x cp" if block > 1 else ""),
+        lambda at: (at["cp"] == 1) | ((length % (2 * at.product(degrees)) == 0) & (length % (block * at["cp"]) == 0)),
+        lambda c: (
+            f"{length} tokens / (2 x {c.describe(degrees)}) = {length / (2 * c.product(degrees)):g}"
+            + (f", / ({block} x cp {c['cp']}) = {length / (block * c['cp']):g}" if block > 1 else "")
+        ),
     )
 
 
