@@ -102,21 +102,21 @@ def observe(recording: Recording, trial: int, row: int) -> Observation:
     """The recorded result of one row."""
     found = recording.rows[row]
     config = recording.space.config(row)
-    if found.step_time_s is None:
+    if found.metrics.get("step_time_s") is None:
         kind = FailureKind.OUT_OF_MEMORY if found.status == "oom" else FailureKind.CRASHED
         failure = Failure(stage=Stage.RUN, kind=kind, message=f"recorded as {found.status}")
         return Observation(trial, config, row, None, failure=failure)
-    return Observation(trial, config, row, found.step_time_s, metrics=found.metrics)
+    return Observation(trial, config, row, found.metrics.get("step_time_s"), metrics=found.metrics)
 
 
 def curve(recording: Recording, seen: Sequence[Observation]) -> tuple[float, ...]:
     """Log of best over optimum after each trial; before a success, that of the slowest row."""
-    best = max(row.step_time_s for row in recording.rows if row.step_time_s is not None)
+    best = max(row.metrics.get("step_time_s") for row in recording.rows if row.metrics.get("step_time_s") is not None)
     logs = []
     for trial in range(BUDGET):
         if trial < len(seen):
             best = min(best, seen[trial].loss or best)
-        logs.append(float(np.log(best / recording.best_step_time_s)))
+        logs.append(float(np.log(best / recording.best_value)))
     return tuple(logs)
 
 
@@ -204,8 +204,8 @@ def run_policies(folder: Path) -> None:
 
 def ratio(recording: Recording, row: int | None) -> float | None:
     """Picked over optimum; None if no row was picked or it did not run."""
-    time_s = recording.rows[row].step_time_s if row is not None else None
-    return None if time_s is None else time_s / recording.best_step_time_s
+    time_s = recording.rows[row].metrics.get("step_time_s") if row is not None else None
+    return None if time_s is None else time_s / recording.best_value
 
 
 def format_ratios(ratios: Sequence[float | None]) -> str:

@@ -69,8 +69,8 @@ def _calibrate_each(recordings: Sequence[Recording], priors: Priors, part: str) 
 def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
     from cclsearch.propose.bayes.time_ensemble import downweight_slow
 
-    rows = [n for n, row in enumerate(recording.rows) if row.step_time_s is not None]
-    values = np.log([recording.rows[n].step_time_s or 0.0 for n in rows])
+    rows = [n for n, row in enumerate(recording.rows) if row.metrics.get("step_time_s") is not None]
+    values = np.log([recording.rows[n].metrics.get("step_time_s") or 0.0 for n in rows])
     evidence = replace(
         _known(rows, values, noise_n=downweight_slow(values, np.full(len(rows), priors.time.noise))), one_sided=True
     )
@@ -78,7 +78,7 @@ def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
 
 
 def _calibrate_memory(recording: Recording, priors: Priors) -> Posterior | None:
-    rows = [n for n, row in enumerate(recording.rows) if row.peak_memory_gib is not None]
+    rows = [n for n, row in enumerate(recording.rows) if row.metrics.get("peak_memory_gib") is not None]
     if not rows:
         return None
     values = np.log([recording.rows[n].peak_memory_gib or 0.0 for n in rows])

@@ -55,7 +55,7 @@ class Problem:
 
     def points(self, rows: Sequence[int]) -> np.ndarray:
         """(n, 2) step time and number of accelerators of the rows that have a time."""
-        times = [(self.recording.rows[row].step_time_s, row) for row in rows]
+        times = [(self.recording.rows[row].metrics.get("step_time_s"), row) for row in rows]
         sizes = self.recording.space.num_accelerators_N
         return np.array([[t, float(sizes[row])] for t, row in times if t is not None]).reshape(-1, 2)
 
@@ -113,12 +113,12 @@ def replay(problem: Problem, proposer: Proposer, budget: int, *, seed: int, obje
 def observe(recording: Recording, row: int, trial: int, loss: Loss) -> Observation:
     """Return the observation that a search gets for this row."""
     measured = recording.rows[row]
-    if measured.step_time_s is None:
+    if measured.metrics.get("step_time_s") is None:
         kind = FailureKind.OUT_OF_MEMORY if measured.status == "oom" else FailureKind.CRASHED
         failure = Failure(stage=Stage.RUN, kind=kind, message=f"recorded as {measured.status}")
         return Observation(trial=trial, config=measured.config, row=row, loss=None, failure=failure)
     size = float(recording.space.num_accelerators_N[row])
-    metrics = {"step_time_s": measured.step_time_s, "num_accelerators": size}
+    metrics = {"step_time_s": measured.metrics.get("step_time_s"), "num_accelerators": size}
     return Observation(
         trial=trial,
         config=measured.config,

@@ -42,10 +42,10 @@ def evaluate(recording: Recording, seen: Sequence[Observation], priors: Priors) 
     rows = np.array([n for n in range(len(recording.rows)) if n not in tried])
     log_time = fit_time_models(model, seen, (), priors).mean(rows)
     p_success = fit_feasibility(model, seen, priors).predict(rows)[2]
-    measured = np.array([recording.rows[n].step_time_s or np.nan for n in rows])
+    measured = np.array([recording.rows[n].metrics.get("step_time_s") or np.nan for n in rows])
     ok = np.isfinite(measured)
     error = np.abs(np.expm1(log_time[ok] - np.log(measured[ok])))
-    near = measured[ok] <= NEAR * recording.best_step_time_s
+    near = measured[ok] <= NEAR * recording.best_value
     return [
         float(spearmanr(log_time[ok], measured[ok]).statistic),
         float(np.median(error)),

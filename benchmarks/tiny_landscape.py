@@ -22,10 +22,11 @@ from cclsearch.card.model import Card
 from cclsearch.core.values import Config
 from cclsearch.launch.base import Job, JobState
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import CONFIG_FILE, TrialInput, TrialResult
+from cclsearch.launch.contract import CONFIG_FILE
 from cclsearch.launch.profile import load_profile, make_launcher
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
+from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 
 TIMEOUT_S = 300.0
 DISTURBED_CORES = 0.3
@@ -87,8 +88,8 @@ def read_or_run(launcher: object, card: Card, config: Config, folder: Path, numb
         while status.state is not JobState.DONE:
             time.sleep(0.1)
             status = launcher.poll([handle])[0]  # type: ignore[attr-defined]
-        result = collect_result(folder) if status.failure is None else status.failure
-        if not isinstance(result, TrialResult):
+        result = collect_result(folder, TrainingResult) if status.failure is None else status.failure
+        if not isinstance(result, TrainingResult):
             kept.write_text(json.dumps(str(result.kind)))
             return str(result.kind)
         if (result.foreign_cpu_cores or 0.0) > DISTURBED_CORES:
@@ -99,11 +100,11 @@ def read_or_run(launcher: object, card: Card, config: Config, folder: Path, numb
     return median
 
 
-def make_input(card: Card, config: Config, number: int) -> TrialInput:
+def make_input(card: Card, config: Config, number: int) -> TrainingInput:
     """Return the trial's input as a search would write it, without a profiled window."""
     ranks = config.as_int("tp") * config.as_int("dp") * config.as_int("pp")
     rows = config.as_int("dp") * config.as_int("micro_batch_size")
-    return TrialInput(
+    return TrainingInput(
         run_id="landscape",
         trial=number,
         config=config,

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
-from cclsearch.launch.contract import RESULT_FILE, RunStatus, TrialResult
+from cclsearch.launch.contract import RESULT_FILE, RunStatus
+from cclsearch.tasks.training.contract import TrainingResult
 
-Ending = TrialResult | Failure | None
+Ending = TrainingResult | Failure | None
 """A result file, the launcher's own failure, or None for a job that keeps running."""
 
 
-def ran(job: Job, step_time_s: float = 1.0, **changes: object) -> TrialResult:
+def ran(job: Job, step_time_s: float = 1.0, **changes: object) -> TrainingResult:
     """Return a valid result of that job."""
     payload = job.payload
     fields = {
@@ -27,7 +28,7 @@ def ran(job: Job, step_time_s: float = 1.0, **changes: object) -> TrialResult:
         "devices": ("cpu",) * payload.num_ranks,
         "simulated": True,
     }
-    return TrialResult.model_validate({**fields, **changes})
+    return TrainingResult.model_validate({**fields, **changes})
 
 
 def failed(kind: FailureKind) -> Failure:
@@ -56,7 +57,7 @@ class ScriptedLauncher:
     def _submit(self, job: Job) -> Handle:
         self.submitted.append(job.name)
         ending = self.decide(job)
-        if isinstance(ending, TrialResult):
+        if isinstance(ending, TrainingResult):
             (job.trial_dir / RESULT_FILE).write_text(ending.model_dump_json())
         self._endings[job.name] = ending
         handle = Handle(launcher=self.name, job_name=job.name, job_id=job.name, trial_dir=job.trial_dir)

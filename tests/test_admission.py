@@ -10,13 +10,15 @@ import pytest
 from cclsearch.card.arch import count_parameters, flops_per_token
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, FailureKind, Provenance
-from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
+from cclsearch.launch.contract import RunStatus
 from cclsearch.score.admission import admit
-from cclsearch.score.derive import derive_metrics, relative_spread
 from cclsearch.score.evaluate import evaluate_trial
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import load_objective
 from cclsearch.score.outcome import Verdict
+from cclsearch.tasks.training.admission import ADMISSION_RULES
+from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
+from cclsearch.tasks.training.task import TrainingTask
 
 ARCH = ModelArch(
     num_layers=32,
@@ -39,7 +41,7 @@ CARD = Card(
     hardware=Hardware(accelerator="a100-40", num_accelerators=16, accelerators_per_node=4, memory_gib=40),
     framework="megatron",
 )
-PAYLOAD = TrialInput(
+PAYLOAD = TrainingInput(
     run_id="r",
     trial=1,
     config=Config(tp=2, dp=4, pp=2, micro_batch_size=1),
@@ -51,7 +53,7 @@ PAYLOAD = TrialInput(
     num_ranks=16,
     ranks_per_node=4,
 )
-RESULT = TrialResult(
+RESULT = TrainingResult(
     status=RunStatus.OK,
     world_size=16,
     global_batch_size=32,
@@ -80,12 +82,13 @@ def make_evidence(result: dict[str, Any] | None = None, trace: dict[str, Any] | 
     changed = RESULT.model_copy(update=result or {})
     traces = TRACE.model_copy(update=trace or {})
     evidence = {"payload": PAYLOAD, "card": CARD, "provenance": Provenance.MEASURED, "trace": traces} | fields
-    metrics = derive_metrics(evidence["payload"], changed, evidence["card"], evidence["trace"])
-    return Evidence(result=changed, metrics=metrics, spread=relative_spread(changed.step_times_s), **evidence)
+    found = Evidence(result=changed, **evidence)
+    metrics, spread = TrainingTask().measure(found)
+    return dataclasses.replace(found, metrics=metrics, spread=spread)
 
 
 def violated_rules(evidence: Evidence) -> dict[str, str]:
-    admission = admit(evidence)
+    admission = admit(evidence, ADMISSION_RULES)
     broken = {verdict.rule: verdict.detail for verdict in admission.verdicts if verdict.ok is False}
     assert admission.admitted == (not broken)
     return broken
@@ -93,11 +96,11 @@ def violated_rules(evidence: Evidence) -> dict[str, str]:
 
 def verdict_of(evidence: Evidence, rule: str) -> Verdict:
     """The verdict of that rule."""
-    return next(verdict for verdict in admit(evidence).verdicts if verdict.rule == rule)
+    return next(verdict for verdict in admit(evidence, ADMISSION_RULES).verdicts if verdict.rule == rule)
 
 
 def test_an_honest_run_is_admitted_by_every_checkable_rule() -> None:
-    admission = admit(make_evidence())
+    admission = admit(make_evidence(), ADMISSION_RULES)
     assert admission.admitted
     assert {v.rule for v in admission.verdicts if v.ok is None} == {"unedited"}
 
@@ -194,7 +197,7 @@ def test_more_ranks_than_cores_leave_no_core_idle() -> None:
 
 
 def test_a_recording_is_admitted_without_traces() -> None:
-    recorded = TrialResult(
+    recorded = TrainingResult(
         status=RunStatus.OK, world_size=16, global_batch_size=32, seq_len=1024, step_times_s=(1.0,), recorded=True
     )
     outcome = evaluate_trial(PAYLOAD, recorded, CARD, load_objective("step_time"), provenance=Provenance.RECORDED)

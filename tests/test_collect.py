@@ -9,6 +9,7 @@ import pytest
 
 from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.collect import classify_log, collect_result
+from cclsearch.tasks.training.contract import TrainingResult
 
 CUDA_OOM = """\
 [rank3]: Traceback (most recent call last):
@@ -81,7 +82,7 @@ def test_the_first_rank_that_failed_by_itself_counts(tmp_path: Path) -> None:
     for record in records:
         (tmp_path / "failures" / f"rank-{record['rank']}.json").write_text(json.dumps(record))
     (tmp_path / "failures" / "rank-9.json").write_text("{torn")
-    failure = collect_result(tmp_path, exit_code=1)
+    failure = collect_result(tmp_path, TrainingResult, exit_code=1)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1)
 
@@ -101,7 +102,7 @@ def test_the_first_rank_that_failed_by_itself_counts(tmp_path: Path) -> None:
 )
 def test_an_invalid_result_is_a_failure_with_a_reason(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "result.json").write_text(text)
-    failure = collect_result(tmp_path)
+    failure = collect_result(tmp_path, TrainingResult)
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.CRASHED
     assert words in failure.message
@@ -110,13 +111,13 @@ def test_an_invalid_result_is_a_failure_with_a_reason(tmp_path: Path, text: str,
 def test_a_signal_is_recognized_by_a_shells_exit_code(tmp_path: Path) -> None:
     (tmp_path / "exit_code").write_text("137\n")
     (tmp_path / "stderr.log").write_text("Killed\n")
-    failure = collect_result(tmp_path)
+    failure = collect_result(tmp_path, TrainingResult)
     assert isinstance(failure, Failure)
     assert "SIGKILL" in failure.message
 
 
 def test_control_characters_of_a_log_do_not_reach_the_message(tmp_path: Path) -> None:
     (tmp_path / "stderr.log").write_bytes(b"ValueError: \x1b[31mred\x1b[0m \xff and \x07 bell\n")
-    failure = collect_result(tmp_path, exit_code=1)
+    failure = collect_result(tmp_path, TrainingResult, exit_code=1)
     assert isinstance(failure, Failure)
     assert failure.message == "ValueError: red � and bell"

@@ -8,13 +8,14 @@ import pytest
 from test_admission import CARD, PAYLOAD, RESULT, TRACE
 
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
-from cclsearch.launch.contract import RunStatus, TrialResult
+from cclsearch.launch.contract import RunStatus
 from cclsearch.score.evaluate import evaluate_failure, evaluate_trial
 from cclsearch.score.objective import load_objective
 from cclsearch.score.outcome import Outcome
+from cclsearch.tasks.training.contract import TrainingResult
 
 
-def judge(result: TrialResult = RESULT, objective: str = "step_time", **fields: object) -> Outcome:
+def judge(result: TrainingResult = RESULT, objective: str = "step_time", **fields: object) -> Outcome:
     arguments = {"provenance": Provenance.MEASURED, "trace": TRACE} | fields
     return evaluate_trial(PAYLOAD, result, CARD, load_objective(objective), **arguments)  # type: ignore[arg-type]
 
@@ -48,7 +49,7 @@ def test_memory_of_a_cpu_process_gives_no_accelerator_headroom() -> None:
 
 def test_a_failed_run_keeps_its_own_reason() -> None:
     reason = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="CUDA out of memory", rank=3)
-    outcome = judge(TrialResult(status=RunStatus.FAILED, failure=reason, peak_memory_bytes=(40 * 2**30,)))
+    outcome = judge(TrainingResult(status=RunStatus.FAILED, failure=reason, peak_memory_bytes=(40 * 2**30,)))
     assert outcome.failure == reason
     assert outcome.loss is None
     assert outcome.metrics == {"peak_memory_gib": 40.0}
@@ -69,14 +70,14 @@ def test_unusable_step_times_are_shown_up_to_the_fifth() -> None:
 
 def test_a_failure_without_a_result_or_a_peak_has_no_metrics() -> None:
     reason = Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message="too slow")
-    silent = TrialResult(status=RunStatus.FAILED, failure=reason)
+    silent = TrainingResult(status=RunStatus.FAILED, failure=reason)
     for result in (None, silent):
         outcome = evaluate_failure(reason, Provenance.MEASURED, result)
         assert (outcome.failure, outcome.metrics) == (reason, {})
 
 
 def test_a_failure_without_a_reason_says_so() -> None:
-    outcome = judge(TrialResult(status=RunStatus.FAILED))
+    outcome = judge(TrainingResult(status=RunStatus.FAILED))
     assert outcome.failure is not None
     assert outcome.failure.message == "the run script reported a failure without a reason"
 

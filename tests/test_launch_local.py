@@ -18,9 +18,10 @@ from cclsearch.core.processes import start_ticks, terminate_processes
 from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import RunStatus, TrialResult
+from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.local import LocalLauncher
 from cclsearch.launch.profile import make_launcher, profile_from_mapping
+from cclsearch.tasks.training.contract import TrainingResult
 
 WRITE_RESULT = """
 import json, os
@@ -78,8 +79,8 @@ def fail(start, script: str, **options: float) -> Failure:
 def test_a_job_runs_under_the_trial_contract(start) -> None:
     launcher, handle = start(WRITE_RESULT)
     assert wait_until_done(launcher, handle).failure is None
-    result = collect_result(handle.trial_dir)
-    assert isinstance(result, TrialResult)
+    result = collect_result(handle.trial_dir, TrainingResult)
+    assert isinstance(result, TrainingResult)
     assert result.status is RunStatus.OK
     assert result.extra == {"tp": "2"}
 
@@ -127,7 +128,7 @@ def test_a_result_that_is_not_json_is_a_failure_that_says_so(start) -> None:
     script = "import os; open(os.environ['CCL_TRIAL_DIR'] + '/result.json', 'w').write('{\"status\": \"o')"
     launcher, handle = start(script)
     assert wait_until_done(launcher, handle).state is JobState.DONE
-    failure = collect_result(handle.trial_dir)
+    failure = collect_result(handle.trial_dir, TrainingResult)
     assert isinstance(failure, Failure)
     assert "result.json is not JSON" in failure.message
 

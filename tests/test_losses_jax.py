@@ -13,7 +13,8 @@ from trials import LAUNCHERS, MOE, make_input, make_job, run_script
 
 from cclsearch.core.values import Value
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import TrialResult, trial_environment
+from cclsearch.launch.contract import trial_environment
+from cclsearch.tasks.training.contract import TrainingResult
 
 pytest.importorskip("jax")
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.serial
 LAYOUT: dict[str, Value] = {"dp": 2, "ep": 2, "tp": 2, "micro_batch_size": 2, "activation_checkpointing": "full"}
 
 
-def run_two_processes(folder: Path) -> TrialResult:
+def run_two_processes(folder: Path) -> TrainingResult:
     payload = make_input({"dp": 2, "ep": 2, "micro_batch_size": 4}, arch=MOE)
     make_job(folder, payload)
     with socket.socket() as free:
@@ -41,8 +42,8 @@ def run_two_processes(folder: Path) -> TrialResult:
         for process in range(2)
     ]
     said = [process.communicate(timeout=240)[0] for process in processes]
-    result = collect_result(folder)
-    assert isinstance(result, TrialResult), "\n".join([str(result), *said])[-4000:]
+    result = collect_result(folder, TrainingResult)
+    assert isinstance(result, TrainingResult), "\n".join([str(result), *said])[-4000:]
     return result
 
 

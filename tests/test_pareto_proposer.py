@@ -37,11 +37,14 @@ def view_of(recording: Recording, rows: list[int], pending: frozenset[int] = fro
 
 def observe(recording: Recording, row: int, trial: int) -> Observation:
     measured = recording.rows[row]
-    if measured.step_time_s is None:
+    if measured.metrics.get("step_time_s") is None:
         failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="recorded as oom")
         return Observation(trial=trial, config=measured.config, row=row, loss=None, failure=failure)
-    metrics = {"step_time_s": measured.step_time_s, "num_accelerators": float(recording.space.num_accelerators_N[row])}
-    time_s = measured.step_time_s
+    metrics = {
+        "step_time_s": measured.metrics.get("step_time_s"),
+        "num_accelerators": float(recording.space.num_accelerators_N[row]),
+    }
+    time_s = measured.metrics.get("step_time_s")
     return Observation(trial, measured.config, row, time_s, metrics=measured.metrics | metrics)
 
 
@@ -60,7 +63,7 @@ def test_the_pareto_front_is_found_in_two_thirds_of_the_rows_without_repeats(joi
     found = {int(joined.space.num_accelerators_N[row]): np.inf for row in rows}
     for row in rows:
         size = int(joined.space.num_accelerators_N[row])
-        found[size] = min(found[size], joined.rows[row].step_time_s or np.inf)
+        found[size] = min(found[size], joined.rows[row].metrics.get("step_time_s") or np.inf)
     assert found == {4: 4.0, 8: 2.0, 16: 1.0}
 
 

@@ -163,8 +163,8 @@ def test_the_predicted_order_agrees_with_every_shipped_landscape():
     for path in find_recordings(LANDSCAPES):
         recording = load_recording(path)
         prediction = predict_space(recording.card, recording.space)
-        ok = [n for n, row in enumerate(recording.rows) if row.step_time_s is not None]
-        measured = [recording.rows[n].step_time_s for n in ok]
+        ok = [n for n, row in enumerate(recording.rows) if row.metrics.get("step_time_s") is not None]
+        measured = [recording.rows[n].metrics.get("step_time_s") for n in ok]
         agreements.append(spearmanr(prediction.time_s_N[ok], measured).statistic)
     assert min(agreements) > 0.3
     assert float(np.median(agreements)) > 0.7

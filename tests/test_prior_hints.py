@@ -22,9 +22,17 @@ def hint_events(num_seen: int = 0, **hints: str) -> tuple[ReportedEvent, ...]:
 
 def view_with(events: tuple[ReportedEvent, ...], num_trials: int = 0) -> SearchView:
     """Return the view of a search that has measured this many of the fastest rows."""
-    rows = sorted((r for r in RECORDING.rows if r.step_time_s), key=lambda row: row.step_time_s or 0)[:num_trials]
+    rows = sorted(
+        (r for r in RECORDING.rows if r.metrics.get("step_time_s")), key=lambda row: row.metrics.get("step_time_s") or 0
+    )[:num_trials]
     seen = tuple(
-        Observation(trial=n, config=r.config, row=RECORDING.space.row(r.config), loss=r.step_time_s, metrics=r.metrics)
+        Observation(
+            trial=n,
+            config=r.config,
+            row=RECORDING.space.row(r.config),
+            loss=r.metrics.get("step_time_s"),
+            metrics=r.metrics,
+        )
         for n, r in enumerate(rows, start=1)
     )
     return SearchView(RECORDING.card, RECORDING.space, seen, frozenset(), 15, seed=0, events=events)

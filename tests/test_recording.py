@@ -38,7 +38,7 @@ def test_recorded_rows_match_the_rows_of_the_space():
         assert recording.space.config(row) == recording.rows[row].config
         assert recording.look_up(dict(recording.rows[row].config)) is recording.rows[row]
     assert recording.look_up({"tp": 3}) is None
-    assert recording.best_step_time_s == 8.98923
+    assert recording.best_value == 8.98923
 
 
 def test_knob_columns_become_text_booleans_and_numbers(tmp_path):
@@ -59,7 +59,7 @@ def test_knob_columns_become_text_booleans_and_numbers(tmp_path):
         "chunk": (0.5, 1.0),
     }
     assert len(recording.rows) == 2
-    assert recording.rows[0].step_time_s == 1.5, "the fastest of duplicate rows is kept"
+    assert recording.rows[0].metrics.get("step_time_s") == 1.5, "the fastest of duplicate rows is kept"
     assert "duplicate rows dropped" in recording.notes[0]
     assert recording.rows[1].config == Config(
         tp=2, dp=4, ep=2, kernel="naive", activation_checkpointing=False, chunk=1.0
@@ -82,7 +82,7 @@ def test_a_card_without_widths_is_completed_with_notes(tmp_path):
         ("status,step_time_s\nok,1\n", "at least one knob column"),
         ("tp,status,step_time_s\n", "at least one measured row"),
         ("tp,status,step_time_s\n1,fine,1\n", "row 2: status must be one of"),
-        ("tp,status,step_time_s\n1,ok,nan\n", "row 2: step_time_s must be seconds above 0"),
+        ("tp,status,step_time_s\n1,ok,nan\n", "row 2: step_time_s must be a number above 0"),
         ("tp,status,step_time_s\n1,ok\n", "row 2: must have 3 cells"),
         ("tp,status,step_time_s\n1,ok,1\nx,ok,1\n", "row 3: tp must be a whole number"),
         ("tp,status,step_time_s\n1,oom,\n", "at least one row with status ok"),

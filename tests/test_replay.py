@@ -9,10 +9,11 @@ import pytest
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.launch.base import Job, JobState
-from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialInput, TrialResult
+from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus
 from cclsearch.launch.profile import profile_from_mapping
 from cclsearch.launch.replay import ReplayLauncher
 from cclsearch.recording.load import Recording, load_recording
+from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-2n"
 
@@ -24,7 +25,7 @@ def recording() -> Recording:
 
 def make_job(recording: Recording, folder: Path, row: int, trial: int) -> Job:
     config = recording.rows[row].config
-    payload = TrialInput(
+    payload = TrainingInput(
         run_id="r",
         trial=trial,
         config=config,
@@ -42,8 +43,8 @@ def make_job(recording: Recording, folder: Path, row: int, trial: int) -> Job:
     return Job(run_id="r", trial=trial, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
 
 
-def read(job: Job) -> TrialResult:
-    return TrialResult.model_validate_json((job.trial_dir / RESULT_FILE).read_text(encoding="utf-8"))
+def read(job: Job) -> TrainingResult:
+    return TrainingResult.model_validate_json((job.trial_dir / RESULT_FILE).read_text(encoding="utf-8"))
 
 
 def test_a_measured_row_comes_back_as_recorded(recording, tmp_path):
@@ -56,7 +57,7 @@ def test_a_measured_row_comes_back_as_recorded(recording, tmp_path):
     assert launcher.provenance is Provenance.RECORDED
     assert result.recorded
     assert not result.simulated
-    assert result.step_times_s == (recording.best_step_time_s,)
+    assert result.step_times_s == (recording.best_value,)
     assert result.global_batch_size == recording.card.number("global_batch_size")
     assert result.peak_memory_bytes[0] / 2**30 == pytest.approx(58.3)
     assert result.extra["source"] == recording.card.source

@@ -15,6 +15,7 @@ from trials import DENSE, LAUNCHERS, make_input, make_job, run_script
 from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import trial_environment
+from cclsearch.tasks.training.contract import TrainingResult
 
 pytest.importorskip("torch")
 
@@ -63,7 +64,7 @@ def run_failing(folder: Path, budget_gib: str = "", **changes: object) -> Failur
         timeout=240,
     )
     assert done.returncode != 0
-    failure = collect_result(folder, exit_code=done.returncode)
+    failure = collect_result(folder, TrainingResult, exit_code=done.returncode)
     assert isinstance(failure, Failure)
     return failure
 

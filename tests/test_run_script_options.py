@@ -20,8 +20,9 @@ from cclsearch.card.arch import count_parameters
 from cclsearch.card.load import load_card
 from cclsearch.core.values import Failure, FailureKind, Value
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import TrialInput, trial_environment
+from cclsearch.launch.contract import trial_environment
 from cclsearch.space.framework import load_framework
+from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 
 GOLDEN = Path(__file__).parent / "golden" / "options"
 
@@ -38,7 +39,7 @@ def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def render(name: str, payload: TrialInput, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def render(name: str, payload: TrainingInput, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module = load_script(name, monkeypatch)
     data = payload.model_dump(mode="json")
     rendered = module.render_options(data) if name != "maxtext" else module.render_options(data, Path("/run/0001"))
@@ -176,7 +177,7 @@ def test_missing_megatron_is_not_an_illegal_configuration(tmp_path: Path, checko
         environment["MEGATRON_PATH"] = str(tmp_path / checkout)
     command = [sys.executable, str(LAUNCHERS / "megatron.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    failure = collect_result(job.trial_dir, exit_code=done.returncode)
+    failure = collect_result(job.trial_dir, TrainingResult, exit_code=done.returncode)
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.LAUNCHER
     assert failure.kind.is_infrastructure

@@ -16,7 +16,7 @@ from cclsearch.plugins import METRICS
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import load_run
-from cclsearch.score.catalog import CATALOG
+from cclsearch.score.catalog import list_metrics
 from cclsearch.search.sweep import describe_sweep, read_sweep
 
 
@@ -170,8 +170,8 @@ def test_trace_metrics_are_optimized_in_their_own_direction() -> None:
     # a trace metric with the name of a metric of the run has the same direction
     for name in METRICS.names():
         better = METRICS.get(name).better
-        if name in CATALOG:
-            assert CATALOG[name].direction == {"lower": "minimize", "higher": "maximize"}[better]
+        if name in list_metrics():
+            assert list_metrics()[name].direction == {"lower": "minimize", "higher": "maximize"}[better]
 
 
 def test_a_sweep_in_an_allocation_needs_no_recording(

@@ -12,6 +12,8 @@ from test_admission import ARCH, CARD, PAYLOAD, STEP_FLOPS, make_evidence, verdi
 from cclsearch.card.arch import count_parameters
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.thresholds import Thresholds
+from cclsearch.tasks.training import work
+from cclsearch.tasks.training.thresholds import TrainingThresholds
 
 ON_CPU = {"memory_kind": "rss"}
 FEW_STEPS_REQUESTED = {"payload": PAYLOAD.model_copy(update={"timed_steps": 1, "warmup_steps": 0})}
@@ -90,12 +92,13 @@ def test_flops_at_the_threshold_are_enough_at_any_coverage() -> None:
     assert verdict_of(traced_flops(0.75, coverage=0.1), "traced_work").ok is True
 
 
-def test_thresholds_without_tolerance_admit_exact_values() -> None:
-    strict = Thresholds(params_below=0, params_above=0, traced_flops_below=0, traced_flops_above=0)
-    exact = make_evidence(trace={"flops_per_step": STEP_FLOPS}, thresholds=strict)
+def test_thresholds_without_tolerance_admit_exact_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = make_evidence(trace={"flops_per_step": STEP_FLOPS})
+    assert verdict_of(exact, "work").ok is True
+    strict = TrainingThresholds(params_below=0, params_above=0, traced_flops_below=0, traced_flops_above=0)
+    monkeypatch.setattr(work, "DEFAULT", strict)
     assert verdict_of(exact, "work").ok is True
     assert verdict_of(exact, "traced_work").ok is True
-    assert verdict_of(dataclasses.replace(exact, thresholds=Thresholds()), "work").ok is True
 
 
 @pytest.mark.parametrize(
@@ -122,9 +125,10 @@ def test_thresholds_without_tolerance_admit_exact_values() -> None:
     ],
 )
 def test_a_threshold_that_no_run_could_meet_is_rejected(field: str, least: float, refused: float) -> None:
-    assert getattr(Thresholds(**{field: least}), field) == least
+    model = Thresholds if field in Thresholds.model_fields else TrainingThresholds
+    assert getattr(model(**{field: least}), field) == least
     with pytest.raises(ValidationError):
-        Thresholds(**{field: refused})
+        model(**{field: refused})
 
 
 def test_a_cpu_is_recognized_by_the_card_or_by_the_kind_of_memory() -> None:

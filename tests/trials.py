@@ -12,7 +12,8 @@ from cclsearch.card.model import ModelArch, MoEArch
 from cclsearch.core.values import Config, Value
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import CONFIG_FILE, TrialInput, TrialResult, trial_environment
+from cclsearch.launch.contract import CONFIG_FILE, trial_environment
+from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 
 LAUNCHERS = Path(__file__).parent.parent / "launchers"
 
@@ -44,12 +45,12 @@ def make_input(
     trial: int = 1,
     profiled_steps: int = 0,
     precision: str = "fp32",
-) -> TrialInput:
+) -> TrainingInput:
     """`config.json` of a trial with that configuration."""
     chosen = Config(config)
     dp, micro_batch = chosen.as_int("dp"), chosen.as_int("micro_batch_size")
     ranks = dp * chosen.as_int("tp") * chosen.as_int("pp")
-    return TrialInput(
+    return TrainingInput(
         run_id=run_id,
         trial=trial,
         config=chosen,
@@ -66,7 +67,7 @@ def make_input(
     )
 
 
-def make_job(folder: Path, payload: TrialInput, *, timeout_s: float = 180.0, attempt: int = 1) -> Job:
+def make_job(folder: Path, payload: TrainingInput, *, timeout_s: float = 180.0, attempt: int = 1) -> Job:
     """A job in `folder` with its `config.json` written."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(payload.model_dump_json())
@@ -82,12 +83,12 @@ def make_job(folder: Path, payload: TrialInput, *, timeout_s: float = 180.0, att
 
 def run_script(
     folder: Path,
-    payload: TrialInput,
+    payload: TrainingInput,
     *,
     script: str = "cpu.py",
     environment: Mapping[str, str] | None = None,
     runner: Sequence[str] = (),
-) -> TrialResult:
+) -> TrainingResult:
     """Run a script of `launchers/` on one trial and return its result; AssertionError with its log if it failed."""
     make_job(folder, payload)
     done = subprocess.run(
@@ -106,6 +107,6 @@ def run_script(
     )
     (folder / "stdout.log").write_text(done.stdout)
     (folder / "stderr.log").write_text(done.stderr)
-    result = collect_result(folder, exit_code=done.returncode)
-    assert isinstance(result, TrialResult), f"{result}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    result = collect_result(folder, TrainingResult, exit_code=done.returncode)
+    assert isinstance(result, TrainingResult), f"{result}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return result

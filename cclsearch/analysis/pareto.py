@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from cclsearch.core.errors import TrialError, UserError
-from cclsearch.core.metrics import Direction
+from cclsearch.core.metrics import NUM_ACCELERATORS, Direction
 from cclsearch.core.values import Config, Provenance
+from cclsearch.plugins import TASKS
 from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean, describe_work
 from cclsearch.report.pareto import Axis, ParetoPage, ParetoPoint
 from cclsearch.run.folder import Run
 from cclsearch.score.catalog import find_metric
-from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term, load_objective
+from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term
 from cclsearch.search.sweep import Sweep, describe_sweep, drop_weights, read_sweep
 from cclsearch.stats.noise import Noise, confidence_interval, estimate_noise
 from cclsearch.stats.pareto import (
@@ -62,13 +63,13 @@ def gather_pareto_page(
     return _build_page(runs, front_of, sweep, placed)
 
 
-def make_pareto_objective(metrics: Sequence[str]) -> Objective:
+def make_pareto_objective(metrics: Sequence[str], task: str | None = None) -> Objective:
     """An unweighted objective of these two or three metrics; raises UserError for an unknown metric."""
     if not 2 <= len(set(metrics)) <= MAX_PARETO_METRICS or len(set(metrics)) < len(metrics):
         raise UserError(f"a Pareto front needs two or three different metrics, not {', '.join(metrics) or 'none'}")
     terms = []
     for name in metrics:
-        info = find_metric(name, "--metrics")
+        info = find_metric(name, "--metrics", task=task)
         if info.direction is None:
             raise UserError(
                 f"--metrics: {name} has no better direction of its own; name an objective that gives its `direction`"
@@ -89,9 +90,9 @@ def _choose_objective(
         if objective is not None or weights is not None:
             other = "--objective" if objective is not None else "--weights"
             raise UserError(f"--metrics and {other} exclude each other: a Pareto front over metrics has no weights")
-        return make_pareto_objective(metrics), None
+        return make_pareto_objective(metrics, run.spec.card.task), None
     if objective is not None:
-        sweep, front_of = describe_sweep(objective, weights)
+        sweep, front_of = describe_sweep(objective, weights, task=run.spec.card.task)
         return front_of, sweep
     sweep_of_run = read_sweep(run.folder)
     if sweep_of_run is not None and sweep_of_run.at_0 is not None:
@@ -104,7 +105,7 @@ def _choose_objective(
         )
     if run.spec.objective.is_multi:
         return run.spec.objective, None
-    return load_objective("pareto"), None
+    return make_pareto_objective((TASKS.get(run.spec.card.task).primary, NUM_ACCELERATORS), run.spec.card.task), None
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:

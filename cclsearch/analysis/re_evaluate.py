@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
+from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialResult
+from cclsearch.plugins import TASKS
 from cclsearch.record.event import TrialRevised
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
@@ -17,7 +18,6 @@ from cclsearch.run.spec import SPEC_FILE, hash_file
 from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Outcome, Verdict
-from cclsearch.score.thresholds import DEFAULT, Thresholds
 from cclsearch.search.evaluate import find_baseline, write_outcome_files
 from cclsearch.search.trace_evidence import read_trace_evidence
 from cclsearch.search.trial_input import make_input
@@ -60,13 +60,13 @@ class ReEvaluation:
         return ""
 
 
-def re_evaluate_run(run: Run, *, thresholds: Thresholds = DEFAULT) -> list[ReEvaluation]:
+def re_evaluate_run(run: Run) -> list[ReEvaluation]:
     """Re-evaluate every finished trial, ordered by number. Changes nothing on disk."""
     finished = [trial for trial in run.state.trials.values() if trial.outcome is not None]
-    return [re_evaluate_trial(run, trial, thresholds=thresholds) for trial in finished]
+    return [re_evaluate_trial(run, trial) for trial in finished]
 
 
-def re_evaluate_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAULT) -> ReEvaluation:
+def re_evaluate_trial(run: Run, trial: Trial) -> ReEvaluation:
     """Re-evaluate one finished trial from `result.json` and its traces, with hashes checked against the ledger."""
     assert trial.outcome is not None
     folder, spec = run.trial_folder(trial.number), run.spec
@@ -75,14 +75,14 @@ def re_evaluate_trial(run: Run, trial: Trial, *, thresholds: Thresholds = DEFAUL
     found = hash_file(result_path) if result_path.is_file() else None
     if found is None and trial.result_sha256 is None:
         return ReEvaluation(trial, then, then)
-    result = collect_result(folder)
+    result: TrialResult | Failure = collect_result(folder, TASKS.get(spec.card.task).result)
     if isinstance(result, Failure):
         now = then if then.failure else evaluate_failure(_describe_missing(result, found), spec.provenance)
         return ReEvaluation(trial, then, now)
     payload = make_input(spec, trial)
     card = spec.card.for_trial(trial.config)
-    trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload) if payload.profiled_steps else None
-    evidence = Evidence(payload, result, card, spec.provenance, trace, thresholds=thresholds)
+    trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
+    evidence = Evidence(payload, result, card, spec.provenance, trace)
     evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
     now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
     if then.failure is not None and now.failure is None and found == trial.result_sha256:

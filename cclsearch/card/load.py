@@ -86,7 +86,7 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardRepor
         )
     values: dict[str, Any] = {}
     problems: list[FieldProblem] = []
-    task_name = _read_task(data, where)
+    task_name = read_task(data, where)
     task = TASKS.find(task_name)
     for field in _fields_of(task):
         value, problem = read_field(data, field)
@@ -102,7 +102,7 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardRepor
     return CardReport(name, where, values, tuple(problems), card)
 
 
-def _read_task(data: Mapping[str, Any], where: str) -> str:
+def read_task(data: Mapping[str, Any], where: str) -> str:
     """The name of the card's task: its `workload.task`, else its phase."""
     named = look_up(data, "workload.task")
     if named is None:
@@ -223,7 +223,7 @@ def _apply_set(data: Mapping[str, Any], setting: str) -> dict[str, Any]:
     field = field.strip()
     if not equals or not field or not text.strip():
         raise UserError(f"--set must be FIELD=VALUE (for example hidden_size=4096), not {one_line(setting, 80)!r}")
-    settable = settable_fields(_fields_of(TASKS.find(_read_task(data, "--set"))))
+    settable = settable_fields(_fields_of(TASKS.find(read_task(data, "--set"))))
     if field not in settable:
         names = ", ".join(sorted(name for name in settable if "." not in name))
         raise UserError(f"--set: a card has no field {one_line(field, 80)!r}; known: {names}")

@@ -22,7 +22,7 @@ version: 1
 # The LLM that proposes trials with the optimizer: anthropic:MODEL, openai:MODEL, or a compatible server's URL.
 {llm}
 # The objective: a file in objectives/.
-objective: {objective}
+{objective}
 runs: runs
 """
 _CARD = """\
@@ -91,7 +91,7 @@ def plan_project(folder: Path, answers: dict[str, str]) -> dict[Path, str]:
     settings = _SETTINGS.format(
         launcher=f"launcher: {answers['launcher']}" if answers["launcher"] else "# launcher: slurm-generic",
         llm=f"llm: {answers['llm']}" if answers["llm"] else "# llm: anthropic:MODEL",
-        objective=answers["objective"] or "step_time",
+        objective=f"objective: {answers['objective']}" if answers["objective"] else "# objective: step_time",
     )
     files = {Path("ccl-search.yaml"): settings, Path("workloads/mine.yaml"): _CARD, Path(".gitignore"): _IGNORE}
     if os.path.exists(folder) and not os.path.isdir(folder):
@@ -125,7 +125,7 @@ def _ask(folder: Path) -> dict[str, str]:
     questions = {
         "launcher": "cluster profile in launchers/ (empty: this machine or a recording): ",
         "llm": "LLM: anthropic:MODEL, openai:MODEL or a URL (empty: none): ",
-        "objective": "objective in objectives/ (empty: step_time): ",
+        "objective": "objective in objectives/ (empty: the task's): ",
     }
     answers = {}
     for name, question in questions.items():

@@ -44,7 +44,14 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-l", "--launcher", metavar="PROFILE", help="where jobs run: a profile in launchers/")
     parser.add_argument("--in-allocation", action="store_true", help="run trials inside this shell's allocation")
     parser.add_argument("--recording", metavar="FOLDER", help="replay this recording instead of running trials")
-    parser.add_argument("-o", "--objective", metavar="NAME", help="what to optimize (default: step_time)")
+    parser.add_argument("-o", "--objective", metavar="NAME", help="what to optimize (default: the task's)")
+    parser.add_argument(
+        "--constraint",
+        action="append",
+        default=[],
+        metavar="'METRIC <= X'",
+        help="rank only trials that satisfy this; may be given again",
+    )
     names = "how to search: default, gp, grid, heuristic, pareto, random or tpe; with --llm hybrid (its default) or llm"
     parser.add_argument("--strategy", metavar="NAME", help=names)
     parser.add_argument(
@@ -177,6 +184,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         recording=args.recording,
         framework=args.framework,
         objective=args.objective or settings.objective,
+        constraints=tuple(args.constraint),
         strategy=args.strategy,
         llm=args.llm or (settings.llm if args.strategy in (None, "hybrid", "llm") else None),
         llm_options={name: value for name, value in options.items() if value is not None},

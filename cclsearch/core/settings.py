@@ -21,8 +21,8 @@ class Settings(Model):
     """Profile in `launchers/` that `run` uses; None for this machine or the workload's recording."""
     llm: str | None = None
     """`anthropic:MODEL`, `openai:MODEL` or the URL of a compatible server; never a key."""
-    objective: str = "step_time"
-    """File in `objectives/`."""
+    objective: str | None = None
+    """File in `objectives/`, or a metric; None for that of the workload's task."""
     budget: int | None = Field(default=None, ge=1)
     """Trials of a search if `--budget` is not given."""
     runs: Path = Path("runs")

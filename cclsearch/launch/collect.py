@@ -8,13 +8,15 @@ import re
 import signal as signals
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from cclsearch.core.text import one_line, read_tail
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, RunStatus, TrialResult
+from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, RunStatus, TrialEnd
+
+Result = TypeVar("Result", bound=TrialEnd)
 
 EXIT_FILE = "exit_code"
 """Exit code of the run script as a shell saw it (128 + n after signal n), if the launcher writes one."""
@@ -65,16 +67,22 @@ _WRAPPER = re.compile(
 )
 
 
+def collect_end(trial_dir: Path, *, exit_code: int | None = None, signal: int | None = None) -> TrialEnd | Failure:
+    """Return how the run ended, whatever its task; as `collect_result`."""
+    return collect_result(trial_dir, TrialEnd, exit_code=exit_code, signal=signal)
+
+
 def collect_result(
-    trial_dir: Path, *, exit_code: int | None = None, signal: int | None = None
-) -> TrialResult | Failure:
+    trial_dir: Path, model: type[Result], *, exit_code: int | None = None, signal: int | None = None
+) -> Result | Failure:
     """Return the run script's result, or the failure if there is no valid one; raises nothing for bad files.
 
+    `model` is the task's model of `result.json`.
     `exit_code` and `signal` are what the launcher knows about the end; without them, the `exit_code` file is used.
     """
     path = trial_dir / RESULT_FILE
     if path.is_file():
-        return _read_result(path)
+        return _read_result(path, model)
     code = _read_exit_code(trial_dir) if exit_code is None else exit_code
     if signal is None and code is not None and (code < 0 or 128 < code <= 192):
         signal = -code if code < 0 else code - 128
@@ -103,7 +111,7 @@ def classify_text(text: str) -> FailureKind:
     return next((kind for kind, mark in _MARKS if mark.search(text)), FailureKind.CRASHED)
 
 
-def _read_result(path: Path) -> TrialResult | Failure:
+def _read_result(path: Path, model: type[Result]) -> Result | Failure:
     try:
         if path.stat().st_size > _RESULT_BYTES:
             return _crashed(f"{RESULT_FILE} has {path.stat().st_size:,} bytes, more than the {_RESULT_BYTES:,} allowed")
@@ -112,14 +120,14 @@ def _read_result(path: Path) -> TrialResult | Failure:
         return Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=f"{RESULT_FILE} cannot be read: {error}")
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         return _crashed(f"{RESULT_FILE} is not JSON: {one_line(str(error), 200)}")
-    return _validate_result(data)
+    return _validate_result(data, model)
 
 
-def _validate_result(data: Any) -> TrialResult | Failure:
+def _validate_result(data: Any, model: type[Result]) -> Result | Failure:
     if isinstance(data, dict) and isinstance(data.get("schema_version", 1), int) and data.get("schema_version", 1) > 1:
         return _crashed(f"{RESULT_FILE} has schema_version {data['schema_version']}, but this version reads 1")
     try:
-        result = TrialResult.model_validate(data)
+        result = model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"

@@ -24,7 +24,7 @@ from cclsearch.core.errors import TrialError
 from cclsearch.core.text import one_line, read_tail
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
-from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER, collect_result
+from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER, collect_end
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.launch.environment import added_environment, inherited_environment, render_script, run_command
 from cclsearch.launch.profile import Profile
@@ -230,7 +230,7 @@ class LocalLauncher:
     def _explain_end(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
         """Return why a job ended without a result, from its ranks' files, its logs and the kernel's counter."""
         processes.terminate_processes(_find_processes(handle))
-        collected = collect_result(handle.trial_dir)
+        collected = collect_end(handle.trial_dir)
         if not isinstance(collected, Failure):
             return JobStatus(state=JobState.DONE)
         if record is not None and "SIGKILL" in collected.message and _count_oom_kills() > record.oom_kills:

@@ -13,7 +13,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult
-from cclsearch.plugins import LAUNCHERS
+from cclsearch.plugins import LAUNCHERS, TASKS
 
 if TYPE_CHECKING:
     from cclsearch.launch.profile import Profile
@@ -126,18 +126,16 @@ class ReplayLauncher:
             kind, message = _FAILURES[row.status]
             failure = Failure(stage=Stage.RUN, kind=kind, message=message)
         card = self.recording.card
-        done = failure is None
-        return TrialResult(
-            status=RunStatus.OK if done else RunStatus.FAILED,
+        result: TrialResult = TASKS.get(card.task).make_result(
+            card,
+            row.metrics,
+            status=RunStatus.OK if failure is None else RunStatus.FAILED,
             failure=failure,
             world_size=job.payload.num_ranks,
-            global_batch_size=card.number("global_batch_size") if done else None,
-            seq_len=card.number("seq_len") if done else None,
-            step_times_s=() if row.step_time_s is None else (row.step_time_s,),
-            peak_memory_bytes=() if row.peak_memory_gib is None else (round(row.peak_memory_gib * 2**30),),
             recorded=True,
             extra={"recording": self.recording.name, "source": redact(card.source), "licence": redact(card.licence)},
         )
+        return result
 
 
 def _config_of(trial_dir: Path) -> Config | None:

@@ -50,7 +50,7 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
         "job": job.key,
         "workload": redact(job.workload),
         "launcher": job.launcher or ("recording" if job.recording else "this machine"),
-        "objective": redact(job.objective),
+        "objective": redact(job.objective_name),
     }
     if state.folder is None:
         text = state.error or night.find_end_reason() or "the night was stopped before its turn"

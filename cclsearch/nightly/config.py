@@ -11,10 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.nightly.clock import Moment, parse_moment
+from cclsearch.score.objective import default_spec
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}")
 SLURM_WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_.,:@/+=%-]*")
@@ -87,6 +89,8 @@ class JobSettings(Fields):
     overlays: tuple[str, ...] = ()
     knobs: tuple[str, ...] = ()
     """`NAME=A,B`: a knob that is added, or limited to these values."""
+    constraints: tuple[str, ...] = ()
+    """Constraints in addition to the objective's, such as `peak_memory_gib <= 70`."""
     seed: int = Field(default=0, ge=0)
     parallel: int = Field(default=1, ge=1)
     confirm: int | None = Field(default=None, ge=0)
@@ -109,7 +113,8 @@ class NightlyJob(JobSettings):
     workload: str
     launcher: str | None = None
     recording: str | None = None
-    objective: str = "step_time"
+    objective: str | None = None
+    """None means that of the workload's task."""
 
     @field_validator("name")
     @classmethod
@@ -119,11 +124,21 @@ class NightlyJob(JobSettings):
         return name
 
     @property
+    def objective_name(self) -> str:
+        """The objective, or that of the workload's task; empty without either."""
+        if self.objective is not None:
+            return self.objective
+        try:
+            return default_spec(load_card(self.workload, self.overlays, self.sets).task)
+        except UserError:
+            return ""  # the job's own search says what is wrong with the card
+
+    @property
     def key(self) -> str:
         """Its name, or one made of workload, launcher and objective; valid as a folder name."""
         if self.name:
             return self.name
-        words = [Path(self.workload).stem, self.launcher or self.recording or "here", Path(self.objective).stem]
+        words = [Path(self.workload).stem, self.launcher or self.recording or "here", Path(self.objective_name).stem]
         text = re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(Path(word).name for word in words)).strip("-.")
         return text if len(text) <= 36 else f"{text[:29]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
@@ -133,7 +148,7 @@ class Matrix(JobSettings):
 
     workloads: tuple[str, ...] = Field(min_length=1)
     launchers: tuple[str | None, ...] = Field(default=(None,), min_length=1)
-    objectives: tuple[str, ...] = Field(default=("step_time",), min_length=1)
+    objectives: tuple[str | None, ...] = Field(default=(None,), min_length=1)
 
     def expand(self) -> list[NightlyJob]:
         """The jobs, ordered by workload."""

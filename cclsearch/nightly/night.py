@@ -82,6 +82,7 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
         recording=job.recording,
         framework=job.framework,
         objective=job.objective,
+        constraints=job.constraints,
         strategy=job.strategy,
         llm=job.llm,
         llm_options={name: value for name, value in options.items() if value is not None},

@@ -26,7 +26,7 @@ from cclsearch.plan.warm_start import AUTO, load_warm_start
 from cclsearch.plan.workload import resolve_workload
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.objective import load_objective
+from cclsearch.score.objective import choose_objective
 from cclsearch.space.table import Space
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
@@ -46,7 +46,7 @@ def plan_search(request: SearchRequest) -> Plan:
     target = choose_target(
         requested_card, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
     )
-    objective = load_objective(request.objective) if isinstance(request.objective, str) else request.objective
+    objective = choose_objective(request.objective, request.constraints, task=requested_card.task)
     workload = resolve_workload(request, requested_card, target, objective)
     provenance = Provenance.RECORDED if workload.recording else _read_provenance(target.profile, workload.framework)
     strategy = choose_strategy(request, multi=objective.is_multi)

@@ -24,8 +24,10 @@ class SearchRequest:
     """Run trials as steps of the Slurm allocation that this process is in."""
     recording: str | None = None
     framework: str | None = None
-    objective: str | Objective = "step_time"
-    """The name of a file in `objectives/`, or an objective that is already loaded."""
+    objective: str | Objective | None = None
+    """The name of a file in `objectives/` or of a metric, or a loaded objective; None for the task's own."""
+    constraints: tuple[str, ...] = ()
+    """Constraints in addition to the objective's, such as `peak_memory_gib <= 70`."""
     strategy: str | None = None
     llm: str | None = None
     llm_options: Mapping[str, Value | None] = field(default_factory=dict)

@@ -10,12 +10,15 @@ from pathlib import Path
 from cclsearch.card.hardware import match_accelerator
 from cclsearch.card.model import Card, Hardware, KnobDeclaration
 from cclsearch.core.errors import UserError
+from cclsearch.core.values import Provenance
+from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.profile import Profile
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import Target
+from cclsearch.plugins import TASKS
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.run.spec import RecordingRef, hash_file
-from cclsearch.score.catalog import MEMORY_METRICS, RECORDED_METRICS
+from cclsearch.score.evidence import Evidence
 from cclsearch.score.objective import Objective, require_measurable
 from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
@@ -49,7 +52,7 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
     require_known_knobs(request.knobs, card, framework, target.profile.knobs)
     knobs = (*target.profile.knobs, *request.knobs)
     space = build_space(card, framework, extra_knobs=knobs, use_fewer=request.use_fewer)
-    require_measurable(objective, framework)
+    require_measurable(objective, framework, card.task)
     return ResolvedWorkload(card, framework.name, space, hash_space(space), knobs)
 
 
@@ -72,6 +75,11 @@ def _resolve_hardware(card: Card, profile: Profile) -> Hardware:
 
 def _resolve_recorded(request: SearchRequest, card: Card, folder: Path, objective: Objective) -> ResolvedWorkload:
     recording = load_recording(folder)
+    if recording.card.task != card.task:
+        raise UserError(
+            f"{card.name} is a {card.task} workload, but the recording {recording.name!r} is of {recording.card.task}:"
+            " choose another with `--recording FOLDER`"
+        )
     _refuse_changes(request, recording.card.framework)
     _require_recorded(objective, recording)
     return ResolvedWorkload(
@@ -95,15 +103,26 @@ def _refuse_changes(request: SearchRequest, framework: str) -> None:
 
 
 def _require_recorded(objective: Objective, recording: Recording) -> None:
-    has_memory = any(row.peak_memory_gib is not None for row in recording.rows)
-    for metric in (*objective.metrics, *(constraint.metric for constraint in objective.constraints)):
-        needs_memory = metric in MEMORY_METRICS
-        if metric not in RECORDED_METRICS or (needs_memory and not has_memory):
-            missing = "peak memory" if needs_memory else metric
+    known = _measure_rows(recording)
+    for metric in objective.needed_metrics:
+        if metric not in known:
             raise UserError(
-                f"--objective {objective.name}: needs {metric}, but the recording {recording.name!r} has no {missing};"
-                " choose another objective, or choose where to run trials (`--launcher NAME`)"
+                f"--objective {objective.name}: needs {metric}, but the recording {recording.name!r} has no {metric};"
+                f" choose another objective (it has {', '.join(known)}), or choose where to run trials"
+                " (`--launcher NAME`)"
             )
+
+
+def _measure_rows(recording: Recording) -> list[str]:
+    """The metrics that the trials of a replay have, in order."""
+    card, task = recording.card, TASKS.get(recording.card.task)
+    rows = {tuple(row.metrics): row for row in recording.rows if row.status == "ok"}
+    known: dict[str, float] = {}
+    for row in rows.values():
+        payload = task.make_input(card, row.config, is_measured=False, run_id="", trial=1)
+        result = task.make_result(card, row.metrics, status=RunStatus.OK, recorded=True)
+        known |= task.measure(Evidence(payload, result, card, Provenance.RECORDED, None))[0]
+    return list(known)
 
 
 def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str, ...]:
@@ -114,15 +133,15 @@ def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str
         f" ({recorded.licence or 'no licence named'}); no trial runs here"
     ]
     if asked.name != recorded.name:
-        pairs = [
+        pairs: list[tuple[str, object, object]] = [
             ("model", asked.family, recorded.family),
-            ("global batch", asked.number("global_batch_size"), recorded.number("global_batch_size")),
-            ("sequence length", asked.number("seq_len"), recorded.number("seq_len")),
+            ("work", *(TASKS.get(card.task).describe_work(card) for card in (asked, recorded))),
             ("accelerators", _describe_hardware(asked), _describe_hardware(recorded)),
             ("framework", asked.framework, recorded.framework),
-            ("vocabulary", asked.arch.vocab_size, recorded.arch.vocab_size),
-            ("KV heads", asked.arch.num_kv_heads, recorded.arch.num_kv_heads),
         ]
+        if asked.model and recorded.model:
+            pairs.append(("vocabulary", asked.model.vocab_size, recorded.model.vocab_size))
+            pairs.append(("KV heads", asked.model.num_kv_heads, recorded.model.num_kv_heads))
         differs = [f"{what} {theirs} (not {ours})" for what, ours, theirs in pairs if ours != theirs]
         lines.append(f"the search uses the recording's card {recorded.name}, not {asked.name}: " + ", ".join(differs))
     return tuple(lines)

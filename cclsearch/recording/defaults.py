@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cclsearch.card.fields import read_field
+from cclsearch.card.load import read_task
+from cclsearch.card.model import Phase
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
+from cclsearch.plugins import TASKS
 from cclsearch.space.table import count_ranks
 
 _PARAMS_PER_LAYER = 12
@@ -26,21 +29,21 @@ def complete_card(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The card with every field that a replay needs, and one line for each field set to a default.
 
-    Raises UserError if global batch or sequence length is missing: without the fixed work the rows have no meaning.
+    Raises UserError if a number of the task's work is missing: without the fixed work the rows have no meaning.
     """
     card = copy.deepcopy(dict(data))
     workload = _mapping(card, "workload")
     notes: list[str] = []
-    for field in ("batch_size", "seq_len"):
-        value = _positive(_mapping(workload, "data").get(field))
-        if value is None:
-            given = _mapping(workload, "data").get(field)
-            raise UserError(
-                f"{path}: workload.data.{field} must be a whole number above 0; it is {one_line(repr(given))}"
-            )
-    model = _mapping(workload, "model")
-    _fill_in(model, {"phase": lambda _: "training", "precision": lambda _: "bf16"}, "model", notes, _text)
-    _fill_in(_mapping(model, "model_arch"), _ARCH, "model.model_arch", notes, _positive)
+    task = TASKS.get(read_task(card, str(path)))
+    for field in task.card_fields:
+        _, problem = read_field(card, field)
+        if problem is not None:
+            raise UserError(f"{path}: {problem}")
+    if task.needs_model:
+        model = _mapping(workload, "model")
+        phase = {"phase": lambda _: task.name} if task.name in list(Phase) else {}
+        _fill_in(model, {**phase, "precision": lambda _: "bf16"}, "model", notes, _text)
+        _fill_in(_mapping(model, "model_arch"), _ARCH, "model.model_arch", notes, _positive)
     hardware = _mapping(workload, "hardware")
     _complete_hardware(_mapping(hardware, "xpu_spec"), configs, notes)
     _mapping(hardware, "network_topo")

@@ -16,7 +16,9 @@ import yaml
 from cclsearch.card.model import Card
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.yaml_file import read_yaml
+from cclsearch.plugins import TASKS
 from cclsearch.recording.load import Recording, load_recording
 
 
@@ -71,11 +73,13 @@ def _join_tables(recordings: Sequence[Recording]) -> str:
         raise UserError(f"recordings cannot be joined: knob {missing[0]!r} is not in all of them")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*knobs, "status", "step_time_s", "peak_memory_gib"])
+    known = [name for recording in recordings for row in recording.rows for name in row.metrics]
+    metrics = list(dict.fromkeys([recordings[0].primary.name, PEAK_MEMORY, *known]))
+    writer.writerow([*knobs, "status", *metrics])
     for recording in recordings:
         for row in recording.rows:
             values = [json.dumps(v) if isinstance(v, bool) else v for v in (row.config[knob] for knob in knobs)]
-            figures = ["" if v is None else repr(v) for v in (row.step_time_s, row.peak_memory_gib)]
+            figures = [repr(row.metrics[name]) if name in row.metrics else "" for name in metrics]
             writer.writerow([*values, row.status, *figures])
     return text.getvalue()
 
@@ -86,7 +90,7 @@ def _join_cards(recordings: Sequence[Recording]) -> str:
     data = read_yaml(largest.folder / "card.yaml")
     names = ", ".join(recording.name for recording in recordings)
     counts = sorted({recording.card.hardware.num_accelerators for recording in recordings})
-    work = f"{largest.card.number('global_batch_size')} sequences of {largest.card.number('seq_len')} tokens per step"
+    work = TASKS.get(largest.card.task).describe_work(largest.card)
     size = f"{counts[0]} to {counts[-1]} {largest.card.hardware.accelerator}"
     data["description"] = f"{largest.card.family} on {size}, {work}; recordings {names} as one"
     return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
@@ -95,9 +99,9 @@ def _join_cards(recordings: Sequence[Recording]) -> str:
 def _work_of(card: Card) -> tuple[object, ...]:
     hardware = card.hardware
     return (
-        card.arch,
-        card.number("global_batch_size"),
-        card.number("seq_len"),
+        card.task,
+        card.model,
+        card.work,
         card.precision,
         card.framework,
         hardware.accelerator,

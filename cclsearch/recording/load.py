@@ -2,6 +2,7 @@
 
 Layout: a folder with `card.yaml` (a CCL-Bench v1 card) and `trials.csv`. Every column of `trials.csv` left of `status`,
 except `grad_accum`, is a knob; the search space is the rows, and a configuration not in the table was not measured.
+A column right of it that is named like a metric, of the card's task or of the traces, has measurements.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from cclsearch.card.load import card_from_mapping, read_task
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
+from cclsearch.core.yaml_file import read_yaml
+from cclsearch.plugins import METRICS, TASKS
+from cclsearch.recording.defaults import complete_card
 from cclsearch.space.knobs import meaning_of, rank_degrees, stated_knobs
 from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 
@@ -33,17 +39,8 @@ class RecordedRow:
     config: Config
     status: str
     """`ok`, `oom`, or `failed` (crashed or out of memory; the source does not say which)."""
-    step_time_s: float | None
-    """Seconds per optimizer step at the card's global batch; None if the status is not `ok`."""
-    peak_memory_gib: float | None = None
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Measured metrics by name."""
-        found = {"step_time_s": self.step_time_s, PEAK_MEMORY: self.peak_memory_gib}
-        return {name: value for name, value in found.items() if value is not None}
-
-    """Of one device; None if it was not measured."""
+    metrics: dict[str, float]
+    """Measured metrics by name; with the task's primary metric only if the status is `ok`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +56,25 @@ class Recording:
     folder: Path | None = None
 
     @cached_property
+    def primary(self) -> MetricInfo:
+        """The primary metric of the card's task; every row with status `ok` has it."""
+        metric: MetricInfo = TASKS.get(self.card.task).primary_metric
+        return metric
+
+    @cached_property
+    def values(self) -> tuple[float | None, ...]:
+        """The primary metric of each row; None if its status is not `ok`."""
+        return tuple(row.metrics.get(self.primary.name) for row in self.rows)
+
+    @cached_property
     def best_row(self) -> int:
-        """Row of the fastest configuration in the table."""
-        times = [math.inf if row.step_time_s is None else row.step_time_s for row in self.rows]
-        return times.index(min(times))
+        """Row of the best configuration in the table by the primary metric."""
+        return min((self.primary.sign * value, row) for row, value in enumerate(self.values) if value is not None)[1]
 
     @property
-    def best_step_time_s(self) -> float:
-        """Seconds per step of the fastest configuration in the table."""
-        best = self.rows[self.best_row].step_time_s
-        assert best is not None  # load_recording rejects a table without an `ok` row
-        return best
+    def best_value(self) -> float:
+        """The primary metric of the best configuration in the table."""
+        return self.rows[self.best_row].metrics[self.primary.name]
 
     def look_up(self, config: Mapping[str, Value]) -> RecordedRow | None:
         """The row of this configuration; None if it is not in the table."""
@@ -80,16 +85,18 @@ class Recording:
 def load_recording(folder: Path | str) -> Recording:
     """The landscape in that folder.
 
-    Of a configuration with several rows the fastest is kept. Raises UserError that names the file (and the row of an
-    invalid cell) if a file is missing or there is no measured step time.
+    Of a configuration with several rows the best is kept. Raises UserError that names the file (and the row of an
+    invalid cell) if a file is missing or no row has the primary metric of the card's task.
     """
     folder = Path(folder)
     for name in ("card.yaml", "trials.csv"):
         if not os.path.isfile(folder / name):
             raise UserError(f"a recording is a folder with card.yaml and trials.csv; {str(folder)!r} has no {name}")
-    knobs, rows, notes = _read_table(folder / "trials.csv")
-    card, card_notes = _read_card(folder, rows)
-    if not any(row.step_time_s is not None for row in rows):
+    data = read_yaml(folder / "card.yaml")
+    task = read_task(data, str(folder / "card.yaml"))
+    knobs, rows, notes = _read_table(folder / "trials.csv", TASKS.get(task))
+    card, card_notes = _read_card(folder, data, rows)
+    if not any(row.status == "ok" for row in rows):
         raise UserError(f"{folder / 'trials.csv'}: a recording needs at least one row with status ok; there is none")
     space = space_from_rows(knobs, [row.config for row in rows])
     notes = (*notes, *card_notes, *_note_missing_degrees(card, knobs, rows))
@@ -121,7 +128,7 @@ def find_recordings(folder: Path | str) -> list[Path]:
     return found
 
 
-def _read_table(path: Path) -> tuple[tuple[Knob, ...], tuple[RecordedRow, ...], tuple[str, ...]]:
+def _read_table(path: Path, task: Any) -> tuple[tuple[Knob, ...], tuple[RecordedRow, ...], tuple[str, ...]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             table = [[cell.strip() for cell in line] for line in csv.reader(lines)]
@@ -131,7 +138,7 @@ def _read_table(path: Path) -> tuple[tuple[Knob, ...], tuple[RecordedRow, ...], 
     if not table:
         raise UserError(f"{path}: must begin with a line of column names; the file is empty")
     header, *body = table
-    _check_header(path, header)
+    _check_header(path, header, task.primary)
     if not body:
         raise UserError(f"{path}: needs at least one measured row; there is none")
     for line, cells in enumerate(body, start=2):
@@ -139,14 +146,24 @@ def _read_table(path: Path) -> tuple[tuple[Knob, ...], tuple[RecordedRow, ...], 
             raise UserError(f"{path} row {line}: must have {len(header)} cells; it has {len(cells)}")
     names = [name for name in header[: header.index("status")] if name != DERIVED]
     columns = {name: _parse_column(path, name, [line[header.index(name)] for line in body]) for name in names}
-    rows = [_read_row(path, n, header, columns, cells) for n, cells in enumerate(body)]
-    kept, notes = _keep_faster(rows)
+    metrics = _find_metrics(header[header.index("status") + 1 :], task)
+    rows = [
+        _read_row(path, n, dict(zip(header, cells, strict=True)), columns, task.primary, metrics)
+        for n, cells in enumerate(body)
+    ]
+    kept, notes = _keep_better(rows, task.primary_metric)
     knobs = tuple(Knob(name, _choices(columns[name])) for name in names)
     return knobs, tuple(kept), notes
 
 
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    for needed in ("status", "step_time_s"):
+def _find_metrics(names: Sequence[str], task: Any) -> dict[str, bool]:
+    """The columns that are metrics -> whether every value of theirs is above 0."""
+    known = {metric.name: metric.is_positive or metric.name == task.primary for metric in task.metrics}
+    return {name: known.get(name, False) for name in names if name in known or METRICS.find(name) is not None}
+
+
+def _check_header(path: Path, header: Sequence[str], primary: str) -> None:
+    for needed in ("status", primary):
         if needed not in header:
             raise UserError(f"{path}: needs a column {needed!r}; it has {', '.join(map(repr, header))}")
     if len(set(header)) != len(header):
@@ -186,41 +203,38 @@ def _choices(values: Sequence[Value]) -> tuple[Value, ...]:
 
 
 def _read_row(
-    path: Path, n: int, header: Sequence[str], columns: Mapping[str, Sequence[Value]], cells: Sequence[str]
+    path: Path,
+    n: int,
+    cell: Mapping[str, str],
+    columns: Mapping[str, Sequence[Value]],
+    primary: str,
+    metrics: Mapping[str, bool],
 ) -> RecordedRow:
-    cell = dict(zip(header, cells, strict=True))
     status = cell["status"].lower()
     if status not in STATUSES:
         raise UserError(f"{path} row {n + 2}: status must be one of {', '.join(STATUSES)}; it is {cell['status']!r}")
-    time_s = _number(cell["step_time_s"]) if status == "ok" else None
-    if status == "ok" and (time_s is None or time_s <= 0):
+    found = {name: _number(cell[name]) for name in metrics if status == "ok" or name != primary}
+    measured = {name: v for name, v in found.items() if v is not None and (v > 0 or not metrics[name])}
+    if status == "ok" and primary not in measured:
         raise UserError(
-            f"{path} row {n + 2}: step_time_s must be seconds above 0 if status is ok; it is {cell['step_time_s']!r}"
+            f"{path} row {n + 2}: {primary} must be a number above 0 if status is ok; it is {cell[primary]!r}"
         )
-    peak = _number(cell.get("peak_memory_gib", ""))
-    config = Config({name: values[n] for name, values in columns.items()})
-    return RecordedRow(config, status, time_s, peak if peak is not None and peak > 0 else None)
+    return RecordedRow(Config({name: values[n] for name, values in columns.items()}), status, measured)
 
 
-def _keep_faster(rows: Sequence[RecordedRow]) -> tuple[list[RecordedRow], tuple[str, ...]]:
+def _keep_better(rows: Sequence[RecordedRow], primary: MetricInfo) -> tuple[list[RecordedRow], tuple[str, ...]]:
     kept: dict[Config, RecordedRow] = {}
     for row in rows:
-        known = kept.get(row.config)
-        if known is None or (row.step_time_s or math.inf) < (known.step_time_s or math.inf):
+        ours, theirs = (r.metrics.get(primary.name) for r in (row, kept.setdefault(row.config, row)))
+        if ours is not None and (theirs is None or primary.sign * ours < primary.sign * theirs):
             kept[row.config] = row
     dropped = len(rows) - len(kept)
-    return list(kept.values()), (
-        f"{dropped} duplicate rows dropped: the fastest row of each configuration is kept",
-    ) if dropped else ()
+    note = f"{dropped} duplicate rows dropped: the best row of each configuration is kept"
+    return list(kept.values()), (note,) if dropped else ()
 
 
-def _read_card(folder: Path, rows: Sequence[RecordedRow]) -> tuple[Card, tuple[str, ...]]:
-    from cclsearch.card.load import card_from_mapping
-    from cclsearch.core.yaml_file import read_yaml
-    from cclsearch.recording.defaults import complete_card
-
+def _read_card(folder: Path, data: Mapping[str, Any], rows: Sequence[RecordedRow]) -> tuple[Card, tuple[str, ...]]:
     path = folder / "card.yaml"
-    data = read_yaml(path)
     completed, notes = complete_card(data, [row.config for row in rows], path)
     try:
         return card_from_mapping(completed, folder.resolve().name), notes

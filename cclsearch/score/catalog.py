@@ -1,68 +1,53 @@
-"""The metrics that a trial's evaluation derives: name, unit, better direction and source.
-
-An objective may also use metrics of the trace toolkit, which are in the toolkit's registry.
-"""
+"""What is known of each metric before a trial runs: of the tasks, of the trace toolkit, and of what every task has."""
 
 from __future__ import annotations
 
 import difflib
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, Direction, MetricInfo
+from cclsearch.plugins import TASKS
 
 
-def _result(name: str, unit: str, direction: Direction, missing: str, **words: str) -> MetricInfo:
-    positive = name != "memory_headroom_frac"
+def result_metric(
+    name: str, unit: str, direction: Direction, missing: str = "", *, is_positive: bool = True, **words: str
+) -> MetricInfo:
+    """A metric that a task derives from the result of its run script and the card."""
     return MetricInfo(
-        name=name, unit=unit, direction=direction, source="result", missing=missing, is_positive=positive, **words
+        name=name, unit=unit, direction=direction, source="result", missing=missing, is_positive=is_positive, **words
     )
 
 
 _LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
-_NO_TIMES = "the run script reported no step times"
 _NO_MEMORY = "the run script reported no peak memory of the accelerator"
-_NO_ENERGY = "no power was recorded, so the run script reported no `energy_j`"
+NO_ENERGY = "no power was recorded, so the run script reported no `energy_j`"
 
-CATALOG: dict[str, MetricInfo] = {
-    info.name: info
-    for info in (
-        _result("step_time_s", "s", _LOW, _NO_TIMES, label="step time", short="step", axis="seconds per step"),
-        _result("tokens_per_s", "tokens/s", _HIGH, _NO_TIMES, label="tokens/s"),
-        _result(
-            "tokens_per_s_per_accelerator", "tokens/s", _HIGH, _NO_TIMES,
-            label="tokens/s per accelerator", heading="tokens/s per accel.",
-        ),
-        _result("samples_per_s", "sequences/s", _HIGH, _NO_TIMES),
-        _result("mfu", "fraction", _HIGH, "the accelerator's peak or the model's FLOPs are unknown", label="MFU"),
-        _result("num_accelerators", "accelerators", _LOW, "the run script did not declare its world size"),
-        _result("accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", _LOW, _NO_TIMES),
-        _result(
-            "peak_memory_gib", "GiB", _LOW, "the run script reported no peak memory",
-            label="peak memory", heading="memory (GiB)",
-        ),
-        _result("memory_headroom_frac", "fraction", _HIGH, _NO_MEMORY),
-        _result("energy_j_per_step", "J", _LOW, _NO_ENERGY),
-        _result("energy_j_per_mtoken", "J/Mtoken", _LOW, _NO_ENERGY),
-        _result("power_w", "W", _LOW, _NO_ENERGY),
-    )
-}  # fmt: skip
-"""Name -> properties. `Mtoken` is a million tokens; a sequence has `seq_len` tokens."""
-
-ENERGY_METRICS = frozenset(name for name, info in CATALOG.items() if info.missing == _NO_ENERGY)
-"""Metrics that need `energy_j`, which only some run scripts report."""
-RECORDED_METRICS = frozenset(CATALOG) - ENERGY_METRICS
-"""Metrics that a recorded row can have: all of the run's own except energy, and none that needs a trace."""
-MEMORY_METRICS = frozenset({"peak_memory_gib", "memory_headroom_frac"})
-"""Those of them that need a row with peak memory."""
+SIZE = result_metric(NUM_ACCELERATORS, "accelerators", _LOW, "the run script did not declare its world size")
+MEMORY = result_metric(
+    PEAK_MEMORY, "GiB", _LOW, "the run script reported no peak memory", label="peak memory", heading="memory (GiB)"
+)
+HEADROOM = result_metric("memory_headroom_frac", "fraction", _HIGH, _NO_MEMORY, is_positive=False)
+ENERGY = result_metric("energy_j", "J", _LOW, NO_ENERGY, label="energy", needs="energy_j")
+GENERAL_METRICS = (SIZE, MEMORY, HEADROOM, ENERGY)
+"""What the engine derives from the result of any task's run script."""
 
 
-def find_metric(name: str, where: str, *, from_script: bool = False) -> MetricInfo:
-    """Properties of that metric; raises UserError (naming `where`) for an unknown name.
+def list_metrics(task: str | None = None) -> dict[str, MetricInfo]:
+    """Name -> metric of that task, or of all tasks (of two with one name the first task's)."""
+    found: dict[str, MetricInfo] = {}
+    for name in TASKS.names() if task is None else [task]:
+        found = {metric.name: metric for metric in TASKS.get(name).metrics} | found
+    return found
+
+
+def find_metric(name: str, where: str, *, task: str | None = None, from_script: bool = False) -> MetricInfo:
+    """Properties of that metric of the task (or of any) or of the traces; UserError (naming `where`) if unknown.
 
     With `from_script` any name is accepted: the run script reports it in `metrics` of its `result.json`.
     """
-    if name in CATALOG:
-        return CATALOG[name]
+    own = list_metrics(task)
+    if name in own:
+        return own[name]
     if from_script:
         missing = f"the run script reported no `metrics.{name}`"
         return MetricInfo(name=name, unit=None, direction=None, source="script", missing=missing)
@@ -72,11 +57,12 @@ def find_metric(name: str, where: str, *, from_script: bool = False) -> MetricIn
         direction = None if better is None else _LOW if better == "lower" else _HIGH
         missing = "the traces do not contain it"
         return MetricInfo(name=name, unit=unit, direction=direction, source="trace", missing=missing)
-    known = [*CATALOG, *sorted(set(traced) - set(CATALOG))]
+    known = [*own, *sorted(set(traced) - set(own))]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    of_task = f" of task {task!r}" if task else ""
     raise UserError(
-        f"{where}: there is no metric {name!r}; {hint} (a metric of your run script needs `source: script`)"
+        f"{where}: there is no metric {name!r}{of_task}; {hint} (a metric of your run script needs `source: script`)"
     )
 
 

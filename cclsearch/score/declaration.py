@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -18,6 +19,10 @@ from cclsearch.core.yaml_file import read_yaml
 BASELINE = "baseline"
 """Written in place of a number: the baseline trial's value."""
 
+_CONSTRAINT = re.compile(r"\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign><=|>=)\s*(?P<bound>\S.*?)\s*")
+_BOUND = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:\s*(?P<unit>[A-Za-z%].*))?")
+"""A number with an optional unit; any other bound is arithmetic over the parameters."""
+Declared = TypeVar("Declared", bound=Model)
 NAME = r"^[a-z][a-z0-9_]{0,60}$"
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 _UNION_BRANCHES = frozenset({"float", "str", "literal['baseline']", "constrained-float"})
@@ -54,13 +59,25 @@ class MetricDeclaration(Model):
 
 
 class ConstraintDeclaration(Model):
-    """A bound that a trial must satisfy to be ranked."""
+    """A bound that a trial must satisfy to be ranked; also written as text: `ttft_p99_s <= 0.5 s`."""
 
     metric: str = Field(pattern=NAME)
     at_least: Finite | str | None = None
     at_most: Finite | str | None = None
     unit: str | None = None
     source: Literal["script"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_text(cls, data: Any) -> Any:
+        if not isinstance(data, str):
+            return data
+        found = _CONSTRAINT.fullmatch(data)
+        if found is None:
+            raise ValueError("must be METRIC <= NUMBER or METRIC >= NUMBER, with the unit after it if you like")
+        number = _BOUND.fullmatch(found["bound"])
+        bound = {"at_most" if found["sign"] == "<=" else "at_least": number["number"] if number else found["bound"]}
+        return {"metric": found["metric"], "unit": number["unit"] if number else None, **bound}
 
     @model_validator(mode="after")
     def _has_a_bound(self) -> ConstraintDeclaration:
@@ -86,8 +103,17 @@ def read_declaration(path: Path) -> ObjectiveDeclaration:
 
 def check_declaration(data: Mapping[str, Any], where: str) -> ObjectiveDeclaration:
     """The declaration in this mapping; raises UserError that names `where` and the field."""
+    return _validate(ObjectiveDeclaration, data, where)
+
+
+def read_constraint(text: str, where: str) -> ConstraintDeclaration:
+    """The constraint in a text such as `peak_memory_gib <= 70`; raises UserError that names `where`."""
+    return _validate(ConstraintDeclaration, text, where)
+
+
+def _validate(model: type[Declared], data: Any, where: str) -> Declared:
     try:
-        return ObjectiveDeclaration.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         field = _field_path(first["loc"])
@@ -95,7 +121,7 @@ def check_declaration(data: Mapping[str, Any], where: str) -> ObjectiveDeclarati
             first["type"], first["msg"].removeprefix("Value error, ")
         )
         found = "" if first["type"] == "missing" else f"; it is {one_line(repr(first['input']), 80)}"
-        raise UserError(f"{where}: {field}: {message}{found}") from None
+        raise UserError(f"{where}: {f'{field}: ' if field else ''}{message}{found}") from None
 
 
 def resolve_parameters(
@@ -146,4 +172,4 @@ def _field_path(parts: tuple[int | str, ...]) -> str:
             path += f"[{part}]"
         elif part not in _UNION_BRANCHES:
             path += f".{part}" if path else part
-    return path or "the file"
+    return path

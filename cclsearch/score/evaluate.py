@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import TrialError
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
-from cclsearch.score.admission import WORK_RULES, admit
-from cclsearch.score.derive import derive_metrics, median_step_time, relative_spread
+from cclsearch.plugins import TASKS
+from cclsearch.score.admission import admit
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Admission, Outcome, Verdict
@@ -39,19 +41,20 @@ def evaluate_trial(
 def evaluate_evidence(
     evidence: Evidence, objective: Objective, *, baseline: Mapping[str, float] | None = None
 ) -> Outcome:
-    """As `evaluate_trial`, from evidence with hashes and thresholds; metrics and spread are derived here."""
-    failure = _find_failure(evidence.result)
+    """As `evaluate_trial`, from evidence with hashes; the task derives metrics and spread, and has the rules."""
+    task: Any = TASKS.get(evidence.card.task)
+    failure = _find_reported_failure(evidence.result) or task.find_failure(evidence.result)
+    metrics, spread = ({}, None) if failure else task.measure(evidence)
+    failure = failure or _check_primary(task.primary, metrics, evidence.result)
     if failure is not None:
         return evaluate_failure(failure, evidence.provenance, evidence.result)
     trace = evidence.trace
-    metrics = derive_metrics(evidence.payload, evidence.result, evidence.card, trace)
-    spread = relative_spread(evidence.result.step_times_s)
-    admission = admit(replace(evidence, metrics=metrics, spread=spread))
+    admission = admit(replace(evidence, metrics=metrics, spread=spread), task.admission_rules)
     is_valid = admission.admitted
     loss, failure, admission = _score(objective, metrics, baseline, admission)
     return Outcome(
         provenance=evidence.provenance,
-        failure=failure or _find_work_mismatch(admission),
+        failure=failure or _find_work_mismatch(admission, task.work_rules),
         admission=admission,
         loss=loss if admission.admitted and failure is None else None,
         metrics=metrics,
@@ -67,23 +70,24 @@ def evaluate_failure(failure: Failure, provenance: Provenance, result: TrialResu
     """The outcome of a failed trial; a peak memory that it measured is kept."""
     metrics = {}
     if result and result.peak_memory_bytes:
-        metrics["peak_memory_gib"] = max(result.peak_memory_bytes) / 2**30
+        metrics[PEAK_MEMORY] = max(result.peak_memory_bytes) / 2**30
     return Outcome(provenance=provenance, failure=failure, metrics=metrics)
 
 
-def _find_failure(result: TrialResult) -> Failure | None:
-    if result.status is RunStatus.FAILED:
-        message = "the run script reported a failure without a reason"
-        return result.failure or Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=message)
-    if median_step_time(result) is None:
-        found = (
-            f"they are {', '.join(f'{t:g}' for t in result.step_times_s[:5])}"
-            if result.step_times_s
-            else "there are none"
-        )
-        message = f"the run script reported success, but its step times must be finite and above 0: {found}"
-        return Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message)
-    return None
+def _find_reported_failure(result: TrialResult) -> Failure | None:
+    if result.status is RunStatus.OK:
+        return None
+    message = "the run script reported a failure without a reason"
+    return result.failure or Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=message)
+
+
+def _check_primary(primary: str, metrics: Mapping[str, float], result: TrialResult) -> Failure | None:
+    value = metrics.get(primary, result.metrics.get(primary))
+    if value is not None and 0 < value < math.inf:
+        return None
+    found = "there is none" if value is None else f"it is {value:g}"
+    message = f"the run script reported success, but its {primary} must be finite and above 0: {found}"
+    return Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message)
 
 
 def _score(
@@ -104,8 +108,8 @@ def _score(
     return loss, None, Admission(admitted=admission.admitted and not broken, verdicts=verdicts)
 
 
-def _find_work_mismatch(admission: Admission) -> Failure | None:
-    broken = [verdict.detail for verdict in admission.verdicts if verdict.rule in WORK_RULES and verdict.ok is False]
+def _find_work_mismatch(admission: Admission, work_rules: Container[str]) -> Failure | None:
+    broken = [verdict.detail for verdict in admission.verdicts if verdict.rule in work_rules and verdict.ok is False]
     if not broken:
         return None
     return Failure(stage=Stage.SCORE, kind=FailureKind.WORK_MISMATCH, message="; ".join(broken))

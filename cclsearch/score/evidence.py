@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Model, Provenance
 from cclsearch.launch.contract import TrialInput, TrialResult
-from cclsearch.score.thresholds import DEFAULT, Thresholds
+
+Input = TypeVar("Input", bound=TrialInput, covariant=True)
+Result = TypeVar("Result", bound=TrialResult, covariant=True)
 
 
 class TraceEvidence(Model):
@@ -35,11 +38,11 @@ class TraceEvidence(Model):
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Input of the admission rules."""
+class EvidenceOf(Generic[Input, Result]):
+    """Input of the admission rules, by the task's models of `config.json` and `result.json`."""
 
-    payload: TrialInput
-    result: TrialResult
+    payload: Input
+    result: Result
     card: Card
     provenance: Provenance
     trace: TraceEvidence | None
@@ -50,7 +53,6 @@ class Evidence:
     """SHA-256 of `result.json` in the ledger."""
     found_sha256: str | None = None
     """SHA-256 of the file now."""
-    thresholds: Thresholds = DEFAULT
 
     @property
     def is_measured(self) -> bool:
@@ -61,3 +63,7 @@ class Evidence:
     def is_on_cpu(self) -> bool:
         """Whether the ranks shared a CPU's cores instead of having an accelerator each."""
         return self.result.memory_kind == "rss" or self.card.hardware.accelerator == "cpu"
+
+
+Evidence = EvidenceOf[TrialInput, TrialResult]
+"""The evidence that the engine reads of a trial of any task."""

@@ -9,7 +9,7 @@ without weights (Pareto) the loss is that of the first metric, and `values` retu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,12 +18,13 @@ from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.plugins import TASKS
-from cclsearch.score.catalog import ENERGY_METRICS, find_metric
+from cclsearch.score.catalog import find_metric, list_metrics
 from cclsearch.score.declaration import (
     BASELINE,
     ConstraintDeclaration,
     MetricDeclaration,
     ObjectiveDeclaration,
+    read_constraint,
     read_declaration,
     resolve_parameters,
 )
@@ -32,7 +33,6 @@ from cclsearch.score.expression import evaluate, parameter_names
 if TYPE_CHECKING:
     from cclsearch.space.framework import Framework
 
-ENERGY = "energy_j"
 MAX_PARETO_METRICS = 3
 
 
@@ -75,8 +75,8 @@ class Constraint(Model):
     missing: str = ""
 
     def __str__(self) -> str:
-        """`peak_memory_gib at most 70 GiB`."""
-        bounds = (("at least", self.at_least), ("at most", self.at_most))
+        """As users write it: `peak_memory_gib <= 70 GiB`."""
+        bounds = ((">=", self.at_least), ("<=", self.at_most))
         limits = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
         return f"{self.metric} {limits} {self.unit or ''}".rstrip()
 
@@ -109,6 +109,11 @@ class Objective(Model):
     def metrics(self) -> tuple[str, ...]:
         """Names of the ranked metrics, in order."""
         return tuple(term.metric for term in self.terms)
+
+    @property
+    def needed_metrics(self) -> tuple[str, ...]:
+        """Names of the ranked metrics, then of those of the constraints."""
+        return (*self.metrics, *(constraint.metric for constraint in self.constraints))
 
     @property
     def is_weighted(self) -> bool:
@@ -214,26 +219,59 @@ def find_task_metric(task: str) -> MetricInfo:
     return metric
 
 
-def load_objective(spec: str, parameters: Mapping[str, float | str | None] | None = None) -> Objective:
-    """The objective of that name, path, or `name:parameter=value,...` (`composite:weight=0.3`).
+def default_spec(task: str) -> str:
+    """The objective of a search of that task that names none; raises UserError if there is no such task."""
+    return str(TASKS.get(task).objective or TASKS.get(task).primary)
 
-    `parameters` override those of the spec. Raises UserError that names file and field for invalid content.
+
+def load_objective(
+    spec: str, parameters: Mapping[str, float | str | None] | None = None, *, task: str | None = None
+) -> Objective:
+    """The objective of that name, path, or `name:parameter=value,...` (`composite:weight=0.3`), or of a single metric.
+
+    `parameters` override those of the spec. Metrics are those of `task`, or of all tasks if it is None. Raises
+    UserError that names file and field for invalid content.
     """
     name, given = split_spec(spec)
-    path = find_content("objectives", name, ".yaml", ".yml")
-    declaration = read_declaration(path)
-    return build_objective(declaration, name, {**given, **(parameters or {})}, path)
+    metric = list_metrics(task).get(name)
+    try:
+        path = find_content("objectives", name, ".yaml", ".yml")
+    except UserError:
+        if metric is None or metric.direction is None or given or parameters:
+            raise
+        return single_metric(metric)
+    return build_objective(read_declaration(path), name, {**given, **(parameters or {})}, path, task)
 
 
-def require_measurable(objective: Objective, framework: Framework) -> None:
-    """Raises UserError if the objective needs energy and the run script records none: every trial would fail."""
-    needed = [*objective.metrics, *(constraint.metric for constraint in objective.constraints)]
-    of_energy = [metric for metric in needed if metric in ENERGY_METRICS]
-    if of_energy and ENERGY not in framework.records:
+def choose_objective(objective: Objective | str | None, constraints: Sequence[str], *, task: str) -> Objective:
+    """That objective, or the task's if it is None, with these further constraints (`peak_memory_gib <= 70`).
+
+    Raises UserError as `load_objective` does, and for a malformed constraint.
+    """
+    if not isinstance(objective, Objective):
+        objective = load_objective(objective or default_spec(task), task=task)
+    added = []
+    for text in constraints:
+        where = f"--constraint {text!r}"
+        added.append(_build_constraint(read_constraint(text, where), objective.parameters, where, task))
+    return objective.model_copy(update={"constraints": (*objective.constraints, *added)})
+
+
+def require_measurable(objective: Objective, framework: Framework, task: str) -> None:
+    """Raises UserError if the objective needs a measurement that the run script does not record: no trial would score.
+
+    What a script may leave out (energy) is recorded only if its framework file says so.
+    """
+    known = list_metrics(task)
+    missing = {metric.name: metric.needs for metric in known.values() if metric.needs not in ("", *framework.records)}
+    lacking = next((metric for metric in objective.needed_metrics if metric in missing), None)
+    if lacking is not None:
+        needs = missing[lacking]
         raise UserError(
-            f"--objective {objective.name}: needs {of_energy[0]}, and the run script of framework {framework.name!r}"
-            f" records no {ENERGY}: choose another objective, or a framework of your own whose script writes it to"
-            f" result.json and whose file says `records: [{ENERGY}]` (docs/trial-contract.md)"
+            f"--objective {objective.name}: needs {lacking}, and the run script of framework {framework.name!r}"
+            f" records no {needs}: choose another objective (it has {', '.join(n for n in known if n not in missing)}),"
+            f" or a framework of your own whose script writes it to result.json and whose file says"
+            f" `records: [{needs}]` (docs/trial-contract.md)"
         )
 
 
@@ -252,7 +290,11 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def build_objective(
-    declaration: ObjectiveDeclaration, name: str, given: Mapping[str, float | str | None], path: Path | str
+    declaration: ObjectiveDeclaration,
+    name: str,
+    given: Mapping[str, float | str | None],
+    path: Path | str,
+    task: str | None = None,
 ) -> Objective:
     """The objective for this declaration and these parameters; raises UserError that names file and field."""
     parameters = resolve_parameters(declaration.parameters, given, f"objective {name!r}")
@@ -268,11 +310,11 @@ def build_objective(
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names):
         raise UserError(f"{path}: metrics: metric names must be unique; they are {', '.join(names)}")
-    terms = tuple(_build_term(metric, parameters, f"{path}: metrics[{i}]") for i, metric in enumerate(metrics))
+    terms = tuple(_build_term(metric, parameters, f"{path}: metrics[{i}]", task) for i, metric in enumerate(metrics))
     if any(weighted) and sum(term.weight or 0.0 for term in terms) <= 0:
         raise UserError(f"{path}: metrics: the weights must add up to more than 0")
     constraints = tuple(
-        _build_constraint(constraint, parameters, f"{path}: constraints[{i}]")
+        _build_constraint(constraint, parameters, f"{path}: constraints[{i}]", task)
         for i, constraint in enumerate(declaration.constraints)
     )
     return Objective(
@@ -280,8 +322,10 @@ def build_objective(
     )
 
 
-def _build_term(metric: MetricDeclaration, parameters: Mapping[str, float | str | None], where: str) -> Term:
-    info = find_metric(metric.name, f"{where}.name", from_script=metric.source == "script")
+def _build_term(
+    metric: MetricDeclaration, parameters: Mapping[str, float | str | None], where: str, task: str | None
+) -> Term:
+    info = find_metric(metric.name, f"{where}.name", task=task, from_script=metric.source == "script")
     _check_unit(metric.name, metric.unit, info.unit, f"{where}.unit")
     scale, unit = 1.0, metric.unit or info.unit
     if metric.scale is not None and not _is_left_out(metric.scale, parameters, f"{where}.scale"):
@@ -322,9 +366,9 @@ def _reference(metric: MetricDeclaration, parameters: Mapping[str, float | str |
 
 
 def _build_constraint(
-    constraint: ConstraintDeclaration, parameters: Mapping[str, float | str | None], where: str
+    constraint: ConstraintDeclaration, parameters: Mapping[str, float | str | None], where: str, task: str | None
 ) -> Constraint:
-    info = find_metric(constraint.metric, f"{where}.metric", from_script=constraint.source == "script")
+    info = find_metric(constraint.metric, f"{where}.metric", task=task, from_script=constraint.source == "script")
     _check_unit(constraint.metric, constraint.unit, info.unit, f"{where}.unit")
     low, high = (
         None if bound is None else _number(bound, parameters, f"{where}.{field}")
@@ -339,7 +383,7 @@ def _build_constraint(
 
 def _check_unit(metric: str, declared: str | None, known: str | None, where: str) -> None:
     if declared is not None and known is not None and declared != known:
-        raise UserError(f"{where}: {metric} is measured in {known!r}; the file says {declared!r}")
+        raise UserError(f"{where}: {metric} is measured in {known!r}, not in {declared!r}")
 
 
 def _number(value: float | str, parameters: Mapping[str, float | str | None], where: str) -> float:

@@ -1,4 +1,4 @@
-"""All thresholds of the admission gate."""
+"""The thresholds of the admission rules that apply to every task."""
 
 from __future__ import annotations
 
@@ -8,38 +8,8 @@ from cclsearch.core.values import Model
 
 
 class Thresholds(Model):
-    """Limits that a run must meet to be ranked. Fractions are of the expected value."""
+    """Limits that a run must meet to be ranked."""
 
-    min_timed_steps: int = Field(default=3, ge=1)
-    """Minimum number of optimizer steps in the unprofiled window; the requested number also applies."""
-    min_warmup_steps: int = Field(default=1, ge=0)
-    """Minimum number of optimizer steps before that window; the requested number also applies."""
-    max_spread: float = Field(default=0.15, gt=0)
-    """Relative spread of the step times on accelerators."""
-    max_spread_cpu: float = Field(default=0.5, gt=0)
-    """The same if ranks share the cores of a CPU."""
-    max_first_step: float = Field(default=2.0, gt=1)
-    """First timed step divided by the median of the others: above it, a warm-up step was timed."""
-    max_first_step_cpu: float = Field(default=4.0, gt=1)
-    """The same if ranks share the cores of a CPU."""
-    params_below: float = Field(default=0.02, ge=0)
-    """Fraction of parameters below the card's that counts as rounding."""
-    params_above: float = Field(default=0.15, ge=0)
-    """Fraction above the card's that counts as padding (a vocabulary padded to a multiple, biases)."""
-    traced_flops_below: float = Field(default=0.25, ge=0)
-    """Fraction by which the traced matrix FLOPs of a step may be below the model's."""
-    traced_flops_above: float = Field(default=1.0, ge=0)
-    """Fraction by which they may exceed it: recomputation adds a third; padding and full causal attention add more."""
-    min_flops_coverage: float = Field(default=0.5, ge=0, le=1)
-    """Share of the compute time with shapes that is needed to conclude too little work from too few FLOPs."""
-    min_traced_time: float = Field(default=0.6, gt=0)
-    """Minimum of traced step time (profiler on) divided by the unprofiled one."""
-    max_traced_time: float = Field(default=2.5, gt=1)
-    """Maximum of the same, on accelerators."""
-    max_traced_time_cpu: float = Field(default=6.0, gt=1)
-    """Maximum of the same on a CPU, where the profiler uses time of the ranks' cores."""
-    max_mfu: float = Field(default=1.0, gt=0)
-    """Model FLOPs divided by the accelerators' peak: above it, the step time is impossible."""
     max_foreign_share: float = Field(default=0.15, gt=0)
     """Cores that other processes take from the ranks divided by cores that the ranks use, on accelerators."""
     max_foreign_share_cpu: float = Field(default=0.25, gt=0)

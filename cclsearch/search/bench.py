@@ -24,7 +24,8 @@ from cclsearch.core.text import count_of
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
-from cclsearch.recording.load import RecordedRow, Recording, find_recordings, load_recording
+from cclsearch.recording.load import Recording, find_recordings, load_recording
+from cclsearch.score.objective import single_metric
 
 MILESTONES = (1, 3, 5, 10, 15)
 DEFAULT_STRATEGIES = ("default", "random", "heuristic", "tpe")
@@ -42,7 +43,7 @@ class ReplayedSearch:
     strategy: str
     seed: int
     best_over_optimum: tuple[float, ...]
-    """Best step time over the optimum, after each trial; the slowest row's over the optimum until one succeeds."""
+    """Loss of the best over the optimum's, after each trial; the worst row's until one succeeds."""
     num_trials: int
     """Trials asked for: fewer than the budget if no configuration was left or the strategy proposed nothing."""
     num_failed: int
@@ -89,6 +90,7 @@ class RecordedTable:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
+        self._objective = single_metric(recording.primary)
         self._read: set[Any] = set()
         self.num_duplicates = 0
 
@@ -99,19 +101,11 @@ class RecordedTable:
         self._read.add(config)
         if row is None:
             return _failed(trial, None, config, FailureKind.ILLEGAL_CONFIG, "not a row of the recording")
-        return _observe(trial, row, self._recording.rows[row])
-
-
-def _observe(trial: int, row: int, recorded: RecordedRow) -> Observation:
-    if recorded.status != "ok":
-        return _failed(trial, row, recorded.config, _KINDS[recorded.status], _MESSAGES[recorded.status])
-    return Observation(
-        trial=trial,
-        config=recorded.config,
-        row=row,
-        loss=recorded.step_time_s,
-        metrics=recorded.metrics,
-    )
+        recorded = self._recording.rows[row]
+        if recorded.status != "ok":
+            return _failed(trial, row, recorded.config, _KINDS[recorded.status], _MESSAGES[recorded.status])
+        loss = self._objective.loss(recorded.metrics)
+        return Observation(trial=trial, config=recorded.config, row=row, loss=loss, metrics=recorded.metrics)
 
 
 def _failed(trial: int, row: int | None, config: Any, kind: FailureKind, message: str) -> Observation:
@@ -119,12 +113,14 @@ def _failed(trial: int, row: int | None, config: Any, kind: FailureKind, message
 
 
 def _best_over_optimum(recording: Recording, seen: Sequence[Observation], budget: int) -> tuple[float, ...]:
-    slowest = max(row.step_time_s for row in recording.rows if row.step_time_s is not None)
-    best, ratios = slowest, []
+    objective = single_metric(recording.primary)
+    losses = [objective.loss(row.metrics) for row in recording.rows if row.status == "ok"]
+    worst, optimum = max(losses), min(losses)
+    best, ratios = worst, []
     for trial in range(budget):
         if trial < len(seen):
-            best = min(best, seen[trial].loss or slowest)
-        ratios.append(best / recording.best_step_time_s)
+            best = min(best, seen[trial].loss or worst)
+        ratios.append(best / optimum)
     return tuple(ratios)
 
 

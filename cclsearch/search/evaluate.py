@@ -10,6 +10,7 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput, TrialResult
+from cclsearch.plugins import TASKS
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
@@ -36,12 +37,13 @@ class TrialEvaluator:
     def _evaluate(
         self, folder: Path, payload: TrialInput, failure: Failure | None, baseline: Mapping[str, float] | None
     ) -> Outcome:
-        collected = collect_result(folder) if failure is None or _has_result(folder) else failure
+        model: type[TrialResult] = TASKS.get(self._spec.card.task).result
+        collected = collect_result(folder, model) if failure is None or _has_result(folder) else failure
         if isinstance(collected, Failure):
             return evaluate_failure(redact_failure(failure or collected), self._spec.provenance)
         collected = _redact_result(collected)
         spec, card = self._spec, self._spec.card.for_trial(payload.config)
-        trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload) if payload.profiled_steps else None
+        trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
         return evaluate_trial(
             payload, collected, card, spec.objective, provenance=spec.provenance, trace=trace, baseline=baseline
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
 from cclsearch.plan.plan import Plan, plan_search
@@ -58,13 +59,15 @@ class SweepPlan:
     sweep: Sweep
 
 
-def describe_sweep(spec: str, weights: Sequence[float] | None = None) -> tuple[Sweep, Objective]:
+def describe_sweep(
+    spec: str, weights: Sequence[float] | None = None, *, task: str | None = None
+) -> tuple[Sweep, Objective]:
     """Return the sweep over an objective, and the objective that its search uses.
 
     Without `weights` the sweep uses `DEFAULT_WEIGHTS`. Raises UserError if the objective has neither a weight nor
     several metrics, or if weights are given for one that has none.
     """
-    objective = load_objective(spec)
+    objective = load_objective(spec, task=task)
     if objective.is_multi:
         if weights is not None:
             raise UserError(f"--weights: objective {objective.name!r} has several metrics and no parameter {WEIGHT!r}")
@@ -74,7 +77,7 @@ def describe_sweep(spec: str, weights: Sequence[float] | None = None) -> tuple[S
             f"a sweep needs an objective with a parameter {WEIGHT!r} or with several metrics (`composite`, `pareto`);"
             f" {objective.name!r} has neither"
         )
-    at = {w: load_objective(objective.name, {**objective.parameters, WEIGHT: w}) for w in (0.0, 0.5, 1.0)}
+    at = {w: load_objective(objective.name, {**objective.parameters, WEIGHT: w}, task=task) for w in (0.0, 0.5, 1.0)}
     _check_linear(at)
     sweep = Sweep(
         objective=objective.spec,
@@ -100,9 +103,10 @@ def plan_sweep(request: SearchRequest, weights: Sequence[float] | None, joined: 
     folder `joined`.
     """
     assert isinstance(request.objective, str)
-    sweep, objective = describe_sweep(request.objective, weights)
+    card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
+    sweep, objective = describe_sweep(request.objective, weights, task=card.task)
     strategy = request.strategy or (None if request.llm else STRATEGY)
-    request, notes = _join_family(replace(request, use_fewer=True, strategy=strategy), joined)
+    request, notes = _join_family(replace(request, use_fewer=True, strategy=strategy), card, joined)
     plan = plan_search(replace(request, objective=objective))
     spec = plan.spec.model_copy(update={"banner": (*notes, *plan.spec.banner)})
     return SweepPlan(replace(plan, spec=spec), sweep)
@@ -125,9 +129,8 @@ def read_sweep(folder: Path) -> Sweep | None:
         raise UserError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def _join_family(request: SearchRequest, joined: Path) -> tuple[SearchRequest, tuple[str, ...]]:
+def _join_family(request: SearchRequest, card: Card, joined: Path) -> tuple[SearchRequest, tuple[str, ...]]:
     """If only a recording applies, the request over the joined recordings, with notes on why."""
-    card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
     target = choose_target(
         card, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
     )

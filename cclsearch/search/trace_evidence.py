@@ -15,8 +15,10 @@ from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import TraceScore, score_traces
 
 
-def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence:
-    """Return metrics and diagnosis of a trial's traces; what could not be read is in the notes, and raises nothing."""
+def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence | None:
+    """Return metrics and diagnosis of a trial's traces, or None if it writes none; unreadable ones are in the notes."""
+    if not payload.wants_traces:
+        return None
     traces = read_traces(folder)
     devices = {device.name for table in traces.tables.values() for device in table.devices if device.name}
     return score_to_evidence(score_traces(traces, card=card, config=payload.config), devices=sorted(devices))

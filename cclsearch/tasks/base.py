@@ -14,13 +14,20 @@ A plugin subclasses `Task`, sets its attributes, and registers one instance:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from cclsearch.card.fields import CardField
 from cclsearch.card.model import Card
-from cclsearch.core.metrics import MetricInfo
-from cclsearch.core.values import Value
+from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
+from cclsearch.core.values import Config, Failure, Value
+from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.plugins import TASKS
+from cclsearch.score.admission import GENERAL_RULES
+from cclsearch.score.derive import GIB, derive_general
+from cclsearch.score.evidence import Evidence
+from cclsearch.score.outcome import Verdict
+from cclsearch.space.table import count_ranks
 
 
 class Task:
@@ -50,6 +57,14 @@ class Task:
     """Names of the rules that apply to the space of every framework."""
     numbers: Mapping[str, Callable[[Card], int]] = {}
     """Numbers of a card whose divisors a framework's knob may take as choices (`divisors_of`)."""
+    input: type[TrialInput] = TrialInput
+    """The model of `config.json`."""
+    result: type[TrialResult] = TrialResult
+    """The model of `result.json`."""
+    admission_rules: tuple[Callable[[Any], Verdict], ...] = GENERAL_RULES
+    """The admission gate: functions from `Evidence` to a verdict, in display order."""
+    work_rules: Collection[str] = frozenset({"world_size"})
+    """The rules of the gate whose violation means that the job did not do the requested work."""
 
     @property
     def primary_metric(self) -> MetricInfo:
@@ -60,6 +75,38 @@ class Task:
         """The properties of a metric, if need be only its name: metrics of traces are not listed in `metrics`."""
         unknown = MetricInfo(name=name, unit=None, direction=None, source="trace")
         return next((metric for metric in self.metrics if metric.name == name), unknown)
+
+    def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
+        """The `config.json` of a trial; `fields` are run, trial and seed, and the task's own if a subclass adds them.
+
+        Nothing runs unless `is_measured`: a recorded or simulated trial needs no traces.
+        """
+        return self.input(
+            config=config,
+            work=dict(card.work),
+            arch=card.model,
+            precision=card.precision,
+            num_ranks=count_ranks(config),
+            ranks_per_node=card.hardware.accelerators_per_node,
+            **fields,
+        )
+
+    def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:
+        """The `result.json` of a script that measured these metrics, for a recorded row; `fields` are other fields."""
+        if PEAK_MEMORY in metrics:
+            fields = {"peak_memory_bytes": (round(metrics[PEAK_MEMORY] * GIB),), **fields}
+        return self.result(metrics={name: v for name, v in metrics.items() if name != PEAK_MEMORY}, **fields)
+
+    def find_failure(self, result: TrialResult) -> Failure | None:
+        """Why a result that reports success cannot be evaluated; None if it can.
+
+        The engine itself checks that the primary metric is measured, finite and above 0.
+        """
+        return None
+
+    def measure(self, evidence: Evidence) -> tuple[dict[str, float], float | None]:
+        """Metric -> finite value, only measured ones, and the relative spread of the primary metric if it is known."""
+        return derive_general(evidence), None
 
     def describe_work(self, card: Card) -> str:
         """The card's work in one phrase, for reports and prompts."""

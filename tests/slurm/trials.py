@@ -7,7 +7,8 @@ from pathlib import Path
 from cclsearch.card.model import ModelArch
 from cclsearch.core.values import Config, Value
 from cclsearch.launch.base import Job
-from cclsearch.launch.contract import CONFIG_FILE, TrialInput
+from cclsearch.launch.contract import CONFIG_FILE
+from cclsearch.tasks.training.contract import TrainingInput
 
 ARCH = ModelArch(
     num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=2, head_dim=4, intermediate_size=8, vocab_size=16
@@ -27,7 +28,7 @@ def make_job(
     """Return a job of the run in that folder; prepares the trial's folder like a search."""
     folder = run_dir / "trials" / f"{trial:04d}"
     folder.mkdir(parents=True, exist_ok=True)
-    payload = TrialInput(
+    payload = TrainingInput(
         run_id=run_dir.name,
         trial=trial,
         config=Config(config),

@@ -18,7 +18,7 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, Model, Value
 from cclsearch.launch.base import Job
-from cclsearch.launch.collect import collect_result
+from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, trial_environment
 from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
@@ -244,5 +244,5 @@ def read_result_status(spec: JobSpec) -> str:
 
 def classify_trial(trial_dir: Path, exit_code: int | None) -> Failure | None:
     """Return the failure that the trial's own files show; None if they hold a valid result."""
-    found = collect_result(trial_dir, exit_code=exit_code)
+    found = collect_end(trial_dir, exit_code=exit_code)
     return found if isinstance(found, Failure) else None

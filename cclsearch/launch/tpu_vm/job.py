@@ -14,7 +14,7 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Job, JobStatus
-from cclsearch.launch.collect import collect_result
+from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import (
     CONFIG_FILE,
     RESULT_FILE,
@@ -245,5 +245,5 @@ def find_failure(record: TpuJobRecord, by_process: Mapping[int, WorkerAnswer]) -
             message = "the kernel killed a process of the trial because memory ran out"
             return Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message, rank=process)
     codes = [answer.code for answer in by_process.values() if answer.code and answer.reason == "finished"]
-    found = collect_result(record.trial_dir, exit_code=codes[0] if codes else 0)
+    found = collect_end(record.trial_dir, exit_code=codes[0] if codes else 0)
     return found if isinstance(found, Failure) else None

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from cclsearch.card.fields import WORK_FIELDS
 from cclsearch.card.model import Card
-from cclsearch.core.values import Value
+from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.values import Config, Failure, FailureKind, Stage, Value
+from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.plugins import TASKS
-from cclsearch.score.catalog import CATALOG
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.training import space_rules  # noqa: F401  importing registers its rules
+from cclsearch.tasks.training.admission import ADMISSION_RULES, WORK_RULES
+from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
+from cclsearch.tasks.training.measurements import METRICS, derive_metrics, median_step_time, relative_spread
+from cclsearch.tasks.training.work import TrainingEvidence
 
 
 class TrainingTask(Task):
     """Trains a decoder-only transformer; the time of a step is measured."""
 
     name = "training"
-    metrics = tuple(CATALOG.values())
+    metrics = METRICS
     primary = "step_time_s"
     objective = "step_time"
     highlights = ("tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_gib")
@@ -35,6 +42,41 @@ class TrainingTask(Task):
     numbers = MappingProxyType({"global_batch": lambda card: card.number("global_batch_size")})
     tuned = "how a large language model's training is split over accelerators"
     unit_of_work = "step"
+    input = TrainingInput
+    result = TrainingResult
+    admission_rules = ADMISSION_RULES
+    work_rules = WORK_RULES
+
+    def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
+        batch, seq_len = card.number("global_batch_size"), card.number("seq_len")
+        own = {
+            "global_batch_size": batch,
+            "seq_len": seq_len,
+            "gradient_accumulation": max(1, batch // (config.as_int("dp") * config.as_int("micro_batch_size"))),
+            "profiled_steps": 2 if is_measured else 0,
+        }
+        return super().make_input(card, config, is_measured=is_measured, **own, **fields)
+
+    def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:
+        """As the base class; of the row's own metrics, those that follow from step time and memory are left out."""
+        own = {metric.name for metric in METRICS} - {PEAK_MEMORY}
+        if fields["status"] is RunStatus.OK:
+            fields |= {name: card.number(name) for name in ("global_batch_size", "seq_len")}
+        if self.primary in metrics:
+            fields["step_times_s"] = (metrics[self.primary],)
+        return super().make_result(card, {name: v for name, v in metrics.items() if name not in own}, **fields)
+
+    def find_failure(self, result: TrialResult) -> Failure | None:
+        assert isinstance(result, TrainingResult)
+        if median_step_time(result) is not None:
+            return None
+        times = ", ".join(f"{t:g}" for t in result.step_times_s[:5])
+        found = f"they are {times}" if times else "there are none"
+        message = f"the run script reported success, but its step times must be finite and above 0: {found}"
+        return Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message)
+
+    def measure(self, evidence: TrainingEvidence) -> tuple[dict[str, float], float | None]:  # type: ignore[override]
+        return derive_metrics(evidence), relative_spread(evidence.result.step_times_s)
 
     def describe_work(self, card: Card) -> str:
         """The work of a step: `64 x 4096 tokens/step`."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.model import Card, Phase
-from cclsearch.score.evidence import Evidence
+from cclsearch.score.evidence import EvidenceOf
 from cclsearch.score.outcome import Verdict
+from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
+from cclsearch.tasks.training.thresholds import DEFAULT
+
+TrainingEvidence = EvidenceOf[TrainingInput, TrainingResult]
 
 
-def check_declared_work(evidence: Evidence) -> Verdict:
+def check_declared_work(evidence: TrainingEvidence) -> Verdict:
     """Whether the run declared the card's global batch, sequence length, layers and parameters."""
     result, card, payload = evidence.result, evidence.card, evidence.payload
     wrong, undeclared = [], []
@@ -36,9 +40,9 @@ def check_declared_work(evidence: Evidence) -> Verdict:
     return Verdict(rule="work", ok=True, detail=detail + rest)
 
 
-def check_traced_work(evidence: Evidence) -> Verdict:
+def check_traced_work(evidence: TrainingEvidence) -> Verdict:
     """Whether the FLOPs of a step in the traces, if known, match the card's work."""
-    rule, trace, card, bound = "traced_work", evidence.trace, evidence.card, evidence.thresholds
+    rule, trace, card, bound = "traced_work", evidence.trace, evidence.card, DEFAULT
     expected = find_step_flops(card)
     if trace is None or trace.flops_per_step is None or expected is None:
         return Verdict(rule=rule, ok=None, detail="the FLOPs of a step are not in the traces")
@@ -52,18 +56,18 @@ def check_traced_work(evidence: Evidence) -> Verdict:
     return Verdict(rule=rule, ok=False, detail=f"{detail}: must be between {low:.2f} and {high:.2f}")
 
 
-def check_possible(evidence: Evidence) -> Verdict:
+def check_possible(evidence: TrainingEvidence) -> Verdict:
     """Whether the accelerators could reach the step time at all."""
     mfu = evidence.metrics.get("mfu")
     if mfu is None or evidence.is_on_cpu:
         return Verdict(rule="possible", ok=None, detail="the peak of the accelerators or the model's FLOPs are unknown")
-    if mfu > evidence.thresholds.max_mfu:
+    if mfu > DEFAULT.max_mfu:
         detail = f"the step time means {mfu:.0%} of the accelerators' peak: the work cannot have been done"
         return Verdict(rule="possible", ok=False, detail=detail)
     return Verdict(rule="possible", ok=True, detail=f"{mfu:.1%} of the accelerators' peak")
 
 
-def _check_accumulation(evidence: Evidence) -> list[str]:
+def _check_accumulation(evidence: TrainingEvidence) -> list[str]:
     payload = evidence.payload
     if "micro_batch_size" not in payload.config:
         return []
@@ -75,11 +79,11 @@ def _check_accumulation(evidence: Evidence) -> list[str]:
     return [f"{parts} is a global batch of {made}, but {evidence.card.number('global_batch_size')} in the card"]
 
 
-def _check_parameters(evidence: Evidence) -> list[str]:
+def _check_parameters(evidence: TrainingEvidence) -> list[str]:
     got, want = evidence.result.num_params, count_card_parameters(evidence.card)
     if got is None:
         return []
-    low, high = (1 - evidence.thresholds.params_below) * want, (1 + evidence.thresholds.params_above) * want
+    low, high = (1 - DEFAULT.params_below) * want, (1 + DEFAULT.params_above) * want
     return [] if low <= got <= high else [f"{got:,} parameters, but {want:,} in the card's model"]
 
 

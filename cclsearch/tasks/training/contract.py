@@ -1,0 +1,48 @@
+"""What a run script of training is given, and what it reports, beyond what every task has."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cclsearch.card.model import ModelArch
+from cclsearch.core.values import Value
+from cclsearch.launch.contract import TrialInput, TrialResult
+
+
+class TrainingInput(TrialInput):
+    """`config.json` of training."""
+
+    arch: ModelArch
+    work: dict[str, Value] = Field(default={}, exclude=True)
+    """Not written: the two numbers have fields of their own."""
+    global_batch_size: int
+    seq_len: int
+    gradient_accumulation: int = Field(ge=1)
+    """Derived: global batch / (dp x micro-batch)."""
+    warmup_steps: int = 2
+    """Optimizer steps before the timed window."""
+    timed_steps: int = 5
+    """Optimizer steps in the unprofiled timed window."""
+    profiled_steps: int = 2
+    """Optimizer steps in the separate profiled window; 0 for none."""
+
+    @property
+    def wants_traces(self) -> bool:
+        return self.profiled_steps > 0
+
+
+class TrainingResult(TrialResult):
+    """`result.json` of training; `energy_j` is per optimizer step."""
+
+    global_batch_size: int | None = None
+    """Sequences per optimizer step that were trained, over all ranks."""
+    seq_len: int | None = None
+    num_layers: int | None = None
+    num_params: int | None = None
+    """Parameters of the whole model as built (counted once over all ranks)."""
+    step_times_s: tuple[float, ...] = ()
+    """Seconds of each optimizer step of the unprofiled timed window, by the slowest rank."""
+    warmup_steps: int = 0
+    """Optimizer steps run before that window."""
+    losses: tuple[float, ...] = ()
+    """Training loss of the first optimizer steps."""

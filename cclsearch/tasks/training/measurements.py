@@ -1,0 +1,91 @@
+"""Metrics of training, from the result of a trial and its card; metrics without a measurement are absent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from cclsearch.card.arch import tokens_per_step
+from cclsearch.card.model import Card
+from cclsearch.core.metrics import Direction
+from cclsearch.score.catalog import ENERGY, HEADROOM, MEMORY, NO_ENERGY, SIZE, result_metric
+from cclsearch.score.derive import measure_memory, read_reported
+from cclsearch.tasks.training.contract import TrainingResult
+from cclsearch.tasks.training.work import TrainingEvidence, find_mfu
+
+MTOKEN = 1e6
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation divided by median absolute deviation, for a normal distribution."""
+
+_LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
+_NO_TIMES = "the run script reported no step times"
+_NO_PEAK = "the accelerator's peak or the model's FLOPs are unknown"
+
+METRICS = (
+    result_metric("step_time_s", "s", _LOW, _NO_TIMES, label="step time", short="step", axis="seconds per step"),
+    result_metric("tokens_per_s", "tokens/s", _HIGH, _NO_TIMES, label="tokens/s"),
+    result_metric(
+        "tokens_per_s_per_accelerator", "tokens/s", _HIGH, _NO_TIMES,
+        label="tokens/s per accelerator", heading="tokens/s per accel.",
+    ),
+    result_metric("samples_per_s", "sequences/s", _HIGH, _NO_TIMES),
+    result_metric("mfu", "fraction", _HIGH, _NO_PEAK, label="MFU"),
+    SIZE,
+    result_metric("accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", _LOW, _NO_TIMES),
+    MEMORY,
+    HEADROOM,
+    result_metric("energy_j_per_step", "J", _LOW, NO_ENERGY, needs=ENERGY.needs),
+    result_metric("energy_j_per_mtoken", "J/Mtoken", _LOW, NO_ENERGY, needs=ENERGY.needs),
+    result_metric("power_w", "W", _LOW, NO_ENERGY, needs=ENERGY.needs),
+)  # fmt: skip
+"""`Mtoken` is a million tokens; a sequence has `seq_len` tokens."""
+
+
+def derive_metrics(evidence: TrainingEvidence) -> dict[str, float]:
+    """Metric -> finite value, in the units of `METRICS`; work and devices as the run reported them."""
+    result, card = evidence.result, evidence.card
+    metrics = read_reported(evidence)
+    step_time_s = median_step_time(result)
+    if step_time_s is not None:
+        metrics |= _throughput(step_time_s, metrics["num_accelerators"], result, card)
+    metrics |= measure_memory(result, card)
+    if result.energy_j is not None and math.isfinite(result.energy_j) and result.energy_j > 0:
+        metrics["energy_j_per_step"] = result.energy_j
+        metrics["energy_j_per_mtoken"] = result.energy_j / tokens_per_step(card) * MTOKEN
+        if step_time_s is not None:
+            metrics["power_w"] = result.energy_j / step_time_s
+    return metrics
+
+
+def median_step_time(result: TrainingResult) -> float | None:
+    """Median step time of the unprofiled window in seconds; None if there is no usable step time."""
+    times = result.step_times_s
+    if not times or not all(math.isfinite(t) and t > 0 for t in times):
+        return None
+    return float(np.median(times))
+
+
+def relative_spread(step_times_s: tuple[float, ...]) -> float | None:
+    """Median absolute deviation x 1.4826 / median; None with fewer than two steps."""
+    if len(step_times_s) < 2:
+        return None
+    times = np.asarray(step_times_s)
+    median = float(np.median(times))
+    return MAD_TO_SIGMA * float(np.median(np.abs(times - median))) / median
+
+
+def _throughput(step_time_s: float, num_accelerators: float, result: TrainingResult, card: Card) -> Mapping[str, float]:
+    sequences = result.global_batch_size or card.number("global_batch_size")
+    tokens = sequences * (result.seq_len or card.number("seq_len"))
+    tokens_per_s = tokens / step_time_s
+    metrics = {
+        "step_time_s": step_time_s,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_accelerator": tokens_per_s / num_accelerators,
+        "samples_per_s": sequences / step_time_s,
+        "accelerator_seconds_per_mtoken": num_accelerators * step_time_s / tokens * MTOKEN,
+    }
+    mfu = find_mfu(card, tokens_per_s / num_accelerators)
+    return metrics if mfu is None else {**metrics, "mfu": mfu}
