@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from cclsearch.recording.load import Recording, find_recordings, load_recording
-from cclsearch.stats.calibration import CalibrationData, Posterior
+from cclsearch.stats.calibration import CalibrationData, Posterior, calibrate
 from cclsearch.tasks.training import memory, time
-from cclsearch.tasks.training.prediction import PRIOR_FILE, Priors, model_of, read_priors
+from cclsearch.tasks.training.prediction import PRIOR_FILE, Priors, make_predictor, read_priors
 
 GUESS_FILE = Path(__file__).with_name("prior_guess.json")
 """Multipliers and widths from the literature and from physics, without any landscape."""
@@ -67,14 +67,15 @@ def _calibrate_each(recordings: Sequence[Recording], priors: Priors, part: str) 
 
 
 def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
-    from cclsearch.propose.bayes.time_ensemble import downweight_slow
+    from cclsearch.propose.bayes.ensemble import downweight_far
 
     rows = [n for n, row in enumerate(recording.rows) if row.metrics.get("step_time_s") is not None]
     values = np.log([recording.rows[n].metrics.get("step_time_s") or 0.0 for n in rows])
     evidence = replace(
-        _known(rows, values, noise_n=downweight_slow(values, np.full(len(rows), priors.time.noise))), one_sided=True
+        _known(rows, values, noise_n=downweight_far(values, np.full(len(rows), priors.time.noise))), one_sided=True
     )
-    return model_of(recording.card, recording.space).calibrate_time(evidence, priors.time)
+    predictor = make_predictor(recording.card, recording.space, priors)
+    return calibrate(predictor.forms["step_time_s"].log_cost, predictor.features, priors.time, evidence)
 
 
 def _calibrate_memory(recording: Recording, priors: Priors) -> Posterior | None:
@@ -83,7 +84,9 @@ def _calibrate_memory(recording: Recording, priors: Priors) -> Posterior | None:
         return None
     values = np.log([recording.rows[n].peak_memory_gib or 0.0 for n in rows])
     evidence = _known(rows, values, noise_n=None)
-    return model_of(recording.card, recording.space).calibrate_memory(evidence, priors.memory)
+    predictor = make_predictor(recording.card, recording.space, priors)
+    assert predictor.memory is not None
+    return calibrate(predictor.memory.form.log_cost, predictor.features, priors.memory, evidence)
 
 
 def _known(rows: Sequence[int], values: Any, noise_n: Any) -> CalibrationData:

@@ -13,6 +13,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,14 @@ from scipy.stats import spearmanr
 from search import load_all
 
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.bayes.feasibility import fit_feasibility
 from cclsearch.propose.bayes.proposer import DefaultProposer
-from cclsearch.propose.bayes.time_ensemble import fit_time_models
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.search.bench import RecordedTable
 from cclsearch.space.table import Knob, Space
-from cclsearch.tasks.training.prediction import Priors, load_priors, model_of, predict_space, read_priors
+from cclsearch.stats.closed_form import predict_space
+from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors
 
 AFTER = (0, 3, 5)
 NEAR = 2.0
@@ -37,11 +39,11 @@ COLUMNS = ("rank", "error", "error near best", "fits or fails")
 
 def evaluate(recording: Recording, seen: Sequence[Observation], priors: Priors) -> list[float]:
     """Return rank correlation, median error, median error near the best and fits-or-fails accuracy, on untried rows."""
-    model = model_of(recording.card, recording.space)
+    predictor = make_predictor(recording.card, recording.space, priors)
     tried = {o.row for o in seen}
     rows = np.array([n for n in range(len(recording.rows)) if n not in tried])
-    log_time = fit_time_models(model, seen, (), priors).mean(rows)
-    p_success = fit_feasibility(model, seen, priors).predict(rows)[2]
+    log_time = fit_ensemble(predictor.forms["step_time_s"], predictor.features, seen, ()).mean(rows)
+    p_success = fit_feasibility(predictor, seen).predict(rows)[2]
     measured = np.array([recording.rows[n].metrics.get("step_time_s") or np.nan for n in rows])
     ok = np.isfinite(measured)
     error = np.abs(np.expm1(log_time[ok] - np.log(measured[ok])))
@@ -60,7 +62,7 @@ def evaluate_one(task: tuple[Path, tuple[Path, ...]]) -> tuple[str, list[list[fl
     recording = load_recording(path)
     others = [r for r in load_all(folders) if r.card.framework != recording.card.framework]
     priors = read_priors(fit_prior(others)) if others else load_priors()
-    proposer, table = DefaultProposer(priors), RecordedTable(recording)
+    proposer, table = DefaultProposer(partial(make_predictor, priors=priors)), RecordedTable(recording)
     seen: list[Observation] = []
     figures = []
     for trial in range(max(AFTER) + 1):

@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fit_prior import fit_prior
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.search.bench import ReplayedSearch, replay_search, summarize
-from cclsearch.tasks.training.prediction import Priors, load_priors, read_priors
+from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors
 
 SPLITS: dict[str, Callable[[Recording, Recording], bool]] = {
     "landscape": lambda fitted, searched: fitted.folder != searched.folder,
@@ -44,7 +45,7 @@ def search_one(task: tuple[Path, tuple[Path, ...], str, int]) -> tuple[str, list
     if split in SPLITS:
         kept = [other for other in load_all(folders) if SPLITS[split](other, recording)]
         priors = read_priors(fit_prior(kept))
-    proposer = DefaultProposer(priors)
+    proposer = DefaultProposer(partial(make_predictor, priors=priors))
     return split, [replay_search(recording, proposer, seed=seed, budget=15) for seed in range(seeds)]
 
 

@@ -21,9 +21,10 @@ import yaml
 
 from cclsearch.card.load import card_from_mapping
 from cclsearch.space.table import Knob, space_from_rows
-from cclsearch.stats.kernel import KernelShape, kernel
+from cclsearch.stats.kernel import Features, KernelShape, kernel, read_features
 from cclsearch.tasks.training import memory, time
-from cclsearch.tasks.training.prediction import model_of
+from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.training.prediction import TrainingModel, load_priors
 
 MODELS = {  # hidden, layers, heads, feed-forward: published shapes
     "1b": (2048, 16, 32, 8192),
@@ -50,17 +51,17 @@ def simulate(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], list[
     if len(rows) < 12:
         return simulate(rng, name)
     space = space_from_rows([Knob(k, tuple(dict.fromkeys(row[k] for row in rows))) for k in names], rows)
-    model = model_of(card, space)
+    model, features = TrainingModel(card, read_layout(card, space), load_priors()), read_features(space)
     every = np.arange(len(rows))
     log_time = model.log_time(every)(rng.normal(0.2, 0.7, len(time.MULTIPLIERS)) * _narrow(time.MULTIPLIERS))
-    log_time = log_time + _field(rng, model, 0.12) + _kernel_effect(rng, rows)
+    log_time = log_time + _field(rng, features, 0.12) + _kernel_effect(rng, rows)
     log_time = log_time + rng.normal(0, rng.choice([0.005, 0.02, 0.1]), len(rows))
     hiccup = rng.random(len(rows)) < 0.05
     log_time = log_time + hiccup * rng.exponential(0.7, len(rows))
     spread = rng.normal(0, 0.35, len(memory.MULTIPLIERS)) * _narrow(memory.MULTIPLIERS)
     log_gib = model.log_memory(every)(spread + _draw_memory_hypothesis(rng))
-    log_gib = log_gib + _field(rng, model, 0.05)
-    crash = _field(rng, model, 1.0) > rng.uniform(1.5, 3.0)
+    log_gib = log_gib + _field(rng, features, 0.05)
+    crash = _field(rng, features, 1.0) > rng.uniform(1.5, 3.0)
     out = log_gib > np.log(0.95 * card.hardware.memory_gib)
     has_oom, has_peaks = rng.random() < 0.5, rng.random() < 0.6
     if (~out & ~crash).sum() < 5:
@@ -148,8 +149,8 @@ def _narrow(names: tuple[str, ...]) -> np.ndarray:
     return np.array([tight.get(name, 1.0) for name in names])
 
 
-def _field(rng: np.random.Generator, model: Any, size: float) -> np.ndarray:
-    covariance = kernel(model.features, model.features, KernelShape(size, 1.2, 0.3 * size, 0.5 * size, 0.5))
+def _field(rng: np.random.Generator, features: Features, size: float) -> np.ndarray:
+    covariance = kernel(features, features, KernelShape(size, 1.2, 0.3 * size, 0.5 * size, 0.5))
     values, vectors = np.linalg.eigh(covariance)
     return np.asarray(vectors @ (np.sqrt(np.maximum(values, 0)) * rng.standard_normal(len(values))))
 

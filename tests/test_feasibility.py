@@ -12,8 +12,8 @@ from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation
 from cclsearch.propose.bayes.feasibility import Feasibility, fit_feasibility
 from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.stats.closed_form import predictor_of
 from cclsearch.tasks.training.layout import read_layout
-from cclsearch.tasks.training.prediction import load_priors, model_of
 
 CARD = load_card("wl2")  # 8 billion parameters on 16 A100 of 40 GB
 FAILED = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="out of memory")
@@ -57,7 +57,7 @@ def fit(
         Observation(n, SPACE.config(row_of(*split)), row_of(*split), None, failure=FAILED)
         for n, split in enumerate(failed, start=len(ran))
     ]
-    return fit_feasibility(model_of(CARD, SPACE), seen, load_priors())
+    return fit_feasibility(predictor_of(CARD, SPACE), seen)
 
 
 def p_fits(feasibility: Feasibility, tp: int, pp: int) -> float:

@@ -15,10 +15,10 @@ from cclsearch.card.model import Card, ModelArch, MoEArch
 from cclsearch.cli import main
 from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.stats.closed_form import predict_space
 from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.machine import read_machine
 from cclsearch.tasks.training.memory import memory_parts
-from cclsearch.tasks.training.prediction import predict_space
 from cclsearch.tasks.training.time import time_parts
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
@@ -79,9 +79,9 @@ def test_parts_add_up(wl2):
         ]
     )
     prediction = predict_space(wl2, space)
-    np.testing.assert_allclose(sum(prediction.time_parts_s.values()), prediction.time_s_N)
+    np.testing.assert_allclose(sum(prediction.parts.values()), prediction.value_N)
     np.testing.assert_allclose(sum(prediction.memory_parts_gib.values()), prediction.memory_gib_N)
-    assert all(np.all(part >= -1e-9) for part in prediction.time_parts_s.values())
+    assert all(np.all(part >= -1e-9) for part in prediction.parts.values())
 
 
 def one_gib(card: Card, **config: object) -> float:
@@ -122,7 +122,7 @@ def test_expert_parallelism_divides_memory_and_adds_an_exchange():
     prediction = predict_space(card, make_space(rows))
     order = np.argsort([row["ep"] for row in rows])
     memory = prediction.memory_gib_N[order]
-    exchange = prediction.time_parts_s["expert exchange"][order]
+    exchange = prediction.parts["expert exchange"][order]
     assert memory[1] < 0.6 * memory[0]
     assert exchange[0] == 0 < exchange[1]
 
@@ -148,14 +148,14 @@ def test_context_parallelism_shares_tokens_shards_states_and_exchanges_keys_and_
 def test_without_context_parallelism_the_prediction_has_the_same_digits(wl2):
     rows = [{"tp": tp, "dp": 8 // tp, "pp": 2, "micro_batch_size": 1} for tp in (1, 2, 4)]
     plain, ones = (predict_space(wl2, make_space(each)) for each in (rows, [{**row, "cp": 1} for row in rows]))
-    assert plain.time_s_N.tolist() == ones.time_s_N.tolist()
+    assert plain.value_N.tolist() == ones.value_N.tolist()
     assert plain.memory_gib_N.tolist() == ones.memory_gib_N.tolist()
 
 
 def test_an_unlisted_accelerator_gets_a_prediction(wl2):
     card = wl2.model_copy(update={"hardware": wl2.hardware.model_copy(update={"accelerator": "frob-9000"})})
     space = make_space([{"tp": 1, "dp": 16, "pp": 1, "micro_batch_size": 1}])
-    assert np.isfinite(predict_space(card, space).time_s_N).all()
+    assert np.isfinite(predict_space(card, space).value_N).all()
 
 
 def test_the_predicted_order_agrees_with_every_shipped_landscape():
@@ -165,7 +165,7 @@ def test_the_predicted_order_agrees_with_every_shipped_landscape():
         prediction = predict_space(recording.card, recording.space)
         ok = [n for n, row in enumerate(recording.rows) if row.metrics.get("step_time_s") is not None]
         measured = [recording.rows[n].metrics.get("step_time_s") for n in ok]
-        agreements.append(spearmanr(prediction.time_s_N[ok], measured).statistic)
+        agreements.append(spearmanr(prediction.value_N[ok], measured).statistic)
     assert min(agreements) > 0.3
     assert float(np.median(agreements)) > 0.7
 
@@ -191,7 +191,7 @@ def test_ranks_that_share_cpu_cores_are_slower():
     space = make_space([{"tp": 1, "pp": 1, "dp": dp, "micro_batch_size": 4} for dp in (1, 2, 4)])
     shared = card.model_copy(update={"hardware": card.hardware.model_copy(update={"host_cores": 2})})
     by_dp = {int(space.config(row)["dp"]): row for row in range(3)}
-    own, turns = predict_space(card, space).time_s_N, predict_space(shared, space).time_s_N
+    own, turns = predict_space(card, space).value_N, predict_space(shared, space).value_N
     assert own[by_dp[4]] < own[by_dp[2]]
     assert turns[by_dp[4]] > turns[by_dp[2]]
     assert turns[by_dp[2]] == pytest.approx(own[by_dp[2]])

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from cclsearch.propose.base import Observation, ReportedEvent, SearchView
-from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS, collect_hints, parse_hints
+from cclsearch.propose.bayes.prior_hints import LEVELS, collect_hints, parse_hints
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.propose.events import LlmTurn, Note
 from cclsearch.recording.load import load_recording
+from cclsearch.tasks.training.prediction import HINT_PARTS
 
 RECORDING = load_recording(Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n")
 
@@ -43,7 +44,7 @@ def pipeline_shift(num_trials: int, level: str) -> float:
     before, after = (fit_posterior(view_with(events, num_trials)) for events in ((), hint_events(pipeline=level)))
     assert before is not None
     assert after is not None
-    change = after.log_time_m - before.log_time_m
+    change = after.log_cost_m - before.log_cost_m
     pipelined = np.array([int(RECORDING.space.config(int(row))["pp"]) > 1 for row in before.rows_m])
     return float(change[pipelined].mean() - change[~pipelined].mean())
 
@@ -78,7 +79,7 @@ def test_a_hint_decays_unless_it_is_repeated() -> None:
 
 
 def test_only_known_parts_and_levels_are_accepted() -> None:
-    every = [{"part": part, "is": level} for part in PARTS for level in LEVELS]
-    assert set(parse_hints(every)) == set(PARTS)
+    every = [{"part": part, "is": level} for part in HINT_PARTS for level in LEVELS]
+    assert set(parse_hints(every, HINT_PARTS)) == set(HINT_PARTS)
     for wrong in (None, "slow", [1], [{"part": "pipeline"}], [{"part": ["pipeline"], "is": "slower"}], {"part": "dp"}):
-        assert parse_hints(wrong) == {}
+        assert parse_hints(wrong, HINT_PARTS) == {}

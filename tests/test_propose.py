@@ -233,7 +233,7 @@ def test_a_loss_that_falls_with_step_time_is_learned(recording):
     seen = [o if o.loss is None else replace(o, loss=1000 / o.loss) for o in search(recording, "default", 5)]
     posterior = fit_posterior(make_view(recording, seen, target=OTHER))
     assert posterior is not None
-    assert np.corrcoef(posterior.mean_m, posterior.log_time_m)[0, 1] < -0.5
+    assert np.corrcoef(posterior.mean_m, posterior.log_cost_m)[0, 1] < -0.5
 
 
 def test_an_overruled_failure_does_not_raise_the_penalty(recording):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
@@ -17,6 +15,7 @@ from cclsearch.report.data import Neighbor, RunPage
 from cclsearch.report.gather import describe_change, gather_run
 from cclsearch.report.pareto import draw_pareto_page
 from cclsearch.run.folder import Run
+from cclsearch.score.objective import find_task_metric
 from cclsearch.search.session import rebuild_space
 from cclsearch.search.sweep import read_sweep
 from cclsearch.space.knobs import rank_degrees
@@ -31,7 +30,7 @@ MIN_P_SUCCESS = 0.5
 
 
 def build_page(run: Run) -> RunPage:
-    """The report page of a run, with the step times that the calibrated model predicts for untried neighbors."""
+    """The report page of a run, with what the calibrated model predicts for untried neighbors."""
     page = gather_run(run)
     return replace(page, neighbors=(*page.neighbors, *predict_neighbors(run)))
 
@@ -47,10 +46,10 @@ def draw_pareto_charts(runs: Sequence[Run]) -> list[Scene]:
 
 
 def predict_neighbors(run: Run) -> list[Neighbor]:
-    """Untried configurations one step from the winner, with predicted step times relative to the winner's."""
+    """Untried configurations one step from the winner, with predicted primary metrics relative to the winner's."""
     best = run.state.best
-    time_s = best.outcome.metrics.get("step_time_s") if best and best.outcome else None
-    if best is None or not time_s:
+    value = best.outcome.metrics.get(find_task_metric(run.spec.card.task).name) if best and best.outcome else None
+    if best is None or not value:
         return []
     try:
         space = rebuild_space(run.spec)
@@ -74,7 +73,7 @@ def predict_neighbors(run: Run) -> list[Neighbor]:
     for row in steps:
         m = index.get(row)
         if m is not None and posterior.p_success_m[m] >= MIN_P_SUCCESS:
-            ratio = float(np.exp(posterior.log_time_m[m])) / time_s
+            ratio = float(posterior.value_m[m]) / value
             found.append(Neighbor(describe_change(best.config, space.config(row)), ratio, None))
     return sorted(found, key=lambda neighbor: neighbor.ratio)[:MAX_PREDICTED]
 

@@ -1,4 +1,4 @@
-"""`ccl-search predict`: predicted step time and memory of configurations, part by part; starts no job."""
+"""`ccl-search predict`: predicted primary metric and memory of configurations, part by part; starts no job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cclsearch.cli.arguments import add_card_changes, positive_int
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
     from cclsearch.space.table import Space
-    from cclsearch.tasks.training.prediction import Prediction
+    from cclsearch.stats.closed_form import Prediction
 
 EXAMPLE = """ccl-search predict --workload wl2 --top 5
   ccl-search predict --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1 --png parts.png
@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the configurations that are predicted to be fastest and likely to fit, with time and memory by part."""
+    """Print the configurations that are predicted to be fastest and likely to fit, with their parts."""
     from cclsearch.card.load import load_card
-    from cclsearch.core.errors import require_writable
+    from cclsearch.core.errors import UserError, require_writable
     from cclsearch.space.build import build_space, require_known_knobs
     from cclsearch.space.framework import load_framework
     from cclsearch.space.parse import parse_knob
-    from cclsearch.tasks.training.prediction import predict_space
+    from cclsearch.stats.closed_form import predict_space
 
     if args.png:
         require_writable(args.png, "--png")
@@ -62,16 +62,18 @@ def run(args: argparse.Namespace) -> int:
     require_known_knobs(extra, card, framework)
     space = build_space(card, framework, extra)
     prediction = predict_space(card, space)
+    if prediction is None:
+        raise UserError(f"task {card.task!r} of {card.name} has no closed form: nothing is known before a trial runs")
     rows = _choose(space, prediction, args)
     described = [_describe(space, prediction, row) for row in rows]
     if topology is not None:
         _compile_all(card, described, topology)
     if args.png:
-        _draw(args.png, described, card)
+        _draw(args.png, described, card, prediction)
     if args.json:
         _print_json(card, space, described)
     else:
-        _print_table(card, space, described)
+        _print_table(card, space, described, prediction)
     return 0
 
 
@@ -93,7 +95,7 @@ def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> l
         why = f"run `ccl-search space explain {given}` to see which rule excludes it"
         raise UserError(f"no configuration in the search space matches --config {args.config!r}; {why}")
     rows = np.flatnonzero(matches)
-    order = np.lexsort((prediction.time_s_N[rows], prediction.fits_N[rows] < 0.5))
+    order = np.lexsort((prediction.form.metric.sign * prediction.value_N[rows], prediction.fits_N[rows] < 0.5))
     return [int(row) for row in rows[order[: args.top]]]
 
 
@@ -101,10 +103,8 @@ def _describe(space: Space, prediction: Prediction, row: int) -> dict[str, Any]:
     return {
         "config": dict(space.config(row)),
         "label": str(space.config(row)),
-        "step_time_s": float(prediction.time_s_N[row]),
-        "memory_gib": float(prediction.memory_gib_N[row]),
-        "fits": float(prediction.fits_N[row]),
-        "time_parts_s": {name: float(part[row]) for name, part in prediction.time_parts_s.items()},
+        **prediction.describe(row),
+        prediction.form.parts_key: {name: float(part[row]) for name, part in prediction.parts.items()},
         "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
     }
 
@@ -116,18 +116,25 @@ def _print_json(card: Card, space: Space, described: list[dict[str, Any]]) -> No
     print(json.dumps(head | {"memory_limit_gib": card.hardware.memory_gib, "configurations": described}))
 
 
-def _print_table(card: Card, space: Space, described: list[dict[str, Any]]) -> None:
+def _print_table(card: Card, space: Space, described: list[dict[str, Any]], prediction: Prediction) -> None:
+    form, metric, has_memory = prediction.form, prediction.form.metric, "memory_gib" in described[0]
     print(f"{card.name}: {len(space)} configurations in the search space; predicted; nothing was run")
     width = max(len(row["label"]) for row in described)
-    print(f"\n  {'configuration':<{width}}  {'s/step':>9}  {'GiB':>7}  {'P(fits)':>7}   largest parts")
+    heading = f"{form.heading or metric.unit or metric.name:>9}" + (
+        f"  {'GiB':>7}  {'P(fits)':>7}" if has_memory else ""
+    )
+    print(f"\n  {'configuration':<{width}}  {heading}   largest parts")
     for row in described:
-        parts = sorted(row["time_parts_s"].items(), key=lambda item: -item[1])[:4]
-        shares = ", ".join(f"{name} {seconds / row['step_time_s']:.0%}" for name, seconds in parts if seconds > 0)
-        figures = f"{row['step_time_s']:>9.4g}  {row['memory_gib']:>7.1f}  {row['fits']:>7.0%}"
+        parts = sorted(row[form.parts_key].items(), key=lambda item: -item[1])[:4]
+        whole = sum(row[form.parts_key].values())
+        shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts if part > 0)
+        figures = f"{row[metric.name]:>9.4g}" + (f"  {row['memory_gib']:>7.1f}  {row['fits']:>7.0%}" * has_memory)
         print(f"  {row['label']:<{width}}  {figures}   {shares}")
-    first = described[0]
-    for title, unit, key in (("step time", "s", "time_parts_s"), ("memory", "GiB", "memory_parts_gib")):
-        print(f"\n  {title} of {first['label']}")
+    first, unit = described[0], metric.unit or ""
+    cost = (metric.words, unit) if form.metric.sign > 0 else (f"1 / {metric.words}", f"1/({unit})")
+    for title, unit, key in ((*cost, form.parts_key), ("memory", "GiB", "memory_parts_gib")):
+        if first[key]:
+            print(f"\n  {title} of {first['label']}")
         for name, value in first[key].items():
             if value:
                 print(f"    {name:<20}{value:>10.4g} {unit}")
@@ -136,10 +143,13 @@ def _print_table(card: Card, space: Space, described: list[dict[str, Any]]) -> N
 
 
 def _find_topology(card: Card, asked: str | None) -> str | None:
+    from cclsearch.core.errors import UserError
     from cclsearch.tasks.training.aot import find_topology, require_compiler
 
     if asked is None:
         return None
+    if card.task != "training":
+        raise UserError(f"--aot compiles a training step, but {card.name} is a {card.task!r} workload: leave it out")
     topology = find_topology(card, asked)
     require_compiler()
     return topology
@@ -176,14 +186,16 @@ def _print_compiled(described: list[dict[str, Any]]) -> None:
         print(f"    {row['label']}  {figure}")
 
 
-def _draw(path: Path, described: list[dict[str, Any]], card: Card) -> None:
+def _draw(path: Path, described: list[dict[str, Any]], card: Card, prediction: Prediction) -> None:
     from cclsearch.draw.png import write_png
     from cclsearch.report.parts import PartsBar, draw_parts
 
     labels = _short_labels([row["config"] for row in described])
-    time_bars = [PartsBar(label, row["time_parts_s"]) for label, row in zip(labels, described, strict=True)]
-    memory_bars = [PartsBar(label, row["memory_parts_gib"]) for label, row in zip(labels, described, strict=True)]
-    write_png(draw_parts(time_bars, memory_bars, card.hardware.memory_gib), path)
+    form = prediction.form
+    keys = (form.parts_key, "memory_parts_gib")
+    bars, memory = ([PartsBar(x, row[key]) for x, row in zip(labels, described, strict=True)] for key in keys)
+    words = ("" if form.metric.sign > 0 else "1 / ") + form.metric.axis_label
+    write_png(draw_parts(bars, memory, card.hardware.memory_gib, words), path)
 
 
 def _short_labels(configs: list[dict[str, Any]]) -> list[str]:

@@ -133,7 +133,7 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
     if empty_reason:
         print(empty_reason)
     if prediction is not None:
-        _print_prediction(prediction, card.hardware.memory_gib)
+        _print_prediction(prediction, card)
     return 0 if legal else 1
 
 
@@ -164,17 +164,22 @@ def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str,
     row = space.row(config)
     if row is None:
         return None
-    from cclsearch.tasks.training.prediction import predict_space
+    from cclsearch.stats.closed_form import predict_space
 
     prediction = predict_space(card, space)
-    return {
-        "step_time_s": float(prediction.time_s_N[row]),
-        "memory_gib": float(prediction.memory_gib_N[row]),
-        "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
-    }
+    if prediction is None:
+        return None
+    parts = {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()}
+    figures = {name: value for name, value in prediction.describe(row).items() if name != "fits"}
+    return {**figures, "memory_parts_gib": parts}
 
 
-def _print_prediction(prediction: Mapping[str, Any], limit_gib: float) -> None:
+def _print_prediction(prediction: Mapping[str, Any], card: Card) -> None:
+    from cclsearch.score.objective import find_task_metric
+
     parts = ", ".join(f"{name.replace('_', ' ')} {gib:.2f}" for name, gib in prediction["memory_parts_gib"].items())
-    print(f"predicted, not measured: memory {prediction['memory_gib']:.2f} of {limit_gib:g} GiB per device ({parts})")
-    print(f"predicted, not measured: step time {prediction['step_time_s']:.3g} s")
+    if parts:
+        figure = f"{prediction['memory_gib']:.2f} of {card.hardware.memory_gib:g} GiB per device ({parts})"
+        print(f"predicted, not measured: memory {figure}")
+    metric = find_task_metric(card.task)
+    print(f"predicted, not measured: {metric.words} {prediction[metric.name]:.3g} {metric.unit or ''}".rstrip())

@@ -22,6 +22,7 @@ from cclsearch.propose.observations import Observation as Observation
 from cclsearch.propose.observations import observed_rows
 from cclsearch.score.objective import Objective, find_task_metric, single_metric
 from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import Predictor, predictor_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class SearchView:
     def primary(self) -> MetricInfo:
         """The primary metric of the card's task."""
         return find_task_metric(self.card.task)
+
+    @property
+    def predictor(self) -> Predictor:
+        """What the card's task predicts over the space."""
+        return predictor_of(self.card, self.space)
 
     @cached_property
     def is_primary(self) -> bool:

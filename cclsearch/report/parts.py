@@ -28,12 +28,11 @@ class PartsBar:
         return sum(self.parts.values())
 
 
-def draw_parts(time_bars: Sequence[PartsBar], memory_bars: Sequence[PartsBar], memory_limit_gib: float) -> Scene:
-    """Two panels: seconds per step above, and GiB of the device with the most memory in use, with its limit, below."""
-    upper, bottom = _panel(time_bars, 40.0, "predicted seconds per step", None)
+def draw_parts(bars: Sequence[PartsBar], memory_bars: Sequence[PartsBar], memory_limit_gib: float, words: str) -> Scene:
+    """Two panels: what `words` name above, and GiB of the device with the most memory in use, with its limit, below."""
+    upper, bottom = _panel(bars, 40.0, f"predicted {words}", None)
     lower, end = _panel(memory_bars, bottom + 60, "predicted GiB of the device that uses most", memory_limit_gib)
-    fastest = time_bars[0]
-    summary = f"{len(time_bars)} configurations; fastest predicted: {fastest.label} with {fastest.total:.3g} s"
+    summary = f"{len(bars)} configurations; best predicted: {bars[0].label} with {bars[0].total:.3g} {words}"
     return Scene("parts", "Predicted time and memory by part", summary, WIDTH, end + 20, (*upper, *lower))
 
 

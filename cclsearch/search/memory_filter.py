@@ -26,9 +26,11 @@ def hold_back(spec: RunSpec, space: Space) -> HeldBack:
     """
     if spec.recording is not None:
         return HeldBack()
-    from cclsearch.tasks.training.prediction import predict_space
+    from cclsearch.stats.closed_form import predict_space
 
     prediction = predict_space(spec.card, space)
+    if prediction is None:
+        return HeldBack()
     oversized_N = prediction.fits_N < MIN_FIT_PROBABILITY
     if oversized_N.all() or not oversized_N.any():
         return HeldBack()

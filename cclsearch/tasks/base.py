@@ -15,7 +15,7 @@ A plugin subclasses `Task`, sets its attributes, and registers one instance:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cclsearch.card.fields import CardField
 from cclsearch.card.model import Card
@@ -27,7 +27,10 @@ from cclsearch.score.admission import GENERAL_RULES
 from cclsearch.score.derive import GIB, derive_general
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Verdict
-from cclsearch.space.table import count_ranks
+from cclsearch.space.table import Space, count_ranks
+
+if TYPE_CHECKING:
+    from cclsearch.stats.closed_form import Predictor
 
 
 class Task:
@@ -107,6 +110,10 @@ class Task:
     def measure(self, evidence: Evidence) -> tuple[dict[str, float], float | None]:
         """Metric -> finite value, only measured ones, and the relative spread of the primary metric if it is known."""
         return derive_general(evidence), None
+
+    def predictor(self, card: Card, space: Space) -> Predictor | None:
+        """What the task predicts of a card over a space; None: everything is learned from the trials."""
+        return None
 
     def describe_work(self, card: Card) -> str:
         """The card's work in one phrase, for reports and prompts."""

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, StopReason, ToolCall, Usage
-from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS
+from cclsearch.propose.bayes.prior_hints import LEVELS
+from cclsearch.tasks.training.prediction import HINT_PARTS
 
 Row = dict[str, Any]
 """A candidate or a trial: its configuration under `config`, and its numbers."""
@@ -65,7 +66,7 @@ class RandomPicker(Player):
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         found = listed(request)
         if found:
-            guess = {self.rng.choice(list(PARTS)): self.rng.choice(list(LEVELS)) for _ in range(2)}
+            guess = {self.rng.choice(list(HINT_PARTS)): self.rng.choice(list(LEVELS)) for _ in range(2)}
             return submit(self.rng.choice(found), "a guess", guess)
         choices = knob_choices(request)
         knob = self.rng.choice(sorted(choices))
@@ -78,7 +79,7 @@ class Hostile(Player):
     """Submits the surrogate's worst candidates, and sends beliefs that are the opposite of the truth."""
 
     name = "compatible:hostile"
-    false_beliefs = dict.fromkeys(PARTS, "much_slower") | {
+    false_beliefs = dict.fromkeys(HINT_PARTS, "much_slower") | {
         "pipeline": "much_faster",
         "tensor_parallel_across_nodes": "much_faster",
     }

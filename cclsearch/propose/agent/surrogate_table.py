@@ -93,11 +93,11 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
     snapshot = summarize_posterior(view, posterior, NUM_TOP_ROWS)
     rows = posterior.rows_m
     sign = view.primary.sign  # a cost is the metric, or its reciprocal if greater is better
-    value_N[rows] = np.exp(sign * posterior.log_time_m)
-    optimistic_N[rows] = np.exp(sign * (posterior.log_time_m - p10_halfwidth_m(view, posterior)))
+    value_N[rows] = np.exp(sign * posterior.log_cost_m)
+    optimistic_N[rows] = np.exp(sign * (posterior.log_cost_m - p10_halfwidth_m(view, posterior)))
     memory_N[rows] = posterior.memory_gib_m
     fits_N[rows] = posterior.p_fits_m
-    promise = expected_improvement(posterior, incumbent(posterior)) * posterior.p_success_m
+    promise = expected_improvement(posterior, incumbent(posterior)) * posterior.p_valid_m
     rest = [int(row) for row in rows[np.argsort(-promise, kind="stable")]]
     order = tuple(dict.fromkeys([*snapshot.top_rows, *rest]))
     left, why = _find_plausible(snapshot, best_observation(view) is not None)

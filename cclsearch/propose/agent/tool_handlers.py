@@ -240,7 +240,9 @@ class ToolHandlers:
         if not accepted:
             return ToolReply("\n".join(reply.text for reply in refused), refused[0].fault)
         dropped = "".join(f" (dropped: {reply.text})" for reply in refused)
-        return ToolReply("accepted" + dropped, decision=Decision(tuple(accepted), **_read_lessons(arguments)))
+        return ToolReply(
+            "accepted" + dropped, decision=Decision(tuple(accepted), **_read_lessons(arguments, self.view))
+        )
 
     def _submit_policy(self, arguments: dict[str, Any]) -> ToolReply:
         program = arguments.get("program")
@@ -257,7 +259,7 @@ class ToolHandlers:
             return ToolReply(
                 f"the program returned {format_config(self.view.space, choice.config)}: {verdict.text}", verdict.fault
             )
-        decision = Decision((verdict,), program=program, **_read_lessons(arguments))
+        decision = Decision((verdict,), program=program, **_read_lessons(arguments, self.view))
         return ToolReply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
     def _check_submission(
@@ -325,14 +327,14 @@ class ToolHandlers:
             return ToolReply(f"refused: {none_ranked(self.view)}", "finish refused")
         if not self.table.nothing_left:
             return ToolReply(f"refused: {self.table.why}. Submit one of the open candidates", "finish refused")
-        return ToolReply("granted", decision=Decision(finish=reason, **_read_lessons(arguments)))
+        return ToolReply("granted", decision=Decision(finish=reason, **_read_lessons(arguments, self.view)))
 
 
-def _read_lessons(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _read_lessons(arguments: Mapping[str, Any], view: SearchView) -> dict[str, Any]:
     """What the model has learned: the insight, for its later turns, and the beliefs, for the surrogate."""
     insight = arguments.get("insight")
     text = one_line(redact(insight), 400) if isinstance(insight, str) else ""
-    return {"insight": text, "beliefs": parse_hints(arguments.get("beliefs"))}
+    return {"insight": text, "beliefs": parse_hints(arguments.get("beliefs"), view.predictor.hint_parts)}
 
 
 def _positive(value: object) -> float | None:

@@ -9,7 +9,7 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.agent.configs import config_schema, where_schema
 from cclsearch.propose.agent.providers.types import ToolSpec
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.prior_hints import LEVELS, PARTS
+from cclsearch.propose.bayes.prior_hints import LEVELS
 
 LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
 MAX_PREDICTED = 8
@@ -117,11 +117,15 @@ def _lessons(view: SearchView) -> dict[str, Any]:
     """The arguments for what the model has learnt."""
     learnt = "what you learnt about this framework and cluster, in words; you see it again in later turns"
     beliefs = f"parts of the {view.task.unit_of_work} that take longer or shorter than it predicts"
+    parts = list(view.predictor.hint_parts)
+    insight = {"insight": {"type": "string", "description": learnt}}
+    if not parts:
+        return insight
     return {
-        "insight": {"type": "string", "description": learnt},
+        **insight,
         "beliefs": {
             "type": "array",
             "description": f"evidence for the surrogate: {beliefs}",
-            "items": _object({"part": {"enum": list(PARTS)}, "is": {"enum": list(LEVELS)}}),
+            "items": _object({"part": {"enum": parts}, "is": {"enum": list(LEVELS)}}),
         },
     }

@@ -48,30 +48,17 @@ class GridProposer:
 
 @PROPOSERS.register("heuristic")
 class HeuristicProposer:
-    """What a careful engineer tries by hand: TP inside the node, the smallest PP that fits, the largest micro-batch.
-
-    Similar to NVIDIA NeMo's auto-configurator: among the configurations that fit by the memory model, model-parallel
-    sizes from small to large, each with its largest micro-batch first. Configurations that need at least as much
-    memory as the smallest failed one come last.
+    """What a careful engineer tries by hand: the order of the task's rule of thumb, similar to NVIDIA NeMo's
+    auto-configurator for training. Of the trials, it learns from failures only.
     """
 
     name = "heuristic"
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return the next `count` untried configurations in that order."""
-        from cclsearch.tasks.training.memory import combine_memory
-        from cclsearch.tasks.training.prediction import load_priors, model_of
-
-        model = model_of(view.card, view.space)
-        layout = model.layout
-        memory_gib = combine_memory(model.memory_parts, load_priors().memory.mean_P)
-        fits = memory_gib <= 0.9 * model.machine.memory_gib
-        inside = layout.tp <= model.machine.node
-        parallel = layout.tp * layout.pp
-        # a configuration that needs less memory than one that failed is tried first
         failed = [o.row for o in view.observations if o.failure is not None and o.row is not None]
-        needs_more = memory_gib >= min((memory_gib[row] for row in failed), default=np.inf)
-        order = np.lexsort((layout.recompute, -layout.micro_batch, layout.pp, parallel, needs_more, ~inside, ~fits))
+        by_thumb = view.predictor.rule_of_thumb
+        order = by_thumb(failed) if by_thumb else np.arange(len(view.space))
         free = set(open_rows(view).tolist())
         rows = [int(row) for row in order if int(row) in free]
         return [Proposal(view.space.config(row), self.name, "next by the rule of thumb") for row in rows[:count]]

@@ -7,7 +7,7 @@ from scipy.special import ndtr
 
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
-from cclsearch.tasks.training.layout import Array
+from cclsearch.stats.kernel import Array
 
 MIN_FAILURE_PENALTY, MAX_FAILURE_PENALTY = 0.001, 0.05
 """Cost of a failed trial, in units of relative improvement: if little can be gained, the safe choice wins."""
@@ -45,7 +45,7 @@ def choose_batch(posterior: CandidatePosterior, count: int, penalty: float) -> l
     free = np.ones(len(posterior.rows_m), dtype=bool)
     for _ in range(min(count, len(posterior.rows_m))):
         gain_m = expected_improvement(posterior, incumbent_k)
-        utility = np.where(free, gain_m * posterior.p_success_m - penalty * (1 - posterior.p_success_m), -np.inf)
+        utility = np.where(free, posterior.utility_m(gain_m, penalty), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False
         chosen.append((m, float(gain_m[m])))
@@ -58,8 +58,8 @@ def incumbent(posterior: CandidatePosterior) -> Array:
     if posterior.best is not None:
         incumbent_k = np.full(len(posterior.weight_k), posterior.best)
     else:
-        # a row counts as up to e^3 slower by its probability of failure, so that the incumbent is one likely to run
-        failing = 3.0 * (1 - posterior.p_success_m)
+        # a row counts as up to e^3 worse by its probability of failure, so that the incumbent is one likely to count
+        failing = 3.0 * (1 - posterior.p_valid_m)
         incumbent_k = np.full(len(posterior.weight_k), float(np.min(posterior.mean_m + failing)) + FIRST_MARGIN)
     return np.minimum(incumbent_k, posterior.pending_kp.min(axis=1)) if posterior.pending_kp.shape[1] else incumbent_k
 

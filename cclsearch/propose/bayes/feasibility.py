@@ -20,27 +20,19 @@ from scipy.special import ndtr
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
-from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, RowModel, calibrate
-from cclsearch.tasks.training.layout import Array
-from cclsearch.tasks.training.memory import MULTIPLIERS
-from cclsearch.tasks.training.prediction import CardModel, Priors
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
+from cclsearch.stats.closed_form import MemoryForm, Predictor, constant
+from cclsearch.stats.kernel import Array, Features
 
 _LABEL_NOISE = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
 _OTHER_LABEL_NOISE = 0.8
 """Probability that a failure had another cause than memory, by the failure kind of the launcher or recording."""
-_UNDECLARED = {
-    "unsharded": ((0.0, 0.3), (-5.0, 0.7)),
-    "replicated": ((0.0, 0.4), (-5.0, 0.6)),
-    "gradients": ((0.0, None), (float(np.log(0.5)), None)),
-}
-"""Part of the memory -> (log multiplier, prior probability) for each way in which frameworks do it: optimizer states
-replicated or sharded, sequences replicated or sharded, gradients of 4 or 2 bytes. None: density of the fitted prior."""
 _UNDECLARED_SD = 0.15
-"""Standard deviation of such a log multiplier."""
+"""Standard deviation of the log multiplier of an alternative in `MemoryForm.undeclared`."""
 _MIN_WEIGHT = 0.02
 """Hypotheses with a lower weight are dropped."""
-_FITS: WeakKeyDictionary[CardModel, OrderedDict[Hashable, tuple[Posterior, float]]] = WeakKeyDictionary()
-"""Model -> (hypothesis, observations) -> result of `_prequential_log_lik`; at most `_MAX_CACHED` of each model."""
+_FITS: WeakKeyDictionary[MemoryForm, OrderedDict[Hashable, tuple[Posterior, float]]] = WeakKeyDictionary()
+"""Form -> (hypothesis, observations) -> result of `_prequential_log_lik`; at most `_MAX_CACHED` of each form."""
 _MAX_CACHED = 256
 
 
@@ -48,10 +40,10 @@ _MAX_CACHED = 256
 class Feasibility:
     """Posterior of memory and crashes, given the trials so far."""
 
-    model: CardModel
-    priors: Priors
+    form: MemoryForm | None
+    """None: the task does not predict memory, and every configuration counts as fitting."""
     hypotheses: tuple[Posterior, ...]
-    """Posteriors of the memory, one per hypothesis."""
+    """Posteriors of the memory, one per hypothesis; none without a closed form."""
     weight_h: Array
     crash: Posterior
 
@@ -61,31 +53,46 @@ class Feasibility:
         return self.hypotheses[int(np.argmax(self.weight_h))]
 
     def predict(self, rows: NDArray[np.int64]) -> tuple[Array, Array, Array]:
-        """(m,) expected GiB, (m,) probability that it fits, and (m,) probability of success."""
-        log_gib, p_fits = np.zeros(len(rows)), np.zeros(len(rows))
-        for hypothesis, weight in zip(self.hypotheses, self.weight_h, strict=True):
-            mean, variance = hypothesis.marginals(rows)
-            log_gib += weight * mean
-            p_fits += weight * ndtr((self.model.log_limit - mean) / np.sqrt(variance + self.priors.softness**2))
+        """(m,) expected GiB (NaN if unknown), (m,) probability that it fits, and (m,) probability of success."""
+        if self.form is None:
+            log_gib, p_fits = np.full(len(rows), np.nan), np.ones(len(rows))
+        else:
+            log_gib, p_fits = np.zeros(len(rows)), np.zeros(len(rows))
+            for hypothesis, weight in zip(self.hypotheses, self.weight_h, strict=True):
+                mean, variance = hypothesis.marginals(rows)
+                log_gib += weight * mean
+                p_fits += weight * _p_fits(self.form, mean, variance)
         mean, spread = self.crash.marginals(rows)
         p_no_crash = ndtr(-mean / np.sqrt(1.0 + spread))
         return np.exp(log_gib), p_fits, p_fits * p_no_crash
 
 
-def fit_feasibility(model: CardModel, observations: Sequence[Observation], priors: Priors) -> Feasibility:
+def _p_fits(form: MemoryForm, mean: Array, variance: Array) -> Array:
+    """(m,) probability that configurations with these log GiB fit."""
+    return np.asarray(ndtr((form.log_limit - mean) / np.sqrt(variance + form.softness**2)))
+
+
+def fit_feasibility(predictor: Predictor, observations: Sequence[Observation]) -> Feasibility:
     """Return the posterior of memory and crashes, given the observations that have a row."""
     seen = [o for o in observations if o.row is not None]
-    evidence = _memory_evidence(seen, model, priors)
-    hypotheses, weights = _fit_memory(model, evidence, priors.memory)
-    crashes = _crash_evidence(seen, model, hypotheses[int(np.argmax(weights))], priors)
-    return Feasibility(model, priors, hypotheses, weights, calibrate(_constant, model.features, priors.crash, crashes))
+    form, features = predictor.memory, predictor.features
+    hypotheses, weights = _fit_memory(form, features, _memory_evidence(seen, form)) if form else ((), np.zeros(0))
+    explained = np.zeros(len(seen))
+    if form and seen:
+        fits = _p_fits(form, *hypotheses[int(np.argmax(weights))].marginals(_rows(seen)))
+        explained = (1 - fits) / (1 - fits + fits * _LABEL_NOISE[FailureKind.CRASHED])
+    crash = calibrate(constant, features, predictor.crash, _crash_evidence(seen, explained))
+    return Feasibility(form, hypotheses, weights, crash)
 
 
-def _fit_memory(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[tuple[Posterior, ...], Array]:
+def _fit_memory(form: MemoryForm, features: Features, evidence: CalibrationData) -> tuple[tuple[Posterior, ...], Array]:
     """Return posteriors with weights: a single one if a peak was measured, since peaks identify the parts."""
     if np.any(evidence.censoring_n == 0):
-        return (model.calibrate_memory(evidence, prior),), np.ones(1)
-    fits = [(*_prequential_log_lik(model, evidence, p), log_prior) for p, log_prior in _hypothesis_priors(model, prior)]
+        return (calibrate(form.form.log_cost, features, form.form.prior, evidence),), np.ones(1)
+    fits = [
+        (*_prequential_log_lik(form, features, evidence, prior), log_prior)
+        for prior, log_prior in _hypothesis_priors(form)
+    ]
     score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in fits])
     weight_h = np.exp(score_h - score_h.max())
     weight_h /= weight_h.sum()
@@ -93,44 +100,44 @@ def _fit_memory(model: CardModel, evidence: CalibrationData, prior: Prior) -> tu
     return tuple(fits[r][0] for r in kept), weight_h[kept] / weight_h[kept].sum()
 
 
-def _prequential_log_lik(model: CardModel, evidence: CalibrationData, prior: Prior) -> tuple[Posterior, float]:
+def _prequential_log_lik(
+    form: MemoryForm, features: Features, evidence: CalibrationData, prior: Prior
+) -> tuple[Posterior, float]:
     """Return the posterior after all observations, and the summed log probability of each given those before it.
 
     Results for every prefix of the observations are cached, because a search calls this after each trial.
     """
-    cache = _FITS.setdefault(model, OrderedDict())
+    cache = _FITS.setdefault(form, OrderedDict())
+
+    def fit_first(count: int) -> Posterior:
+        names = ("rows_n", "value_n", "censoring_n", "label_noise_n")
+        first = replace(evidence, **{name: getattr(evidence, name)[:count] for name in names})
+        return calibrate(form.form.log_cost, features, prior, first)
+
     columns = (evidence.rows_n.tolist(), evidence.censoring_n.tolist(), evidence.label_noise_n.tolist())
     labels = list(zip(*columns, strict=True))
     hypothesis = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), evidence.limit)
     start = next((n for n in range(len(labels), 0, -1) if (hypothesis, tuple(labels[:n])) in cache), 0)
-    posterior, total = (
-        cache[hypothesis, tuple(labels[:start])] if start else (_calibrate_first(model, evidence, prior, 0), 0.0)
-    )
+    posterior, total = cache[hypothesis, tuple(labels[:start])] if start else (fit_first(0), 0.0)
     for n in range(start, len(labels)):
         mean, variance = posterior.marginals(evidence.rows_n[n : n + 1])
         sides = evidence.censoring_n[n] * (mean - evidence.limit) / np.sqrt(variance + evidence.softness**2)
         noise = evidence.label_noise_n[n]
         total += float(np.log(max(noise + (1 - noise) * float(ndtr(sides[0])), 1e-6)))
-        posterior = _calibrate_first(model, evidence, prior, n + 1)
+        posterior = fit_first(n + 1)
         cache[hypothesis, tuple(labels[: n + 1])] = posterior, total
     while len(cache) > _MAX_CACHED:
         cache.popitem(last=False)
     return posterior, total
 
 
-def _calibrate_first(model: CardModel, evidence: CalibrationData, prior: Prior, count: int) -> Posterior:
-    """Return the posterior after the first `count` observations."""
-    first = {name: getattr(evidence, name)[:count] for name in ("rows_n", "value_n", "censoring_n", "label_noise_n")}
-    return model.calibrate_memory(replace(evidence, **first), prior)
-
-
-def _hypothesis_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, float]]:
+def _hypothesis_priors(form: MemoryForm) -> Iterator[tuple[Prior, float]]:
     """Yield the prior of each hypothesis with its log probability, up to a constant."""
-    names = [name for name in _UNDECLARED if np.any(getattr(model.memory_parts, name) > 0)]
-    for ways in product(*(_UNDECLARED[name] for name in names)):
+    prior = form.form.prior
+    for ways in product(*form.undeclared.values()):
         mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
-        for name, (log_multiplier, probability) in zip(names, ways, strict=True):
-            at = MULTIPLIERS.index(name)
+        for name, (log_multiplier, probability) in zip(form.undeclared, ways, strict=True):
+            at = form.form.multipliers.index(name)
             mean_P[at], sd_P[at] = log_multiplier, _UNDECLARED_SD
             if probability is None:
                 log_prior -= 0.5 * float((log_multiplier - prior.mean_P[at]) / prior.sd_P[at]) ** 2
@@ -139,7 +146,7 @@ def _hypothesis_priors(model: CardModel, prior: Prior) -> Iterator[tuple[Prior, 
         yield replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
 
 
-def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Priors) -> CalibrationData:
+def _memory_evidence(seen: Sequence[Observation], form: MemoryForm) -> CalibrationData:
     """Return each measured peak; for a trial without one, only whether it is above or below the limit."""
     peaks = [o.metrics.get(PEAK_MEMORY) if o.failure is None else None for o in seen]
     failed = np.array([o.failure is not None for o in seen], dtype=bool)
@@ -150,25 +157,18 @@ def _memory_evidence(seen: Sequence[Observation], model: CardModel, priors: Prio
         value_n=values,
         censoring_n=np.where(np.isfinite(values), 0, np.where(failed, 1, -1)).astype(np.int8),
         label_noise_n=np.array(label_noise, dtype=np.float64),
-        limit=model.log_limit,
-        softness=priors.softness,
+        limit=form.log_limit,
+        softness=form.softness,
     )
 
 
-def _crash_evidence(
-    seen: Sequence[Observation], model: CardModel, memory: Posterior, priors: Priors
-) -> CalibrationData:
+def _crash_evidence(seen: Sequence[Observation], explained_n: Array) -> CalibrationData:
     """Return success or crash of every trial; a failure that memory explains has a label noise up to 1."""
-    rows = _rows(seen)
     failed = np.array([o.failure is not None for o in seen], dtype=bool)
-    explained = np.zeros(len(seen))
-    if len(seen):
-        log_gib, variance = memory.marginals(rows)
-        fits = ndtr((model.log_limit - log_gib) / np.sqrt(variance + priors.softness**2))
-        explained = np.where(failed, (1 - fits) / (1 - fits + fits * _LABEL_NOISE[FailureKind.CRASHED]), 0.0)
+    explained = np.where(failed, explained_n, 0.0)
     named = [o.failure is not None and o.failure.kind is FailureKind.OUT_OF_MEMORY for o in seen]
     return CalibrationData(
-        rows_n=rows,
+        rows_n=_rows(seen),
         value_n=np.full(len(seen), np.nan),
         censoring_n=np.where(failed, 1, -1).astype(np.int8),
         label_noise_n=np.where(named, 1.0, np.minimum(explained, 0.98)),
@@ -179,8 +179,3 @@ def _crash_evidence(
 
 def _rows(seen: Sequence[Observation]) -> NDArray[np.int64]:
     return np.array([o.row for o in seen], dtype=np.int64)
-
-
-def _constant(rows: NDArray[np.int64]) -> RowModel:
-    """Return a model that is one constant for all rows: only the residual depends on the row."""
-    return lambda theta: np.broadcast_to(theta[..., :1], (*theta.shape[:-1], len(rows)))

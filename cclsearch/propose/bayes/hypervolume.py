@@ -6,21 +6,20 @@ improvement is a mean over scalarizations and plausible models, in any dimension
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.card.arch import tokens_per_step
-from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
 from cclsearch.propose.base import Observation, Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import MAX_FAILURE_PENALTY
+from cclsearch.propose.bayes.models import line_in_cost, measured_data
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import count_ranks
-from cclsearch.stats.calibration import CalibrationData, Prior, RowModel, calibrate
-from cclsearch.tasks.training.layout import Array
-from cclsearch.tasks.training.prediction import model_of
+from cclsearch.stats.calibration import Prior, calibrate
+from cclsearch.stats.kernel import Array
 
 Direction = Literal["minimize", "maximize"]
 NUM_DIRECTIONS = 64
@@ -28,22 +27,14 @@ NUM_DRAWS = 48
 MARGIN = 0.1
 """Distance of the reference point beyond the worst value, as a share of the range."""
 
-_FROM_TIME: dict[str, Callable[[SearchView, Array, Array], Array]] = {
-    "step_time_s": lambda view, time_s, ranks: time_s,
-    "step_time": lambda view, time_s, ranks: time_s,
-    "tokens_per_s": lambda view, time_s, ranks: tokens_per_step(view.card) / time_s,
-    "tokens_per_s_per_accelerator": lambda view, time_s, ranks: tokens_per_step(view.card) / time_s / ranks,
-}
-"""Metrics that are computed from the step time and the number of accelerators instead of being learned."""
-
 
 def propose_pareto(
     view: SearchView, count: int, metrics: Sequence[tuple[str, Direction]], proposer: str = "pareto"
 ) -> list[Proposal]:
     """Return up to `count` untried configurations by expected improvement of the hypervolume of `metrics`.
 
-    A metric is `num_accelerators`, `peak_memory_gib`, one computed from the step time, or any of the observations'
-    `metrics`, which is learned from them. Raises ValueError for fewer than two metrics.
+    A metric is predicted, derived from a predicted one, or any of the observations' `metrics`, which is learned from
+    them. Raises ValueError for fewer than two metrics.
     """
     if len(metrics) < 2:
         raise ValueError(f"a Pareto front needs at least two metrics; got {len(metrics)}")
@@ -69,7 +60,7 @@ def _choose(
     for _ in range(min(count, len(free))):
         gain_m = np.maximum(reach_SmL - reached_SL[:, None, :], 0.0).mean(axis=(0, 2))
         penalty = MAX_FAILURE_PENALTY * float(gain_m.max(initial=0.0))
-        utility = np.where(free, gain_m * posterior.p_success_m - penalty * (1 - posterior.p_success_m), -np.inf)
+        utility = np.where(free, posterior.utility_m(gain_m, penalty), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False
         chosen.append(m)
@@ -100,26 +91,29 @@ def _draw(
 ) -> Array:
     """(S, m) draws of one metric, lower is better; logs if it is always positive."""
     sign = 1.0 if direction == "minimize" else -1.0
-    ranks = view.space.num_accelerators_N[posterior.rows_m].astype(np.float64)
-    shape = (NUM_DRAWS, len(posterior.rows_m))
-    if name == "num_accelerators":
-        return np.broadcast_to(sign * np.log(ranks), shape)
-    if name == "peak_memory_gib":
-        mean, variance = posterior.feasibility.memory.marginals(posterior.rows_m)
-        return np.asarray(sign * (mean + np.sqrt(variance) * rng.standard_normal(shape)))
-    models, sds, weights = posterior.time.draw(posterior.rows_m, rng)
-    pick = rng.choice(len(weights), size=NUM_DRAWS, p=weights / weights.sum())
-    log_time = models[pick] + sds[pick] * rng.standard_normal(shape)
-    if name in _FROM_TIME:
-        return np.asarray(sign * np.log(_FROM_TIME[name](view, np.exp(log_time), ranks)))
-    return np.asarray(sign * _LearnedMetric(view, posterior, name).draw(posterior.rows_m, log_time, rng))
+    models, rows = posterior.models, posterior.rows_m
+    base, shape = models.base_of(name), (NUM_DRAWS, len(rows))
+    if base == NUM_ACCELERATORS:
+        return np.broadcast_to(sign * np.log(view.space.num_accelerators_N[rows].astype(np.float64)), shape)
+    if base == PEAK_MEMORY:
+        mean, variance = models.feasibility.memory.marginals(rows)
+        log_base = mean + np.sqrt(variance) * rng.standard_normal(shape)
+    else:
+        ensemble = models.ensemble(base or view.primary.name)
+        means, sds, weights = ensemble.draw(rows, rng)
+        pick = rng.choice(len(weights), size=NUM_DRAWS, p=weights / weights.sum())
+        log_cost = means[pick] + sds[pick] * rng.standard_normal(shape)
+        if base is None:
+            return np.asarray(sign * _LearnedMetric(view, posterior, name).draw(rows, log_cost, rng))
+        log_base = ensemble.form.metric.sign * log_cost
+    return np.asarray(sign * models.derive(name, log_base, rows))
 
 
 def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, Direction]], view: SearchView) -> Array:
     """(n, D) measured metrics on the scale of `_draw`; trials without a loss or one of the metrics are left out."""
     points = []
     for o in observations:
-        if o.value("step_time_s") is None:
+        if o.loss is None:
             continue
         values = [_value_of(o, name, view) for name, _ in metrics]
         if any(value is None for value in values):
@@ -131,45 +125,31 @@ def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, 
 
 
 def _value_of(o: Observation, name: str, view: SearchView) -> float | None:
-    ranks = count_ranks(o.config)
-    if name == "num_accelerators":
-        return float(ranks)
-    if name == "peak_memory_gib":
-        return o.metrics.get(PEAK_MEMORY)
-    if name in _FROM_TIME and (time_s := o.value("step_time_s")) is not None:
-        return float(_FROM_TIME[name](view, np.array(time_s), np.array(float(ranks))))
+    if name == NUM_ACCELERATORS:
+        return float(count_ranks(o.config))
+    derived = view.predictor.derived.get(name)
+    if derived and o.row is not None and (base := o.value(derived.base)) is not None:
+        return float(derived.value(np.array([base]), np.array([o.row]))[0])
     return o.metrics.get(name)
 
 
 class _LearnedMetric:
-    """A metric without a closed form: a line in the log step time plus a Gaussian process over the knobs."""
+    """A metric without a closed form: a line in the log cost of the primary metric plus a Gaussian process."""
 
     def __init__(self, view: SearchView, posterior: CandidatePosterior, name: str) -> None:
-        seen = [
-            o
-            for o in view.observations
-            if o.row is not None and o.value("step_time_s") is not None and name in o.metrics
-        ]
-        self._values = np.array([self.scale(view, name, o.metrics[name]) for o in seen], dtype=np.float64)
-        self._center = float(self._values.mean()) if len(seen) else 0.0
-        self._spread = max(float(self._values.std()), 1e-6) if len(seen) else 1.0
-        log_time = np.log(np.array([o.value("step_time_s") for o in seen], dtype=np.float64))
-        self._center_time = float(log_time.mean()) if len(seen) else 0.0
-        rows = np.array([o.row for o in seen], dtype=np.int64)
-        known = dict(zip(rows.tolist(), (log_time - self._center_time).tolist(), strict=True))
-        expected = posterior.time
-
-        def line_in_log_time(at: NDArray[np.int64]) -> RowModel:
-            times = expected.mean(at) - self._center_time
-            times = np.array([known.get(int(row), time) for row, time in zip(at, times, strict=True)])
-            return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * times)
-
-        shape = posterior.time.most_likely.prior.shape.scaled(3.0)
+        primary, metric = posterior.models.primary, view.primary.name
+        seen = [(o, v) for o in view.observations if o.row is not None and name in o.metrics and (v := o.value(metric))]
+        values = np.array([self.scale(view, name, o.metrics[name]) for o, _ in seen], dtype=np.float64)
+        self._center = float(values.mean()) if len(seen) else 0.0
+        self._spread = max(float(values.std()), 1e-6) if len(seen) else 1.0
+        log_cost = primary.form.metric.sign * np.log(np.array([value for _, value in seen], dtype=np.float64))
+        rows = np.array([o.row for o, _ in seen], dtype=np.int64)
+        known = dict(zip(rows.tolist(), log_cost.tolist(), strict=True))
+        line = line_in_cost(primary, known, float(log_cost.mean()) if len(seen) else 0.0)
+        shape = primary.most_likely.prior.shape.scaled(3.0)
         prior = Prior(np.zeros(2), np.array([1.0, 2.0]), shape, noise=0.1, dof=4.0)
-        zeros = np.zeros(len(seen))
-        standard = (self._values - self._center) / self._spread
-        evidence = CalibrationData(rows, standard, zeros.astype(np.int8), zeros)
-        self._posterior = calibrate(line_in_log_time, model_of(view.card, view.space).features, prior, evidence)
+        evidence = measured_data(rows, (values - self._center) / self._spread)
+        self._posterior = calibrate(line, posterior.models.predictor.features, prior, evidence)
 
     @staticmethod
     def scale(view: SearchView, name: str, value: float | None) -> float:
@@ -178,12 +158,12 @@ class _LearnedMetric:
         assert value is not None
         return float(np.log(value)) if value > 0 and all(v > 0 for v in values) else float(value)
 
-    def draw(self, rows: NDArray[np.int64], log_time_Sm: Array, rng: np.random.Generator) -> Array:
-        """(S, m) draws of the metric, correlated with the drawn step times."""
+    def draw(self, rows: NDArray[np.int64], log_cost_Sm: Array, rng: np.random.Generator) -> Array:
+        """(S, m) draws of the metric, correlated with the drawn costs."""
         mean, variance = self._posterior.marginals(rows)
         slope = self._posterior.theta_P[1]
-        moved = slope * (log_time_Sm - log_time_Sm.mean(axis=0))
-        noise = np.sqrt(variance) * rng.standard_normal(log_time_Sm.shape)
+        moved = slope * (log_cost_Sm - log_cost_Sm.mean(axis=0))
+        noise = np.sqrt(variance) * rng.standard_normal(log_cost_Sm.shape)
         return np.asarray(self._center + self._spread * (mean + moved + noise))
 
 

@@ -1,9 +1,10 @@
 """The `pareto` strategy: expected hypervolume improvement of the Pareto front of several metrics.
 
-For step time and number of accelerators, the second metric is known before a trial runs. The problem then splits into
-one search per number of accelerators, each with its own model, and the expected hypervolume improvement is exact: the
-expected improvement over the best of all sizes up to the candidate's, times the width of its strip (Yang et al. 2019,
-box decomposition in two dimensions, on logarithmic axes). Other metrics use `cclsearch.propose.bayes.hypervolume`.
+For the primary metric and the number of accelerators, the second metric is known before a trial runs. The problem then
+splits into one search per number of accelerators, each with its own model, and the expected hypervolume improvement is
+exact: the expected improvement over the best of all sizes up to the candidate's, times the width of its strip (Yang et
+al. 2019, box decomposition in two dimensions, on logarithmic axes). Other metrics use
+`cclsearch.propose.bayes.hypervolume`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.metrics import NUM_ACCELERATORS
+from cclsearch.core.metrics import Direction as Better
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.hypervolume import Direction, propose_pareto
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
+from cclsearch.score.objective import single_metric
 from cclsearch.space.table import Space
 
-STEP_TIME_AND_SIZE: tuple[tuple[str, Direction], ...] = (("step_time_s", "minimize"), ("num_accelerators", "minimize"))
 MAX_SIZES = 32
 """With more sizes (numbers of accelerators) than this, one model over all of them is used."""
 
@@ -48,27 +51,28 @@ class _Candidate(NamedTuple):
 
 
 class ParetoProposer:
-    """Proposes by expected hypervolume improvement over `metrics`."""
+    """Proposes by expected hypervolume improvement over `metrics`: the primary one and the number of accelerators."""
 
     name = "pareto"
 
-    def __init__(self, metrics: Sequence[tuple[str, Direction]] = STEP_TIME_AND_SIZE) -> None:
+    def __init__(self, metrics: Sequence[tuple[str, Direction]] = ()) -> None:
         self.metrics = tuple(metrics)
         self._sizes: tuple[Space, list[_Size]] | None = None
         self._posteriors: dict[int, tuple[object, CandidatePosterior | None]] = {}
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return up to `count` untried configurations; none if every one was proposed."""
-        sizes = self._split(view.space) if set(self.metrics) == set(STEP_TIME_AND_SIZE) else []
+        by_size = _by_size(view)
+        sizes = self._split(view.space) if set(self.metrics or by_size) == set(by_size) else []
         if not 1 < len(sizes) <= MAX_SIZES:
-            return propose_pareto(view, count, self.metrics, proposer=self.name)
+            return propose_pareto(view, count, self.metrics or by_size, proposer=self.name)
         taken: list[_Candidate] = []
         while len(taken) < count:
             best = self._find_best(view, sizes, taken)
             if best is None:
                 break
             taken.append(best)
-        return [self._propose(candidate) for candidate in taken]
+        return [self._propose(candidate, view.primary.unit or "") for candidate in taken]
 
     def _split(self, space: Space) -> list[_Size]:
         if self._sizes is None or self._sizes[0] is not space:
@@ -89,7 +93,7 @@ class ParetoProposer:
             if posterior is None:
                 continue
             gain_m = expected_improvement(posterior, np.minimum(incumbent(posterior), best_of_smaller))
-            utility_m = size.width * (gain_m * posterior.p_success_m - penalty * (1 - posterior.p_success_m))
+            utility_m = size.width * posterior.utility_m(gain_m, penalty)
             m = int(np.argmax(utility_m))
             if best is None or utility_m[m] > best.utility:
                 best = _Candidate(float(utility_m[m]), size, int(posterior.rows_m[m]), posterior, m)
@@ -104,14 +108,21 @@ class ParetoProposer:
             self._posteriors[size.num_accelerators] = cached
         return cached[1]
 
-    def _propose(self, candidate: _Candidate) -> Proposal:
+    def _propose(self, candidate: _Candidate, unit: str) -> Proposal:
         posterior, m = candidate.posterior, candidate.position
         expects = posterior.expected_outcome(m)
         rationale = (
             f"largest expected gain of the Pareto front, on {candidate.size.num_accelerators} accelerators:"
-            f" expected {expects.metrics[posterior.metric]:.3g} s, P(success) {posterior.p_success_m[m]:.0%}"
+            f" expected {expects.metrics[posterior.metric]:.3g} {unit}, P(success) {posterior.p_success_m[m]:.0%}"
         )
         return Proposal(candidate.size.space.config(candidate.row), self.name, rationale, expects)
+
+
+def _by_size(view: SearchView) -> tuple[tuple[str, Direction], ...]:
+    """Return the metrics that are searched by size: the primary one, and the number of accelerators."""
+    primary = view.primary
+    best: Direction = "maximize" if primary.direction is Better.MAXIMIZE else "minimize"
+    return (primary.name, best), (NUM_ACCELERATORS, "minimize")
 
 
 def split_by_size(space: Space) -> list[_Size]:
@@ -136,11 +147,12 @@ def _strip_widths(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _limit_view(view: SearchView, size: _Size, pending: frozenset[int]) -> SearchView:
-    """Return the view of a search for the step time at that size alone; rows of it in `pending` count as running."""
+    """Return the view of a search for the primary metric at that size; rows of it in `pending` count as running."""
+    target = single_metric(view.primary).model_copy(update={"constraints": view.objective.constraints})
     here = [
-        replace(o, row=size.row_of[o.row], loss=o.value("step_time_s"))
+        replace(o, row=size.row_of[o.row], loss=None if o.loss is None else target.loss(o.metrics))
         for o in view.observations
-        if o.row is not None and o.row in size.row_of
+        if o.row is not None and o.row in size.row_of and (o.loss is None or view.primary.name in o.metrics)
     ]
     running, held_back = (
         frozenset(size.row_of[row] for row in rows if row in size.row_of) for rows in (view.pending, view.held_back)
@@ -151,11 +163,11 @@ def _limit_view(view: SearchView, size: _Size, pending: frozenset[int]) -> Searc
         observations=tuple(here),
         pending=running | pending,
         held_back=held_back,
-        target=None,
+        target=target,
     )
 
 
 @PROPOSERS.register("pareto")
 def make_pareto_proposer() -> ParetoProposer:
-    """Return the strategy over step time and number of accelerators; a search with other metrics passes its own."""
+    """Return the strategy over primary metric and accelerators; a search with other metrics passes its own."""
     return ParetoProposer()

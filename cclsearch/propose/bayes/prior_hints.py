@@ -7,30 +7,15 @@ kept in the ledger's LLM turns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.events import LlmTurn
-from cclsearch.stats.calibration import Prior
-from cclsearch.tasks.training.time import MULTIPLIERS
-
-PARTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {
-        "pipeline": {"bubble": 1.0, "p2p": 1.0, "p2p_wait": 1.0, "imbalance": 1.0},
-        "tensor_parallel_in_node": {"tp_scale_up": 1.0, "tp_wait": 1.0},
-        "tensor_parallel_across_nodes": {"tp_scale_out": 1.0},
-        "data_parallel": {"dp": 1.0, "dp_overlap": -1.0},
-        "expert_parallel": {"expert_exchange": 1.0},
-        "recomputation": {"recompute": 1.0},
-        "launch_overhead": {"launch": 1.0},
-        "optimizer": {"optimizer": 1.0},
-    }
-)
-"""Part of a step -> its multipliers, each with the sign of its change if the part is slower."""
+from cclsearch.stats.closed_form import Predictor
 
 LEVELS: Mapping[str, float] = MappingProxyType(
     {"much_faster": -1.0, "faster": -0.5, "as_predicted": 0.0, "slower": 0.5, "much_slower": 1.0}
@@ -41,16 +26,16 @@ HALF_LIFE = 3.0
 """Trials after which a hint has half its weight."""
 
 PriorHints = Mapping[str, str]
-"""Part -> level; only names from `PARTS` and `LEVELS`."""
+"""Part -> level; only names from `Predictor.hint_parts` and `LEVELS`."""
 
 
-def parse_hints(raw: object) -> dict[str, str]:
-    """Return the items `{"part": ..., "is": ...}` with a known part and level; ignores everything else."""
+def parse_hints(raw: object, parts: Collection[str]) -> dict[str, str]:
+    """Return the items `{"part": ..., "is": ...}` with one of these parts and a known level; ignores others."""
     items = raw if isinstance(raw, list) else []
     found = {}
-    for item in items[: len(PARTS) * len(LEVELS)]:
+    for item in items[: len(parts) * len(LEVELS)]:
         part, level = (item.get("part"), item.get("is")) if isinstance(item, Mapping) else (None, None)
-        if isinstance(part, str) and isinstance(level, str) and part in PARTS and level in LEVELS:
+        if isinstance(part, str) and isinstance(level, str) and part in parts and level in LEVELS:
             found[part] = level
     return found
 
@@ -71,15 +56,22 @@ def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
         if isinstance(event, LlmTurn):
             weight = 0.5 ** (max(0, len(view.observations) - event.num_seen) / HALF_LIFE)
             given = event.beliefs
-            hints |= {part: ActiveHint(given[part], weight) for part in PARTS if given.get(part) in LEVELS}
+            hints |= {
+                part: ActiveHint(given[part], weight) for part in view.predictor.hint_parts if given.get(part) in LEVELS
+            }
     return hints
 
 
-def shift_prior(hints: Mapping[str, ActiveHint], prior: Prior) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """(P,) shift of the prior's mean log multipliers, in the order of `MULTIPLIERS`."""
-    shift_P = np.zeros(len(MULTIPLIERS))
+def apply_hints(predictor: Predictor, view: SearchView) -> Predictor:
+    """Return the predictor with the primary metric's prior shifted by the hints that proposers gave in this search."""
+    hints = collect_hints(view)
+    if not hints:
+        return predictor
+    form = predictor.form(view.primary)
+    shift_P = np.zeros(len(form.multipliers))
     for part, hint in hints.items():
-        for name, sign in PARTS[part].items():
-            at = MULTIPLIERS.index(name)
-            shift_P[at] = sign * LEVELS[hint.level] * hint.weight * prior.sd_P[at]
-    return shift_P
+        for name, sign in predictor.hint_parts[part].items():
+            at = form.multipliers.index(name)
+            shift_P[at] = sign * LEVELS[hint.level] * hint.weight * form.prior.sd_P[at]
+    shifted = replace(form, prior=replace(form.prior, mean_P=form.prior.mean_P + shift_P))
+    return replace(predictor, forms={**predictor.forms, view.primary.name: shifted})

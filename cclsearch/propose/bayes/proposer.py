@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from cclsearch.card.model import Card
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import choose_batch, failure_penalty, has_nothing_feasible
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
-from cclsearch.tasks.training.prediction import Priors
+from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import Predictor, predictor_of
 
 
 @PROPOSERS.register("default")
 class DefaultProposer:
-    """Calibrates the parts of the step time on the trials and proposes the configuration of the highest utility."""
+    """Calibrates the closed forms on the trials and proposes the configuration of the highest utility."""
 
     name = "default"
 
-    def __init__(self, priors: Priors | None = None) -> None:
-        self._priors = priors
+    def __init__(self, predict: Callable[[Card, Space], Predictor] = predictor_of) -> None:
+        self._predict = predict
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return the `count` configurations of the highest utility, as one batch; none if nothing is feasible."""
-        posterior = fit_posterior(view, self._priors)
+        posterior = fit_posterior(view, self._predict(view.card, view.space))
         if posterior is None or has_nothing_feasible(posterior):
             return ()
         return [
@@ -36,6 +38,8 @@ class DefaultProposer:
             f"expected {view.primary.words} {expects.metrics[posterior.metric]:.3g} {view.primary.unit or ''}".rstrip()
             + f", success probability {posterior.p_success_m[m]:.0%}"
         )
+        if posterior.p_satisfies_m is not None:
+            rationale += f", probability that the constraints hold {posterior.p_satisfies_m[m]:.0%}"
         if posterior.best is not None and view.is_primary:
             rationale += f", expected improvement {improvement:.1%} of the best so far"
         return Proposal(view.space.config(int(posterior.rows_m[m])), self.name, rationale, expects)

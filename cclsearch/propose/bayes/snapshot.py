@@ -10,8 +10,7 @@ from scipy.special import ndtr
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.acquisition import choose_batch, expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
-from cclsearch.tasks.training.layout import Array
-from cclsearch.tasks.training.time import MULTIPLIERS
+from cclsearch.stats.kernel import Array
 
 NEGLIGIBLE = 0.01
 """Relative improvements below this do not count (1 %)."""
@@ -25,7 +24,7 @@ class LearnedMultiplier:
 
     part: str
     multiplier: float
-    """Time of the part over the closed form's prediction of it."""
+    """Cost of the part over the closed form's prediction of it."""
     certainty: float
     """Share of the prior variance that the trials removed: 0 nothing learned, 1 known exactly."""
 
@@ -39,11 +38,11 @@ class SearchSnapshot:
     num_open: int
     """Candidates: configurations neither tried, running nor held back, at most `MAX_CANDIDATES`."""
     max_expected_improvement: float | None
-    """Largest expected improvement times P(success); None before the first success."""
+    """Largest expected improvement times P(success and constraints); None before the first trial with a loss."""
     p_improvement: float | None
-    """Probability that a candidate improves on the best by over 1 %; None before the first success."""
+    """Probability that a candidate improves on the best by over 1 %; None before the first trial with a loss."""
     median_error: float | None
-    """Median relative leave-one-out error of the predicted step time; None with fewer than 3 measured trials."""
+    """Median relative leave-one-out error of the predicted primary metric; None with fewer than 3 measured trials."""
     learned_multipliers: tuple[LearnedMultiplier, ...]
     """Multipliers with a certainty of at least 0.2, most certain first."""
 
@@ -62,7 +61,7 @@ def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: in
     return SearchSnapshot(
         top_rows=tuple(int(posterior.rows_m[m]) for m, _ in choose_batch(posterior, top, failure_penalty(view))),
         num_open=len(posterior.rows_m),
-        max_expected_improvement=float(np.max(gain_m * posterior.p_success_m)) if has_best else None,
+        max_expected_improvement=float(np.max(gain_m * posterior.p_valid_m)) if has_best else None,
         p_improvement=_p_improvement(posterior) if has_best else None,
         median_error=_median_error(posterior),
         learned_multipliers=_learned_multipliers(posterior),
@@ -70,30 +69,31 @@ def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: in
 
 
 def p10_halfwidth_m(view: SearchView, posterior: CandidatePosterior) -> Array:
-    """(m,) half-width of the 10th to 90th percentile interval of the step time, in log units."""
+    """(m,) half-width of the 10th to 90th percentile interval of the primary metric, in log units."""
     if view.is_primary:
         return TENTH_PERCENTILE * posterior.sd_m
-    return np.asarray(TENTH_PERCENTILE * np.sqrt(posterior.time.most_likely.marginals(posterior.rows_m)[1]))
+    return np.asarray(TENTH_PERCENTILE * np.sqrt(posterior.models.primary.most_likely.marginals(posterior.rows_m)[1]))
 
 
 def _p_improvement(posterior: CandidatePosterior) -> float:
     """Return the mean over the models of the largest P(improves on the best by over 1 %) among the candidates."""
     assert posterior.best is not None
-    better_km = ndtr((posterior.best - NEGLIGIBLE - posterior.mean_km) / posterior.sd_km) * posterior.p_success_m
+    better_km = ndtr((posterior.best - NEGLIGIBLE - posterior.mean_km) / posterior.sd_km) * posterior.p_valid_m
     return float(posterior.weight_k @ better_km.max(axis=1))
 
 
 def _median_error(posterior: CandidatePosterior) -> float | None:
-    error = posterior.time.leave_one_out_error()
+    error = posterior.models.primary.leave_one_out_error()
     return float(np.median(np.abs(np.expm1(error)))) if len(error) >= 3 else None
 
 
 def _learned_multipliers(posterior: CandidatePosterior) -> tuple[LearnedMultiplier, ...]:
-    time_posterior = posterior.time.most_likely
-    certainty = 1 - (time_posterior.multiplier_sd() / time_posterior.prior.sd_P) ** 2
+    primary = posterior.models.primary.most_likely
+    names = posterior.models.primary.form.multipliers
+    certainty = 1 - (primary.multiplier_sd() / primary.prior.sd_P) ** 2
     order = np.argsort(-certainty, kind="stable")
     return tuple(
-        LearnedMultiplier(MULTIPLIERS[p], float(np.exp(time_posterior.theta_P[p])), float(certainty[p]))
+        LearnedMultiplier(names[p], float(np.exp(primary.theta_P[p])), float(certainty[p]))
         for p in order
         if certainty[p] >= 0.2
     )

@@ -1,1 +1,1 @@
-"""Training: predicted step time and memory of a configuration."""
+"""The task `training`: predicted step time and memory, space rules, and memory by ahead-of-time compilation."""

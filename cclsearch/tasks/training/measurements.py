@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -79,13 +80,17 @@ def relative_spread(step_times_s: tuple[float, ...]) -> float | None:
 def _throughput(step_time_s: float, num_accelerators: float, result: TrainingResult, card: Card) -> Mapping[str, float]:
     sequences = result.global_batch_size or card.number("global_batch_size")
     tokens = sequences * (result.seq_len or card.number("seq_len"))
-    tokens_per_s = tokens / step_time_s
-    metrics = {
-        "step_time_s": step_time_s,
-        "tokens_per_s": tokens_per_s,
-        "tokens_per_s_per_accelerator": tokens_per_s / num_accelerators,
-        "samples_per_s": sequences / step_time_s,
-        "accelerator_seconds_per_mtoken": num_accelerators * step_time_s / tokens * MTOKEN,
-    }
-    mfu = find_mfu(card, tokens_per_s / num_accelerators)
+    metrics = {"step_time_s": step_time_s, **find_throughput(step_time_s, num_accelerators, sequences, tokens)}
+    mfu = find_mfu(card, metrics["tokens_per_s_per_accelerator"])
     return metrics if mfu is None else {**metrics, "mfu": mfu}
+
+
+THROUGHPUT = ("tokens_per_s", "tokens_per_s_per_accelerator", "samples_per_s", "accelerator_seconds_per_mtoken")
+"""The metrics of `find_throughput`."""
+
+
+def find_throughput(step_time_s: Any, num_accelerators: Any, sequences: int, tokens: int) -> dict[str, Any]:
+    """Return the metrics that follow from the step time (a number or an array) and the work of a step."""
+    tokens_per_s = tokens / step_time_s
+    values = (tokens_per_s, tokens_per_s / num_accelerators, sequences / step_time_s)
+    return dict(zip(THROUGHPUT, (*values, num_accelerators * step_time_s / tokens * MTOKEN), strict=True))

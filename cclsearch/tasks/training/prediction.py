@@ -1,63 +1,65 @@
-"""Predicts step time and memory of a whole space, with their parts; calibrates both on measurements."""
+"""What training predicts: step time and memory of a whole space in closed form, with their parts and priors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
+from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.model import Card
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.space.table import Space
-from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, RowModel, calibrate
-from cclsearch.stats.kernel import Features, KernelShape, read_features
+from cclsearch.stats.calibration import Prior, RowModel
+from cclsearch.stats.closed_form import ClosedForm, Derived, MemoryForm, Predictor
+from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.training import memory, time
 from cclsearch.tasks.training.layout import Array, Layout, read_layout
 from cclsearch.tasks.training.machine import Machine, read_machine
+from cclsearch.tasks.training.measurements import METRICS, THROUGHPUT, find_throughput
 
+STEP_TIME = "step_time_s"
 USABLE_MEMORY = 0.95
 """Share of the device's memory that a job can use before the allocator fails."""
-EXACT_ROWS = 5000
-"""A larger space gets one variance for all rows instead of one per row."""
+CAUTIOUS_MEMORY = 0.9
+"""Share of the device's memory that the rule of thumb plans with."""
 BLOCK_ROWS = 8192
 """Rows predicted at once: a block stays in the processor's cache."""
 PRIOR_FILE = Path(__file__).with_name("prior.json")
 """All fitted constants; written by `benchmarks/fit_prior.py`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """Predicted time and memory of N configurations."""
-
-    time_s_N: Array
-    """Seconds per optimizer step."""
-    memory_gib_N: Array
-    """GiB on the fullest device."""
-    fits_N: Array
-    """Probability that it fits into the device's memory."""
-    time_parts_s: dict[str, Array]
-    """Part -> (N,) seconds; they add up to `time_s_N`."""
-    memory_parts_gib: dict[str, Array]
-    """Part -> (N,) GiB; they add up to `memory_gib_N`."""
+UNDECLARED = {
+    "unsharded": ((0.0, 0.3), (-5.0, 0.7)),
+    "replicated": ((0.0, 0.4), (-5.0, 0.6)),
+    "gradients": ((0.0, None), (float(np.log(0.5)), None)),
+}
+"""The ways in which frameworks do it: optimizer states replicated or sharded, sequences replicated or sharded,
+gradients of 4 or 2 bytes (`MemoryForm.undeclared`)."""
+HINT_PARTS = {
+    "pipeline": {"bubble": 1.0, "p2p": 1.0, "p2p_wait": 1.0, "imbalance": 1.0},
+    "tensor_parallel_in_node": {"tp_scale_up": 1.0, "tp_wait": 1.0},
+    "tensor_parallel_across_nodes": {"tp_scale_out": 1.0},
+    "data_parallel": {"dp": 1.0, "dp_overlap": -1.0},
+    "expert_parallel": {"expert_exchange": 1.0},
+    "recomputation": {"recompute": 1.0},
+    "launch_overhead": {"launch": 1.0},
+    "optimizer": {"optimizer": 1.0},
+}
 
 
 @dataclass(frozen=True)
 class Priors:
-    """The priors of time, memory and crashes."""
+    """The fitted priors of time and memory."""
 
     time: Prior
     memory: Prior
     softness: float
     """Relative width of the transition between configurations that fit and that do not."""
-    crash: Prior
-    """Of failures that memory does not explain: a latent score, above 0 if a trial crashes."""
 
 
 @cache
@@ -72,7 +74,6 @@ def read_priors(data: dict[str, Any]) -> Priors:
         time=_read_prior(data["time"], time.MULTIPLIERS),
         memory=_read_prior(data["memory"], memory.MULTIPLIERS),
         softness=float(data["softness"]),
-        crash=_read_prior(data["crash"], ("rate",)),
     )
 
 
@@ -86,24 +87,48 @@ def _read_prior(data: dict[str, Any], names: Sequence[str]) -> Prior:
     )
 
 
-class CardModel:
+def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Predictor:
+    """Return the predictor of a card over a space, with these priors or the shipped ones."""
+    priors = priors or load_priors()
+    model = TrainingModel(card, read_layout(card, space), priors)
+    metrics = {metric.name: metric for metric in METRICS}
+    step_time = ClosedForm(
+        metrics[STEP_TIME],
+        time.MULTIPLIERS,
+        priors.time,
+        model.log_time,
+        model.split_time,
+        parts_key="time_parts_s",
+        heading="s/step",
+    )
+    peak = ClosedForm(metrics[PEAK_MEMORY], memory.MULTIPLIERS, priors.memory, model.log_memory, model.split_memory)
+    return Predictor(
+        features=read_features(space),
+        forms={STEP_TIME: step_time},
+        memory=MemoryForm(peak, model.log_limit, priors.softness, model.undeclared()),
+        hint_parts=HINT_PARTS,
+        derived={metric: _derive(metric, card, space.num_accelerators_N) for metric in THROUGHPUT},
+        rule_of_thumb=model.order_by_thumb,
+    )
+
+
+def _derive(metric: str, card: Card, ranks_N: NDArray[np.int64]) -> Derived:
+    """Return a metric of `find_throughput` as a function of the step time at the card's work."""
+    work = card.number("global_batch_size"), tokens_per_step(card)
+    return Derived(STEP_TIME, lambda time_s, rows: find_throughput(time_s, ranks_N[rows], *work)[metric])
+
+
+class TrainingModel:
     """The closed forms of one card over one space; their parts are computed once for all calibrations."""
 
-    def __init__(self, card: Card, space: Space) -> None:
+    def __init__(self, card: Card, layout: Layout, priors: Priors) -> None:
         self.card = card
-        self.space = space
+        self.layout = layout
+        self.priors = priors
 
     @cached_property
     def machine(self) -> Machine:
         return read_machine(self.card)
-
-    @cached_property
-    def layout(self) -> Layout:
-        return read_layout(self.card, self.space)
-
-    @cached_property
-    def features(self) -> Features:
-        return read_features(self.space)
 
     @cached_property
     def time_parts(self) -> time.TimeParts:
@@ -123,84 +148,49 @@ class CardModel:
         parts = select_rows(self.memory_parts, rows)
         return lambda theta: np.asarray(np.log(memory.combine_memory(parts, theta)))
 
+    def split_time(self, theta_P: Array) -> dict[str, Array]:
+        """Return part -> (N,) seconds per step."""
+        return self._split(lambda at: time.split_time(time.time_parts(self.card, at, self.machine), theta_P))
+
+    def split_memory(self, theta_P: Array) -> dict[str, Array]:
+        """Return part -> (N,) GiB."""
+        return self._split(lambda at: memory.split_memory(memory.memory_parts(self.card, at, self.machine), theta_P))
+
+    def _split(self, split: Callable[[Layout], Mapping[str, Array]]) -> dict[str, Array]:
+        """Return the parts of every configuration, computed block by block."""
+        size = len(self.layout)
+        parts: dict[str, Array] = {}
+        for start in range(0, max(size, 1), BLOCK_ROWS):
+            block = slice(start, min(start + BLOCK_ROWS, size))
+            for name, values in split(self.layout.slice(block)).items():
+                parts.setdefault(name, np.empty(size))[block] = values
+        return parts
+
     @property
     def log_limit(self) -> float:
         """Log of the GiB that a job can use of one device."""
         return float(np.log(USABLE_MEMORY * self.machine.memory_gib))
 
-    def calibrate_time(self, evidence: CalibrationData, prior: Prior) -> Posterior:
-        """Return the posterior of the step time, given measured step times (log seconds)."""
-        return calibrate(self.log_time, self.features, prior, evidence)
+    def undeclared(self) -> dict[str, tuple[tuple[float, float | None], ...]]:
+        """Return those of `UNDECLARED` that the space leaves open and that change a configuration of it."""
+        at = self.layout
+        is_open = {
+            "unsharded": not at.declares_sharding and bool(np.any(at.replicas > 1)),
+            "replicated": not at.declares_sequence_parallel and bool(np.any((at.tp > 1) & (at.recompute < 1))),
+        }
+        return {name: ways for name, ways in UNDECLARED.items() if is_open.get(name, True)}
 
-    def calibrate_memory(self, evidence: CalibrationData, prior: Prior) -> Posterior:
-        """Return the posterior of the memory, given measured peaks (log GiB) and which trials fitted."""
-        return calibrate(self.log_memory, self.features, prior, evidence)
+    def order_by_thumb(self, failed: Sequence[int]) -> NDArray[np.int64]:
+        """Return the rows by the rule of thumb: TP inside the node, little model parallelism, large micro-batches.
 
-
-def predict_space(card: Card, space: Space) -> Prediction:
-    """Return time and memory of every configuration, with parts, by the priors alone (nothing measured)."""
-    model = model_of(card, space)
-    priors = load_priors()
-    time_parts_s, memory_parts_gib = _split_all(model, priors.time.mean_P, priors.memory.mean_P)
-    log_time = np.log(_sum_parts(time_parts_s))
-    log_memory = np.log(_sum_parts(memory_parts_gib))
-    posterior = model.calibrate_memory(no_data(), priors.memory)
-    spread = np.sqrt(_variance(posterior, np.arange(len(space))) + priors.softness**2)
-    return Prediction(
-        time_s_N=np.exp(log_time),
-        memory_gib_N=np.exp(log_memory),
-        fits_N=ndtr((model.log_limit - log_memory) / spread),
-        time_parts_s=time_parts_s,
-        memory_parts_gib=memory_parts_gib,
-    )
-
-
-def _split_all(model: CardModel, theta_time: Array, theta_memory: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the time and memory parts of every configuration, computed block by block."""
-    size = len(model.layout)
-    parts: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
-    for start in range(0, max(size, 1), BLOCK_ROWS):
-        block = slice(start, min(start + BLOCK_ROWS, size))
-        layout = model.layout.slice(block)
-        split = (
-            time.split_time(time.time_parts(model.card, layout, model.machine), theta_time),
-            memory.split_memory(memory.memory_parts(model.card, layout, model.machine), theta_memory),
-        )
-        for whole, part in zip(parts, split, strict=True):
-            for name, values in part.items():
-                whole.setdefault(name, np.empty(size))[block] = values
-    return parts
-
-
-def _sum_parts(parts: dict[str, Array]) -> Array:
-    total = np.zeros(len(next(iter(parts.values()))))
-    for part in parts.values():
-        total += part
-    return total
-
-
-def no_data() -> CalibrationData:
-    """Return data without any observation."""
-    return CalibrationData(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0))
-
-
-def _variance(posterior: Posterior, rows: NDArray[np.int64]) -> Array:
-    """(N,) variance of the log; in a large space, the median over a sample of rows."""
-    if len(rows) <= EXACT_ROWS:
-        return posterior.marginals(rows)[1]
-    sample = rows[:: max(1, len(rows) // 256)]
-    return np.full(len(rows), float(np.median(posterior.marginals(sample)[1])))
-
-
-_MODELS: WeakKeyDictionary[Space, dict[Card, CardModel]] = WeakKeyDictionary()
-
-
-def model_of(card: Card, space: Space) -> CardModel:
-    """Return the model of this card over this space, built once per space object."""
-    models = _MODELS.setdefault(space, {})
-    if card not in models:
-        models[card] = CardModel(card, space)
-    return models[card]
+        Configurations that need at least as much memory as the smallest failed one come late.
+        """
+        at = self.layout
+        memory_gib = memory.combine_memory(self.memory_parts, self.priors.memory.mean_P)
+        fits = memory_gib <= CAUTIOUS_MEMORY * self.machine.memory_gib
+        inside = at.tp <= self.machine.node
+        needs_more = memory_gib >= min((memory_gib[row] for row in failed), default=np.inf)
+        return np.lexsort((at.recompute, -at.micro_batch, at.pp, at.tp * at.pp, needs_more, ~inside, ~fits))
 
 
 def select_rows(parts: Any, rows: NDArray[np.int64]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cclsearch.card.fields import WORK_FIELDS
 from cclsearch.card.model import Card
@@ -12,12 +12,16 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config, Failure, FailureKind, Stage, Value
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.plugins import TASKS
+from cclsearch.space.table import Space
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.training import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.training.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 from cclsearch.tasks.training.measurements import METRICS, derive_metrics, median_step_time, relative_spread
 from cclsearch.tasks.training.work import TrainingEvidence
+
+if TYPE_CHECKING:
+    from cclsearch.stats.closed_form import Predictor
 
 
 class TrainingTask(Task):
@@ -77,6 +81,12 @@ class TrainingTask(Task):
 
     def measure(self, evidence: TrainingEvidence) -> tuple[dict[str, float], float | None]:  # type: ignore[override]
         return derive_metrics(evidence), relative_spread(evidence.result.step_times_s)
+
+    def predictor(self, card: Card, space: Space) -> Predictor:
+        """Closed forms of step time and memory."""
+        from cclsearch.tasks.training.prediction import make_predictor
+
+        return make_predictor(card, space)
 
     def describe_work(self, card: Card) -> str:
         """The work of a step: `64 x 4096 tokens/step`."""

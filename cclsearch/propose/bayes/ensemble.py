@@ -1,4 +1,4 @@
-"""An ensemble of step-time models that are plausible after the trials so far, with weights.
+"""An ensemble of models of one metric's cost that are plausible after the trials so far, with weights.
 
 Hypotheses differ in how far the closed form may be off and in how noisy the cluster is; their evidence weights them
 (Rasmussen and Williams 2006, section 5.2). From each posterior, multipliers are drawn; each draw is a model.
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation
-from cclsearch.stats.calibration import CalibrationData, Posterior, Prior
-from cclsearch.tasks.training.layout import Array
-from cclsearch.tasks.training.prediction import CardModel, Priors
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
+from cclsearch.stats.closed_form import ClosedForm
+from cclsearch.stats.kernel import Array, Features
 
 NUM_MODELS = 128
 RESIDUAL_FACTORS = (0.5, 1.0, 2.0)
@@ -25,15 +25,16 @@ NOISE_FACTORS = (1.0, 3.0, 10.0)
 MIN_WEIGHT = 0.05
 """Hypotheses with a lower weight are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
-"""Log step times up to this far above the best keep their full weight: a factor of 2."""
+"""Log costs up to this far above the lowest keep their full weight: a factor of 2."""
 OTHER_RUN_NOISE = 0.1
-"""Relative noise of a step time from an earlier run: measured on another day and other nodes."""
+"""Relative noise of a value from an earlier run: measured on another day and other nodes."""
 
 
 @dataclass(frozen=True, eq=False)
-class TimeModels:
-    """The posterior of each hypothesis, with weights."""
+class Ensemble:
+    """The posterior of each hypothesis about the log cost, with weights."""
 
+    form: ClosedForm
     hypotheses: tuple[Posterior, ...]
     weight_h: Array
 
@@ -54,7 +55,7 @@ class TimeModels:
         return np.concatenate(means), np.concatenate(sds), np.concatenate(weights)
 
     def mean(self, rows: NDArray[np.int64]) -> Array:
-        """(m,) expected log seconds, averaged over the hypotheses."""
+        """(m,) expected log cost, averaged over the hypotheses."""
         return np.asarray(self.weight_h @ np.array([hypothesis.marginals(rows)[0] for hypothesis in self.hypotheses]))
 
     def leave_one_out_error(self) -> Array:
@@ -63,30 +64,32 @@ class TimeModels:
         return np.asarray(posterior.alpha_n / np.maximum(np.diag(posterior.inverse_nn), 1e-12))
 
 
-def fit_time_models(
-    model: CardModel, observations: Sequence[Observation], earlier: Sequence[Observation], priors: Priors, metric: str
-) -> TimeModels:
-    """Return the weighted hypotheses, fitted to the step times of this search and of earlier runs."""
+def fit_ensemble(
+    form: ClosedForm, features: Features, observations: Sequence[Observation], earlier: Sequence[Observation]
+) -> Ensemble:
+    """Return the weighted hypotheses, fitted to the form's metric in this search and in earlier runs."""
     hypotheses, scores = [], []
     for noise in NOISE_FACTORS:
         for residual in RESIDUAL_FACTORS:
-            prior = replace(priors.time, shape=priors.time.shape.scaled(residual), noise=priors.time.noise * noise)
-            hypothesis = model.calibrate_time(collect_time_data(observations, earlier, prior, metric), prior)
+            prior = replace(form.prior, shape=form.prior.shape.scaled(residual), noise=form.prior.noise * noise)
+            data = _collect_data(form, observations, earlier, prior)
+            hypothesis = calibrate(form.log_cost, features, prior, data)
             hypotheses.append(hypothesis)
             scores.append(hypothesis.log_evidence - 0.5 * np.log(residual) ** 2 - 0.2 * np.log(noise))
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
     kept = np.flatnonzero(weights >= MIN_WEIGHT)
-    return TimeModels(tuple(hypotheses[r] for r in kept), weights[kept] / weights[kept].sum())
+    return Ensemble(form, tuple(hypotheses[r] for r in kept), weights[kept] / weights[kept].sum())
 
 
-def collect_time_data(
-    observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior, metric: str
+def _collect_data(
+    form: ClosedForm, observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior
 ) -> CalibrationData:
-    """Return every measured step time of this search and of earlier runs, as log seconds by row of the space."""
+    """Return every measured value of this search and of earlier runs, as log cost by row of the space."""
+    metric = form.metric.name
     own = [o for o in observations if o.row is not None and o.value(metric) is not None]
     other = [o for o in earlier if o.row is not None and o.value(metric) is not None]
-    values = np.log(np.array([o.value(metric) for o in (*own, *other)], dtype=np.float64))
+    values = form.metric.sign * np.log(np.array([o.value(metric) for o in (*own, *other)], dtype=np.float64))
     base = np.array([prior.noise] * len(own) + [np.hypot(prior.noise, OTHER_RUN_NOISE)] * len(other))
     return CalibrationData(
         rows_n=np.array([o.row for o in (*own, *other)], dtype=np.int64),
@@ -94,17 +97,17 @@ def collect_time_data(
         censoring_n=np.zeros(len(values), dtype=np.int8),
         label_noise_n=np.zeros(len(values)),
         one_sided=True,
-        noise_n=downweight_slow(values, base),
+        noise_n=downweight_far(values, base),
     )
 
 
-def downweight_slow(log_time_n: Array, noise_n: Array) -> Array:
-    """(n,) noise of each measured time, raised for times far slower than the best.
+def downweight_far(log_cost_n: Array, noise_n: Array) -> Array:
+    """(n,) noise of each measured cost, raised for costs far above the lowest.
 
-    Such runs say little about fast ones: beyond a factor of two, causes matter that the closed form does not model
+    Such runs say little about good ones: beyond a factor of two, causes matter that the closed form does not model
     (allocator retries, stalled transports). So the noise grows with the distance.
     """
-    if not len(log_time_n):
+    if not len(log_cost_n):
         return np.zeros(0)
-    excess_n = np.maximum(log_time_n - log_time_n.min() - TRUSTED_SPAN, 0.0)
+    excess_n = np.maximum(log_cost_n - log_cost_n.min() - TRUSTED_SPAN, 0.0)
     return np.asarray(np.hypot(noise_n, 0.3 * excess_n))

@@ -1,0 +1,82 @@
+"""The objective's constraints: how likely each candidate satisfies them, and by how much it is expected not to.
+
+A trial that violates a constraint is a valid measurement: it teaches every model, and is not a failure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from cclsearch.propose.bayes.models import Drawn, Draws, choose_scale
+from cclsearch.score.objective import Constraint
+from cclsearch.stats.kernel import Array
+
+TOLERANCE = 1e-6
+"""Relative; so that a value that is known exactly satisfies a bound that it equals."""
+QUANTILES_Q = ndtri((np.arange(16) + 0.5) / 16)
+"""Standard normal quantiles over which an expectation is averaged."""
+MAX_LOG = 300.0
+
+
+def judge_constraints(draws: Draws) -> tuple[Array, Array] | None:
+    """(m,) P(all constraints are satisfied), and (m,) expected log of 1 + excess over them; None without constraints.
+
+    A constraint on a metric that no closed form predicts and no trial has measured is ignored.
+    """
+    constraints = draws.models.view.objective.constraints
+    if not constraints:
+        return None
+    p_m, excess_m = np.ones(len(draws.rows)), np.zeros(len(draws.rows))
+    for constraint in constraints:
+        drawn, is_log = draws.known(constraint.metric), True
+        if drawn is None:
+            drawn, is_log = _learn(draws, constraint.metric)
+        if drawn is not None:
+            p_m *= _p_satisfies(constraint, drawn, is_log)
+            excess_m += _expected_excess(constraint, drawn, is_log)
+    return p_m, excess_m
+
+
+def _learn(draws: Draws, metric: str) -> tuple[Drawn | None, bool]:
+    """Return models of a metric that is learned from the trials, and whether they are of its log."""
+    view = draws.models.view
+    seen = [(o, value) for o in view.observations if o.row is not None and (value := o.value(metric)) is not None]
+    if not seen:
+        return None, True
+    values = np.array([value for _, value in seen])
+    scale = choose_scale(values, [v for o, _ in seen if (v := o.value(view.primary.name))])
+    mean, sd, weight = draws.learned(np.array([o.row for o, _ in seen]), scale.apply(values))
+    return Drawn(mean * scale.spread + scale.center, sd * scale.spread, weight), scale.is_log
+
+
+def _bounds(constraint: Constraint) -> tuple[float, float]:
+    low = -np.inf if constraint.at_least is None else constraint.at_least - TOLERANCE * abs(constraint.at_least)
+    return low, np.inf if constraint.at_most is None else constraint.at_most + TOLERANCE * abs(constraint.at_most)
+
+
+def _p_satisfies(constraint: Constraint, drawn: Drawn, is_log: bool) -> Array:
+    low, high = (_log(bound) if is_log else bound for bound in _bounds(constraint))
+    p_km = ndtr((high - drawn.mean_km) / drawn.sd_km) - ndtr((low - drawn.mean_km) / drawn.sd_km)
+    return np.asarray(drawn.weight_k @ p_km)
+
+
+def _log(bound: float) -> float:
+    return float(np.log(bound)) if bound > 0 else -np.inf
+
+
+def _expected_excess(constraint: Constraint, drawn: Drawn, is_log: bool) -> Array:
+    """(m,) expected log of 1 + `Constraint.excess`, with one normal distribution in place of the models."""
+    mean_m = drawn.weight_k @ drawn.mean_km
+    variance_m = drawn.weight_k @ (drawn.sd_km**2 + drawn.mean_km**2) - mean_m**2
+    value_mQ = mean_m[:, None] + np.sqrt(np.maximum(variance_m, 0.0))[:, None] * QUANTILES_Q
+    value_mQ = np.exp(np.minimum(value_mQ, MAX_LOG)) if is_log else value_mQ
+    return np.asarray(log_excess(constraint, value_mQ).mean(axis=1))
+
+
+def log_excess(constraint: Constraint, values: Array) -> Array:
+    """Return the log of 1 + `Constraint.excess` of each value."""
+    low, high = _bounds(constraint)
+    over = (values - high) / (abs(constraint.at_most or 0.0) or 1.0)
+    under = (low - values) / (abs(constraint.at_least or 0.0) or 1.0)
+    return np.asarray(np.log1p(np.maximum(np.maximum(over, under), 0.0)))

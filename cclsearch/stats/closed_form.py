@@ -1,0 +1,175 @@
+"""The port between a task and the surrogate: closed forms of metrics, and what else a task knows before anything runs.
+
+The surrogate minimizes the log of a cost: the metric itself, or its reciprocal if greater is better. A task without a
+closed form of a metric gets a constant with a wide prior instead; a Gaussian process then learns the metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from cclsearch.card.model import Card
+from cclsearch.core.metrics import MetricInfo
+from cclsearch.plugins import TASKS
+from cclsearch.space.table import Space
+from cclsearch.stats.calibration import CalibrationData, ParametricModel, Posterior, Prior, RowModel, calibrate
+from cclsearch.stats.kernel import Array, Features, KernelShape, read_features
+
+Rows = NDArray[np.int64]
+
+EXACT_ROWS = 5000
+"""A larger space gets one variance of the memory for all rows instead of one per row."""
+CRASH = Prior(np.array([-2.2]), np.array([0.4]), KernelShape(0.8, 1.5, 0.2, 0.6, 0.4), noise=1.0, dof=5.0)
+"""Of failures that memory does not explain: a latent score, above 0 if a trial crashes; about 5 % crash."""
+UNKNOWN = Prior(np.zeros(1), np.array([10.0]), KernelShape(0.3, 1.5, 0.2, 0.2), noise=0.03, dof=4.0)
+"""Of a metric without a closed form: any magnitude, and a choice of one knob changes it by some tens of percent."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedForm:
+    """One metric in closed form: parts with multipliers, which trials calibrate."""
+
+    metric: MetricInfo
+    """Always above 0."""
+    multipliers: tuple[str, ...]
+    """Names of the multipliers, in the order of every vector of log multipliers."""
+    prior: Prior
+    log_cost: ParametricModel
+    """Rows -> log multipliers -> log of the cost."""
+    split: Callable[[Array], Mapping[str, Array]] | None = None
+    """Log multipliers -> part -> (N,) its share of every row's cost; the parts add up to the cost."""
+    parts_key: str = "parts"
+    """Key of the parts in JSON output."""
+    heading: str = ""
+    """Heading of a column of the metric; its unit if empty."""
+
+    def predict(self, size: int) -> tuple[Array, Mapping[str, Array]]:
+        """(N,) log of the metric in a space of this size, by the prior means alone, and the parts of its cost."""
+        if self.split is None:
+            return self.metric.sign * self.log_cost(np.arange(size))(self.prior.mean_P), {}
+        parts, cost_N = self.split(self.prior.mean_P), np.zeros(size)
+        for part in parts.values():
+            cost_N += part
+        return self.metric.sign * np.log(cost_N), parts
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryForm:
+    """Memory of the fullest device in closed form, and its limit."""
+
+    form: ClosedForm
+    """Of `peak_memory_gib`."""
+    log_limit: float
+    """Log of the GiB that a job can use of one device."""
+    softness: float = 0.05
+    """Relative width of the transition between configurations that fit and that do not."""
+    undeclared: Mapping[str, Sequence[tuple[float, float | None]]] = field(default_factory=dict)
+    """Multiplier -> (log multiplier, prior probability) for each way in which frameworks do what the space does not
+    declare; one of them applies to the whole space. None: density of the form's prior."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A metric that is exactly proportional to a predicted one, or to its reciprocal, in each row."""
+
+    base: str
+    """A metric with a closed form, or the primary metric."""
+    value: Callable[[Array, Rows], Array]
+    """(..., m) values of the base and (m,) rows -> (..., m) values of the metric."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """What a task knows of one card over one space before anything runs; every part but the features is optional."""
+
+    features: Features
+    forms: Mapping[str, ClosedForm] = field(default_factory=dict)
+    """Metric -> its closed form."""
+    memory: MemoryForm | None = None
+    crash: Prior = CRASH
+    hint_parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Part of the primary metric that an LLM can give hints about -> its multipliers, each with the sign of its change
+    if the part costs more."""
+    derived: Mapping[str, Derived] = field(default_factory=dict)
+    rule_of_thumb: Callable[[Sequence[int]], Rows] | None = None
+    """Failed rows -> all rows in the order in which a careful engineer tries them; None: the order of the space."""
+
+    def form(self, metric: MetricInfo) -> ClosedForm:
+        """Return the closed form of that metric; a constant with a wide prior if there is none."""
+        return self.forms.get(metric.name) or ClosedForm(metric, ("level",), UNKNOWN, constant)
+
+
+def constant(rows: Rows) -> RowModel:
+    """Return a model that is one constant for all rows: only the residual depends on the row."""
+    return lambda theta: np.broadcast_to(theta[..., :1], (*theta.shape[:-1], len(rows)))
+
+
+_PREDICTORS: WeakKeyDictionary[Space, dict[Card, Predictor]] = WeakKeyDictionary()
+
+
+def predictor_of(card: Card, space: Space) -> Predictor:
+    """Return what the card's task predicts over this space, built once per space object."""
+    known = _PREDICTORS.setdefault(space, {})
+    if card not in known:
+        known[card] = TASKS.get(card.task).predictor(card, space) or Predictor(read_features(space))
+    return known[card]
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The primary metric and the memory of N configurations."""
+
+    form: ClosedForm
+    value_N: Array
+    """The primary metric, in its unit."""
+    parts: Mapping[str, Array]
+    """Part -> (N,) share of the cost; they add up to the metric, or to its reciprocal if greater is better."""
+    memory_gib_N: Array
+    """GiB on the fullest device; NaN without a closed form of it."""
+    fits_N: Array
+    """Probability that it fits into the device's memory; 1 without a closed form of the memory."""
+    memory_parts_gib: Mapping[str, Array]
+    """Part -> (N,) GiB; they add up to `memory_gib_N`."""
+
+    def describe(self, row: int) -> dict[str, float]:
+        """Return the figures of one row, as JSON output and tables name them."""
+        described = {self.form.metric.name: float(self.value_N[row])}
+        if self.memory_parts_gib:
+            described |= {"memory_gib": float(self.memory_gib_N[row]), "fits": float(self.fits_N[row])}
+        return described
+
+
+def predict_space(card: Card, space: Space) -> Prediction | None:
+    """Return the prediction of every configuration by the priors alone; None if the task has no closed form."""
+    predictor, size = predictor_of(card, space), len(space)
+    form = predictor.forms.get(TASKS.get(card.task).primary)
+    if form is None:
+        return None
+    log_value_N, parts = form.predict(size)
+    value_N, memory = np.exp(log_value_N), predictor.memory
+    if memory is None:
+        return Prediction(form, value_N, parts, np.full(size, np.nan), np.ones(size), {})
+    log_gib_N, memory_parts_gib = memory.form.predict(size)
+    posterior = calibrate(memory.form.log_cost, predictor.features, memory.form.prior, no_data())
+    spread = np.sqrt(_variance(posterior, np.arange(size)) + memory.softness**2)
+    fits_N = ndtr((memory.log_limit - log_gib_N) / spread)
+    return Prediction(form, value_N, parts, np.exp(log_gib_N), fits_N, memory_parts_gib)
+
+
+def no_data() -> CalibrationData:
+    """Return data without any observation."""
+    return CalibrationData(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0))
+
+
+def _variance(posterior: Posterior, rows: Rows) -> Array:
+    """(N,) variance of the log; in a large space, the median over a sample of rows."""
+    if len(rows) <= EXACT_ROWS:
+        return posterior.marginals(rows)[1]
+    sample = rows[:: max(1, len(rows) // 256)]
+    return np.full(len(rows), float(np.median(posterior.marginals(sample)[1])))
