@@ -112,6 +112,7 @@ def _check_comparable(runs: Sequence[Run]) -> None:
     first = runs[0]
     for run in runs[1:]:
         for what, ours, theirs in (
+            ("task", first.spec.card.task, run.spec.card.task),
             ("work", describe_work(first.spec), describe_work(run.spec)),
             ("accelerator", first.spec.card.hardware.accelerator, run.spec.card.hardware.accelerator),
             ("provenance", first.spec.provenance.value, run.spec.provenance.value),

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import yaml
 
-from cclsearch.card.model import Card
+from cclsearch.card.model import Card, ModelArch
 from cclsearch.core.atomic_file import staging_folder, write_atomically
 from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.redact import redact, secret_values
@@ -25,6 +25,7 @@ from cclsearch.run.folder import Run
 from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
 from cclsearch.space.knobs import list_degrees, rank_degrees
 from cclsearch.space.table import count_ranks
+from cclsearch.tasks.base import task_of
 
 EVIDENCE = (CONFIG_FILE, SCRIPT_FILE, STDOUT_FILE, STDERR_FILE, RESULT_FILE, METRICS_FILE, ADMISSION_FILE)
 TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".sh", ".out", ".err")
@@ -65,17 +66,15 @@ def _write_card(run: Run, trial: Trial, target: Path, *, traces: bool) -> None:
 
 
 def make_card(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The trial as a CCL-Bench v1 card: the fixed workload, the chosen parallel plan, and the metrics."""
+    """The trial as a CCL-Bench v1 card: the fixed workload, the chosen parallel plan of a model, and the metrics."""
     spec, outcome = run.spec, trial.outcome
+    plan = {"model_plan_parallelization": _describe_plan(dict(trial.config))} if spec.card.model else {}
     provenance = "" if spec.provenance.value == "measured" else f" ({spec.provenance.value}: nothing was run here)"
     card: dict[str, Any] = {
         "version": 1,
         "description": clean(f"{spec.card.title}; trial {trial.number} of {spec.run_id}{provenance}"),
         "workload": _describe_workload(spec.card.for_trial(trial.config), count_ranks(trial.config)),
-        "Model-executor": {
-            "framework": {"name": clean(spec.framework)},
-            "model_plan_parallelization": _describe_plan(dict(trial.config)),
-        },
+        "Model-executor": {"framework": {"name": clean(spec.framework)}, **plan},
         "metric_source": {"traces": _trace_kinds(manifest)},
         "ccl_search": {
             "run": spec.run_id,
@@ -169,12 +168,26 @@ def _holds_secret(path: Path) -> bool:
     return False
 
 
-def _describe_workload(card: Card, num_accelerators: int) -> dict[str, Any]:
-    arch = {
-        key: value for key, value in card.arch.model_dump(mode="json").items() if key != "moe" and value is not None
+def _describe_model(card: Card, model: ModelArch) -> dict[str, Any]:
+    arch = {key: value for key, value in model.model_dump(mode="json").items() if key != "moe" and value is not None}
+    if model.moe is not None:
+        arch |= model.moe.model_dump(mode="json")
+    return {
+        "phase": card.phase.value if card.phase else None,
+        "moe": model.moe is not None,
+        "model_family": clean(card.family),
+        "precision": card.precision,
+        "model_arch": arch,
     }
-    if card.arch.moe is not None:
-        arch |= card.arch.moe.model_dump(mode="json")
+
+
+def _describe_work(card: Card) -> dict[str, Any]:
+    """The work under the names of its fields in a card."""
+    names = {field.key or field.name: field.path.rsplit(".", 1)[-1] for field in task_of(card).card_fields}
+    return {names.get(name, name): clean(v) if isinstance(v, str) else v for name, v in card.work.items()}
+
+
+def _describe_workload(card: Card, num_accelerators: int) -> dict[str, Any]:
     hardware = card.hardware
     topology: dict[str, Any] = {}
     if hardware.scale_out_gbps and hardware.scale_up_gbps:
@@ -183,14 +196,9 @@ def _describe_workload(card: Card, num_accelerators: int) -> dict[str, Any]:
         topology["torus"] = list(hardware.torus)
     kind = "TPU" if hardware.accelerator.startswith("tpu") else "CPU" if hardware.accelerator == "cpu" else "GPU"
     return {
-        "model": {
-            "phase": card.phase.value if card.phase else None,
-            "moe": card.arch.moe is not None,
-            "model_family": clean(card.family),
-            "precision": card.precision,
-            "model_arch": arch,
-        },
-        "data": {"batch_size": card.number("global_batch_size"), "seq_len": card.number("seq_len")},
+        **({} if card.phase and card.phase.value == card.task else {"task": card.task}),
+        **({"model": _describe_model(card, card.model)} if card.model else {}),
+        "data": _describe_work(card),
         "hardware": {
             "network_topo": topology,
             "xpu_spec": {

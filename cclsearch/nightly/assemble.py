@@ -12,7 +12,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance
 from cclsearch.nightly.compare import Comparison, NightVerdict, compare_night
 from cclsearch.nightly.config import NightlyConfig
-from cclsearch.nightly.history import Night, find_runs, mean_of, name_figure, read_earlier, read_night
+from cclsearch.nightly.history import Night, choose_figure, find_runs, mean_of, read_earlier, read_night
 from cclsearch.nightly.night import NightlyJobState, NightRun, show_time
 from cclsearch.nightly.prune import Pruned
 from cclsearch.nightly.summary import (
@@ -27,6 +27,7 @@ from cclsearch.nightly.summary import (
 )
 from cclsearch.run.folder import load_run
 from cclsearch.stats.noise import confidence_interval, estimate_noise
+from cclsearch.tasks.base import task_of
 
 STOPPED = "the night was stopped before its end: a start before that end continues it, with what it already spent"
 
@@ -52,6 +53,8 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
         "launcher": job.launcher or ("recording" if job.recording else "this machine"),
         "objective": redact(job.objective_name),
     }
+    figure = choose_figure(night.plans[job.key].spec)
+    base |= {"figure": figure.name, "unit": figure.unit}
     if state.folder is None:
         text = state.error or night.find_end_reason() or "the night was stopped before its turn"
         verdict = NightVerdict.TROUBLE if state.is_trouble else NightVerdict.NO_RESULT
@@ -67,15 +70,14 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
     trial = run.state.trials[tonight.samples[best][0].trial] if best else None
     summary = JobSummary(
         **base,
-        worse=summarize_changes(compared.worse),
-        better=summarize_changes(compared.better),
-        same=summarize_changes(compared.same),
+        worse=summarize_changes(compared.worse, figure),
+        better=summarize_changes(compared.better, figure),
+        same=summarize_changes(compared.same, figure),
         provenance=run.spec.provenance.value,
         run=run.folder.name,
         resumed=state.resumed,
         verdict=compared.verdict,
         text=redact(one_line(compared.text, 600)),
-        figure=name_figure(run.spec),
         best=_summarize_best(tonight, compared) if best else None,
         trials=tonight.num_trials,
         failed=len(tonight.failed),
@@ -109,15 +111,16 @@ def _summarize_best(tonight: Night, compared: Comparison) -> BestSummary | None:
     measured = tonight.run.spec.provenance is Provenance.MEASURED
     noise = compared.noise or estimate_noise([])
     span = confidence_interval([sample.value for sample in samples], noise) if measured else None
-    outcome = tonight.run.state.trials[samples[0].trial].outcome
+    low, high = sorted(map(tonight.figure.show, (span.low, span.high))) if span else (None, None)
+    outcome, primary = tonight.run.state.trials[samples[0].trial].outcome, task_of(tonight.run.spec.card).primary
     return BestSummary(
         trial=samples[0].trial,
         config=dict(best),
-        value=mean_of(samples),
-        step_time_s=outcome.metrics.get("step_time_s") if outcome else None,
+        value=tonight.figure.show(mean_of(samples)),
+        **{primary: outcome.metrics.get(primary) if outcome else None},
         num_runs=len(samples),
-        low=span.low if span else None,
-        high=span.high if span else None,
+        low=low,
+        high=high,
         evidence=f"{tonight.run.folder.name}/trials/{samples[0].trial:04d}",
     )
 

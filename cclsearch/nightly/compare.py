@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +11,7 @@ from cclsearch.core.redact import is_secret_name
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.launch.profile import Profile
-from cclsearch.nightly.history import Night, RankedRun, mean_of, name_figure, read_surroundings
+from cclsearch.nightly.history import Night, NightFigure, RankedRun, mean_of, read_surroundings
 from cclsearch.record.event import RetryKind
 from cclsearch.record.trial import Trial
 from cclsearch.score.outcome import Outcome
@@ -29,7 +30,7 @@ class NightVerdict(StrEnum):
     IMPROVED = "improved"
     UNCHANGED = "unchanged"
     REGRESSED = "regressed"
-    """A configuration is slower than on earlier nights, or fails although it ran before."""
+    """A configuration is worse than on earlier nights, or fails although it ran before."""
     TROUBLE = "infrastructure trouble"
     NO_RESULT = "no result"
 
@@ -40,7 +41,7 @@ class Change:
 
     config: Config
     before: float
-    """Mean of its runs on the latest earlier nights."""
+    """Mean of its runs on the latest earlier nights; less is better."""
     now: float | None
     """None if it fails now."""
     confidence: float
@@ -48,7 +49,7 @@ class Change:
     num_before: int
     num_now: int
     why: tuple[str, ...] = ()
-    """Other changes: versions, nodes, causes of the step time."""
+    """Other changes: versions, nodes, causes in the traces."""
 
     @property
     def ratio(self) -> float | None:
@@ -209,7 +210,7 @@ def compare_profiles(before: Profile, now: Profile) -> list[str]:
 
 
 def _compare_causes(old: Outcome | None, new: Outcome | None) -> list[str]:
-    """The causes of step time that grew or shrank most, from the traces."""
+    """The causes whose time in a traced step grew or shrank most."""
     before, now = ({} if outcome is None else outcome.seconds_by_cause for outcome in (old, new))
     if not before or not now:
         return []
@@ -231,8 +232,8 @@ def _decide_verdict(
     tolerance: float,
     confidence: float,
 ) -> tuple[NightVerdict, str]:
-    figure = name_figure(tonight.run.spec)
-    faster, slower = ("faster", "slower") if figure == "step_time_s" else ("better", "worse")
+    figure = tonight.figure
+    faster, slower = ("faster", "slower") if figure.metric and figure.metric.is_time else ("better", "worse")
     if worse:
         most = max(worse, key=lambda change: change.ratio or float("inf"))
         return NightVerdict.REGRESSED, _describe_regression(most, len(worse), f"{slower} than on", figure)
@@ -250,11 +251,11 @@ def _decide_verdict(
         before, now = sum(old) / len(old), mean_of(tonight.samples[best])
         sure, ratio = confidence_better(new, old, noise), now / before
         if sure >= confidence and ratio < 1 - tolerance:
-            values = _show_change(figure, before, now, ratio, sure)
+            values = _show_change(figure, before, now, sure)
             return NightVerdict.IMPROVED, f"{best} is {faster} than the best so far ({best_before}): {values}"
     if better:
         most = min(better, key=lambda change: change.ratio or 1.0)
-        values = _show_change(figure, most.before, most.now, most.ratio, 1 - most.confidence)
+        values = _show_change(figure, most.before, most.now, 1 - most.confidence)
         return NightVerdict.IMPROVED, f"{most.config} is {faster} than on earlier nights: {values}"
     text = f"the best is {best}"
     if noise.is_measured:
@@ -266,17 +267,18 @@ def _decide_verdict(
     return NightVerdict.UNCHANGED, text
 
 
-def _describe_regression(change: Change, count: int, slower_than_on: str, figure: str) -> str:
+def _describe_regression(change: Change, count: int, slower_than_on: str, figure: NightFigure) -> str:
     also = f", and {count - 1} more" if count > 1 else ""
     why = f" ({'; '.join(change.why)})" if change.why else ""
     if change.now is None:
         return f"{change.config} ran on earlier nights but fails now{also}{why}"
-    values = _show_change(figure, change.before, change.now, change.ratio, change.confidence)
+    values = _show_change(figure, change.before, change.now, change.confidence)
     return f"{change.config} is {slower_than_on} earlier nights: {values}{also}{why}"
 
 
-def _show_change(figure: str, before: float, now: float | None, ratio: float | None, confidence: float) -> str:
-    return f"{figure} {before:.4g} -> {now:.4g} ({ratio:.3f}x), {confidence:.1%} confidence"
+def _show_change(figure: NightFigure, before: float, now: float | None, confidence: float) -> str:
+    old, new = figure.show(before), figure.show(now or math.nan)
+    return f"{figure.name} {old:.4g} -> {new:.4g} ({new / old:.3f}x), {confidence:.1%} confidence"
 
 
 def _join(text: str, ending: str) -> str:

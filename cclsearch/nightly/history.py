@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.record.trial import Trial
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec
+from cclsearch.tasks.base import task_of
 
 STAMP = r"\d{8}-\d{6}"
 MAX_NIGHTS = 30
@@ -56,7 +58,7 @@ def stamp_of(folder: Path) -> str:
 
 
 def is_same_work(one: RunSpec, other: RunSpec) -> bool:
-    """Whether two searches are comparable: the same model, work, hardware, framework, objective and provenance."""
+    """Whether two searches are comparable: equal task, model, work, hardware, framework, objective and provenance."""
     return all(ours == theirs for ours, theirs in zip(_work_of(one), _work_of(other), strict=True))
 
 
@@ -67,7 +69,7 @@ def _work_of(spec: RunSpec) -> tuple[object, ...]:
     bounds = tuple(bound.model_copy(update=no_text) for bound in spec.objective.constraints)
     objective = spec.objective.model_copy(update={"description": "", "terms": terms, "constraints": bounds})
     return (
-        card.model, card.work, card.precision, card.hardware, spec.framework,
+        card.task, card.model, card.work, card.precision, card.hardware, spec.framework,
         objective, spec.profile.launcher, spec.profile.name, spec.provenance, recording.sha256 if recording else None,
     )  # fmt: skip
 
@@ -78,7 +80,7 @@ class RankedRun:
 
     trial: int
     value: float
-    """The compared figure: the loss, or seconds per step if losses of two searches are not comparable."""
+    """The compared figure, converted so that less is better."""
     time_s: float
     folder: Path
     """Folder of its evidence."""
@@ -103,6 +105,11 @@ class Night:
     """Trials that started and have not finished."""
 
     @property
+    def figure(self) -> NightFigure:
+        """The figure that is compared from night to night."""
+        return choose_figure(self.run.spec)
+
+    @property
     def num_trials(self) -> int:
         """Number of finished trials, confirmations included."""
         return sum(map(len, self.samples.values())) + len(self.failed) + len(self.refused) + self.num_lost
@@ -121,15 +128,33 @@ def mean_of(samples: Iterable[RankedRun]) -> float:
     return sum(values) / len(values)
 
 
-def name_figure(spec: RunSpec) -> str:
-    """Name of the figure that is compared from night to night."""
-    if _by_step_time(spec):
-        return "step_time_s"
-    metrics = spec.objective.metrics
-    return metrics[0] if len(metrics) == 1 and metrics[0] == "step_time_s" else f"loss of {spec.objective.name}"
+@dataclass(frozen=True)
+class NightFigure:
+    """The figure that is compared from night to night: the primary metric, or the loss of another objective."""
+
+    name: str
+    metric: MetricInfo | None = None
+    """None for a loss."""
+
+    @property
+    def unit(self) -> str:
+        return (self.metric.unit if self.metric else None) or ""
+
+    def show(self, value: float) -> float:
+        """The figure of a run whose compared value, of which less is better, is this; its own inverse."""
+        return 1.0 / value if self.metric and self.metric.greater_is_better else value
 
 
-def _by_step_time(spec: RunSpec) -> bool:
+def choose_figure(spec: RunSpec) -> NightFigure:
+    """The primary metric if the search optimizes it, or if losses of two searches are not comparable; else the loss."""
+    primary, objective = task_of(spec.card).primary_metric, spec.objective
+    is_primary = objective.metrics == (primary.name,) and objective.terms[0].reciprocal == primary.greater_is_better
+    by_primary = is_primary or _has_own_losses(spec)
+    return NightFigure(primary.name, primary) if by_primary else NightFigure(f"loss of {objective.name}")
+
+
+def _has_own_losses(spec: RunSpec) -> bool:
+    """Whether losses of two searches are not comparable."""
     return spec.objective.is_multi or spec.objective.needs_baseline
 
 
@@ -139,7 +164,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
     failed: list[Trial] = []
     refused: list[Trial] = []
     unfinished: list[Trial] = []
-    lost = 0
+    lost, figure = 0, choose_figure(run.spec)
     for trial in run.state.trials.values():
         if trial.outcome is None:
             unfinished.append(trial)
@@ -147,8 +172,9 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
         if (trial.finished_s or 0.0) < since_s:
             continue
         value = trial.loss
-        if value is not None and _by_step_time(run.spec):
-            value = trial.outcome.metrics.get("step_time_s")
+        if value is not None and figure.metric and _has_own_losses(run.spec):
+            measured = trial.outcome.metrics.get(figure.name)
+            value = figure.show(measured) if measured else None
         if value is not None:
             sample = RankedRun(trial.number, value, trial.finished_s or 0.0, run.trial_folder(trial.number))
             samples.setdefault(trial.config, []).append(sample)

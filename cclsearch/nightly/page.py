@@ -53,11 +53,11 @@ def draw_nights(job: JobNights, index: int) -> Scene | None:
     nights = [night for night in job.nights if night.samples]
     if not nights:
         return None
-    bests = [(night.best, mean_of(night.samples[night.best])) for night in nights if night.best is not None]
+    bests = [(night.best, _mean(night, night.best)) for night in nights if night.best is not None]
     spans = [_span(night) for night in nights]
     followed = _pick_followed(nights)
     values = [value for _, value in bests] + [edge for span in spans if span for edge in span]
-    values += [mean_of(night.samples[c]) for c in followed for night in nights if c in night.samples]
+    values += [_mean(night, c) for c in followed for night in nights if c in night.samples]
     x = Scale(0.5, len(nights) + 0.5, LEFT, WIDTH - RIGHT)
     frame = Frame(x, fit_scale(values, 300, 58))
     ticks = range(1, len(nights) + 1, max(1, -(-len(nights) // 10)))
@@ -85,7 +85,12 @@ def _span(night: Night) -> tuple[float, float] | None:
         return None
     noise = estimate_noise([[s.value for s in samples] for samples in night.samples.values()])
     interval = confidence_interval([s.value for s in night.samples[night.best]], noise)
-    return interval.low, interval.high
+    return night.figure.show(interval.low), night.figure.show(interval.high)
+
+
+def _mean(night: Night, config: Config) -> float:
+    """The compared figure of a configuration that ran."""
+    return night.figure.show(mean_of(night.samples[config]))
 
 
 def _pick_followed(nights: Sequence[Night]) -> list[Config]:
@@ -95,7 +100,7 @@ def _pick_followed(nights: Sequence[Night]) -> list[Config]:
 
 
 def _follow(config: Config, nights: Sequence[Night], frame: Frame, n: int) -> list[Item]:
-    places = [(k + 1, mean_of(night.samples[config])) for k, night in enumerate(nights) if config in night.samples]
+    places = [(k + 1, _mean(night, config)) for k, night in enumerate(nights) if config in night.samples]
     role = [color for color in SERIES if color != "green"][n]
     points = tuple((frame.x(k), frame.y(value)) for k, value in places)
     shape = ("circle", "square", "triangle")[n]

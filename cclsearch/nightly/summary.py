@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, format_config
 from cclsearch.nightly.compare import Change, NightVerdict
+from cclsearch.nightly.history import NightFigure
 
 SUMMARY_VERSION = 1
 EXIT_OK, EXIT_NO_RESULT, EXIT_USAGE, EXIT_REGRESSED, EXIT_TROUBLE, EXIT_BUSY = range(6)
@@ -42,14 +43,13 @@ class ChangeSummary(Model):
     why: tuple[str, ...] = ()
 
 
-class BestSummary(Model):
-    """The best configuration of a job's night."""
+class BestSummary(Model, extra="allow"):
+    """The best configuration of a job's night; the primary metric is a further field of its own name."""
 
     trial: int
     config: dict[str, bool | int | float | str]
     value: float
     """Value of the compared figure."""
-    step_time_s: float | None
     num_runs: int
     low: float | None = None
     high: float | None = None
@@ -71,8 +71,10 @@ class JobSummary(Model):
     """Whether it continued an interrupted search."""
     verdict: NightVerdict
     text: str
-    figure: str = "step_time_s"
+    figure: str = ""
     """Name of the figure that is compared from night to night."""
+    unit: str = ""
+    """Its unit."""
     best: BestSummary | None = None
     trials: int = 0
     failed: int = 0
@@ -144,20 +146,22 @@ def count_verdicts(verdicts: Sequence[NightVerdict]) -> str:
     return f"{len(verdicts)} job{'s' * (len(verdicts) > 1)}: {', '.join(parts)}" if parts else "nothing ran"
 
 
-def summarize_changes(changes: Sequence[Change]) -> tuple[ChangeSummary, ...]:
-    """The changes as plain data."""
-    return tuple(
-        ChangeSummary(
-            config=dict(change.config),
-            before=change.before,
-            now=change.now,
-            ratio=change.ratio,
-            confidence=change.confidence,
-            runs_before=change.num_before,
-            runs_now=change.num_now,
-            why=change.why,
-        )
-        for change in changes
+def summarize_changes(changes: Sequence[Change], figure: NightFigure) -> tuple[ChangeSummary, ...]:
+    """The changes as plain data, in values of the figure."""
+    return tuple(_summarize_change(change, figure) for change in changes)
+
+
+def _summarize_change(change: Change, figure: NightFigure) -> ChangeSummary:
+    before, now = figure.show(change.before), None if change.now is None else figure.show(change.now)
+    return ChangeSummary(
+        config=dict(change.config),
+        before=before,
+        now=now,
+        ratio=None if now is None or not before else now / before,
+        confidence=change.confidence,
+        runs_before=change.num_before,
+        runs_now=change.num_now,
+        why=change.why,
     )
 
 
@@ -199,9 +203,8 @@ def show_best(job: JobSummary) -> str:
     if job.best is None:
         return "none"
     mark = "" if job.provenance == "measured" else f" ({job.provenance})"
-    unit = " s" if job.figure == "step_time_s" else ""
     span = f" [{job.best.low:.4g}, {job.best.high:.4g}]" if job.best.low is not None else ""
-    return f"{job.best.value:.4g}{unit}{span}{mark}"
+    return f"{job.best.value:.4g} {job.unit}".rstrip() + span + mark
 
 
 def _row(job: JobSummary) -> str:
