@@ -105,6 +105,6 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         print(f"{event.label}: {one_line(event.text)}")
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
-    if run.status in ("stopped", "killed"):
+    if run.status.is_resumable:
         print(f"continue: ccl-search resume {name_run(folder)}")
     return EXIT_OK

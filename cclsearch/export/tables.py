@@ -12,7 +12,7 @@ from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
-from cclsearch.report.data import RANKED, RunPage, TrialRow
+from cclsearch.report.data import RANKED, RUNNING, RunPage, TrialRow
 from cclsearch.report.gather import gather_run
 from cclsearch.report.pareto import escape_formula
 from cclsearch.run.folder import Run
@@ -136,7 +136,7 @@ def _choices(trials: Sequence[TrialRow], knob: str) -> list[Value]:
 def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any]) -> Any:
     from optuna.trial import TrialState, create_trial
 
-    if row.state == "running":
+    if row.state == RUNNING:
         return None
     ranked = row.state == RANKED
     values: list[float] | None = None

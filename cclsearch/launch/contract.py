@@ -22,6 +22,17 @@ STDOUT_FILE = "stdout.log"
 STDERR_FILE = "stderr.log"
 
 
+class MemoryKind(StrEnum):
+    """How peak memory was measured."""
+
+    DEVICE = "device"
+    """By the allocator of the accelerator."""
+    RSS = "rss"
+    """As the resident set of a CPU process."""
+    COMPILED = "compiled"
+    """As XLA's plan."""
+
+
 class RunStatus(StrEnum):
     """Status that the run script reports."""
 
@@ -72,8 +83,7 @@ class TrialResult(TrialEnd):
     world_size: int | None = None
     peak_memory_bytes: tuple[int, ...] = ()
     """Peak memory by rank."""
-    memory_kind: str = "device"
-    """`device` (allocator of the accelerator), `rss` (resident set of a CPU process) or `compiled` (XLA's plan)."""
+    memory_kind: MemoryKind = MemoryKind.DEVICE
     versions: dict[str, str] = {}
     """Package -> version of what ran (torch, nccl, jax, framework, python, driver)."""
     devices: tuple[str, ...] = ()

@@ -14,14 +14,15 @@ from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stag
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult
 from cclsearch.plugins import LAUNCHERS, TASKS
+from cclsearch.recording.load import RowStatus
 
 if TYPE_CHECKING:
     from cclsearch.launch.profile import Profile
     from cclsearch.recording.load import RecordedRow, Recording
 
 _FAILURES = {
-    "oom": (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
-    "failed": (FailureKind.CRASHED, 'the recording says only "failed": crashed or out of memory'),
+    RowStatus.OOM: (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
+    RowStatus.FAILED: (FailureKind.CRASHED, 'the recording says only "failed": crashed or out of memory'),
 }
 
 
@@ -74,7 +75,7 @@ class ReplayLauncher:
 
     def check(self) -> list[Check]:
         """Return the size of the recording."""
-        measured = sum(row.status == "ok" for row in self.recording.rows)
+        measured = sum(row.status is RowStatus.OK for row in self.recording.rows)
         detail = f"{self.recording.name}: {len(self.recording.rows)} recorded configurations, {measured} with a time"
         return [Check(name="recording", ok=True, detail=detail)]
 

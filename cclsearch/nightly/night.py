@@ -25,7 +25,7 @@ from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import EndKind
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.writer import RunWriter
-from cclsearch.run.folder import Run, create_run, load_run
+from cclsearch.run.folder import Run, Standing, create_run, load_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
@@ -188,7 +188,7 @@ class NightRun:
         run = load_run(state.folder)
         used_budget = run.state.ended is not None and run.state.ended.kind is EndKind.BUDGET_USED
         had_more = used_budget and run.state.num_spent < count_wanted(state.job)
-        return run.status == "ended" and not had_more
+        return run.status is Standing.ENDED and not had_more
 
     def _run_guarded(self, state: NightlyJobState, share: dict[str, float | None]) -> None:
         """Run one job; an error is recorded in its state, and the night continues with the next job."""
@@ -247,7 +247,7 @@ class NightRun:
         except UserError:
             return None
         plan = self.plans[job.key]
-        is_resumable = run.status in ("stopped", "killed") and is_same_work(run.spec, plan.spec)
+        is_resumable = run.status.is_resumable and is_same_work(run.spec, plan.spec)
         same_space = run.spec.space_sha256 == plan.spec.space_sha256 and run.spec.strategy == plan.spec.strategy
         return run if is_resumable and same_space else None
 

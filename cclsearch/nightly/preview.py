@@ -11,7 +11,7 @@ from cclsearch.nightly.prune import prune_evidence
 from cclsearch.nightly.share import Spent, find_remaining, split_remaining
 from cclsearch.nightly.window import NightWindow
 from cclsearch.plan.plan import Plan
-from cclsearch.run.folder import load_run
+from cclsearch.run.folder import Standing, load_run
 
 
 def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], window: NightWindow) -> list[str]:
@@ -29,12 +29,12 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
         earlier = read_earlier(folders, plan.spec)
         head = f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
         lines.append(f"{head}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
-        if tonights in folders and load_run(tonights).status == "ended":
+        if tonights in folders and load_run(tonights).status is Standing.ENDED:
             lines.append(f"  {tonights.name} has ended")
             continue
         if folders:
             latest = load_run(folders[-1])
-            if latest.status in ("stopped", "killed") and is_same_work(latest.spec, plan.spec):
+            if latest.status.is_resumable and is_same_work(latest.spec, plan.spec):
                 lines.append(f"  continues {latest.folder.name}, which was interrupted")
                 current_runs.add(latest.folder.name)
                 continue

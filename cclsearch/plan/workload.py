@@ -16,7 +16,7 @@ from cclsearch.launch.profile import Profile
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import Target
 from cclsearch.plugins import TASKS
-from cclsearch.recording.load import Recording, load_recording
+from cclsearch.recording.load import Recording, RowStatus, load_recording
 from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.objective import Objective, require_measurable
@@ -116,7 +116,7 @@ def _require_recorded(objective: Objective, recording: Recording) -> None:
 def _measure_rows(recording: Recording) -> list[str]:
     """The metrics that the trials of a replay have, in order."""
     card, task = recording.card, TASKS.get(recording.card.task)
-    rows = {tuple(row.metrics): row for row in recording.rows if row.status == "ok"}
+    rows = {tuple(row.metrics): row for row in recording.rows if row.status is RowStatus.OK}
     known: dict[str, float] = {}
     for row in rows.values():
         payload = task.make_input(card, row.config, is_measured=False, run_id="", trial=1)

@@ -47,6 +47,14 @@ class Note(ReportedEvent):
         return self.topic
 
 
+class LlmMode(StrEnum):
+    """What the LLM writes."""
+
+    CONFIGS = "configs"
+    POLICY = "policy"
+    """A program that chooses the configuration."""
+
+
 class DecisionKind(StrEnum):
     """How a turn ended."""
 

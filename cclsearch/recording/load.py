@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,16 @@ from cclsearch.recording.defaults import complete_card
 from cclsearch.space.knobs import meaning_of, rank_degrees, stated_knobs
 from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 
-STATUSES = ("ok", "oom", "failed")
 DERIVED = "grad_accum"
+
+
+class RowStatus(StrEnum):
+    """How the run of a recorded configuration ended."""
+
+    OK = "ok"
+    OOM = "oom"
+    FAILED = "failed"
+    """Crashed or out of memory; the source does not say which."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,7 @@ class RecordedRow:
     """One measured configuration."""
 
     config: Config
-    status: str
-    """`ok`, `oom`, or `failed` (crashed or out of memory; the source does not say which)."""
+    status: RowStatus
     metrics: dict[str, float]
     """Measured metrics by name; with the task's primary metric only if the status is `ok`."""
 
@@ -96,7 +104,7 @@ def load_recording(folder: Path | str) -> Recording:
     task = read_task(data, str(folder / "card.yaml"))
     knobs, rows, notes = _read_table(folder / "trials.csv", TASKS.get(task))
     card, card_notes = _read_card(folder, data, rows)
-    if not any(row.status == "ok" for row in rows):
+    if not any(row.status is RowStatus.OK for row in rows):
         raise UserError(f"{folder / 'trials.csv'}: a recording needs at least one row with status ok; there is none")
     space = space_from_rows(knobs, [row.config for row in rows])
     notes = (*notes, *card_notes, *_note_missing_degrees(card, knobs, rows))
@@ -210,12 +218,15 @@ def _read_row(
     primary: str,
     metrics: Mapping[str, bool],
 ) -> RecordedRow:
-    status = cell["status"].lower()
-    if status not in STATUSES:
-        raise UserError(f"{path} row {n + 2}: status must be one of {', '.join(STATUSES)}; it is {cell['status']!r}")
-    found = {name: _number(cell[name]) for name in metrics if status == "ok" or name != primary}
+    try:
+        status = RowStatus(cell["status"].lower())
+    except ValueError:
+        known = ", ".join(RowStatus)
+        raise UserError(f"{path} row {n + 2}: status must be one of {known}; it is {cell['status']!r}") from None
+    is_ok = status is RowStatus.OK
+    found = {name: _number(cell[name]) for name in metrics if is_ok or name != primary}
     measured = {name: v for name, v in found.items() if v is not None and (v > 0 or not metrics[name])}
-    if status == "ok" and primary not in measured:
+    if is_ok and primary not in measured:
         raise UserError(
             f"{path} row {n + 2}: {primary} must be a number above 0 if status is ok; it is {cell[primary]!r}"
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from cclsearch.core.values import Value
 from cclsearch.draw.axes import Frame, Scale, fit_scale, make_ticks, show_number
 from cclsearch.draw.scene import SCALE, SERIES, Item, Mark, Path, Rect, Scene, Text
-from cclsearch.report.data import CONFIRMATION, FAILED, NOT_ADMITTED, RANKED, RunPage, TrialRow
+from cclsearch.report.data import CONFIRMATION, FAILED, NOT_ADMITTED, RANKED, RUNNING, RunPage, TrialRow
 from cclsearch.report.figures import show_value
 
 WIDTH = 880.0
@@ -60,7 +60,7 @@ _LEGEND: tuple[tuple[str, str, Mark], ...] = (
 def _trial_mark(page: RunPage, trial: TrialRow, value: float | None, x: float, frame: Frame) -> Mark:
     tip = f"trial {trial.number}: {trial.config_text}"
     if value is None:
-        state = trial.state if trial.state in (NOT_ADMITTED, FAILED) else "running"
+        state = trial.state if trial.state in (NOT_ADMITTED, FAILED) else RUNNING
         shape = {NOT_ADMITTED: "triangle", FAILED: "cross"}.get(state, "ring")
         color = {NOT_ADMITTED: "yellow", FAILED: "orange"}.get(state, "gray")
         tip += f"\n{state}{': ' + trial.failure_kind if trial.failure_kind else ''} {trial.reason}"

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, MetricInfo
 from cclsearch.core.values import Value, format_config
 from cclsearch.space.table import count_ranks
 from cclsearch.tasks.base import Task
 
-RANKED, NOT_ADMITTED, FAILED, RUNNING = "ranked", "not admitted", "failed", "running"
 CONFIRMATION = "confirmation"
+
+
+class RowState(StrEnum):
+    """What became of a trial."""
+
+    RANKED = "ranked"
+    NOT_ADMITTED = "not admitted"
+    FAILED = "failed"
+    RUNNING = "running"
+
+
+RANKED, NOT_ADMITTED, FAILED, RUNNING = RowState
 
 
 @dataclass(frozen=True)
@@ -32,8 +44,7 @@ class TrialRow:
     proposer: str
     rationale: str
     purpose: str
-    state: str
-    """`ranked`, `not admitted`, `failed` or `running`."""
+    state: RowState
     reason: str = ""
     """Why it is not ranked."""
     failure_kind: str = ""

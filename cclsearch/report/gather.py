@@ -14,9 +14,19 @@ from cclsearch.draw.axes import show_number
 from cclsearch.propose.events import LlmTurn
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import estimate_certainty
-from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, RUNNING, AdmissionCheck, Neighbor, RunPage, TrialRow
+from cclsearch.report.data import (
+    FAILED,
+    NOT_ADMITTED,
+    RANKED,
+    RUNNING,
+    AdmissionCheck,
+    Neighbor,
+    RowState,
+    RunPage,
+    TrialRow,
+)
 from cclsearch.report.figures import show_value
-from cclsearch.run.folder import Run
+from cclsearch.run.folder import Run, Standing
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
@@ -111,7 +121,7 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
     )
 
 
-def _state_of(trial: Trial) -> tuple[str, str]:
+def _state_of(trial: Trial) -> tuple[RowState, str]:
     outcome = trial.outcome
     if outcome is None:
         return RUNNING, ""
@@ -143,7 +153,7 @@ def _metrics_of(trial: Trial | None) -> Mapping[str, float] | None:
 
 
 def _describe_status(run: Run) -> str:
-    end = run.state.ended or (run.state.stopped if run.status == "stopped" else None)
+    end = run.state.ended or (run.state.stopped if run.status is Standing.STOPPED else None)
     return clean(f"{run.status}: {end.reason}" if end else run.status)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from cclsearch.card.model import KnobDeclaration
@@ -15,6 +16,21 @@ from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.record.state import RunState
 from cclsearch.run.spec import SPEC_FILE, RunSpec, read_spec, write_spec
+
+
+class Standing(StrEnum):
+    """What became of a search."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    STOPPED = "stopped"
+    KILLED = "killed"
+    """Its process is gone and recorded no end."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether it ended before its work was done."""
+        return self in (Standing.STOPPED, Standing.KILLED)
 
 
 @dataclass(frozen=True)
@@ -32,13 +48,13 @@ class Run:
         return self.folder / "trials" / f"{number:04d}"
 
     @property
-    def status(self) -> str:
-        """`running`, `ended`, `stopped`, or `killed` (its process is gone and recorded no end)."""
+    def status(self) -> Standing:
+        """What became of the search."""
         if self.is_running:
-            return "running"
+            return Standing.RUNNING
         if self.state.ended:
-            return "ended"
-        return "stopped" if self.state.stopped else "killed"
+            return Standing.ENDED
+        return Standing.STOPPED if self.state.stopped else Standing.KILLED
 
 
 def load_run(folder: Path) -> Run:

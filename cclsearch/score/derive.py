@@ -6,7 +6,7 @@ import math
 
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
-from cclsearch.launch.contract import TrialResult
+from cclsearch.launch.contract import MemoryKind, TrialResult
 from cclsearch.score.catalog import ENERGY, HEADROOM
 from cclsearch.score.evidence import Evidence
 
@@ -33,6 +33,6 @@ def measure_memory(result: TrialResult, card: Card) -> dict[str, float]:
     if not result.peak_memory_bytes:
         return {}
     peak_gib = max(result.peak_memory_bytes) / GIB
-    if result.memory_kind == "rss":
+    if result.memory_kind == MemoryKind.RSS:
         return {PEAK_MEMORY: peak_gib}
     return {PEAK_MEMORY: peak_gib, HEADROOM.name: 1.0 - peak_gib / card.hardware.memory_gib}

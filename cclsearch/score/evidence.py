@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Model, Provenance
-from cclsearch.launch.contract import TrialInput, TrialResult
+from cclsearch.launch.contract import MemoryKind, TrialInput, TrialResult
 
 Input = TypeVar("Input", bound=TrialInput, covariant=True)
 Result = TypeVar("Result", bound=TrialResult, covariant=True)
@@ -62,7 +62,7 @@ class EvidenceOf(Generic[Input, Result]):
     @property
     def is_on_cpu(self) -> bool:
         """Whether the ranks shared a CPU's cores instead of having an accelerator each."""
-        return self.result.memory_kind == "rss" or self.card.hardware.accelerator == "cpu"
+        return self.result.memory_kind == MemoryKind.RSS or self.card.hardware.accelerator == "cpu"
 
 
 Evidence = EvidenceOf[TrialInput, TrialResult]

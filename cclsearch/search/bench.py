@@ -24,15 +24,18 @@ from cclsearch.core.text import count_of
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
-from cclsearch.recording.load import Recording, find_recordings, load_recording
+from cclsearch.recording.load import Recording, RowStatus, find_recordings, load_recording
 from cclsearch.score.objective import single_metric
 
 MILESTONES = (1, 3, 5, 10, 15)
 DEFAULT_STRATEGIES = ("default", "random", "heuristic", "tpe")
 _Task = tuple[str, str, str, int, int]
 """Folder of the landscape, its label, strategy, seed, budget."""
-_KINDS = {"oom": FailureKind.OUT_OF_MEMORY, "failed": FailureKind.CRASHED}
-_MESSAGES = {"oom": "recorded as out of memory", "failed": "recorded as crashed or out of memory"}
+_KINDS = {RowStatus.OOM: FailureKind.OUT_OF_MEMORY, RowStatus.FAILED: FailureKind.CRASHED}
+_MESSAGES = {
+    RowStatus.OOM: "recorded as out of memory",
+    RowStatus.FAILED: "recorded as crashed or out of memory",
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class RecordedTable:
         if row is None:
             return _failed(trial, None, config, FailureKind.ILLEGAL_CONFIG, "not a row of the recording")
         recorded = self._recording.rows[row]
-        if recorded.status != "ok":
+        if recorded.status is not RowStatus.OK:
             return _failed(trial, row, recorded.config, _KINDS[recorded.status], _MESSAGES[recorded.status])
         loss = self._objective.loss(recorded.metrics)
         return Observation(trial=trial, config=recorded.config, row=row, loss=loss, metrics=recorded.metrics)
@@ -114,7 +117,7 @@ def _failed(trial: int, row: int | None, config: Any, kind: FailureKind, message
 
 def _best_over_optimum(recording: Recording, seen: Sequence[Observation], budget: int) -> tuple[float, ...]:
     objective = single_metric(recording.primary)
-    losses = [objective.loss(row.metrics) for row in recording.rows if row.status == "ok"]
+    losses = [objective.loss(row.metrics) for row in recording.rows if row.status is RowStatus.OK]
     worst, optimum = max(losses), min(losses)
     best, ratios = worst, []
     for trial in range(budget):

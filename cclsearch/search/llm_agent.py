@@ -19,6 +19,7 @@ from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec
 from cclsearch.propose.agent.tool_handlers import Explain
 from cclsearch.propose.base import Proposer
+from cclsearch.propose.events import LlmMode
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import METRICS_FILE
 from cclsearch.score.objective import Objective, Term, find_task_metric
@@ -74,7 +75,7 @@ def read_options(spec: RunSpec) -> AgentOptions:
     options = spec.llm_options
     tokens, usd, seed_policy = options.get("max_tokens"), options.get("max_usd"), options.get("seed_policy")
     return AgentOptions(
-        mode=str(options.get("mode") or "configs"),
+        mode=LlmMode(str(options.get("mode") or LlmMode.CONFIGS)),
         limits=LlmLimits(
             max_tokens=int(tokens) if tokens is not None else None, max_usd=float(usd) if usd is not None else None
         ),

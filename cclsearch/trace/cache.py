@@ -37,6 +37,7 @@ from cclsearch.trace.events import (
     Reason,
     Step,
 )
+from cclsearch.trace.status import FileStatus
 
 READER_VERSION = 3
 """Increase it whenever the content of the columns changes."""
@@ -79,7 +80,7 @@ class _TableHeader:
     clock: str
     run_key: str
     source: str
-    status: str
+    status: FileStatus
     reasons: list[Reason]
     columns: dict[str, _ArraySpan] = field(default_factory=dict)
     name_class: _ArraySpan = field(default_factory=lambda: _ArraySpan(0, 0))

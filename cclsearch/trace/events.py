@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cclsearch.trace.run_log import RunLog
+from cclsearch.trace.status import FileStatus, Status
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -332,8 +333,8 @@ class EventTable:
     """Equal for all ranks of one run if the trace has such a key, else ""."""
     source: str = ""
     """The file's path relative to the folder that was read."""
-    status: str = "complete"
-    """complete or partial (`reasons` says why)."""
+    status: FileStatus = FileStatus.COMPLETE
+    """Complete or partial (`reasons` says why)."""
     reasons: tuple[Reason, ...] = ()
 
     def __len__(self) -> int:
@@ -408,8 +409,7 @@ class FileReport:
     """Result of reading one trace file."""
 
     path: str
-    status: str
-    """complete, partial or not_available."""
+    status: FileStatus
     reason: Reason | None = None
     message: str = ""
     rank: int | None = None
@@ -420,8 +420,8 @@ class TraceSet:
     """The tables of one run by rank, and the problems found."""
 
     tables: Mapping[int, EventTable]
-    status: str
-    """ok, partial (a rank is missing or truncated) or not_available (no usable table: `tables` is empty)."""
+    status: Status
+    """Partial: a rank is missing or truncated; not available: no usable table, so `tables` is empty."""
     reasons: tuple[Reason, ...] = ()
     message: str = ""
     """One line for people that says what is wrong; "" without problems."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.matching import blocking_groups, share_clock
+from cclsearch.trace.status import FileStatus, Status
 
 MAX_GAP_NS = 600 * 10**9
 """Largest gap between the profiled windows of one run's ranks on one clock; a wider gap means two runs."""
@@ -34,13 +35,13 @@ def merge_tables(files: Sequence[TraceFile], results: Sequence[FileTables], *, f
         worst = _by_severity({report.reason or Reason.UNREADABLE for report in reports})
         first = next((r for r in reports if (r.reason or Reason.UNREADABLE) == worst[0]), reports[0])
         message = f"{first.path}: {first.message or 'cannot be read'}"
-        return TraceSet({}, "not_available", worst, message, files=reports, folder=folder)
+        return TraceSet({}, Status.NOT_AVAILABLE, worst, message, files=reports, folder=folder)
     pairs = _one_format(pairs)
     ranks = assign_ranks(pairs)
     tables = [replace(table, rank=rank) for rank, (_, table) in zip(ranks, pairs, strict=True)]
     mixed = find_mixed_runs(tables)
     if mixed:
-        return TraceSet({}, "not_available", (Reason.MIXED_RUNS,), mixed, files=reports, folder=folder)
+        return TraceSet({}, Status.NOT_AVAILABLE, (Reason.MIXED_RUNS,), mixed, files=reports, folder=folder)
     return _finish(tables, reports, folder)
 
 
@@ -50,17 +51,21 @@ def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folde
     by_rank = {table.rank: table for table in sorted(tables, key=lambda table: table.rank)}
     missing = tuple(sorted(set(range(world)) - set(by_rank))) if world is not None else ()
     reasons = {reason for table in tables for reason in table.reasons}
-    reasons |= {report.reason or Reason.UNREADABLE for report in reports if report.status == "not_available"}
+    reasons |= {report.reason or Reason.UNREADABLE for report in reports if report.status == FileStatus.NOT_AVAILABLE}
     if missing:
         reasons.add(Reason.RANKS_MISSING)
     message = "; ".join(
-        [f"{report.path}: {report.message or report.reason}" for report in reports if report.status == "not_available"]
-        + list(dict.fromkeys(f"{t.source}: {', '.join(t.reasons)}" for t in tables if t.status == "partial"))
+        [
+            f"{report.path}: {report.message or report.reason}"
+            for report in reports
+            if report.status == FileStatus.NOT_AVAILABLE
+        ]
+        + list(dict.fromkeys(f"{t.source}: {', '.join(t.reasons)}" for t in tables if t.status == FileStatus.PARTIAL))
         + ([f"{len(missing)} of {world} ranks have no trace"] if missing else [])
     )
     return TraceSet(
         by_rank,
-        "partial" if reasons else "ok",
+        Status.PARTIAL if reasons else Status.OK,
         _by_severity(reasons),
         message[:2000],
         world_size=world,

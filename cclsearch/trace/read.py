@@ -20,6 +20,7 @@ from cclsearch.trace.find import TraceFile, find_traces
 from cclsearch.trace.merge import FileTables, merge_tables
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.run_log import read_run_log
+from cclsearch.trace.status import FileStatus, Status
 
 WORKER_TIMEOUT_S = 3600.0
 MIN_BYTES_FOR_PROCESS = 4 << 20
@@ -36,7 +37,7 @@ def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -
     files = find_traces(path)
     if not files:
         message = f"no trace files under {one_line(str(path))!r}"
-        return TraceSet({}, "not_available", (Reason.NO_TRACE_FILES,), message, folder=path)
+        return TraceSet({}, Status.NOT_AVAILABLE, (Reason.NO_TRACE_FILES,), message, folder=path)
     cached = {file: load_tables(cache_path(file.path), file.path) if use_cache else None for file in files}
     todo = [file for file in files if not cached[file]]
     large = [file for file in todo if file.path.stat().st_size >= MIN_BYTES_FOR_PROCESS] if workers > 1 else []
@@ -52,19 +53,19 @@ def read_file(file: TraceFile, *, limits: ReadLimits | None = None) -> FileTable
         with _garbage_collector_off():
             tables: tuple[EventTable, ...] = READERS.get(file.reader)().read(file.path, limits or ReadLimits())
     except TraceError as error:
-        return (), FileReport(file.relative, "not_available", error.reason, one_line(error.message))
+        return (), FileReport(file.relative, FileStatus.NOT_AVAILABLE, error.reason, one_line(error.message))
     except OSError as error:
         message = one_line(error.strerror or type(error).__name__)
-        return (), FileReport(file.relative, "not_available", Reason.UNREADABLE, message)
+        return (), FileReport(file.relative, FileStatus.NOT_AVAILABLE, Reason.UNREADABLE, message)
     except MemoryError:
-        return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, "not enough memory to read it")
+        return (), FileReport(file.relative, FileStatus.NOT_AVAILABLE, Reason.TOO_LARGE, "not enough memory to read it")
     if not tables:
-        return (), FileReport(file.relative, "not_available", Reason.UNREADABLE, "contains no events")
+        return (), FileReport(file.relative, FileStatus.NOT_AVAILABLE, Reason.UNREADABLE, "contains no events")
     return tables, _report(file, tables)
 
 
 def _report(file: TraceFile, tables: Sequence[EventTable]) -> FileReport:
-    worst = next((table for table in tables if table.status != "complete"), tables[0])
+    worst = next((table for table in tables if table.status != FileStatus.COMPLETE), tables[0])
     reason = worst.reasons[0] if worst.reasons else None
     return FileReport(file.relative, worst.status, reason, rank=tables[0].rank if len(tables) == 1 else None)
 
@@ -103,17 +104,17 @@ def _read_in_process(file: TraceFile, scratch: Path, use_cache: bool) -> FileTab
             )
         except subprocess.TimeoutExpired:
             message = f"reading it took longer than {WORKER_TIMEOUT_S:.0f} s"
-            return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, message)
+            return (), FileReport(file.relative, FileStatus.NOT_AVAILABLE, Reason.TOO_LARGE, message)
         except OSError:
             break
         if done.returncode == 0:
             report = replace(msgspec.json.decode(done.stdout, type=FileReport), path=file.relative)
-            tables = load_tables(target, file.path) if report.status != "not_available" else ()
+            tables = load_tables(target, file.path) if report.status != FileStatus.NOT_AVAILABLE else ()
             if tables is not None:
                 return tuple(replace(table, source=file.relative) for table in tables), report
         elif done.returncode < 0:
             message = f"the process that read it was killed by signal {-done.returncode}"
-            return (), FileReport(file.relative, "not_available", Reason.TOO_LARGE, message)
+            return (), FileReport(file.relative, FileStatus.NOT_AVAILABLE, Reason.TOO_LARGE, message)
     return _read_and_keep(file, use_cache=False)
 
 

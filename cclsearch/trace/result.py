@@ -5,20 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from pydantic import JsonValue, model_validator
 
 from cclsearch.core.values import Model
 from cclsearch.trace.events import Reason
-
-
-class Status(StrEnum):
-    """How far a result may be trusted."""
-
-    OK = "ok"
-    PARTIAL = "partial"
-    NOT_AVAILABLE = "not_available"
+from cclsearch.trace.status import Status as Status
 
 
 class NotAvailable(Exception):

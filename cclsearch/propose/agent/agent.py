@@ -31,7 +31,7 @@ from cclsearch.propose.agent.turn_records import (
     write_record,
 )
 from cclsearch.propose.base import Proposal, SearchView
-from cclsearch.propose.events import DecisionKind, LlmTurn, SubmittedConfig
+from cclsearch.propose.events import DecisionKind, LlmMode, LlmTurn, SubmittedConfig
 
 TURN_ANSWERS = 5
 """A turn has time for this many answers that each use the whole timeout."""
@@ -137,7 +137,7 @@ class Agent:
             if observation and found:
                 shown[observation.trial] = found
         prompt_input = PromptInput(handlers.view, handlers.table, slots, shown)
-        if self.options.mode != "policy":
+        if self.options.mode != LlmMode.POLICY:
             return prompt_input
         program, note = store.best(handlers.view, self.seed_program(handlers.view))
         return replace(prompt_input, program=program, program_note=note)
@@ -192,7 +192,7 @@ def make_agent(
     )
 
 
-def _make_outcome(view: SearchView, number: int, result: TurnResult, version: int | None, mode: str) -> TurnOutcome:
+def _make_outcome(view: SearchView, number: int, result: TurnResult, version: int | None, mode: LlmMode) -> TurnOutcome:
     decision = result.decision or Decision()
     turn = LlmTurn(
         turn=number,
@@ -209,9 +209,9 @@ def _make_outcome(view: SearchView, number: int, result: TurnResult, version: in
     return TurnOutcome(number, proposals, decision.finish, result.stall, event)
 
 
-def to_proposal(item: SubmittedConfig, turn: int, mode: str) -> Proposal:
+def to_proposal(item: SubmittedConfig, turn: int, mode: LlmMode) -> Proposal:
     """A submitted configuration as the search's proposal."""
-    return Proposal(item.config, "policy" if mode == "policy" else "llm", item.rationale, item.expects, turn)
+    return Proposal(item.config, "policy" if mode == LlmMode.POLICY else "llm", item.rationale, item.expects, turn)
 
 
 def _describe_turn(turn: LlmTurn, result: TurnResult) -> str:

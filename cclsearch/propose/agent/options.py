@@ -8,14 +8,14 @@ from cclsearch.core.content import find_content
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.base import SearchView
+from cclsearch.propose.events import LlmMode
 
 
 @dataclass(frozen=True)
 class AgentOptions:
     """How an agent works during one search."""
 
-    mode: str = "configs"
-    """`configs` or `policy`."""
+    mode: LlmMode = LlmMode.CONFIGS
     limits: LlmLimits = field(default_factory=LlmLimits)
     anonymous: bool = False
     goal: str = ""

@@ -30,13 +30,13 @@ from cclsearch.propose.agent.tables import (
 )
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints
-from cclsearch.propose.events import ArbiterMove
+from cclsearch.propose.events import ArbiterMove, LlmMode
 
 ENVELOPE_BYTES = 1300
 """What a provider's protocol adds to a request of many calls, at most."""
 MAX_PROMPT_BYTES = MAX_BODY_BYTES - ENVELOPE_BYTES
 """Bytes of one whole request: system, tools, and all messages of the turn."""
-RESERVED_BYTES = {"configs": 10_000, "policy": 12_000}
+RESERVED_BYTES = {LlmMode.CONFIGS: 10_000, LlmMode.POLICY: 12_000}
 """Part of `MAX_PROMPT_BYTES` that is kept for the turn's look-ups, by mode."""
 MIN_RESERVED_BYTES = 4000
 MIN_SEARCH_BYTES = 8000
@@ -55,8 +55,7 @@ NO_LIMIT = 10**6
 class PromptOptions:
     """How a prompt is written."""
 
-    mode: str = "configs"
-    """`configs` or `policy`."""
+    mode: LlmMode = LlmMode.CONFIGS
     anonymous: bool = False
     """Leaves out everything that names the workload's origin: a strong model remembers published results."""
     goal: str = ""
@@ -119,7 +118,7 @@ def write_prompt(prompt_input: PromptInput, options: PromptOptions, limit_bytes:
 
 def write_system(view: SearchView, options: PromptOptions) -> str:
     """The part that stays the same during a search, so that the provider can cache it."""
-    submit = "submit_policy" if options.mode == "policy" else "submit"
+    submit = "submit_policy" if options.mode == LlmMode.POLICY else "submit"
     parts = [
         f"You tune {view.task.tuned}. Each trial is an expensive real run. Find the best configuration in few trials; "
         "avoid runs that fail; never repeat a configuration.",
@@ -208,7 +207,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view), 0.3),
         Section("LATEST MOVES OF THE ARBITER", _move_lines(view), 0.5),
     ]
-    if options.mode == "policy":
+    if options.mode == LlmMode.POLICY:
         program = (
             [quote_untrusted(prompt_input.program, min(max(2 * limit_bytes // 5, 300), 9000))]
             if prompt_input.program

@@ -21,7 +21,7 @@ from cclsearch.propose.agent.tables import candidate_lines, trial_summary
 from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, expected_fields, sort_orders
 from cclsearch.propose.base import ExpectedOutcome, SearchView
 from cclsearch.propose.bayes.prior_hints import parse_hints
-from cclsearch.propose.events import SubmittedConfig
+from cclsearch.propose.events import LlmMode, SubmittedConfig
 
 Explain = Callable[[Config], Sequence[str]]
 """The rules that a configuration violates, one line each; empty if it violates none."""
@@ -70,7 +70,7 @@ class ToolHandlers:
     evidence: EvidenceSource
     max_submitted: int = 1
     overrules_left: int = 1
-    mode: str = "configs"
+    mode: LlmMode = LlmMode.CONFIGS
     anonymous: bool = False
     """Hides the workload's origin from policy programs too, because the model reads their errors."""
     explain: Explain | None = None
@@ -92,8 +92,8 @@ class ToolHandlers:
             "trial": self._trial,
             "compare": self._compare,
             "candidates": self._candidates,
-            "submit_policy" if self.mode == "policy" else "submit": (
-                self._submit_policy if self.mode == "policy" else self._submit
+            "submit_policy" if self.mode == LlmMode.POLICY else "submit": (
+                self._submit_policy if self.mode == LlmMode.POLICY else self._submit
             ),
             "finish": self._finish,
         }

@@ -10,6 +10,7 @@ from cclsearch.propose.agent.configs import config_schema, where_schema
 from cclsearch.propose.agent.providers.types import ToolSpec
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import LEVELS
+from cclsearch.propose.events import LlmMode
 
 LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
 MAX_PREDICTED = 8
@@ -28,12 +29,12 @@ def expected_fields(view: SearchView) -> dict[str, str]:
     return {f"expected_{view.primary.name}": view.primary.name, "expected_memory_gib": PEAK_MEMORY}
 
 
-def make_toolset(view: SearchView, mode: str, max_submitted: int) -> tuple[ToolSpec, ...]:
+def make_toolset(view: SearchView, mode: LlmMode, max_submitted: int) -> tuple[ToolSpec, ...]:
     """All tools of a turn, in a fixed order; the last two are decisions."""
     config, where = config_schema(view.space), where_schema(view.space)
     trial = {"type": "integer", "minimum": 1}
     limit = {**trial, "maximum": MAX_LISTED}
-    decide = _submit_policy(view) if mode == "policy" else _submit(view, config, max_submitted)
+    decide = _submit_policy(view) if mode == LlmMode.POLICY else _submit(view, config, max_submitted)
     parts = f"the time of each part of {{}} {view.task.unit_of_work}"
     if len(json.dumps(config, ensure_ascii=False).encode()) > MAX_LOOKUP_SCHEMA_BYTES:
         config = {"type": "object", "description": "every knob with one of its choices"}

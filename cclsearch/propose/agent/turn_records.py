@@ -25,7 +25,7 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.turn import TurnResult
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.events import ArbiterMove, LlmTurn
+from cclsearch.propose.events import ArbiterMove, LlmMode, LlmTurn
 from cclsearch.propose.version_1 import upgrade_context_record, upgrade_turn_record
 from cclsearch.score.objective import Objective
 from cclsearch.space.table import Knob, Space
@@ -45,7 +45,7 @@ class ContextRecord(Model):
     schema_version: int = VERSION
     model: str
     """`anthropic:MODEL`, ...: no key, no address."""
-    mode: str
+    mode: LlmMode
     anonymous: bool
     card: Card
     knobs: tuple[Knob, ...]
@@ -150,7 +150,7 @@ def make_record(
     )
 
 
-def record_context(view: SearchView, *, model: str, mode: str, anonymous: bool) -> ContextRecord:
+def record_context(view: SearchView, *, model: str, mode: LlmMode, anonymous: bool) -> ContextRecord:
     """The context record of a search."""
     return ContextRecord(
         model=model,

@@ -11,6 +11,7 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.file_summary import summarize_file
 from cclsearch.trace.intervals import total_ns
 from cclsearch.trace.metric import Draft, metric
+from cclsearch.trace.status import FileStatus
 from cclsearch.trace.view import RankView, TraceView
 
 
@@ -33,7 +34,7 @@ def measure_trace_quality(trace: TraceView) -> Draft:
     """Smallest of the shares that other metrics depend on; `inputs` has each by name."""
     shares: dict[str, float] = {}
     views = list(trace.ranks.values())
-    shares["complete_files"] = float(np.mean([view.table.status == "complete" for view in views]))
+    shares["complete_files"] = float(np.mean([view.table.status == FileStatus.COMPLETE for view in views]))
     if trace.world_size:
         shares["ranks_seen"] = min(len(views) / trace.world_size, 1.0)
     with_launches = [view for view in views if len(view.device_rows) and (view.table.launch >= 0).any()]
@@ -46,7 +47,8 @@ def measure_trace_quality(trace: TraceView) -> Draft:
     if communicating:
         shares["args_coverage"] = min(sized_share(view) for view in communicating)
     per_rank: dict[int, float | None] = {
-        view.rank: min([float(view.table.status == "complete"), 1 - unattributed_share(view)]) for view in views
+        view.rank: min([float(view.table.status == FileStatus.COMPLETE), 1 - unattributed_share(view)])
+        for view in views
     }
     inputs: dict[str, JsonValue] = dict(shares)
     inputs["unattributed_frac"] = max(unattributed_share(view) for view in views)

@@ -37,6 +37,7 @@ from cclsearch.trace.readers.table_builder import (
     rows_of_kinds,
     start_at_zero,
 )
+from cclsearch.trace.status import FileStatus
 
 _MAX_WORLD = 1_000_000
 _UNIX_NS = 10**17
@@ -82,7 +83,7 @@ def build_table(builder: KinetoBuilder, *, source: str, is_complete: bool) -> Ev
     reasons: tuple[Reason, ...] = () if is_complete else (Reason.TRACE_TRUNCATED,)
     if builder.num_bad or builder.reader.num_bad:
         reasons += (Reason.UNREADABLE,)
-    return replace(table, status="partial" if reasons else "complete", reasons=reasons)
+    return replace(table, status=FileStatus.PARTIAL if reasons else FileStatus.COMPLETE, reasons=reasons)
 
 
 def _absolute_base(builder: KinetoBuilder, shift: int) -> int:

@@ -20,6 +20,7 @@ from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, Sta
 from cclsearch.trace.readers.xla_steps import read_host
 from cclsearch.trace.readers.xla_table import build_xla_table
 from cclsearch.trace.readers.xspace import read_space
+from cclsearch.trace.status import FileStatus
 
 _DEVICE_PLANE = re.compile(r"^/device:(?P<type>[A-Za-z_]+):(?P<ordinal>\d+)$")
 _MEMORY_NAME = re.compile(r"^mem(cpy|set)", re.IGNORECASE)
@@ -54,7 +55,7 @@ def build_tables(space: PlaneSpace, *, source: str) -> tuple[EventTable, ...]:
                 base_ns=table.base_ns + space.start_ns,
                 clock="unix" if space.start_ns else "trace",
                 source=source,
-                status="partial" if reasons else "complete",
+                status=FileStatus.PARTIAL if reasons else FileStatus.COMPLETE,
                 reasons=reasons,
             )
         )
