@@ -21,7 +21,7 @@ from cclsearch.propose.agent.options import read_seed_program
 from cclsearch.propose.agent.policy.runner import policy_inputs
 from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_turn_prompt
 from cclsearch.propose.agent.providers.types import ToolCall
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.tool_handlers import ToolHandlers, ToolReply
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import Observation, SearchView
@@ -92,10 +92,8 @@ def observe(view: SearchView, trial: int, row: int, rate: float, delay_s: float 
 def make_table(view: SearchView) -> SurrogateTable:
     """Predicts 20, 30, ... 90 images/s; optimistically a tenth more."""
     rate_N = 20.0 + 10.0 * np.arange(NUM_ROWS)
-    order = (7, 6, 5, 4, 1)
-    return SurrogateTable(
-        rate_N, 1.1 * rate_N, np.full(NUM_ROWS, 2.0), np.full(NUM_ROWS, 0.95), order, False, "something may be left"
-    )
+    memory_N, fits_N, order = np.full(NUM_ROWS, 2.0), np.full(NUM_ROWS, 0.95), (7, 6, 5, 4, 1)
+    return SurrogateTable(rate_N, 1.1 * rate_N, memory_N, fits_N, order, False, "something may be left")
 
 
 def make_handlers(view: SearchView) -> ToolHandlers:
@@ -127,13 +125,15 @@ def bounded(view: SearchView) -> SearchView:
 def test_prompt_has_the_words_of_its_task_and_none_of_training(mode: str) -> None:
     system, user, tools = write(make_view(), mode)
     assert system.startswith("You tune how pictures are resized on accelerators.")
+    assert "A surrogate model (fitted to the trials so far) predicts" in system
+    assert "beliefs" not in system + tools
     assert 'framework "resizer"\nfixed work: pixels 640\n2 x cpu' in system
     assert "OBJECTIVE\nloss = 1 / image rate (images/s); lower is better\nloss = 1 / images_per_s\n" in system
     assert "trial loss images_per_s vs_best mem_GiB | lanes" in user
     assert "pred_images_per_s optimistic vs_best mem_GiB P(fits) | lanes" in user
     assert '"expected_images_per_s"' in tools
     assert "the time of each part of its picture" in tools
-    found = WORDS_OF_TRAINING.findall("\n".join((system, user, re.sub(r'"part": \{.*?\}', "", tools))))
+    found = WORDS_OF_TRAINING.findall("\n".join((system, user, tools)))
     assert found == []
 
 
@@ -201,6 +201,32 @@ def test_a_violated_constraint_is_no_failure() -> None:
     assert "FAILURES" not in user
     assert "violates by 50.0%" in ask(view, "trial", trial=2).text
     assert [record["status"] for record in policy_inputs(view)[2]] == ["success", "constraint violated"]
+
+
+def test_probability_of_the_constraints_is_shown_and_judged() -> None:
+    view = bounded(make_view())
+    table = replace(make_table(view), satisfies_N=np.where(np.arange(NUM_ROWS) == 7, 0.02, 0.8))
+    user = write(view, table=table)[1]
+    assert "vs_best mem_GiB P(fits) P(constraints) | lanes\n90 99 x0.556 2 0.95 0.02 | 8\n" in user
+    handlers = replace(make_handlers(view), table=table, overrules_left=0)
+
+    def submit(lanes: int) -> ToolReply:
+        arguments = {"configurations": [{"config": {"lanes": lanes}, "rationale": "r"}]}
+        return handlers.answer(ToolCall(id="1", name="submit", arguments=arguments))
+
+    assert submit(8).text.startswith("the surrogate's probability that it satisfies the constraints is 0.02. ")
+    assert submit(7).decision is not None
+
+
+def test_fitted_surrogate_predicts_the_metric_itself_and_its_constraints() -> None:
+    view = bounded(make_view())
+    table = make_surrogate_table(view)
+    rows = [0, 1, 4, 5, 6, 7]
+    assert np.all(table.optimistic_N[rows] > table.value_N[rows])
+    assert 30.0 < table.value_N[4] < 200.0, "in images per second, not its reciprocal"
+    assert table.satisfies_N is not None
+    assert table.satisfies_N[1] > table.satisfies_N[4]
+    assert make_surrogate_table(make_view()).satisfies_N is None
 
 
 def test_state_says_that_no_trial_satisfies_the_constraints() -> None:

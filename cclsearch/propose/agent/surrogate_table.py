@@ -45,6 +45,8 @@ class SurrogateTable:
     """The reason for `nothing_left`, in one sentence."""
     record: tuple[str, ...] = ()
     """The accuracy of earlier predictions and what was learned from them, in lines."""
+    satisfies_N: Floats | None = None
+    """Probability that it satisfies the objective's constraints if it succeeds, 0 to 1; None without constraints."""
 
 
 MakeSurrogateTable = Callable[[SearchView], SurrogateTable]
@@ -100,22 +102,19 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
     promise = expected_improvement(posterior, incumbent(posterior)) * posterior.p_valid_m
     rest = [int(row) for row in rows[np.argsort(-promise, kind="stable")]]
     order = tuple(dict.fromkeys([*snapshot.top_rows, *rest]))
-    left, why = _find_plausible(snapshot, best_observation(view) is not None)
+    satisfies_N = None
+    if posterior.p_satisfies_m is not None:
+        satisfies_N = np.zeros(size)
+        satisfies_N[rows] = posterior.p_satisfies_m
+    left, why = _find_plausible(view, snapshot)
     return SurrogateTable(
-        value_N,
-        optimistic_N,
-        memory_N,
-        fits_N,
-        order,
-        nothing_left=not left,
-        why=why,
-        record=_describe_record(snapshot),
+        value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot), satisfies_N
     )
 
 
-def _find_plausible(snapshot: SearchSnapshot, has_best: bool) -> tuple[bool, str]:
-    if not has_best or snapshot.p_improvement is None or snapshot.max_expected_improvement is None:
-        return True, "no trial has succeeded yet"
+def _find_plausible(view: SearchView, snapshot: SearchSnapshot) -> tuple[bool, str]:
+    if snapshot.p_improvement is None or snapshot.max_expected_improvement is None:
+        return True, none_ranked(view)
     why = (
         f"the surrogate's probability that one of {snapshot.num_open} open configurations beats the best by over 1 % "
         f"is {snapshot.p_improvement:.0%}; the largest expected improvement is {snapshot.max_expected_improvement:.2%}"

@@ -103,12 +103,14 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
     best, metric = best_observation(view), view.primary
     reference = best.value(metric.name) or None if best else None
     optimistic = f"optimistic_{metric.unit}" if metric.short else "optimistic"
-    lines = [f"pred_{metric.column} {optimistic} vs_best mem_GiB P(fits) | {format_header(view.space)}"]
+    satisfies = "" if table.satisfies_N is None else " P(constraints)"
+    lines = [f"pred_{metric.column} {optimistic} vs_best mem_GiB P(fits){satisfies} | {format_header(view.space)}"]
     for row in chosen[:count]:
+        satisfies = "" if table.satisfies_N is None else f" {table.satisfies_N[row]:.2f}"
         versus = f"x{(table.value_N[row] / reference) ** metric.sign:.3f}" if reference else "-"
         lines.append(
             f"{table.value_N[row]:.4g} {table.optimistic_N[row]:.4g} {versus} {table.memory_gib_N[row]:.3g} "
-            f"{table.fits_N[row]:.2f} | {format_row(view.space, view.space.config(row))}"
+            f"{table.fits_N[row]:.2f}{satisfies} | {format_row(view.space, view.space.config(row))}"
         )
     if len(chosen) > count:
         lines.append(f"({len(chosen) - count} more; `candidates` lists others)")

@@ -34,8 +34,9 @@ MAX_REPLY_BYTES = 2400
 """Bytes of one look-up's result."""
 MIN_FITS = 0.05
 MAX_SLOWER = 1.5
-"""The surrogate objects to a proposal if its probability of fitting is below `MIN_FITS`, or if even its optimistic time
-does not beat the best trial; before a trial has run, if that time is over `MAX_SLOWER` x the best prediction."""
+"""The surrogate objects to a proposal if its probability of fitting is below `MIN_FITS`, or if even its optimistic
+value does not beat the best trial, or the probability that it satisfies the constraints as that trial does is below
+`MIN_FITS`; before a trial is ranked, if its loss is over `MAX_SLOWER` x that of the best prediction."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,12 @@ class ToolHandlers:
         if tried:
             return "already tried: " + trial_summary(self.view, tried)
         table, show = self.table, self.view.primary.show
+        satisfies = "" if table.satisfies_N is None else f", P(constraints) {table.satisfies_N[row]:.2f}"
         state = " (running, or held back)" if row in self.view.closed else ""
         return (
             f"{format_config(self.view.space, self.view.space.config(row))}: predicted "
             f"{show(table.value_N[row])} (optimistic {show(table.optimistic_N[row])}), "
-            f"memory {table.memory_gib_N[row]:.3g} GiB, P(fits) {table.fits_N[row]:.2f}{state}"
+            f"memory {table.memory_gib_N[row]:.3g} GiB, P(fits) {table.fits_N[row]:.2f}{satisfies}{state}"
         )
 
     def _explain(self, arguments: dict[str, Any]) -> ToolReply:
@@ -299,7 +301,9 @@ class ToolHandlers:
         """Why the row cannot win according to the surrogate; empty if it may win."""
         if self.table.fits_N[row] < MIN_FITS:
             return f"the surrogate's probability that it fits is {self.table.fits_N[row]:.2f}"
-        term, best = primary_term(self.view), best_observation(self.view)
+        term, best, satisfies_N = primary_term(self.view), best_observation(self.view), self.table.satisfies_N
+        if best and satisfies_N is not None and satisfies_N[row] < MIN_FITS:
+            return f"the surrogate's probability that it satisfies the constraints is {satisfies_N[row]:.2f}"
         if term is None:
             return ""
         value = float(self.table.optimistic_N[row])
