@@ -193,7 +193,7 @@ class SearchEnded(LedgerEvent):
     event: Literal["search_ended"] = "search_ended"
     kind: EndKind
     reason: str
-    best_trial: int | None
+    best_trial: int | None = None
 
 
 Event = Annotated[

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -37,7 +36,7 @@ from cclsearch.score.outcome import Outcome
 
 
 class _FailureFields(msgspec.Struct):
-    kind: str
+    kind: FailureKind
 
 
 class _AdmissionFields(msgspec.Struct):
@@ -209,7 +208,7 @@ class RunState:
         """Take over the outcome of a trial that finished, or was evaluated again."""
         if outcome is None:
             raise ValueError("a finished trial has an outcome")
-        failed = outcome.failure is not None and _is_infrastructure(outcome.failure.kind)
+        failed = outcome.failure is not None and outcome.failure.kind.is_infrastructure
         is_search, is_revised = self.trials.is_search(number), self.trials.is_finished(number)
         costs = is_search and not failed
         is_ranked = outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted
@@ -257,8 +256,3 @@ class RunState:
                 pass
         if isinstance(event, ReportedEvent):
             self.reported.append(event)
-
-
-@lru_cache(maxsize=64)
-def _is_infrastructure(kind: str) -> bool:
-    return FailureKind(kind).is_infrastructure

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +18,6 @@ from cclsearch.search.session import Session
 
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 """Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
-
-
-@dataclass(frozen=True)
-class EndReason:
-    """Why a search ended."""
-
-    kind: EndKind
-    reason: str
 
 
 def run_search(writer: RunWriter, session: Session) -> None:
@@ -51,8 +42,7 @@ def run_search(writer: RunWriter, session: Session) -> None:
         return
     jobs.detach()
     best = writer.state.best
-    ended = SearchEnded(kind=ending.kind, reason=ending.reason, best_trial=best.number if best else None)
-    writer.record(ended.at(session.now_s()))
+    writer.record(ending.model_copy(update={"best_trial": best.number if best else None}).at(session.now_s()))
 
 
 def find_deadline(session: Session) -> float:
@@ -114,7 +104,7 @@ def _must_stop(writer: RunWriter, session: Session, deadline_s: float) -> bool:
     return stop.is_set()
 
 
-def _search(writer: RunWriter, session: Session, deadline_s: float) -> EndReason | None:
+def _search(writer: RunWriter, session: Session, deadline_s: float) -> SearchEnded | None:
     """Run trials until no more may be proposed; returns why it ended, or None if it was stopped."""
     while not _must_stop(writer, session, deadline_s):
         ended = _fill_slots(writer, session)
@@ -124,7 +114,7 @@ def _search(writer: RunWriter, session: Session, deadline_s: float) -> EndReason
     return None
 
 
-def _fill_slots(writer: RunWriter, session: Session) -> EndReason | None:
+def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
     """Start trials until all slots are used; returns why no further trial will follow, or None if one may."""
     while not session.stop.is_set() and not writer.state.has_allocation_ended:
         session.jobs.start_waiting(writer)
@@ -133,12 +123,12 @@ def _fill_slots(writer: RunWriter, session: Session) -> EndReason | None:
         if slots <= 0:
             return None
         if left <= 0:
-            return EndReason(EndKind.BUDGET_USED, "the budget is used up")
+            return SearchEnded(kind=EndKind.BUDGET_USED, reason="the budget is used up")
         view = view_search(writer, session, budget_left=left)
         taken_N = view.taken_N.copy()
         if taken_N.all():
             text = "every configuration of the search space was tried or held back"
-            return EndReason(EndKind.SPACE_EXHAUSTED, text)
+            return SearchEnded(kind=EndKind.SPACE_EXHAUSTED, reason=text)
         proposals = session.proposer.propose(view, min(slots, left))
         record_proposer_events(writer, session)
         if not _accept(writer, session, proposals[: min(slots, left)], taken_N):
@@ -146,11 +136,11 @@ def _fill_slots(writer: RunWriter, session: Session) -> EndReason | None:
     return None
 
 
-def _explain_end(session: Session) -> EndReason:
+def _explain_end(session: Session) -> SearchEnded:
     reason = session.proposer.ending() if isinstance(session.proposer, EventSource) else None
     if reason:
-        return EndReason(EndKind.PROPOSER_ENDED, reason)
-    return EndReason(EndKind.NO_PROPOSAL, "the strategy has no further proposal")
+        return SearchEnded(kind=EndKind.PROPOSER_ENDED, reason=reason)
+    return SearchEnded(kind=EndKind.NO_PROPOSAL, reason="the strategy has no further proposal")
 
 
 def _accept(writer: RunWriter, session: Session, proposals: Sequence[Proposal], taken_N: NDArray[np.bool_]) -> int:
