@@ -10,7 +10,6 @@ import numpy as np
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.metrics import NUM_ACCELERATORS, Direction
 from cclsearch.core.values import Config, Provenance
-from cclsearch.plugins import TASKS
 from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean, describe_work
 from cclsearch.report.pareto import Axis, ParetoPage, ParetoPoint
@@ -29,6 +28,7 @@ from cclsearch.stats.pareto import (
     log_axes,
     measure_hypervolume,
 )
+from cclsearch.tasks.base import task_of
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _choose_objective(
         )
     if run.spec.objective.is_multi:
         return run.spec.objective, None
-    return make_pareto_objective((TASKS.get(run.spec.card.task).primary, NUM_ACCELERATORS), run.spec.card.task), None
+    return make_pareto_objective((task_of(run.spec.card).primary, NUM_ACCELERATORS), run.spec.card.task), None
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialResult
-from cclsearch.plugins import TASKS
+from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
 from cclsearch.record.event import TrialRevised
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
@@ -21,6 +20,7 @@ from cclsearch.score.outcome import Outcome, Verdict
 from cclsearch.search.evaluate import find_baseline, write_outcome_files
 from cclsearch.search.trace_evidence import read_trace_evidence
 from cclsearch.search.trial_input import make_input
+from cclsearch.tasks.base import task_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def re_evaluate_trial(run: Run, trial: Trial) -> ReEvaluation:
     found = hash_file(result_path) if result_path.is_file() else None
     if found is None and trial.result_sha256 is None:
         return ReEvaluation(trial, then, then)
-    result: TrialResult | Failure = collect_result(folder, TASKS.get(spec.card.task).result)
+    result = collect_result(folder, task_of(spec.card).result)
     if isinstance(result, Failure):
         now = then if then.failure else evaluate_failure(_describe_missing(result, found), spec.provenance)
         return ReEvaluation(trial, then, now)

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from cclsearch.core.text import plain
     from cclsearch.report.flags import describe_flags
-    from cclsearch.report.summary import best_as_json, summarize_run
+    from cclsearch.report.summary import best_as_json, closest_as_json, summarize_run
     from cclsearch.run.catalog import find_run
     from cclsearch.run.folder import load_run
     from cclsearch.run.trial_folder import SCRIPT_FILE
@@ -28,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_run(find_run(args.run, args.runs))
     best = loaded.state.best
     if args.json:
-        print(json.dumps(best_as_json(loaded.spec, loaded.state, loaded.folder)))
+        closest = closest_as_json(loaded.spec, loaded.state)
+        without = {"run": loaded.spec.run_id, "trial": None, "closest": closest} if closest else None
+        print(json.dumps(best_as_json(loaded.spec, loaded.state, loaded.folder) or without))
         return EXIT_OK if best else EXIT_FAILED
     for line in summarize_run(loaded.spec, loaded.state, loaded.folder).lines:
         print(plain(line))

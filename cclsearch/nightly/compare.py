@@ -14,6 +14,7 @@ from cclsearch.launch.profile import Profile
 from cclsearch.nightly.history import Night, NightFigure, RankedRun, mean_of, read_surroundings
 from cclsearch.record.event import RetryKind
 from cclsearch.record.trial import Trial
+from cclsearch.run.closest import find_closest
 from cclsearch.score.outcome import Outcome
 from cclsearch.stats.noise import Noise, confidence_better, estimate_noise
 
@@ -104,7 +105,9 @@ def describe_unranked(tonight: Night) -> str:
         lost = last_infrastructure_failure(tonight.unfinished)
         why = f" ({one_line(lost, 160)}; no other attempt finished)" if lost else ""
         parts.append(f"{len(tonight.unfinished)} did not finish{why}")
-    return f"no trial was ranked: {', '.join(parts)}" if parts else "no trial was ranked"
+    closest = find_closest(tonight.run.spec.objective, tonight.run.state)
+    text = f"no trial was ranked: {', '.join(parts)}" if parts else "no trial was ranked"
+    return f"{text}; {closest.text}" if closest else text
 
 
 def last_infrastructure_failure(unfinished: Sequence[Trial]) -> str | None:

@@ -15,7 +15,6 @@ from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.profile import Profile
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import Target
-from cclsearch.plugins import TASKS
 from cclsearch.recording.load import Recording, RowStatus, load_recording
 from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
@@ -23,6 +22,7 @@ from cclsearch.score.objective import Objective, require_measurable
 from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
+from cclsearch.tasks.base import task_of
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _require_recorded(objective: Objective, recording: Recording) -> None:
 
 def _measure_rows(recording: Recording) -> list[str]:
     """The metrics that the trials of a replay have, in order."""
-    card, task = recording.card, TASKS.get(recording.card.task)
+    card, task = recording.card, task_of(recording.card)
     rows = {tuple(row.metrics): row for row in recording.rows if row.status is RowStatus.OK}
     known: dict[str, float] = {}
     for row in rows.values():
@@ -135,7 +135,7 @@ def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str
     if asked.name != recorded.name:
         pairs: list[tuple[str, object, object]] = [
             ("model", asked.family, recorded.family),
-            ("work", *(TASKS.get(card.task).describe_work(card) for card in (asked, recorded))),
+            ("work", task_of(asked).describe_work(asked), task_of(recorded).describe_work(recorded)),
             ("accelerators", _describe_hardware(asked), _describe_hardware(recorded)),
             ("framework", asked.framework, recorded.framework),
         ]

@@ -20,7 +20,7 @@ from typing import Any
 from cclsearch.card.load import card_from_mapping, read_task
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.core.metrics import MetricInfo
+from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
 from cclsearch.core.yaml_file import read_yaml
@@ -166,7 +166,7 @@ def _read_table(path: Path, task: Any) -> tuple[tuple[Knob, ...], tuple[Recorded
 
 def _find_metrics(names: Sequence[str], task: Any) -> dict[str, bool]:
     """The columns that are metrics -> whether every value of theirs is above 0."""
-    known = {metric.name: metric.is_positive or metric.name == task.primary for metric in task.metrics}
+    known = {PEAK_MEMORY: True} | {m.name: m.is_positive or m.name == task.primary for m in task.metrics}
     return {name: known.get(name, False) for name in names if name in known or METRICS.find(name) is not None}
 
 

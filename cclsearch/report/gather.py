@@ -26,6 +26,7 @@ from cclsearch.report.data import (
     TrialRow,
 )
 from cclsearch.report.figures import show_value
+from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import Run, Standing
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
@@ -181,7 +182,8 @@ def _gather_confidence(run: Run) -> tuple[str, ...]:
 
     best = run.state.best
     if best is None:
-        return ("none: no trial was admitted",)
+        closest = find_closest(run.spec.objective, run.state)
+        return (f"none: {clean(closest.text) if closest else 'no trial was admitted'}",)
     return tuple(clean(line) for line in describe_confidence(run.spec, run.state, best, run.folder))
 
 

@@ -19,6 +19,7 @@ from cclsearch.report.certainty import Certainty, estimate_certainty
 from cclsearch.report.figures import describe_difference, describe_gain, name_value, name_values
 from cclsearch.report.terminal import format_primary
 from cclsearch.run.catalog import name_run
+from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
 from cclsearch.tasks.base import task_of
@@ -37,7 +38,7 @@ class Summary:
 def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
     """Summarize the search in its present state."""
     best = state.best
-    lines = [*(_best_lines(spec, state, folder, best) if best else _no_best_lines(state))]
+    lines = [*(_best_lines(spec, state, folder, best) if best else _no_best_lines(spec, state))]
     lines += _failure_lines(state)
     lines.append(f"evidence: {folder}")
     return Summary(spec.run_id, spec.provenance, best, tuple(lines))
@@ -64,6 +65,21 @@ def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any]
     }
 
 
+def closest_as_json(spec: RunSpec, state: RunState) -> dict[str, Any] | None:
+    """The trial closest to constraints that no trial satisfies, by how much, and in words; None if there is none."""
+    closest = find_closest(spec.objective, state)
+    if closest is None:
+        return None
+    metrics = closest.trial.outcome.metrics if closest.trial.outcome else {}
+    return {
+        "trial": closest.trial.number,
+        "config": dict(closest.trial.config),
+        **{name: metrics.get(name) for name in spec.objective.needed_metrics},
+        "violation": closest.violation,
+        "text": closest.text,
+    }
+
+
 def _certainty_as_json(certainty: Certainty) -> dict[str, Any]:
     interval = certainty.interval
     return {
@@ -80,10 +96,11 @@ def _certainty_as_json(certainty: Certainty) -> dict[str, Any]:
 
 def summarize_as_json(spec: RunSpec, state: RunState, folder: Path) -> str:
     """The end of a search as one JSON line; `best` is null if no trial was ranked."""
-    best = best_as_json(spec, state, folder)
+    best, closest = best_as_json(spec, state, folder), closest_as_json(spec, state)
     ended = state.ended or state.stopped
     finished = state.ended is not None
-    return json.dumps({"event": "summary", "best": best, "ended": finished, "reason": ended.reason if ended else None})
+    facts = {"event": "summary", "best": best, "ended": finished, "reason": ended.reason if ended else None}
+    return json.dumps(facts | ({"closest": closest} if closest else {}))
 
 
 def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> list[str]:
@@ -202,7 +219,7 @@ def _value(trial: Trial, metric: MetricInfo) -> float:
     return (trial.outcome.metrics.get(metric.name) if trial.outcome else None) or math.nan
 
 
-def _no_best_lines(state: RunState) -> list[str]:
+def _no_best_lines(spec: RunSpec, state: RunState) -> list[str]:
     if not state.trials:
         return ["no trial has run yet"]
     reasons = Counter(
@@ -213,7 +230,8 @@ def _no_best_lines(state: RunState) -> list[str]:
     )
     if not any(trial.is_finished for trial in state.trials.values()):
         return ["no trial has finished yet"]
-    lines = ["no trial was admitted, so there is no best configuration"]
+    closest = find_closest(spec.objective, state)
+    lines = [closest.text if closest else "no trial was admitted, so there is no best configuration"]
     return lines + [f"not admitted: {count} x {one_line(reason, 300)}" for reason, count in reasons.most_common(3)]
 
 

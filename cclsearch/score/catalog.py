@@ -28,15 +28,16 @@ MEMORY = result_metric(
 )
 HEADROOM = result_metric("memory_headroom_frac", "fraction", _HIGH, _NO_MEMORY, is_positive=False)
 ENERGY = result_metric("energy_j", "J", _LOW, NO_ENERGY, label="energy", needs="energy_j")
-GENERAL_METRICS = (SIZE, MEMORY, HEADROOM, ENERGY)
-"""What the engine derives from the result of any task's run script."""
+GENERAL_METRICS = (SIZE, MEMORY, HEADROOM)
+"""What every task has, whether or not it lists it."""
 
 
 def list_metrics(task: str | None = None) -> dict[str, MetricInfo]:
-    """Name -> metric of that task, or of all tasks (of two with one name the first task's)."""
+    """Name -> metric of that task, or of all tasks (of two with one name the first task's), and of every task."""
     found: dict[str, MetricInfo] = {}
     for name in TASKS.names() if task is None else [task]:
-        found = {metric.name: metric for metric in TASKS.get(name).metrics} | found
+        for metric in (*TASKS.get(name).metrics, *GENERAL_METRICS):
+            found.setdefault(metric.name, metric)
     return found
 
 
@@ -60,9 +61,10 @@ def find_metric(name: str, where: str, *, task: str | None = None, from_script: 
     known = [*own, *sorted(set(traced) - set(own))]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-    of_task = f" of task {task!r}" if task else ""
+    if near and task:
+        hint += f" Task {task!r} has {', '.join(own)}"
     raise UserError(
-        f"{where}: there is no metric {name!r}{of_task}; {hint} (a metric of your run script needs `source: script`)"
+        f"{where}: there is no metric {name!r}; {hint} (a metric of your run script needs `source: script`)"
     )
 
 

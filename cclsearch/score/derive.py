@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 def derive_general(evidence: Evidence) -> dict[str, float]:
-    """Metric -> finite value: what the script and the traces report, and what `catalog.GENERAL_METRICS` lists."""
+    """Metric -> finite value: what the script and the traces report, size and memory, and the energy."""
     energy_j = evidence.result.energy_j
     metrics = read_reported(evidence) | measure_memory(evidence.result, evidence.card)
     return metrics | ({ENERGY.name: energy_j} if energy_j and 0 < energy_j < math.inf else {})

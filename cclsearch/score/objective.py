@@ -253,7 +253,7 @@ def choose_objective(objective: Objective | str | None, constraints: Sequence[st
     added = []
     for text in constraints:
         where = f"--constraint {text!r}"
-        added.append(_build_constraint(read_constraint(text, where), objective.parameters, where, task))
+        added.append(_build_constraint(read_constraint(text, where), objective.parameters, f"{where}: ", task))
     return objective.model_copy(update={"constraints": (*objective.constraints, *added)})
 
 
@@ -314,7 +314,7 @@ def build_objective(
     if any(weighted) and sum(term.weight or 0.0 for term in terms) <= 0:
         raise UserError(f"{path}: metrics: the weights must add up to more than 0")
     constraints = tuple(
-        _build_constraint(constraint, parameters, f"{path}: constraints[{i}]", task)
+        _build_constraint(constraint, parameters, f"{path}: constraints[{i}].", task)
         for i, constraint in enumerate(declaration.constraints)
     )
     return Objective(
@@ -368,14 +368,14 @@ def _reference(metric: MetricDeclaration, parameters: Mapping[str, float | str |
 def _build_constraint(
     constraint: ConstraintDeclaration, parameters: Mapping[str, float | str | None], where: str, task: str | None
 ) -> Constraint:
-    info = find_metric(constraint.metric, f"{where}.metric", task=task, from_script=constraint.source == "script")
-    _check_unit(constraint.metric, constraint.unit, info.unit, f"{where}.unit")
+    info = find_metric(constraint.metric, f"{where}metric", task=task, from_script=constraint.source == "script")
+    _check_unit(constraint.metric, constraint.unit, info.unit, f"{where}unit")
     low, high = (
-        None if bound is None else _number(bound, parameters, f"{where}.{field}")
+        None if bound is None else _number(bound, parameters, f"{where}{field}")
         for field, bound in (("at_least", constraint.at_least), ("at_most", constraint.at_most))
     )
     if low is not None and high is not None and low > high:
-        raise UserError(f"{where}: at_least ({low:g}) must not be above at_most ({high:g})")
+        raise UserError(f"{where}at_least ({low:g}) must not be above at_most ({high:g})")
     return Constraint(
         metric=constraint.metric, at_least=low, at_most=high, unit=constraint.unit or info.unit, missing=info.missing
     )

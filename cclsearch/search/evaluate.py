@@ -10,7 +10,6 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput, TrialResult
-from cclsearch.plugins import TASKS
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
@@ -19,6 +18,7 @@ from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, scrub_logs
 from cclsearch.score.evaluate import evaluate_failure, evaluate_trial
 from cclsearch.score.outcome import Outcome
 from cclsearch.search.trace_evidence import read_trace_evidence
+from cclsearch.tasks.base import task_of
 
 
 class TrialEvaluator:
@@ -37,7 +37,7 @@ class TrialEvaluator:
     def _evaluate(
         self, folder: Path, payload: TrialInput, failure: Failure | None, baseline: Mapping[str, float] | None
     ) -> Outcome:
-        model: type[TrialResult] = TASKS.get(self._spec.card.task).result
+        model = task_of(self._spec.card).result
         collected = collect_result(folder, model) if failure is None or _has_result(folder) else failure
         if isinstance(collected, Failure):
             return evaluate_failure(redact_failure(failure or collected), self._spec.provenance)

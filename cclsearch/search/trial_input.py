@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import TrialInput
-from cclsearch.plugins import TASKS
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
+from cclsearch.tasks.base import task_of
 
 
 def make_input(spec: RunSpec, trial: Trial) -> TrialInput:
     """Return the trial's configuration with the fixed work of the search."""
     card, is_measured = spec.card.for_trial(trial.config), spec.provenance is Provenance.MEASURED
     fields = {"run_id": spec.run_id, "trial": trial.number, "seed": spec.seed}
-    payload: TrialInput = TASKS.get(card.task).make_input(card, trial.config, is_measured=is_measured, **fields)
-    return payload
+    return task_of(card).make_input(card, trial.config, is_measured=is_measured, **fields)
