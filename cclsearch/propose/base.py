@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.core.errors import TrialError
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
@@ -77,6 +78,15 @@ class SearchView:
         term = self.objective.terms[0]
         is_plain = len(self.objective.terms) == 1 and term.weight is None and term.scale == 1.0
         return is_plain and term.metric == self.primary.name and term.direction is Direction.MINIMIZE
+
+    def find_loss(self, observation: Observation) -> float | None:
+        """Return the loss, also of a trial that violates a constraint; None if it has none, or none yet."""
+        if observation.loss is not None or not observation.is_valid:
+            return observation.loss
+        try:
+            return self.objective.loss(observation.metrics)
+        except (TrialError, ValueError):  # a metric is missing, or a reference is the baseline trial's
+            return None
 
     @property
     def closed(self) -> frozenset[int]:

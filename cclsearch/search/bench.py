@@ -24,8 +24,8 @@ from cclsearch.core.text import count_of
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
-from cclsearch.recording.load import Recording, RowStatus, find_recordings, load_recording
-from cclsearch.score.objective import single_metric
+from cclsearch.recording.load import RecordedRow, Recording, RowStatus, find_recordings, load_recording
+from cclsearch.score.objective import Objective, single_metric
 
 MILESTONES = (1, 3, 5, 10, 15)
 DEFAULT_STRATEGIES = ("default", "random", "heuristic", "tpe")
@@ -55,9 +55,14 @@ class ReplayedSearch:
     """Seconds spent in the strategy."""
 
 
-def replay_search(recording: Recording, proposer: Proposer, *, seed: int, budget: int) -> ReplayedSearch:
-    """Run one serial search on a recording until the budget is spent or the strategy proposes nothing."""
-    table = RecordedTable(recording)
+def replay_search(
+    recording: Recording, proposer: Proposer, *, seed: int, budget: int, objective: Objective | None = None
+) -> ReplayedSearch:
+    """Run one serial search on a recording until the budget is spent or the strategy proposes nothing.
+
+    The objective is the primary metric if it is None; some row must satisfy its constraints.
+    """
+    table = RecordedTable(recording, objective)
     seen: list[Observation] = []
     engine_s = 0.0
     for trial in range(1, budget + 1):
@@ -68,6 +73,7 @@ def replay_search(recording: Recording, proposer: Proposer, *, seed: int, budget
             pending=frozenset(),
             budget_left=budget - trial + 1,
             seed=seed,
+            target=objective,
         )
         started = time.perf_counter()
         proposals = proposer.propose(view, 1)
@@ -80,7 +86,7 @@ def replay_search(recording: Recording, proposer: Proposer, *, seed: int, budget
         landscape=recording.name,
         strategy=proposer.name,
         seed=seed,
-        best_over_optimum=_best_over_optimum(recording, seen, budget),
+        best_over_optimum=table.best_over_optimum(seen, budget),
         num_trials=len(seen),
         num_failed=sum(o.failure is not None for o in seen),
         num_duplicates=table.num_duplicates,
@@ -91,9 +97,9 @@ def replay_search(recording: Recording, proposer: Proposer, *, seed: int, budget
 class RecordedTable:
     """The measured rows of a recording; each can be read once."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, objective: Objective | None = None) -> None:
         self._recording = recording
-        self._objective = single_metric(recording.primary)
+        self._objective = objective or single_metric(recording.primary)
         self._read: set[Any] = set()
         self.num_duplicates = 0
 
@@ -107,24 +113,28 @@ class RecordedTable:
         recorded = self._recording.rows[row]
         if recorded.status is not RowStatus.OK:
             return _failed(trial, row, recorded.config, _KINDS[recorded.status], _MESSAGES[recorded.status])
-        loss = self._objective.loss(recorded.metrics)
-        return Observation(trial=trial, config=recorded.config, row=row, loss=loss, metrics=recorded.metrics)
+        loss, violation = self._judge(recorded)
+        return Observation(trial, recorded.config, row, loss, metrics=recorded.metrics, violation=violation)
+
+    def _judge(self, recorded: RecordedRow) -> tuple[float | None, float]:
+        """Return the loss of a row with status `ok`, None if it violates a constraint, and the violation."""
+        violation = self._objective.violation(recorded.metrics)
+        return (None if violation else self._objective.loss(recorded.metrics)), violation
+
+    def best_over_optimum(self, seen: Sequence[Observation], budget: int) -> tuple[float, ...]:
+        """Return the lowest loss after each trial over the table's; the table's highest until a trial has a loss."""
+        rows = [self._judge(row)[0] for row in self._recording.rows if row.status is RowStatus.OK]
+        losses = [loss for loss in rows if loss is not None]
+        best, ratios = max(losses), []
+        for trial in range(budget):
+            if trial < len(seen):
+                best = min(best, seen[trial].loss or max(losses))
+            ratios.append(best / min(losses))
+        return tuple(ratios)
 
 
 def _failed(trial: int, row: int | None, config: Any, kind: FailureKind, message: str) -> Observation:
     return Observation(trial, config, row, None, failure=Failure(stage=Stage.RUN, kind=kind, message=message))
-
-
-def _best_over_optimum(recording: Recording, seen: Sequence[Observation], budget: int) -> tuple[float, ...]:
-    objective = single_metric(recording.primary)
-    losses = [objective.loss(row.metrics) for row in recording.rows if row.status is RowStatus.OK]
-    worst, optimum = max(losses), min(losses)
-    best, ratios = worst, []
-    for trial in range(budget):
-        if trial < len(seen):
-            best = min(best, seen[trial].loss or worst)
-        ratios.append(best / optimum)
-    return tuple(ratios)
 
 
 def run_bench(

@@ -24,6 +24,7 @@ from cclsearch.space.table import Space
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
 
 PENALTY = 2.0
 """With `penalize`, a failed trial is reported as this times the worst loss so far (for a positive loss)."""
@@ -34,8 +35,8 @@ class OptunaProposer:
     """One of Optuna's samplers, rebuilt from the view for each call."""
 
     name: str
-    make_sampler: Callable[[int], BaseSampler]
-    """Seed -> sampler."""
+    make_sampler: Callable[..., BaseSampler]
+    """Seed, and further options of the sampler -> sampler."""
     penalize: bool = False
     """Report failures as bad losses instead of FAIL, which samplers ignore."""
     raw: bool = False
@@ -49,7 +50,8 @@ class OptunaProposer:
         seed = int(np.random.SeedSequence([view.seed, len(view.observations)]).generate_state(1)[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            study = optuna.create_study(sampler=self.make_sampler(seed), direction="minimize")
+            constrained = {"constraints_func": _read_violation} if view.objective.constraints else {}
+            study = optuna.create_study(sampler=self.make_sampler(seed, **constrained), direction="minimize")
             self._tell(study, view)
             return self._ask(study, view, count)
 
@@ -83,9 +85,23 @@ class OptunaProposer:
             params = _codes_of(view.space, observation)
             if params is None:
                 continue
-            value = observation.loss if observation.loss is not None else penalty if self.penalize else None
+            loss = view.find_loss(observation)
+            value = loss if loss is not None else penalty if self.penalize else None
             state = TrialState.FAIL if value is None else TrialState.COMPLETE
-            study.add_trial(create_trial(state=state, value=value, params=params, distributions=distributions))
+            violation = {
+                "constraints": (observation.violation,)
+            }  # where Optuna stores what a `constraints_func` returns
+            study.add_trial(
+                create_trial(
+                    state=state, value=value, params=params, distributions=distributions, system_attrs=violation
+                )
+            )
+
+
+def _read_violation(trial: FrozenTrial) -> Sequence[float]:
+    """Return the violation that `_tell` stores; a trial is feasible if it is 0."""
+    violation: Sequence[float] = trial.system_attrs["constraints"]
+    return violation
 
 
 def _distributions(space: Space) -> dict[str, Any]:
@@ -122,16 +138,16 @@ def _nearest(space: Space, codes_K: Any, free: set[int]) -> int:
     return int(rows[int(np.argmin(gap.sum(axis=1)))])
 
 
-def _tpe(**options: Any) -> Callable[[int], BaseSampler]:
-    def make(seed: int) -> BaseSampler:
+def _tpe(**options: Any) -> Callable[..., BaseSampler]:
+    def make(seed: int, **more: Any) -> BaseSampler:
         from optuna.samplers import TPESampler
 
-        return TPESampler(seed=seed, **options)
+        return TPESampler(seed=seed, **options, **more)
 
     return make
 
 
-def _gp(seed: int) -> BaseSampler:
+def _gp(seed: int, **more: Any) -> BaseSampler:
     from importlib.util import find_spec
 
     from optuna.samplers import GPSampler
@@ -140,7 +156,7 @@ def _gp(seed: int) -> BaseSampler:
         raise UserError(
             "strategy 'gp' needs torch, which is not installed: run `pip install torch`, or use strategy 'default'"
         )
-    return GPSampler(seed=seed, deterministic_objective=False)
+    return GPSampler(seed=seed, deterministic_objective=False, **more)
 
 
 @PROPOSERS.register("tpe")

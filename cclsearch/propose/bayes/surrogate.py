@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.core.errors import TrialError
 from cclsearch.core.metrics import PEAK_MEMORY, Direction
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
 from cclsearch.propose.bayes.constraints import judge_constraints, log_excess
@@ -168,19 +167,9 @@ def _model_loss(draws: Draws) -> tuple[Drawn, float | None]:
     if term is not None and (drawn := draws.known(term.metric)) is not None:
         mean_km = _direct_sign(term) * (drawn.mean_km + np.log(term.scale))
         return drawn._replace(mean_km=mean_km), float(np.log(ranked.min())) if len(ranked) else None
-    seen = [(o, loss) for o in view.observations if (loss := _loss_of(o, view)) is not None]
+    seen = [(o, loss) for o in view.observations if (loss := view.find_loss(o)) is not None]
     losses = np.array([loss for _, loss in seen], dtype=np.float64)
     scale = choose_scale(losses, [value for o, _ in seen if (value := o.value(view.primary.name))])
     here = [n for n, (o, _) in enumerate(seen) if o.row is not None]
     drawn = draws.learned(np.array([seen[n][0].row for n in here], dtype=np.int64), scale.apply(losses[here]))
     return drawn, float(scale.apply(ranked.min())) if len(ranked) else None
-
-
-def _loss_of(observation: Observation, view: SearchView) -> float | None:
-    """Return the loss, also of a trial that violates a constraint: it teaches how losses depend on the knobs."""
-    if observation.loss is not None or not observation.is_valid:
-        return observation.loss
-    try:
-        return view.objective.loss(observation.metrics)
-    except (TrialError, ValueError):  # a metric is missing, or the reference is the baseline trial's
-        return None

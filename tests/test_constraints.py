@@ -1,0 +1,202 @@
+"""Constraints are modelled beside the metric; one metric with a closed form is modelled directly, whatever its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.plugins import PROPOSERS, TASKS
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes.acquisition import has_nothing_feasible
+from cclsearch.propose.bayes.constraints import log_excess
+from cclsearch.propose.bayes.hypervolume import propose_pareto
+from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
+from cclsearch.propose.bayes.proposer import DefaultProposer
+from cclsearch.propose.bayes.snapshot import summarize_posterior
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
+from cclsearch.recording.load import RowStatus, load_recording
+from cclsearch.score.objective import Constraint, Objective, single_metric
+from cclsearch.search.bench import RecordedTable, replay_search
+from cclsearch.stats.calibration import Prior
+from cclsearch.stats.closed_form import ClosedForm, Predictor
+from cclsearch.stats.kernel import KernelShape, read_features
+
+RECORDING = load_recording(Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-4n")
+STEP_TIME = single_metric(RECORDING.primary)
+PEAKS = np.array([row.metrics.get("peak_memory_gib", np.nan) for row in RECORDING.rows])
+LOWEST = float(np.nanmin(PEAKS))
+
+
+def limit(metric: str, at_most: float | None = None, at_least: float | None = None) -> Objective:
+    """Return the step time with one constraint."""
+    return STEP_TIME.model_copy(
+        update={"constraints": (Constraint(metric=metric, at_most=at_most, at_least=at_least),)}
+    )
+
+
+def search(objective: Objective, trials: int, name: str = "default", seed: int = 0) -> list[Observation]:
+    """Return the trials of a search on the recording."""
+    table, proposer = RecordedTable(RECORDING, objective), PROPOSERS.get(name)()
+    seen: list[Observation] = []
+    for trial in range(trials):
+        proposals = proposer.propose(view_of(objective, seen, trials - trial, seed), 1)
+        if not proposals:
+            break
+        config = proposals[0].config
+        seen.append(table.ask(trial, RECORDING.space.row(config), config))
+    return seen
+
+
+def view_of(objective: Objective, seen: Sequence[Observation], budget_left: int = 5, seed: int = 0) -> SearchView:
+    return SearchView(RECORDING.card, RECORDING.space, tuple(seen), frozenset(), budget_left, seed, target=objective)
+
+
+def posterior_of(objective: Objective, seen: Sequence[Observation] = ()) -> CandidatePosterior:
+    posterior = fit_posterior(view_of(objective, seen))
+    assert posterior is not None
+    return posterior
+
+
+def test_a_memory_constraint_is_respected_from_the_closed_form_on() -> None:
+    third = float(np.nanquantile(PEAKS, 1 / 3))
+    found = replay_search(
+        RECORDING, PROPOSERS.get("default")(), seed=0, budget=10, objective=limit("peak_memory_gib", third)
+    )
+    assert found.best_over_optimum[-1] <= 1.05
+    free = search(STEP_TIME, 10)
+    held = search(limit("peak_memory_gib", third), 10)
+    counts = [sum(o.metrics.get("peak_memory_gib", 0.0) > third for o in seen) for seen in (free, held)]
+    assert counts[1] < counts[0], "fewer trials exceed the limit than without a constraint"
+
+
+def test_a_trial_that_violates_a_constraint_teaches_the_models_and_is_no_failure() -> None:
+    seen = search(limit("peak_memory_gib", 0.9 * LOWEST), 3)
+    assert all(o.violation > 0 and o.loss is None for o in seen if o.failure is None)
+    measured = [o for o in seen if o.failure is None]
+    posterior = posterior_of(limit("peak_memory_gib", 0.9 * LOWEST), seen)
+    assert len(posterior.models.primary.most_likely.rows_n) == len(measured) > 0
+    valid = [replace(o, loss=o.metrics["step_time_s"], violation=0.0) for o in measured]
+    failures = [o for o in seen if o.failure is not None]
+    free = posterior_of(STEP_TIME, [*valid, *failures])
+    assert sorted(posterior.p_success_m) == pytest.approx(sorted(free.p_success_m))
+
+
+def test_a_constraint_that_nothing_can_meet_ends_with_the_closest_configuration() -> None:
+    objective = limit("peak_memory_gib", 0.5 * LOWEST)
+    seen = search(objective, 12)
+    assert len(seen) == 12, "the search does not end early"
+    ran = [o.metrics["peak_memory_gib"] for o in seen if o.failure is None]
+    assert min(ran) <= 1.02 * LOWEST
+    posterior = posterior_of(objective, seen)
+    assert not has_nothing_feasible(posterior)
+    assert not summarize_posterior(view_of(objective, seen), posterior, 3).is_exhausted
+
+
+def test_a_bound_on_accelerators_and_on_derived_metrics_is_exact() -> None:
+    ranks = RECORDING.space.num_accelerators_N
+    at_size, below = (posterior_of(limit("num_accelerators", at_most=bound)) for bound in (32, 31))
+    assert set(ranks.tolist()) == {32}
+    assert at_size.p_satisfies_m == pytest.approx(1.0)
+    assert below.p_satisfies_m == pytest.approx(0.0)
+    tokens = 1.0 / np.median(posterior_of(STEP_TIME).value_m)
+    per_step = RECORDING.card.number("global_batch_size") * RECORDING.card.number("seq_len")
+    rate = posterior_of(limit("tokens_per_s", at_least=per_step * tokens)).p_satisfies_m
+    time = posterior_of(limit("step_time_s", at_most=1.0 / tokens)).p_satisfies_m
+    assert rate == pytest.approx(time, abs=1e-4)
+    assert 0.2 < float(np.mean(time)) < 0.8
+
+
+def test_a_metric_without_a_closed_form_is_learned_from_the_trials() -> None:
+    objective = limit("heat", at_most=50.0)
+    heat = {row: 10.0 * float(RECORDING.space.config(row)["tp"]) for row in range(len(RECORDING.space))}
+    seen = []
+    for trial, row in enumerate([n for n, row in enumerate(RECORDING.rows) if row.status is RowStatus.OK][::6]):
+        metrics = {**RECORDING.rows[row].metrics, "heat": heat[row]}
+        excess = objective.violation(metrics)
+        loss = None if excess else metrics["step_time_s"]
+        seen.append(Observation(trial, RECORDING.rows[row].config, row, loss, metrics=metrics, violation=excess))
+    assert any(o.violation for o in seen)
+    assert posterior_of(objective).p_satisfies_m == pytest.approx(1.0), "unknown before the first measurement"
+    posterior = posterior_of(objective, seen)
+    assert posterior.p_satisfies_m is not None
+    hot = np.array([heat[int(row)] > 50 for row in posterior.rows_m])
+    assert posterior.p_satisfies_m[hot].mean() + 0.4 < posterior.p_satisfies_m[~hot].mean()
+
+
+@pytest.mark.parametrize("metrics", [(("step_time_s", "minimize"), ("tokens_per_s", "maximize")), None])
+def test_the_pareto_strategies_respect_constraints(metrics: Any) -> None:
+    third = float(np.nanquantile(PEAKS, 1 / 3))
+    picked = {}
+    for objective in (STEP_TIME, limit("peak_memory_gib", third)):
+        view = view_of(objective, search(objective, 4))
+        proposals = propose_pareto(view, 6, metrics) if metrics else ParetoProposer().propose(view, 6)
+        rows = [RECORDING.space.row(proposal.config) for proposal in proposals]
+        picked[bool(objective.constraints)] = float(np.nanmean([PEAKS[row] for row in rows if row is not None]))
+    assert picked[True] < picked[False]
+
+
+def throughput(scale: float) -> Objective:
+    metric = TASKS.get("training").metric("tokens_per_s")
+    objective = single_metric(metric)
+    return objective.model_copy(
+        update={"name": "mine", "terms": (objective.terms[0].model_copy(update={"scale": scale}),)}
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_a_throughput_at_fixed_work_is_searched_exactly_as_the_step_time(scale: float) -> None:
+    objective = throughput(scale)
+    per_step = RECORDING.card.number("global_batch_size") * RECORDING.card.number("seq_len")
+    by_time: list[Observation] = search(STEP_TIME, 8)
+    for count in range(9):
+        seen = [
+            o
+            if o.loss is None
+            else replace(
+                o, loss=1 / (scale * per_step / o.loss), metrics={**o.metrics, "tokens_per_s": per_step / o.loss}
+            )
+            for o in by_time[:count]
+        ]
+        expected = PROPOSERS.get("default")().propose(view_of(STEP_TIME, by_time[:count]), 3)
+        assert [p.config for p in PROPOSERS.get("default")().propose(view_of(objective, seen), 3)] == [
+            p.config for p in expected
+        ]
+
+
+def test_the_excess_grows_with_the_distance_and_is_0_inside_the_bounds() -> None:
+    constraint = Constraint(metric="m", at_least=2.0, at_most=4.0)
+    values = np.array([1.0, 2.0, 3.0, 4.0, 6.0])
+    assert np.expm1(log_excess(constraint, values)) == pytest.approx([constraint.excess(v) for v in values], abs=1e-5)
+
+
+GOODPUT = MetricInfo(name="goodput", unit="1/s", direction=Direction.MAXIMIZE, source="result", is_positive=True)
+
+
+def test_a_form_of_a_metric_where_greater_is_better_is_modelled_as_its_reciprocal() -> None:
+    codes = RECORDING.space.codes_NK.astype(float)
+    cost_N = np.log1p(np.abs(codes - codes[40]).sum(axis=1))
+    prior = Prior(np.zeros(1), np.ones(1), KernelShape(0.1, 1.5, 0.0, 0.0), noise=0.03, dof=4.0)
+    form = ClosedForm(GOODPUT, ("level",), prior, lambda rows: lambda theta: theta[..., :1] + cost_N[rows])
+    predictor = Predictor(read_features(RECORDING.space), forms={"goodput": form})
+    trial = Observation(0, RECORDING.space.config(7), 7, 0.5, metrics={"goodput": 2.0, "step_time_s": 1.0})
+    posterior = fit_posterior(view_of(single_metric(GOODPUT), [trial]), predictor)
+    assert posterior is not None
+    assert posterior.best == pytest.approx(np.log(0.5))
+    assert int(posterior.rows_m[int(np.argmin(posterior.mean_m))]) == 40
+    assert posterior.mean_m.min() == pytest.approx(np.log(0.5) - cost_N[7], abs=0.2)
+
+
+def test_a_task_that_predicts_nothing_is_searched_by_what_the_trials_teach() -> None:
+    blind = DefaultProposer(lambda card, space: Predictor(read_features(space)))
+    ends = [
+        [replay_search(RECORDING, proposer, seed=seed, budget=20).best_over_optimum[-1] for seed in range(4)]
+        for proposer in (blind, PROPOSERS.get("random")())
+    ]
+    assert np.mean(ends[0]) < np.mean(ends[1])
+    assert max(ends[0]) <= 1.2
