@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from recorded_runs import search, write_recording
 
-from cclsearch.analysis.pareto import gather_pareto_page, make_pareto_objective
+from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.cli import EXIT_INTERRUPTED, main
 from cclsearch.core.errors import UserError
 from cclsearch.plugins import METRICS
@@ -17,7 +17,7 @@ from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import load_run
 from cclsearch.score.catalog import list_metrics
-from cclsearch.search.sweep import describe_sweep, read_sweep
+from cclsearch.search.sweep import describe_sweep, make_pareto_objective, read_sweep
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_invalid_pareto_options_are_refused(
 
 
 def test_trace_metrics_are_optimized_in_their_own_direction() -> None:
-    terms = make_pareto_objective(["step_time_s", "overlap", "exposed_comm_frac"]).terms
+    terms = make_pareto_objective(["step_time_s", "overlap", "exposed_comm_frac"], "training").terms
     assert [term.direction.value for term in terms] == ["minimize", "maximize", "minimize"]
     # a trace metric with the name of a metric of the run has the same direction
     for name in METRICS.names():
@@ -214,4 +214,4 @@ def test_a_nonlinear_weight_is_refused(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     with pytest.raises(UserError, match="linearly"):
-        describe_sweep(str(path), (0.0, 1.0))
+        describe_sweep(str(path), (0.0, 1.0), task="training")

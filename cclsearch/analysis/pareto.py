@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from cclsearch.core.errors import TrialError, UserError
-from cclsearch.core.metrics import NUM_ACCELERATORS, Direction
+from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Config, Provenance
 from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean, describe_work
 from cclsearch.report.pareto import Axis, ParetoPage, ParetoPoint
 from cclsearch.run.folder import Run
-from cclsearch.score.catalog import find_metric
-from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, Term
-from cclsearch.search.sweep import Sweep, describe_sweep, drop_weights, read_sweep
+from cclsearch.score.objective import Objective, Term
+from cclsearch.search.sweep import Sweep, describe_sweep, drop_weights, make_pareto_objective, read_sweep, trade_off
 from cclsearch.stats.noise import Noise, confidence_interval, estimate_noise
 from cclsearch.stats.pareto import (
     choose_by_weight,
@@ -28,7 +27,6 @@ from cclsearch.stats.pareto import (
     log_axes,
     measure_hypervolume,
 )
-from cclsearch.tasks.base import task_of
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,9 @@ def gather_pareto_page(
 ) -> ParetoPage:
     """The Pareto front of these runs together.
 
-    The axes are `metrics`, or the metrics of `objective`, or those of the first run's sweep, or else step time and
-    number of accelerators. Raises UserError if the runs are not comparable, no trial has all the metrics, or the
-    arguments exclude each other.
+    The axes are `metrics`, or the metrics of `objective`, or those of the first run's sweep, or else the primary metric
+    and the number of accelerators. Raises UserError if the runs are not comparable, no trial has all the metrics, or
+    the arguments exclude each other.
     """
     _check_comparable(runs)
     front_of, sweep = _choose_objective(runs[0], objective, metrics, weights)
@@ -61,26 +59,6 @@ def gather_pareto_page(
     if not placed:
         raise UserError(f"no admitted trial of {_names(runs)} has all of {', '.join(front_of.metrics)}")
     return _build_page(runs, front_of, sweep, placed)
-
-
-def make_pareto_objective(metrics: Sequence[str], task: str | None = None) -> Objective:
-    """An unweighted objective of these two or three metrics; raises UserError for an unknown metric."""
-    if not 2 <= len(set(metrics)) <= MAX_PARETO_METRICS or len(set(metrics)) < len(metrics):
-        raise UserError(f"a Pareto front needs two or three different metrics, not {', '.join(metrics) or 'none'}")
-    terms = []
-    for name in metrics:
-        info = find_metric(name, "--metrics", task=task)
-        if info.direction is None:
-            raise UserError(
-                f"--metrics: {name} has no better direction of its own; name an objective that gives its `direction`"
-                " (`--objective FILE`)"
-            )
-        direction = info.direction
-        reciprocal = info.is_positive and direction is Direction.MAXIMIZE
-        terms.append(
-            Term(metric=name, direction=direction, unit=info.unit, missing=info.missing, reciprocal=reciprocal)
-        )
-    return Objective(name="pareto", description="given on the command line", terms=tuple(terms))
 
 
 def _choose_objective(
@@ -105,7 +83,7 @@ def _choose_objective(
         )
     if run.spec.objective.is_multi:
         return run.spec.objective, None
-    return make_pareto_objective((task_of(run.spec.card).primary, NUM_ACCELERATORS), run.spec.card.task), None
+    return trade_off(run.spec.card.task), None
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:

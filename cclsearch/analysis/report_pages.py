@@ -22,7 +22,7 @@ from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
 
 MAX_PREDICTED = 8
-"""How many neighbors that did not run are shown, with their predicted step time."""
+"""How many neighbors that did not run are shown, with their predicted metric."""
 MAX_OBSERVATIONS = 100
 """How many trials of a long search the prediction of neighbors uses."""
 MIN_P_SUCCESS = 0.5

@@ -12,7 +12,7 @@ from cclsearch.cli.arguments import positive_int
 EXAMPLE = "ccl-search bench benchmarks/landscapes --seeds 5 --strategies default,random,tpe --json figures.json"
 
 LEGEND = """\
-best/optimum: best step time found over the fastest of the landscape (1 = optimum). "after K": geometric mean over
+best/optimum: loss of the best trial over the lowest of the landscape (1 = optimum). "after K": geometric mean over
 searches after K trials; "median K", "p90 K", "worst K": of the same searches. "in 5%": share of searches within 5% of
 the optimum. "to 5%": mean trials to get there. "failed", "dupl.": share of trials that failed, and that repeat
 an earlier one."""

@@ -31,17 +31,16 @@ def run(args: argparse.Namespace) -> int:
     from cclsearch.stats.pareto import parse_weights
 
     weights = parse_weights(args.weights) if args.weights is not None else None
-    args.objective = args.objective or "composite"
     runs = runs_folder(args.runs)
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
 
         with tempfile.TemporaryDirectory() as joined:
             with naming_settings(args):
-                planned = plan_sweep(make_request(args), weights, Path(joined))
+                planned = plan_sweep(make_request(args), args.objective, weights, Path(joined))
             return show_plan(add_warm_starts(planned.plan, args), runs, as_json=args.json)
     with naming_settings(args):
-        planned = plan_sweep(make_request(args), weights, runs.absolute() / JOINED_FOLDER)
+        planned = plan_sweep(make_request(args), args.objective, weights, runs.absolute() / JOINED_FOLDER)
     folder = create_sweep(replace(planned, plan=add_warm_starts(planned.plan, args)), runs)
     code = drive_search(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cclsearch.core.errors import UserError
 from cclsearch.core.redact import public_environment
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
 from cclsearch.run.spec import RunSpec
@@ -18,7 +19,10 @@ SHOW_FLAGS = "--show-flags"
 
 def describe_flags(spec: RunSpec, payload: TrialInput) -> str:
     """One line: the framework's options for a trial, or its knobs and why the options are unknown."""
-    framework = load_framework(spec.framework)
+    try:
+        framework = load_framework(spec.framework)
+    except UserError:  # a recording may name a framework that has no file
+        return f"knobs: {payload.config} (options of {spec.framework} are unknown: there is no such framework file)"
     flags = _framework_flags(framework, payload)
     if flags:
         return f"options of {framework.name}: {' '.join(flags)}"

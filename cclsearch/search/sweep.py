@@ -11,13 +11,16 @@ from pydantic import ValidationError
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.core.values import Model
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import choose_target
+from cclsearch.plugins import TASKS
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.run.folder import create_run
-from cclsearch.score.objective import Objective, load_objective
+from cclsearch.score.catalog import find_metric
+from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, load_objective, single_metric
 from cclsearch.stats.pareto import parse_weights
 
 SWEEP_FILE = "sweep.json"
@@ -59,15 +62,14 @@ class SweepPlan:
     sweep: Sweep
 
 
-def describe_sweep(
-    spec: str, weights: Sequence[float] | None = None, *, task: str | None = None
-) -> tuple[Sweep, Objective]:
-    """Return the sweep over an objective, and the objective that its search uses.
+def describe_sweep(spec: str | None, weights: Sequence[float] | None = None, *, task: str) -> tuple[Sweep, Objective]:
+    """Return the sweep over an objective (None: the task's), and the objective that its search uses.
 
     Without `weights` the sweep uses `DEFAULT_WEIGHTS`. Raises UserError if the objective has neither a weight nor
     several metrics, or if weights are given for one that has none.
     """
-    objective = load_objective(spec, task=task)
+    spec = spec or TASKS.get(task).sweep
+    objective = load_objective(spec, task=task) if spec else trade_off(task)
     if objective.is_multi:
         if weights is not None:
             raise UserError(f"--weights: objective {objective.name!r} has several metrics and no parameter {WEIGHT!r}")
@@ -88,6 +90,26 @@ def describe_sweep(
     return sweep, drop_weights(objective)
 
 
+def trade_off(task: str) -> Objective:
+    """Return the objective of a task's primary metric against the number of accelerators, without weights."""
+    return make_pareto_objective((TASKS.get(task).primary, NUM_ACCELERATORS), task)
+
+
+def make_pareto_objective(metrics: Sequence[str], task: str) -> Objective:
+    """Return the unweighted objective of these two or three metrics; raises UserError for an unknown metric."""
+    if not 2 <= len(set(metrics)) <= MAX_PARETO_METRICS or len(set(metrics)) < len(metrics):
+        raise UserError(f"a Pareto front needs two or three different metrics, not {', '.join(metrics) or 'none'}")
+    found = [find_metric(name, "--metrics", task=task) for name in metrics]
+    for info in found:
+        if info.direction is None:
+            raise UserError(
+                f"--metrics: {info.name} has no better direction of its own; name an objective that gives its"
+                " `direction` (`--objective FILE`)"
+            )
+    terms = tuple(single_metric(info).terms[0] for info in found)
+    return Objective(name="pareto", description="given on the command line", terms=terms)
+
+
 def drop_weights(objective: Objective) -> Objective:
     """Return the objective with its metrics as separate objectives, without weights."""
     if objective.is_multi:
@@ -96,18 +118,21 @@ def drop_weights(objective: Objective) -> Objective:
     return objective.model_copy(update={"terms": terms, "parameters": {}})
 
 
-def plan_sweep(request: SearchRequest, weights: Sequence[float] | None, joined: Path) -> SweepPlan:
-    """Return the sweep resolved and frozen; raises UserError if it cannot work.
+def plan_sweep(
+    request: SearchRequest, objective: str | None, weights: Sequence[float] | None, joined: Path
+) -> SweepPlan:
+    """Return the sweep over an objective (None: the task's), resolved and frozen; UserError if it cannot work.
+
+    The request's own objective, which may be the project's, does not count.
 
     If only a recording applies, recordings of the same work on other numbers of accelerators are joined with it, in the
     folder `joined`.
     """
-    assert isinstance(request.objective, str)
     card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
-    sweep, objective = describe_sweep(request.objective, weights, task=card.task)
+    sweep, searched = describe_sweep(objective, weights, task=card.task)
     strategy = request.strategy or (None if request.llm else STRATEGY)
     request, notes = _join_family(replace(request, use_fewer=True, strategy=strategy), card, joined)
-    plan = plan_search(replace(request, objective=objective))
+    plan = plan_search(replace(request, objective=searched))
     spec = plan.spec.model_copy(update={"banner": (*notes, *plan.spec.banner)})
     return SweepPlan(replace(plan, spec=spec), sweep)
 

@@ -24,6 +24,7 @@ from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.plugins import TASKS
 from cclsearch.score.admission import GENERAL_RULES
+from cclsearch.score.catalog import GENERAL_METRICS
 from cclsearch.score.derive import GIB, derive_general
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Verdict
@@ -44,6 +45,8 @@ class Task:
     """The metric that searches optimize by default, and that reports show of every trial; always above 0."""
     objective: str | None = None
     """The objective of a search that names none (a file in `objectives/`); None: the primary metric."""
+    sweep: str | None = None
+    """The objective of a sweep that names none; None: the primary metric against the number of accelerators."""
     highlights: tuple[str, ...] = ()
     """Metrics that summaries show beside the primary one, in order."""
     efficiency: tuple[str, ...] = ()
@@ -77,7 +80,7 @@ class Task:
     def metric(self, name: str) -> MetricInfo:
         """The properties of a metric, if need be only its name: metrics of traces are not listed in `metrics`."""
         unknown = MetricInfo(name=name, unit=None, direction=None, source="trace")
-        return next((metric for metric in self.metrics if metric.name == name), unknown)
+        return next((metric for metric in (*self.metrics, *GENERAL_METRICS) if metric.name == name), unknown)
 
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
         """The `config.json` of a trial; `fields` are run, trial and seed, and the task's own if a subclass adds them.

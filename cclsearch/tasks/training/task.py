@@ -31,6 +31,7 @@ class TrainingTask(Task):
     metrics = METRICS
     primary = "step_time_s"
     objective = "step_time"
+    sweep = "composite"
     highlights = ("tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_gib")
     efficiency = ("tokens_per_s_per_accelerator", "mfu")
     causes = ("overlap", "mfu")
