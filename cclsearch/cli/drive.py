@@ -114,8 +114,7 @@ def stop_when_unread(watch: Watcher, stop: StopSignal) -> Watcher:
 def _table(spec: RunSpec, total: int) -> LiveTable:
     from rich.console import Console
 
-    mark = "" if spec.provenance == "measured" else f" ({spec.provenance.value})"
-    title = f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{mark}"
+    title = f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{spec.provenance.mark}"
     return LiveTable(Console(), budget=total, title=title, metric=task_of(spec.card).primary_metric)
 
 

@@ -59,9 +59,10 @@ def run(args: argparse.Namespace) -> int:
 def print_pareto(page: ParetoPage) -> None:
     """Print the Pareto front as a table, with the weights that choose each point."""
     from cclsearch.core.text import plain
+    from cclsearch.core.values import Provenance
     from cclsearch.draw.axes import show_number
 
-    mark = "" if page.provenance == "measured" else f" ({page.provenance})"
+    mark = Provenance(page.provenance).mark
     print(
         plain(f"Pareto front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials")
     )

@@ -162,3 +162,8 @@ class Provenance(StrEnum):
     MEASURED = "measured"
     RECORDED = "recorded"
     SIMULATED = "simulated"
+
+    @property
+    def mark(self) -> str:
+        """What follows a figure that was not measured, for example ` (recorded)`; else empty."""
+        return "" if self is Provenance.MEASURED else f" ({self.value})"

@@ -17,6 +17,7 @@ from cclsearch.card.model import Card, ModelArch
 from cclsearch.core.atomic_file import staging_folder, write_atomically
 from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.redact import redact, secret_values
+from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean
@@ -69,7 +70,7 @@ def make_card(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]])
     """The trial as a CCL-Bench v1 card: the fixed workload, the chosen parallel plan of a model, and the metrics."""
     spec, outcome = run.spec, trial.outcome
     plan = {"model_plan_parallelization": _describe_plan(dict(trial.config))} if spec.card.model else {}
-    provenance = "" if spec.provenance.value == "measured" else f" ({spec.provenance.value}: nothing was run here)"
+    provenance = "" if spec.provenance is Provenance.MEASURED else f" ({spec.provenance.value}: nothing was run here)"
     card: dict[str, Any] = {
         "version": 1,
         "description": clean(f"{spec.card.title}; trial {trial.number} of {spec.run_id}{provenance}"),

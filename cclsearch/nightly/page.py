@@ -63,7 +63,7 @@ def draw_nights(job: JobNights, index: int) -> Scene | None:
     ticks = range(1, len(nights) + 1, max(1, -(-len(nights) // 10)))
     names = [f"{nights[t - 1].stamp[4:6]}-{nights[t - 1].stamp[6:8]}" for t in ticks]
     provenance = job.summary.provenance or ""
-    mark = "" if provenance == "measured" else f" ({provenance})"
+    mark = Provenance(provenance).mark
     items = frame.draw("night (month-day, UTC)", job.summary.figure + mark, x_ticks=list(ticks), x_names=names)
     for n, config in enumerate(followed):
         items += _follow(config, nights, frame, n)

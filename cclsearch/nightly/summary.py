@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Model, format_config
+from cclsearch.core.values import Model, Provenance, format_config
 from cclsearch.nightly.compare import Change, NightVerdict
 from cclsearch.nightly.history import NightFigure
 
@@ -202,7 +202,7 @@ def show_best(job: JobSummary) -> str:
     """The best figure with its unit, interval and provenance."""
     if job.best is None:
         return "none"
-    mark = "" if job.provenance == "measured" else f" ({job.provenance})"
+    mark = Provenance(job.provenance).mark if job.provenance else ""
     span = f" [{job.best.low:.4g}, {job.best.high:.4g}]" if job.best.low is not None else ""
     return f"{job.best.value:.4g} {job.unit}".rstrip() + span + mark
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, MetricInfo
-from cclsearch.core.values import Value, format_config
+from cclsearch.core.values import Provenance, Value, format_config
 from cclsearch.space.table import count_ranks
 from cclsearch.tasks.base import Task
 
@@ -153,4 +153,4 @@ class RunPage:
     @property
     def mark(self) -> str:
         """` (recorded)` or ` (simulated)` if the figures were not measured here; else empty."""
-        return "" if self.provenance == "measured" else f" ({self.provenance})"
+        return Provenance(self.provenance).mark

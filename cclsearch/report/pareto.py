@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cclsearch.core.values import Value
+from cclsearch.core.values import Provenance, Value
 from cclsearch.draw.axes import Frame, Scale, fit_scale, show_number
 from cclsearch.draw.scene import SERIES, SHAPES, Item, Mark, Path, Scene, Text
 
@@ -79,7 +79,7 @@ class ParetoPage:
 
     @property
     def mark(self) -> str:
-        return "" if self.provenance == "measured" else f" ({self.provenance})"
+        return Provenance(self.provenance).mark
 
     @property
     def front(self) -> list[ParetoPoint]:

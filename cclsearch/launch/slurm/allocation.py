@@ -16,6 +16,7 @@ from cclsearch.core import processes
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
+from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.slurm.commands import (
     QueueRow,
     SlurmRefusal,
@@ -240,7 +241,7 @@ class AllocationLauncher(SlurmLauncher):
         if spec is None:
             return _done(FailureKind.LAUNCHER, f"the files of job {handle.job_name} are missing")
         status = read_result_status(spec)
-        if status == "ok":
+        if status is RunStatus.OK:
             return JobStatus(state=JobState.DONE)
         refused = RefusalRecord.read(spec.folder / REFUSED_FILE)
         if refused is not None and not _was_started(spec):
@@ -251,7 +252,7 @@ class AllocationLauncher(SlurmLauncher):
             return JobStatus(state=JobState.QUEUED, note="waiting for free nodes of the allocation")
         if not sees_file(spec.folder / END_FILE) and _is_alive(spec):
             return JobStatus(state=JobState.RUNNING, note=f"step of allocation {self._allocation_of(spec)}")
-        return self._explain_end(spec, failed_result=status == "failed")
+        return self._explain_end(spec, failed_result=status is RunStatus.FAILED)
 
     def _explain_end(self, spec: JobSpec, *, failed_result: bool) -> JobStatus:
         """Return why the step ended without a valid result; the end of the allocation is not the trial's fault."""

@@ -19,7 +19,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, Model, Value
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import collect_end
-from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, trial_environment
+from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, RunStatus, trial_environment
 from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
 
@@ -230,16 +230,17 @@ def sees_file(path: Path) -> bool:
         return False
 
 
-def read_result_status(spec: JobSpec) -> str:
-    """Return `ok`, `failed`, or empty if there is no result yet; an unreadable result is left to the evaluation."""
+def read_result_status(spec: JobSpec) -> RunStatus | None:
+    """Return the status, or None if there is no result yet; an unreadable result is left to the evaluation."""
     path = spec.trial_dir / RESULT_FILE
     if not sees_file(path):
-        return ""
+        return None
     try:
         result = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        return "ok"
-    return "failed" if isinstance(result, dict) and result.get("status") == "failed" else "ok"
+        return RunStatus.OK
+    has_failed = isinstance(result, dict) and result.get("status") == RunStatus.FAILED
+    return RunStatus.FAILED if has_failed else RunStatus.OK
 
 
 def classify_trial(trial_dir: Path, exit_code: int | None) -> Failure | None:

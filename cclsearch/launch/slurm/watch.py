@@ -11,6 +11,7 @@ from pathlib import Path
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import JobState, JobStatus
+from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.slurm.commands import (
     AccountRow,
     QueueRow,
@@ -110,14 +111,14 @@ class Watcher:
     def poll(self, attempts: Sequence[tuple[JobSpec, str]]) -> list[JobStatus]:
         """Return the status of every attempt with a job id, in order."""
         done = {spec.folder: read_result_status(spec) for spec, _ in attempts}
-        open_ones = [(spec, job) for spec, job in attempts if done[spec.folder] != "ok"]
+        open_ones = [(spec, job) for spec, job in attempts if done[spec.folder] is not RunStatus.OK]
         if open_ones:
             self.queue.refresh(urgent=any(sees_file(spec.folder / END_FILE) for spec, _ in open_ones))
             self._query_accounts([job for spec, job in open_ones if self._is_missing(spec, job)])
         return [
             JobStatus(state=JobState.DONE)
-            if done[spec.folder] == "ok"
-            else self._status(spec, job, failed_result=done[spec.folder] == "failed")
+            if done[spec.folder] is RunStatus.OK
+            else self._status(spec, job, failed_result=done[spec.folder] is RunStatus.FAILED)
             for spec, job in attempts
         ]
 
