@@ -15,7 +15,6 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,8 @@ def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
 
     rows = [n for n, row in enumerate(recording.rows) if row.metrics.get("step_time_s") is not None]
     values = np.log([recording.rows[n].metrics.get("step_time_s") or 0.0 for n in rows])
-    evidence = replace(
-        _known(rows, values, noise_n=downweight_far(values, np.full(len(rows), priors.time.noise))), one_sided=True
-    )
+    noise = downweight_far(values, np.full(len(rows), priors.time.noise))
+    evidence = CalibrationData.measured(np.array(rows), values, one_sided=True, noise_n=noise)
     predictor = make_predictor(recording.card, recording.space, priors)
     return calibrate(predictor.forms["step_time_s"].log_cost, predictor.features, priors.time, evidence)
 
@@ -83,15 +81,10 @@ def _calibrate_memory(recording: Recording, priors: Priors) -> Posterior | None:
     if not rows:
         return None
     values = np.log([recording.rows[n].peak_memory_gib or 0.0 for n in rows])
-    evidence = _known(rows, values, noise_n=None)
+    evidence = CalibrationData.measured(np.array(rows), values)
     predictor = make_predictor(recording.card, recording.space, priors)
     assert predictor.memory is not None
     return calibrate(predictor.memory.form.log_cost, predictor.features, priors.memory, evidence)
-
-
-def _known(rows: Sequence[int], values: Any, noise_n: Any) -> CalibrationData:
-    zeros = np.zeros(len(rows))
-    return CalibrationData(np.array(rows), values, zeros.astype(np.int8), zeros, noise_n=noise_n)
 
 
 def _pool(

@@ -21,10 +21,9 @@ import yaml
 
 from cclsearch.card.load import card_from_mapping
 from cclsearch.space.table import Knob, space_from_rows
-from cclsearch.stats.kernel import Features, KernelShape, kernel, read_features
+from cclsearch.stats.kernel import Features, KernelShape, kernel
 from cclsearch.tasks.training import memory, time
-from cclsearch.tasks.training.layout import read_layout
-from cclsearch.tasks.training.prediction import TrainingModel, load_priors
+from cclsearch.tasks.training.prediction import make_predictor
 
 MODELS = {  # hidden, layers, heads, feed-forward: published shapes
     "1b": (2048, 16, 32, 8192),
@@ -51,17 +50,19 @@ def simulate(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], list[
     if len(rows) < 12:
         return simulate(rng, name)
     space = space_from_rows([Knob(k, tuple(dict.fromkeys(row[k] for row in rows))) for k in names], rows)
-    model, features = TrainingModel(card, read_layout(card, space), load_priors()), read_features(space)
+    predictor = make_predictor(card, space)
+    assert predictor.memory is not None
     every = np.arange(len(rows))
-    log_time = model.log_time(every)(rng.normal(0.2, 0.7, len(time.MULTIPLIERS)) * _narrow(time.MULTIPLIERS))
-    log_time = log_time + _field(rng, features, 0.12) + _kernel_effect(rng, rows)
+    spread = rng.normal(0.2, 0.7, len(time.MULTIPLIERS)) * _narrow(time.MULTIPLIERS)
+    log_time = predictor.forms["step_time_s"].log_cost(every)(spread)
+    log_time = log_time + _field(rng, predictor.features, 0.12) + _kernel_effect(rng, rows)
     log_time = log_time + rng.normal(0, rng.choice([0.005, 0.02, 0.1]), len(rows))
     hiccup = rng.random(len(rows)) < 0.05
     log_time = log_time + hiccup * rng.exponential(0.7, len(rows))
     spread = rng.normal(0, 0.35, len(memory.MULTIPLIERS)) * _narrow(memory.MULTIPLIERS)
-    log_gib = model.log_memory(every)(spread + _draw_memory_hypothesis(rng))
-    log_gib = log_gib + _field(rng, features, 0.05)
-    crash = _field(rng, features, 1.0) > rng.uniform(1.5, 3.0)
+    log_gib = predictor.memory.form.log_cost(every)(spread + _draw_memory_hypothesis(rng))
+    log_gib = log_gib + _field(rng, predictor.features, 0.05)
+    crash = _field(rng, predictor.features, 1.0) > rng.uniform(1.5, 3.0)
     out = log_gib > np.log(0.95 * card.hardware.memory_gib)
     has_oom, has_peaks = rng.random() < 0.5, rng.random() < 0.6
     if (~out & ~crash).sum() < 5:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cclsearch.recording.load import load_recording
 from cclsearch.stats.calibration import CalibrationData, Posterior, calibrate
-from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor, no_data, predictor_of
+from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor, predictor_of
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-4n"
 EVERY = np.arange(len(load_recording(LANDSCAPE).space))
@@ -31,8 +31,7 @@ def make_memory_form() -> MemoryForm:
 
 
 def known(rows: np.ndarray, values: np.ndarray) -> CalibrationData:
-    zeros = np.zeros(len(rows))
-    return CalibrationData(rows, values, zeros.astype(np.int8), zeros, one_sided=True)
+    return CalibrationData.measured(rows, values, one_sided=True)
 
 
 def true_log_times(form: ClosedForm) -> np.ndarray:
@@ -83,7 +82,7 @@ def memory_after(memory: MemoryForm, sides: list[int], rows: list[int]) -> Poste
 
 def test_an_out_of_memory_failure_raises_the_predicted_memory():
     memory = make_memory_form()
-    before = fit(memory.form, replace(no_data(), limit=memory.log_limit))
+    before = fit(memory.form, replace(known(np.zeros(0, dtype=np.int64), np.zeros(0)), limit=memory.log_limit))
     largest_fitting = int(np.argmin(np.abs(before.marginals(EVERY)[0] - memory.log_limit + 0.1)))
     failed = memory_after(memory, [1], [largest_fitting])
     fitted = memory_after(memory, [-1], [largest_fitting])

@@ -62,6 +62,14 @@ class CalibrationData:
     noise_n: Array | None = None
     """Relative noise of each observation; None: the prior's."""
 
+    @classmethod
+    def measured(
+        cls, rows_n: NDArray[np.int64], value_n: Array, *, one_sided: bool = False, noise_n: Array | None = None
+    ) -> CalibrationData:
+        """Return data in which every value is measured."""
+        zeros = np.zeros(len(rows_n))
+        return cls(rows_n, value_n, zeros.astype(np.int8), zeros, one_sided=one_sided, noise_n=noise_n)
+
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
@@ -89,8 +97,6 @@ class Posterior:
         mean, jacobian = _linearize(self.model(rows), self.theta_P)
         here = self.features.take(rows)
         own = (jacobian**2) @ self.prior.sd_P**2 + kernel_diagonal(here, self.prior.shape)
-        if len(self.rows_n) == 0:
-            return mean, own
         residual = kernel(here, self.features.take(self.rows_n), self.prior.shape)
         cross = residual + (jacobian * self.prior.sd_P**2) @ self.jacobian_nP.T
         known = np.sum((cross @ self.inverse_nn) * cross, axis=1)
@@ -106,8 +112,6 @@ class Posterior:
         here = self.features.take(rows)
         left = kernel_diagonal(here, self.prior.shape)
         mean_Sm = self.model(rows)(samples)
-        if len(self.rows_n) == 0:
-            return mean_Sm, left
         cross = kernel(here, self.features.take(self.rows_n), self.prior.shape)
         error_Sn = self.value_n - self.model(self.rows_n)(samples)
         known = np.sum((cross @ self.residual_inverse_nn) * cross, axis=1)
@@ -116,17 +120,13 @@ class Posterior:
     @cached_property
     def _theta_root(self) -> Array:
         """(P, P) square root of the posterior covariance of the log multipliers."""
-        covariance = np.diag(self.prior.sd_P**2)
-        if len(self.rows_n):
-            scaled = self.jacobian_nP * self.prior.sd_P**2
-            covariance = covariance - scaled.T @ self.inverse_nn @ scaled
+        scaled = self.jacobian_nP * self.prior.sd_P**2
+        covariance = np.diag(self.prior.sd_P**2) - scaled.T @ self.inverse_nn @ scaled
         values, vectors = np.linalg.eigh(covariance)
         return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
     def multiplier_sd(self) -> Array:
         """(P,) posterior standard deviation of the log multipliers."""
-        if len(self.rows_n) == 0:
-            return self.prior.sd_P
         scaled = self.jacobian_nP * self.prior.sd_P**2
         shrink = np.einsum("np,nm,mp->p", scaled, self.inverse_nn, scaled)
         return np.asarray(np.sqrt(np.maximum(self.prior.sd_P**2 - shrink, 0.0)))
@@ -135,23 +135,6 @@ class Posterior:
 def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence: CalibrationData) -> Posterior:
     """Return the posterior, given the observations."""
     theta = prior.mean_P.copy()
-    n = len(evidence.rows_n)
-    if n == 0:
-        empty, empty_square = np.zeros(0), np.zeros((0, 0))
-        return Posterior(
-            model=model,
-            prior=prior,
-            features=features,
-            rows_n=evidence.rows_n,
-            theta_P=theta,
-            alpha_n=empty,
-            inverse_nn=empty_square,
-            jacobian_nP=np.zeros((0, len(theta))),
-            value_n=empty,
-            residual_inverse_nn=empty_square,
-            weight_n=empty,
-            log_evidence=0.0,
-        )
     here = features.take(evidence.rows_n)
     residual_nn = kernel(here, here, prior.shape)
     row_model = model(evidence.rows_n)

@@ -156,15 +156,11 @@ def predict_space(card: Card, space: Space) -> Prediction | None:
     if memory is None:
         return Prediction(form, value_N, parts, np.full(size, np.nan), np.ones(size), {})
     log_gib_N, memory_parts_gib = memory.form.predict(size)
-    posterior = calibrate(memory.form.log_cost, predictor.features, memory.form.prior, no_data())
+    no_data = CalibrationData.measured(np.zeros(0, dtype=np.int64), np.zeros(0))
+    posterior = calibrate(memory.form.log_cost, predictor.features, memory.form.prior, no_data)
     spread = np.sqrt(_variance(posterior, np.arange(size)) + memory.softness**2)
     fits_N = ndtr((memory.log_limit - log_gib_N) / spread)
     return Prediction(form, value_N, parts, np.exp(log_gib_N), fits_N, memory_parts_gib)
-
-
-def no_data() -> CalibrationData:
-    """Return data without any observation."""
-    return CalibrationData(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0))
 
 
 def _variance(posterior: Posterior, rows: Rows) -> Array:

@@ -103,7 +103,7 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
     rest = [int(row) for row in rows[np.argsort(-promise, kind="stable")]]
     order = tuple(dict.fromkeys([*snapshot.top_rows, *rest]))
     satisfies_N = None
-    if posterior.p_satisfies_m is not None:
+    if view.objective.constraints:
         satisfies_N = np.zeros(size)
         satisfies_N[rows] = posterior.p_satisfies_m
     left, why = _find_plausible(view, snapshot)

@@ -19,16 +19,13 @@ QUANTILES_Q = ndtri((np.arange(16) + 0.5) / 16)
 MAX_LOG = 300.0
 
 
-def judge_constraints(draws: Draws) -> tuple[Array, Array] | None:
-    """(m,) P(all constraints are satisfied), and (m,) expected log of 1 + excess over them; None without constraints.
+def judge_constraints(draws: Draws) -> tuple[Array, Array]:
+    """(m,) P(all constraints are satisfied), and (m,) expected log of 1 + excess over them.
 
     A constraint on a metric that no closed form predicts and no trial has measured is ignored.
     """
-    constraints = draws.models.view.objective.constraints
-    if not constraints:
-        return None
     p_m, excess_m = np.ones(len(draws.rows)), np.zeros(len(draws.rows))
-    for constraint in constraints:
+    for constraint in draws.models.view.objective.constraints:
         drawn, is_log = draws.known(constraint.metric), True
         if drawn is None:
             drawn, is_log = _learn(draws, constraint.metric)

@@ -91,14 +91,8 @@ def _collect_data(
     other = [o for o in earlier if o.row is not None and o.value(metric) is not None]
     values = form.metric.sign * np.log(np.array([o.value(metric) for o in (*own, *other)], dtype=np.float64))
     base = np.array([prior.noise] * len(own) + [np.hypot(prior.noise, OTHER_RUN_NOISE)] * len(other))
-    return CalibrationData(
-        rows_n=np.array([o.row for o in (*own, *other)], dtype=np.int64),
-        value_n=values,
-        censoring_n=np.zeros(len(values), dtype=np.int8),
-        label_noise_n=np.zeros(len(values)),
-        one_sided=True,
-        noise_n=downweight_far(values, base),
-    )
+    rows = np.array([o.row for o in (*own, *other)], dtype=np.int64)
+    return CalibrationData.measured(rows, values, one_sided=True, noise_n=downweight_far(values, base))
 
 
 def downweight_far(log_cost_n: Array, noise_n: Array) -> Array:

@@ -7,21 +7,19 @@ improvement is a mean over scalarizations and plausible models, in any dimension
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
+from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, Direction
 from cclsearch.propose.base import Observation, Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import MAX_FAILURE_PENALTY
-from cclsearch.propose.bayes.models import line_in_cost, measured_data
+from cclsearch.propose.bayes.models import line_in_cost
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import count_ranks
-from cclsearch.stats.calibration import Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Prior, calibrate
 from cclsearch.stats.kernel import Array
 
-Direction = Literal["minimize", "maximize"]
 NUM_DIRECTIONS = 64
 NUM_DRAWS = 48
 MARGIN = 0.1
@@ -29,7 +27,7 @@ MARGIN = 0.1
 
 
 def propose_pareto(
-    view: SearchView, count: int, metrics: Sequence[tuple[str, Direction]], proposer: str = "pareto"
+    view: SearchView, count: int, metrics: Sequence[tuple[str, str]], proposer: str = "pareto"
 ) -> list[Proposal]:
     """Return up to `count` untried configurations by expected improvement of the hypervolume of `metrics`.
 
@@ -87,10 +85,10 @@ def _to_unit(draws_SmD: Array, front_nD: Array) -> tuple[Array, Array]:
 
 
 def _draw(
-    view: SearchView, posterior: CandidatePosterior, name: str, direction: Direction, rng: np.random.Generator
+    view: SearchView, posterior: CandidatePosterior, name: str, direction: str, rng: np.random.Generator
 ) -> Array:
     """(S, m) draws of one metric, lower is better; logs if it is always positive."""
-    sign = 1.0 if direction == "minimize" else -1.0
+    sign = -1.0 if direction == Direction.MAXIMIZE else 1.0
     models, rows = posterior.models, posterior.rows_m
     base, shape = models.base_of(name), (NUM_DRAWS, len(rows))
     if base == NUM_ACCELERATORS:
@@ -109,7 +107,7 @@ def _draw(
     return np.asarray(sign * models.derive(name, log_base, rows))
 
 
-def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, Direction]], view: SearchView) -> Array:
+def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, str]], view: SearchView) -> Array:
     """(n, D) measured metrics on the scale of `_draw`; trials without a loss or one of the metrics are left out."""
     points = []
     for o in observations:
@@ -118,7 +116,7 @@ def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, 
         values = [_value_of(o, name, view) for name, _ in metrics]
         if any(value is None for value in values):
             continue
-        signs = [1.0 if direction == "minimize" else -1.0 for _, direction in metrics]
+        signs = [-1.0 if direction == Direction.MAXIMIZE else 1.0 for _, direction in metrics]
         scaled = [_LearnedMetric.scale(view, name, value) for (name, _), value in zip(metrics, values, strict=True)]
         points.append([sign * value for sign, value in zip(signs, scaled, strict=True)])
     return np.array(points, dtype=np.float64).reshape(len(points), len(metrics))
@@ -148,7 +146,7 @@ class _LearnedMetric:
         line = line_in_cost(primary, known, float(log_cost.mean()) if len(seen) else 0.0)
         shape = primary.most_likely.prior.shape.scaled(3.0)
         prior = Prior(np.zeros(2), np.array([1.0, 2.0]), shape, noise=0.1, dof=4.0)
-        evidence = measured_data(rows, (values - self._center) / self._spread)
+        evidence = CalibrationData.measured(rows, (values - self._center) / self._spread)
         self._posterior = calibrate(line, posterior.models.predictor.features, prior, evidence)
 
     @staticmethod

@@ -156,7 +156,7 @@ class Draws:
         }
         center = float(np.median(np.array(list(measured.values()) or primary.mean(self.rows))))
         line = line_in_cost(primary, measured, center)
-        evidence, shape = measured_data(seen_rows, values), primary.most_likely.prior.shape
+        evidence, shape = CalibrationData.measured(seen_rows, values), primary.most_likely.prior.shape
         hypotheses, scores = [], []
         for (slope, slope_sd, probability), residual in product(SLOPES, RESIDUAL_FACTORS):
             prior = Prior(
@@ -189,9 +189,3 @@ def line_in_cost(primary: Ensemble, measured: Mapping[int, float], center: float
         return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * log_cost)
 
     return line
-
-
-def measured_data(rows: NDArray[np.int64], values: Array) -> CalibrationData:
-    """Return data in which every value is measured."""
-    zeros = np.zeros(len(values))
-    return CalibrationData(rows, values, zeros.astype(np.int8), zeros)

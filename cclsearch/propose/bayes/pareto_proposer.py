@@ -17,12 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.core.metrics import NUM_ACCELERATORS
-from cclsearch.core.metrics import Direction as Better
+from cclsearch.core.metrics import NUM_ACCELERATORS, Direction
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, failure_penalty, incumbent
-from cclsearch.propose.bayes.hypervolume import Direction, propose_pareto
+from cclsearch.propose.bayes.hypervolume import propose_pareto
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.score.objective import single_metric
 from cclsearch.space.table import Space
@@ -55,14 +54,15 @@ class ParetoProposer:
 
     name = "pareto"
 
-    def __init__(self, metrics: Sequence[tuple[str, Direction]] = ()) -> None:
+    def __init__(self, metrics: Sequence[tuple[str, str]] = ()) -> None:
         self.metrics = tuple(metrics)
         self._sizes: tuple[Space, list[_Size]] | None = None
         self._posteriors: dict[int, tuple[object, CandidatePosterior | None]] = {}
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return up to `count` untried configurations; none if every one was proposed."""
-        by_size = _by_size(view)
+        primary = single_metric(view.primary).terms[0]
+        by_size = ((primary.metric, primary.direction), (NUM_ACCELERATORS, Direction.MINIMIZE))
         sizes = self._split(view.space) if set(self.metrics or by_size) == set(by_size) else []
         if not 1 < len(sizes) <= MAX_SIZES:
             return propose_pareto(view, count, self.metrics or by_size, proposer=self.name)
@@ -116,13 +116,6 @@ class ParetoProposer:
             f" expected {expects.metrics[posterior.metric]:.3g} {unit}, P(success) {posterior.p_success_m[m]:.0%}"
         )
         return Proposal(candidate.size.space.config(candidate.row), self.name, rationale, expects)
-
-
-def _by_size(view: SearchView) -> tuple[tuple[str, Direction], ...]:
-    """Return the metrics that are searched by size: the primary one, and the number of accelerators."""
-    primary = view.primary
-    best: Direction = "maximize" if primary.direction is Better.MAXIMIZE else "minimize"
-    return (primary.name, best), (NUM_ACCELERATORS, "minimize")
 
 
 def split_by_size(space: Space) -> list[_Size]:

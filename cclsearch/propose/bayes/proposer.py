@@ -38,8 +38,8 @@ class DefaultProposer:
             f"expected {view.primary.words} {expects.metrics[posterior.metric]:.3g} {view.primary.unit or ''}".rstrip()
             + f", success probability {posterior.p_success_m[m]:.0%}"
         )
-        if posterior.p_satisfies_m is not None:
-            rationale += f", probability that the constraints hold {posterior.p_satisfies_m[m]:.0%}"
+        if view.objective.constraints:
+            rationale += f" ({posterior.p_valid_m[m]:.0%} with the constraints)"
         if posterior.best is not None and view.is_primary:
             rationale += f", expected improvement {improvement:.1%} of the best so far"
         return Proposal(view.space.config(int(posterior.rows_m[m])), self.name, rationale, expects)

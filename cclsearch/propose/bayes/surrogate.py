@@ -38,10 +38,10 @@ class CandidatePosterior:
     """Probability that the trial fits into memory."""
     p_success_m: Array
     """Probability that the trial succeeds."""
-    p_satisfies_m: Array | None
-    """Probability that a successful trial satisfies the objective's constraints; None without constraints."""
-    excess_m: Array | None
-    """Expected log of 1 + the excess over the constraints; None without constraints."""
+    p_satisfies_m: Array
+    """Probability that a successful trial satisfies the objective's constraints."""
+    shortfall_m: Array
+    """Until a trial satisfies the constraints: expected log of 1 + the excess over them, a failure counting as 1."""
     best: float | None
     """Best loss so far, on the same scale; None before the first success that satisfies the constraints."""
     pending_kp: Array
@@ -64,17 +64,14 @@ class CandidatePosterior:
     @property
     def p_valid_m(self) -> Array:
         """(m,) probability that the trial succeeds and satisfies the constraints."""
-        return self.p_success_m if self.p_satisfies_m is None else self.p_success_m * self.p_satisfies_m
+        return self.p_success_m * self.p_satisfies_m
 
     def utility_m(self, gain_m: Array, penalty: float) -> Array:
         """(m,) utility of a trial with that expected improvement, given the cost of a failure.
 
-        Until a trial satisfies the constraints, the expected excess counts too. So if none can, the closest wins.
+        If nothing can satisfy the constraints, the shortfall remains: the closest configuration wins.
         """
-        utility_m = gain_m * self.p_valid_m - penalty * (1 - self.p_success_m)
-        if self.best is None and self.excess_m is not None:
-            utility_m = utility_m - self.p_success_m * self.excess_m - (1 - self.p_success_m)
-        return np.asarray(utility_m)
+        return gain_m * self.p_valid_m - penalty * (1 - self.p_success_m) - self.shortfall_m
 
     @property
     def value_m(self) -> Array:
@@ -102,9 +99,10 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
     primary = draws.known(view.primary.name)
     assert primary is not None
     loss, best = _model_loss(draws)
-    p_satisfies, excess = judge_constraints(draws) or (None, None)
-    memory_gib, p_fits, p_success = models.feasibility.predict(rows)
     size = len(rows)
+    p_satisfies, excess = (found[:size] for found in judge_constraints(draws))
+    memory_gib, p_fits, p_success = models.feasibility.predict(rows)
+    has_shortfall = best is None and len(view.objective.constraints) > 0
     return CandidatePosterior(
         metric=view.primary.name,
         rows_m=rows,
@@ -114,8 +112,8 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
         memory_gib_m=memory_gib,
         p_fits_m=p_fits,
         p_success_m=p_success,
-        p_satisfies_m=None if p_satisfies is None else p_satisfies[:size],
-        excess_m=None if excess is None else excess[:size],
+        p_satisfies_m=p_satisfies,
+        shortfall_m=(p_success * excess + (1 - p_success)) * has_shortfall,
         best=best,
         pending_kp=loss.mean_km[:, size:],
         log_cost_m=view.primary.sign * (primary.weight_k @ primary.mean_km)[:size],

@@ -90,25 +90,26 @@ def _read_prior(data: dict[str, Any], names: Sequence[str]) -> Prior:
 def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Predictor:
     """Return the predictor of a card over a space, with these priors or the shipped ones."""
     priors = priors or load_priors()
-    model = TrainingModel(card, read_layout(card, space), priors)
+    layout, machine = read_layout(card, space), read_machine(card)
     metrics = {metric.name: metric for metric in METRICS}
-    step_time = ClosedForm(
-        metrics[STEP_TIME],
-        time.MULTIPLIERS,
-        priors.time,
-        model.log_time,
-        model.split_time,
-        parts_key="time_parts_s",
-        heading="s/step",
+    steps = PartsModel(lambda at: time.time_parts(card, at, machine), time.combine_time, time.split_time, layout)
+    peaks = PartsModel(
+        lambda at: memory.memory_parts(card, at, machine), memory.combine_memory, memory.split_memory, layout
     )
-    peak = ClosedForm(metrics[PEAK_MEMORY], memory.MULTIPLIERS, priors.memory, model.log_memory, model.split_memory)
+    step_time = ClosedForm(
+        metrics[STEP_TIME], time.MULTIPLIERS, priors.time, steps.log_cost, steps.split, "time_parts_s", "s/step"
+    )
+    peak = ClosedForm(metrics[PEAK_MEMORY], memory.MULTIPLIERS, priors.memory, peaks.log_cost, peaks.split)
+    log_limit = float(np.log(USABLE_MEMORY * machine.memory_gib))
     return Predictor(
         features=read_features(space),
         forms={STEP_TIME: step_time},
-        memory=MemoryForm(peak, model.log_limit, priors.softness, model.undeclared()),
+        memory=MemoryForm(peak, log_limit, priors.softness, _find_undeclared(layout)),
         hint_parts=HINT_PARTS,
         derived={metric: _derive(metric, card, space.num_accelerators_N) for metric in THROUGHPUT},
-        rule_of_thumb=model.order_by_thumb,
+        rule_of_thumb=lambda failed: order_by_thumb(
+            layout, machine, memory.combine_memory(peaks.parts, priors.memory.mean_P), failed
+        ),
     )
 
 
@@ -118,79 +119,56 @@ def _derive(metric: str, card: Card, ranks_N: NDArray[np.int64]) -> Derived:
     return Derived(STEP_TIME, lambda time_s, rows: find_throughput(time_s, ranks_N[rows], *work)[metric])
 
 
-class TrainingModel:
-    """The closed forms of one card over one space; their parts are computed once for all calibrations."""
+class PartsModel:
+    """One closed form over a layout: its parts are computed once for all calibrations."""
 
-    def __init__(self, card: Card, layout: Layout, priors: Priors) -> None:
-        self.card = card
-        self.layout = layout
-        self.priors = priors
-
-    @cached_property
-    def machine(self) -> Machine:
-        return read_machine(self.card)
-
-    @cached_property
-    def time_parts(self) -> time.TimeParts:
-        return time.time_parts(self.card, self.layout, self.machine)
+    def __init__(
+        self,
+        compute: Callable[[Layout], Any],
+        combine: Callable[[Any, Array], Array],
+        split: Callable[[Any, Array], Mapping[str, Array]],
+        layout: Layout,
+    ) -> None:
+        self._compute, self._combine, self._split, self._layout = compute, combine, split, layout
 
     @cached_property
-    def memory_parts(self) -> memory.MemoryParts:
-        return memory.memory_parts(self.card, self.layout, self.machine)
+    def parts(self) -> Any:
+        """The parts of every configuration, before multipliers."""
+        return self._compute(self._layout)
 
-    def log_time(self, rows: NDArray[np.int64]) -> RowModel:
-        """Return the model log multipliers -> log seconds per step at these rows."""
-        parts = select_rows(self.time_parts, rows)
-        return lambda theta: np.asarray(np.log(time.combine_time(parts, theta)))
+    def log_cost(self, rows: NDArray[np.int64]) -> RowModel:
+        """Return the model log multipliers -> log cost at these rows."""
+        parts = select_rows(self.parts, rows)
+        return lambda theta: np.asarray(np.log(self._combine(parts, theta)))
 
-    def log_memory(self, rows: NDArray[np.int64]) -> RowModel:
-        """Return the model log multipliers -> log GiB at these rows."""
-        parts = select_rows(self.memory_parts, rows)
-        return lambda theta: np.asarray(np.log(memory.combine_memory(parts, theta)))
-
-    def split_time(self, theta_P: Array) -> dict[str, Array]:
-        """Return part -> (N,) seconds per step."""
-        return self._split(lambda at: time.split_time(time.time_parts(self.card, at, self.machine), theta_P))
-
-    def split_memory(self, theta_P: Array) -> dict[str, Array]:
-        """Return part -> (N,) GiB."""
-        return self._split(lambda at: memory.split_memory(memory.memory_parts(self.card, at, self.machine), theta_P))
-
-    def _split(self, split: Callable[[Layout], Mapping[str, Array]]) -> dict[str, Array]:
-        """Return the parts of every configuration, computed block by block."""
-        size = len(self.layout)
+    def split(self, theta_P: Array) -> dict[str, Array]:
+        """Return part -> (N,) its share of the cost, computed block by block."""
+        size = len(self._layout)
         parts: dict[str, Array] = {}
         for start in range(0, max(size, 1), BLOCK_ROWS):
             block = slice(start, min(start + BLOCK_ROWS, size))
-            for name, values in split(self.layout.slice(block)).items():
+            for name, values in self._split(self._compute(self._layout.slice(block)), theta_P).items():
                 parts.setdefault(name, np.empty(size))[block] = values
         return parts
 
-    @property
-    def log_limit(self) -> float:
-        """Log of the GiB that a job can use of one device."""
-        return float(np.log(USABLE_MEMORY * self.machine.memory_gib))
 
-    def undeclared(self) -> dict[str, tuple[tuple[float, float | None], ...]]:
-        """Return those of `UNDECLARED` that the space leaves open and that change a configuration of it."""
-        at = self.layout
-        is_open = {
-            "unsharded": not at.declares_sharding and bool(np.any(at.replicas > 1)),
-            "replicated": not at.declares_sequence_parallel and bool(np.any((at.tp > 1) & (at.recompute < 1))),
-        }
-        return {name: ways for name, ways in UNDECLARED.items() if is_open.get(name, True)}
+def _find_undeclared(at: Layout) -> dict[str, tuple[tuple[float, float | None], ...]]:
+    """Return those of `UNDECLARED` that the space leaves open and that change a configuration of it."""
+    is_open = {
+        "unsharded": not at.declares_sharding and bool(np.any(at.replicas > 1)),
+        "replicated": not at.declares_sequence_parallel and bool(np.any((at.tp > 1) & (at.recompute < 1))),
+    }
+    return {name: ways for name, ways in UNDECLARED.items() if is_open.get(name, True)}
 
-    def order_by_thumb(self, failed: Sequence[int]) -> NDArray[np.int64]:
-        """Return the rows by the rule of thumb: TP inside the node, little model parallelism, large micro-batches.
 
-        Configurations that need at least as much memory as the smallest failed one come late.
-        """
-        at = self.layout
-        memory_gib = memory.combine_memory(self.memory_parts, self.priors.memory.mean_P)
-        fits = memory_gib <= CAUTIOUS_MEMORY * self.machine.memory_gib
-        inside = at.tp <= self.machine.node
-        needs_more = memory_gib >= min((memory_gib[row] for row in failed), default=np.inf)
-        return np.lexsort((at.recompute, -at.micro_batch, at.pp, at.tp * at.pp, needs_more, ~inside, ~fits))
+def order_by_thumb(at: Layout, machine: Machine, memory_gib: Array, failed: Sequence[int]) -> NDArray[np.int64]:
+    """Return the rows by the rule of thumb: TP inside the node, little model parallelism, large micro-batches.
+
+    Configurations that need at least as much memory as the smallest failed one come late.
+    """
+    fits, inside = memory_gib <= CAUTIOUS_MEMORY * machine.memory_gib, at.tp <= machine.node
+    needs_more = memory_gib >= min((memory_gib[row] for row in failed), default=np.inf)
+    return np.lexsort((at.recompute, -at.micro_batch, at.pp, at.tp * at.pp, needs_more, ~inside, ~fits))
 
 
 def select_rows(parts: Any, rows: NDArray[np.int64]) -> Any:
