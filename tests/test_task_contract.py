@@ -29,7 +29,8 @@ from cclsearch.score.evaluate import evaluate_evidence
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.objective import choose_objective, load_objective
 from cclsearch.score.outcome import Outcome, Verdict
-from cclsearch.search.bench import _best_over_optimum, replay_search
+from cclsearch.search.bench import RecordedTable, replay_search
+from cclsearch.search.sweep import describe_sweep
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 
@@ -322,4 +323,11 @@ def test_a_benchmark_compares_losses_whichever_direction_is_better(tmp_path: Pat
     search = replay_search(recording, PROPOSERS.get("random")(), seed=0, budget=4)
     assert search.best_over_optimum[-1] == 1.0
     assert max(search.best_over_optimum) <= 9.0 / 2.0
-    assert _best_over_optimum(recording, (), 2) == (4.5, 4.5), "the worst row's until one succeeds"
+    assert RecordedTable(recording).best_over_optimum((), 2) == (4.5, 4.5), "the worst row's until one succeeds"
+
+
+def test_a_sweep_that_names_no_objective_is_over_the_primary_metric_and_the_size() -> None:
+    sweep, objective = describe_sweep(None, task="serve")
+    assert objective.metrics == ("requests_per_s", "num_accelerators")
+    assert [term.direction for term in objective.terms] == ["maximize", "minimize"]
+    assert (sweep.objective, sweep.weights) == ("pareto", ())

@@ -21,7 +21,7 @@ version: 1
 {launcher}
 # The LLM that proposes trials with the optimizer: anthropic:MODEL, openai:MODEL, or a compatible server's URL.
 {llm}
-# The objective: a file in objectives/.
+# The objective: a file in objectives/, or a metric. Without one, that of the workload's task.
 {objective}
 runs: runs
 """
@@ -91,7 +91,7 @@ def plan_project(folder: Path, answers: dict[str, str]) -> dict[Path, str]:
     settings = _SETTINGS.format(
         launcher=f"launcher: {answers['launcher']}" if answers["launcher"] else "# launcher: slurm-generic",
         llm=f"llm: {answers['llm']}" if answers["llm"] else "# llm: anthropic:MODEL",
-        objective=f"objective: {answers['objective']}" if answers["objective"] else "# objective: step_time",
+        objective=f"objective: {answers['objective']}" if answers["objective"] else "# objective: cost",
     )
     files = {Path("ccl-search.yaml"): settings, Path("workloads/mine.yaml"): _CARD, Path(".gitignore"): _IGNORE}
     if os.path.exists(folder) and not os.path.isdir(folder):

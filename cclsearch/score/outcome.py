@@ -39,12 +39,11 @@ class Outcome(Model):
     loss: float | None = None
     """Value that the objective minimizes (Pareto: of the first metric); None unless scored and admitted."""
     metrics: dict[str, float] = {}
-    """`step_time_s` (median of the unprofiled window), `tokens_per_s`, `tokens_per_s_per_accelerator`, `mfu`,
-    `num_accelerators`, `peak_memory_gib`, and those of objective and traces. Only measured metrics are present."""
+    """Metrics of the task and the traces, and others that the run script reports. Only measured ones are present."""
     violation: float = 0.0
     """By how much it violates the objective's constraints, if nothing else keeps it from being ranked; else 0."""
     spread: float | None = None
-    """Relative spread (median absolute deviation x 1.4826 / median) of the step times."""
+    """Relative spread (median absolute deviation x 1.4826 / median) of the primary metric in the run."""
     notes: tuple[str, ...] = ()
     """One line each: partial traces, skipped checks."""
     diagnosis: tuple[str, ...] = ()

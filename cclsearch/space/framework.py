@@ -129,7 +129,7 @@ class Framework(Model):
     """Model features that its run script cannot build (names of `LIMITS`) -> what to do, one line each."""
     precisions: tuple[str, ...] = ()
     """Precisions that its run script supports; empty means any."""
-    records: tuple[Literal["energy_j"], ...] = ()
+    records: tuple[str, ...] = ()
     """Optional fields of `result.json` that its run script writes."""
     needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
@@ -148,6 +148,14 @@ class Framework(Model):
         if not all(way.strip() for way in cannot.values()):
             raise ValueError("each limit needs one line that says what to do")
         return cannot
+
+    @field_validator("records")
+    @classmethod
+    def _check_records(cls, records: tuple[str, ...]) -> tuple[str, ...]:
+        known = {metric.needs for task in TASKS.names() for metric in TASKS.get(task).metrics} - {""}
+        if unknown := sorted(set(records) - known):
+            raise ValueError(f"no metric needs {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        return records
 
     @field_validator("rules")
     @classmethod
