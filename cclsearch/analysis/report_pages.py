@@ -15,11 +15,11 @@ from cclsearch.report.data import Neighbor, RunPage
 from cclsearch.report.gather import describe_change, gather_run
 from cclsearch.report.pareto import draw_pareto_page
 from cclsearch.run.folder import Run
-from cclsearch.score.objective import find_task_metric
 from cclsearch.search.session import rebuild_space
 from cclsearch.search.sweep import read_sweep
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
+from cclsearch.tasks.base import task_of
 
 MAX_PREDICTED = 8
 """How many neighbors that did not run are shown, with their predicted metric."""
@@ -47,8 +47,8 @@ def draw_pareto_charts(runs: Sequence[Run]) -> list[Scene]:
 
 def predict_neighbors(run: Run) -> list[Neighbor]:
     """Untried configurations one step from the winner, with predicted primary metrics relative to the winner's."""
-    best = run.state.best
-    value = best.outcome.metrics.get(find_task_metric(run.spec.card.task).name) if best and best.outcome else None
+    best, metric = run.state.best, task_of(run.spec.card).primary_metric
+    value = best.outcome.metrics.get(metric.name) if best and best.outcome else None
     if best is None or not value:
         return []
     try:
@@ -75,7 +75,7 @@ def predict_neighbors(run: Run) -> list[Neighbor]:
         if m is not None and posterior.p_success_m[m] >= MIN_P_SUCCESS:
             ratio = float(posterior.value_m[m]) / value
             found.append(Neighbor(describe_change(best.config, space.config(row)), ratio, None))
-    return sorted(found, key=lambda neighbor: neighbor.ratio)[:MAX_PREDICTED]
+    return sorted(found, key=lambda neighbor: metric.sign * neighbor.ratio)[:MAX_PREDICTED]
 
 
 def pick_nearest(observations: Sequence[Observation], config: Config) -> Sequence[Observation]:
