@@ -27,6 +27,8 @@ CODE = (
     "cclsearch/score/*.py",
     "cclsearch/space/*.py",
     "cclsearch/stats/*.py",
+    "cclsearch/tasks/training/admission.py",
+    "cclsearch/tasks/training/measurements.py",
     "cclsearch/tasks/training/space_rules.py",
 )
 TESTS = (

@@ -12,7 +12,7 @@ from test_admission import ARCH, CARD, PAYLOAD, STEP_FLOPS, make_evidence, verdi
 from cclsearch.card.arch import count_parameters
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.thresholds import Thresholds
-from cclsearch.tasks.training import work
+from cclsearch.tasks.training import admission
 from cclsearch.tasks.training.thresholds import TrainingThresholds
 
 ON_CPU = {"memory_kind": "rss"}
@@ -96,7 +96,7 @@ def test_thresholds_without_tolerance_admit_exact_values(monkeypatch: pytest.Mon
     exact = make_evidence(trace={"flops_per_step": STEP_FLOPS})
     assert verdict_of(exact, "work").ok is True
     strict = TrainingThresholds(params_below=0, params_above=0, traced_flops_below=0, traced_flops_above=0)
-    monkeypatch.setattr(work, "DEFAULT", strict)
+    monkeypatch.setattr(admission, "DEFAULT", strict)
     assert verdict_of(exact, "work").ok is True
     assert verdict_of(exact, "traced_work").ok is True
 

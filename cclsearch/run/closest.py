@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cclsearch.core.errors import TrialError
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.score.objective import Constraint, Objective
@@ -26,26 +26,14 @@ def find_closest(objective: Objective, state: RunState) -> Closest | None:
     """The closest trial; None if a trial is ranked, or if not one is kept from it by the constraints alone."""
     if not objective.constraints or state.best is not None:
         return None
-    found: list[tuple[float, float, int]] = []
-    baseline = None
-    for trial in state.trials.values():
-        if trial.outcome is not None and _is_kept_back(trial.outcome):
-            metrics = trial.outcome.metrics
-            baseline = baseline or metrics
-            try:
-                found.append((objective.violation(metrics), objective.loss(metrics, baseline), trial.number))
-            except TrialError:
-                continue
-    if not found:
+    kept_back = {t.number: t.outcome.metrics for t in state.trials.values() if t.outcome and _is_kept_back(t.outcome)}
+    if not kept_back:
         return None
-    violation, _, number = min(found)
-    trial = state.trials[number]
-    wanted = " and ".join(map(str, objective.constraints))
-    return Closest(
-        trial,
-        violation,
-        f"no configuration tried satisfies {wanted}; closest: trial {number} with {_describe_misses(objective, trial)}",
-    )
+    baseline = next(iter(kept_back.values()))
+    violation, _, number = min((objective.violation(m), objective.loss(m, baseline), n) for n, m in kept_back.items())
+    wanted, misses = " and ".join(map(str, objective.constraints)), _describe_misses(objective, kept_back[number])
+    text = f"no configuration tried satisfies {wanted}; closest: trial {number} with {misses}"
+    return Closest(state.trials[number], violation, text)
 
 
 def _is_kept_back(outcome: Outcome) -> bool:
@@ -54,10 +42,9 @@ def _is_kept_back(outcome: Outcome) -> bool:
     return [verdict.rule for verdict in verdicts if verdict.ok is False] == ["constraints"]
 
 
-def _describe_misses(objective: Objective, trial: Trial) -> str:
-    assert trial.outcome is not None
-    metrics, alone = trial.outcome.metrics, len(objective.constraints) == 1
-    missed = [bound for bound in objective.constraints if bound.excess(metrics.get(bound.metric, 0.0))]
+def _describe_misses(objective: Objective, metrics: Mapping[str, float]) -> str:
+    alone = len(objective.constraints) == 1
+    missed = [bound for bound in objective.constraints if bound.excess(metrics[bound.metric])]
     return " and ".join(f"{'' if alone else f'{c.metric} '}{_describe_miss(c, metrics[c.metric])}" for c in missed)
 
 

@@ -7,6 +7,7 @@ from pydantic import Field
 from cclsearch.card.model import ModelArch
 from cclsearch.core.values import Value
 from cclsearch.launch.contract import TrialInput, TrialResult
+from cclsearch.score.evidence import EvidenceOf
 
 
 class TrainingInput(TrialInput):
@@ -46,3 +47,6 @@ class TrainingResult(TrialResult):
     """Optimizer steps run before that window."""
     losses: tuple[float, ...] = ()
     """Training loss of the first optimizer steps."""
+
+
+TrainingEvidence = EvidenceOf[TrainingInput, TrainingResult]

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.card.arch import tokens_per_step
+from cclsearch.card.arch import flops_per_token, tokens_per_step
+from cclsearch.card.hardware import match_accelerator
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import Direction
 from cclsearch.score.catalog import ENERGY, HEADROOM, MEMORY, NO_ENERGY, SIZE, result_metric
 from cclsearch.score.derive import measure_memory, read_reported
-from cclsearch.tasks.training.contract import TrainingResult
-from cclsearch.tasks.training.work import TrainingEvidence, find_mfu
+from cclsearch.tasks.training.contract import TrainingEvidence, TrainingResult
 
 MTOKEN = 1e6
 MAD_TO_SIGMA = 1.4826
@@ -94,3 +94,17 @@ def find_throughput(step_time_s: Any, num_accelerators: Any, sequences: int, tok
     tokens_per_s = tokens / step_time_s
     values = (tokens_per_s, tokens_per_s / num_accelerators, sequences / step_time_s)
     return dict(zip(THROUGHPUT, (*values, num_accelerators * step_time_s / tokens * MTOKEN), strict=True))
+
+
+def find_step_flops(card: Card) -> float:
+    """Model FLOPs of an optimizer step without recomputation (PaLM, appendix B)."""
+    return flops_per_token(card.arch, card.number("seq_len")) * tokens_per_step(card)
+
+
+def find_mfu(card: Card, tokens_per_s_per_accelerator: float) -> float | None:
+    """Model FLOPs utilization (MFU), 0 to 1; None if the accelerator's peak at the card's precision is unknown."""
+    accelerator = match_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
+    if accelerator is None or accelerator.nominal:
+        return None
+    peak = accelerator.peak_flops_of(card.precision)
+    return None if not peak else tokens_per_s_per_accelerator * find_step_flops(card) / tokens_per_step(card) / peak
