@@ -13,6 +13,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.parse import parse_knob
+from cclsearch.stats.closed_form import predict_space
 
 ALTERNATIVE = "alternative_precisions=[bf16]"
 
@@ -45,6 +46,22 @@ def test_a_framework_must_support_every_listed_precision() -> None:
     card = load_card("wl2", sets=("alternative_precisions=[fp8]",))
     with pytest.raises(UserError, match=r"workload\.model\.alternative_precisions must be one of .*, not 'fp8'"):
         build_space(card, load_framework("torchtitan"))
+
+
+def test_each_precision_is_predicted_as_a_card_of_it_alone() -> None:
+    frame = load_framework("megatron")
+    both = load_card("wl2", sets=("alternative_precisions=[fp32]",))
+    space = build_space(both, frame)
+    prediction = predict_space(both, space)
+    assert prediction is not None
+    for precision in ("bf16", "fp32"):
+        alone = load_card("wl2", sets=(f"workload.model.precision={precision}",))
+        expected = predict_space(alone, build_space(alone, frame))
+        assert expected is not None
+        rows = space.matching({"precision": precision})
+        assert prediction.value_N[rows].tolist() == pytest.approx(expected.value_N.tolist())
+        assert prediction.memory_gib_N[rows].tolist() == pytest.approx(expected.memory_gib_N.tolist())
+        assert sum(prediction.parts.values())[rows].tolist() == pytest.approx(expected.value_N.tolist())
 
 
 @pytest.mark.parametrize("given", ["fp8", "[]", "[[bf16]]"])

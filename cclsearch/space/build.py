@@ -84,7 +84,7 @@ def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDe
     has_experts = card.model is not None and card.model.moe is not None
     knobs = {k.name: k.resolve(card) for k in framework.knobs if has_experts or not k.moe_only}
     if card.alternative_precisions:
-        knobs[PRECISION] = Knob(PRECISION, card.precisions, "dtype of the matrix multiplications; it changes the work")
+        knobs[PRECISION] = Knob(PRECISION, card.precisions, meaning_of(PRECISION).words)
     for declared in (*card.knobs, *extra_knobs):
         current = knobs.get(declared.name)
         optional = framework.find_optional(declared.name)

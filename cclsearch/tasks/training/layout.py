@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.card.model import Card
+from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Space
@@ -56,6 +56,8 @@ class Layout:
     """Time of the attention kernels relative to FlashAttention-2."""
     unfused_norms: Array
     """Whether norms run as several eager kernels: 1 if another choice names a fused norm and this one does not."""
+    precision: Array
+    """Position in the card's `precisions`; 0 is its own."""
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -100,6 +102,7 @@ def read_layout(card: Card, space: Space) -> Layout:
         plain_attention=_by_kernel_choice(space, _plain_attention, 0.1),
         attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
         unfused_norms=_unfused_norms(space),
+        precision=_by_choice(space, PRECISION, lambda value, _: float(card.precisions.index(str(value)))),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.arch import tokens_per_step
-from cclsearch.card.model import Card
+from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
@@ -92,9 +92,9 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
     priors = priors or load_priors()
     layout, machine = read_layout(card, space), read_machine(card)
     metrics = {metric.name: metric for metric in METRICS}
-    steps = PartsModel(lambda at: time.time_parts(card, at, machine), time.combine_time, time.split_time, layout)
+    steps = PartsModel(_in_each_precision(card, time.time_parts), time.combine_time, time.split_time, layout)
     peaks = PartsModel(
-        lambda at: memory.memory_parts(card, at, machine), memory.combine_memory, memory.split_memory, layout
+        _in_each_precision(card, memory.memory_parts), memory.combine_memory, memory.split_memory, layout
     )
     step_time = ClosedForm(
         metrics[STEP_TIME], time.MULTIPLIERS, priors.time, steps.log_cost, steps.split, "time_parts_s", "s/step"
@@ -117,6 +117,21 @@ def _derive(metric: str, card: Card, ranks_N: NDArray[np.int64]) -> Derived:
     """Return a metric of `find_throughput` as a function of the step time at the card's work."""
     work = card.number("global_batch_size"), tokens_per_step(card)
     return Derived(STEP_TIME, lambda time_s, rows: find_throughput(time_s, ranks_N[rows], *work)[metric])
+
+
+def _in_each_precision(card: Card, make: Callable[[Card, Layout, Machine], Any]) -> Callable[[Layout], Any]:
+    """Return the function layout -> parts of its configurations, each in its own precision."""
+    cards = [card.for_trial({PRECISION: precision}) for precision in card.precisions]
+    machines = [read_machine(one) for one in cards]
+
+    def compute(at: Layout) -> Any:
+        made = [make(one, at, machine) for one, machine in zip(cards, machines, strict=True)]
+        if len(made) == 1:
+            return made[0]
+        columns = {name: [vars(parts)[name] for parts in made] for name in vars(made[0])}
+        return type(made[0])(**{name: np.choose(at.precision.astype(np.int64), each) for name, each in columns.items()})
+
+    return compute
 
 
 class PartsModel:
