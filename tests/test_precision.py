@@ -76,7 +76,7 @@ def test_each_trial_trains_in_its_precision_and_the_report_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    few = ["--knob", "tp=1", "--knob", "dp=2", "--knob", "pp=1", "--knob", "micro_batch_size=4"]
+    few = ["--knob", "tp=1", "--knob", "dp=1", "--knob", "pp=1", "--knob", "micro_batch_size=4"]
     few += ["--knob", "activation_checkpointing=none", "--knob", "zero_stage=0", "--strategy", "random"]
     assert main(["run", "--workload", "tiny", "--set", ALTERNATIVE, *few, "--budget", "2", "--name", "both"]) == 0
     run = tmp_path / "runs" / "both"
