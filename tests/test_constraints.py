@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 
+from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.plugins import PROPOSERS, TASKS
 from cclsearch.propose.base import Observation, SearchView
@@ -20,8 +22,9 @@ from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.bayes.snapshot import summarize_posterior
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
+from cclsearch.propose.optuna_sampler import SearchSpaceSampler, search_space_distributions
 from cclsearch.recording.load import RowStatus, load_recording
-from cclsearch.score.objective import Constraint, Objective, single_metric
+from cclsearch.score.objective import Constraint, Objective, load_objective, single_metric
 from cclsearch.search.bench import RecordedTable, replay_search
 from cclsearch.stats.calibration import Prior
 from cclsearch.stats.closed_form import ClosedForm, Predictor
@@ -197,3 +200,27 @@ def test_a_task_that_predicts_nothing_is_searched_by_what_the_trials_teach() -> 
     ]
     assert np.mean(ends[0]) < np.mean(ends[1])
     assert max(ends[0]) <= 1.2
+
+
+def test_an_optuna_study_takes_an_objective_with_constraints() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    third = float(np.nanquantile(PEAKS, 1 / 3))
+    rate = throughput(1.0).model_copy(update={"constraints": limit("peak_memory_gib", third).constraints})
+    sampler = SearchSpaceSampler(RECORDING.card, RECORDING.space, objective=rate)
+    study = optuna.create_study(sampler=sampler, direction="maximize")
+    ran = []
+    for _ in range(8):
+        trial = study.ask(search_space_distributions(RECORDING.space))
+        found = RECORDING.look_up(trial.params)
+        assert found is not None
+        if found.status is not RowStatus.OK:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            continue
+        trial.set_user_attr("peak_memory_gib", found.metrics["peak_memory_gib"])
+        study.tell(trial, 1e6 / found.metrics["step_time_s"])
+        ran.append(found)
+    allowed = [row.metrics["step_time_s"] for row in ran if row.metrics["peak_memory_gib"] <= third]
+    rows = [row.metrics for row in RECORDING.rows if row.metrics.get("peak_memory_gib", 99) <= third]
+    assert min(allowed) <= 1.1 * min(metrics["step_time_s"] for metrics in rows)
+    with pytest.raises(UserError, match="a study has one value"):
+        SearchSpaceSampler(RECORDING.card, RECORDING.space, objective=load_objective("pareto"))

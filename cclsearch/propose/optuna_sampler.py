@@ -4,8 +4,9 @@
     trial = study.ask(search_space_distributions(space))   # trial.params is an untried configuration of the space
     study.tell(trial, step_time_s)                      # or state=TrialState.FAIL
 
-Tell failures as `TrialState.FAIL`. The memory model also uses `trial.user_attrs["failure_kind"]` (`out_of_memory`,
-`crashed`, ...) and `trial.user_attrs["peak_memory_gib"]` if you set them.
+The value is the primary metric of the card's task, or the metric of `objective`, in its unit. Tell failures as
+`TrialState.FAIL`. The models also use `trial.user_attrs` if you set them: `failure_kind` (`out_of_memory`, `crashed`,
+...) and every metric by its name, such as `peak_memory_gib`; constraints of the objective are checked on them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from optuna.trial import TrialState
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
-from cclsearch.score.objective import find_task_metric
+from cclsearch.score.objective import Objective, find_task_metric, single_metric
 from cclsearch.space.table import Space
 
 if TYPE_CHECKING:
@@ -40,8 +40,18 @@ class SearchSpaceSampler(BaseSampler):  # type: ignore[misc]
     """Samples configurations of a space with a registered strategy; never an invalid or an already tried one."""
 
     def __init__(
-        self, card: Card, space: Space, *, strategy: str = "default", seed: int = 0, expected_trials: int = 15
+        self,
+        card: Card,
+        space: Space,
+        *,
+        objective: Objective | None = None,
+        strategy: str = "default",
+        seed: int = 0,
+        expected_trials: int = 15,
     ) -> None:
+        if objective is not None and len(objective.terms) > 1:
+            raise UserError(f"a study has one value, but objective {objective.name!r} has {len(objective.terms)}")
+        self._objective = objective or single_metric(find_task_metric(card.task))
         self._card = card
         self._space = space
         self._seed = seed
@@ -67,6 +77,7 @@ class SearchSpaceSampler(BaseSampler):  # type: ignore[misc]
             pending=frozenset(row for row in rows if row is not None),
             budget_left=max(1, self._expected_trials - len(observations)),
             seed=self._seed,
+            target=self._objective,
         )
         proposals = self._proposer.propose(view, 1)
         if not proposals:
@@ -86,15 +97,16 @@ class SearchSpaceSampler(BaseSampler):  # type: ignore[misc]
         failed = trial.state != TrialState.COMPLETE
         kind = FailureKind(trial.user_attrs.get("failure_kind", FailureKind.CRASHED.value))
         config = Config(trial.params)
-        peak_memory_gib = trial.user_attrs.get(PEAK_MEMORY)
-        metrics = {} if peak_memory_gib is None else {PEAK_MEMORY: peak_memory_gib}
+        metrics = {name: float(v) for name, v in trial.user_attrs.items() if isinstance(v, int | float)}
         if not failed:
-            metrics[find_task_metric(self._card.task).name] = trial.value
+            metrics[self._objective.terms[0].metric] = trial.value
+        violation = 0.0 if failed else self._objective.violation(metrics)
         return Observation(
             trial=trial.number,
             config=config,
             row=self._space.row(config),
-            loss=None if failed else trial.value,
+            loss=None if failed or violation else self._objective.loss(metrics),
             metrics=metrics,
+            violation=violation,
             failure=Failure(stage=Stage.RUN, kind=kind, message="reported to Optuna as failed") if failed else None,
         )
