@@ -13,6 +13,7 @@ from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.nightly.clock import parse_moment
 from cclsearch.nightly.config import Budget, load_nightly, parse_nightly
+from cclsearch.nightly.night import make_request
 from cclsearch.nightly.share import Spent, find_lower_limits, find_remaining, split_remaining
 from cclsearch.nightly.window import find_window
 
@@ -145,3 +146,14 @@ def test_shares_follow_priorities_in_whole_trials_and_never_exceed_the_rest() ->
     assert find_lower_limits(split_remaining(left, 1, 1), Budget(hours=1), Spent(hours=0.5))["hours"] == pytest.approx(
         0.5
     )
+
+
+def test_a_job_without_an_objective_takes_that_of_its_task_and_keeps_its_series(project: Path) -> None:
+    jobs = parse_nightly({"version": 1, "jobs": [JOB | {"constraints": ["peak_memory_gib <= 70"]}]}, "file").all_jobs
+    assert [(job.objective, job.objective_name, job.key) for job in jobs] == [
+        (None, "step_time", "wl2-replay-step_time")
+    ]
+    request = make_request(jobs[0], budget=3)
+    assert (request.objective, request.constraints) == (None, ("peak_memory_gib <= 70",))
+    (unknown,) = parse_nightly({"version": 1, "jobs": [JOB | {"workload": "nowhere"}]}, "file").all_jobs
+    assert unknown.key == "nowhere-replay", "the search of the job says what is wrong with the card"

@@ -215,3 +215,15 @@ def test_a_nonlinear_weight_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="linearly"):
         describe_sweep(str(path), (0.0, 1.0), task="training")
+
+
+def test_a_sweep_ranks_only_trials_that_satisfy_its_constraint(
+    family: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = family / "toy-8"
+    options = ["--recording", str(toy), "--budget", "4", "--constraint", "num_accelerators <= 8", "--name", "s"]
+    assert main(["sweep", "--workload", str(toy / "card.yaml"), *options, "--quiet"]) == 0
+    objective = load_run(Path("runs") / "s").spec.objective
+    assert [str(constraint) for constraint in objective.constraints] == ["num_accelerators <= 8 accelerators"]
+    ranked = [t for t in load_run(Path("runs") / "s").state.trials.values() if t.loss is not None]
+    assert all(t.outcome.metrics["num_accelerators"] <= 8 for t in ranked)

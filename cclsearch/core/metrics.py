@@ -42,7 +42,7 @@ class MetricInfo(Model):
     is_positive: bool = False
     """Whether every measured value is above 0."""
     needs: str = ""
-    """Optional measurement of the run script that the metric needs, such as `energy_j` or `peak_memory_bytes`."""
+    """Optional measurement of the run script that the metric needs and a framework declares, such as `energy_j`."""
 
     @property
     def words(self) -> str:

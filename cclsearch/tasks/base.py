@@ -42,7 +42,7 @@ class Task:
     metrics: tuple[MetricInfo, ...]
     """What its trials measure, or derive from the run script's result and the card."""
     primary: str
-    """The metric that searches optimize by default, and that reports show of every trial; always above 0."""
+    """The metric that searches optimize by default and reports show of every trial; it must be `is_positive`."""
     objective: str | None = None
     """The objective of a search that names none (a file in `objectives/`); None: the primary metric."""
     sweep: str | None = None
