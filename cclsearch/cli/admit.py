@@ -67,9 +67,10 @@ def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool, is_
         reason = f"  {one_line(entry.reason, 240)}" if entry.reason else ""
         print(plain(f"  {entry.trial.number:>4}  {mark:<9} {entry.trial.config}{reason}{lost}"))
         if whole:
+            width = max((len(verdict.rule) for verdict in entry.verdicts), default=0) + 2
             for verdict in entry.verdicts:
                 sign = {True: "ok", False: "NO", None: "--"}[verdict.ok]
-                print(plain(f"        {sign:<4}{verdict.rule:<14}{one_line(verdict.detail, 240)}"))
+                print(plain(f"        {sign:<4}{verdict.rule:<{width}}{one_line(verdict.detail, 240)}"))
     if any(entry.is_lost for entry in re_evaluated):
         ledger = "The ledger has their new results." if is_written else "`--write` revises them in the ledger."
         print(f"The evidence of the marked trials no longer supports their ranking. {ledger}")

@@ -120,15 +120,15 @@ def _print_table(card: Card, space: Space, described: list[dict[str, Any]], pred
     form, metric, has_memory = prediction.form, prediction.form.metric, "memory_gib" in described[0]
     print(f"{card.name}: {len(space)} configurations in the search space; predicted; nothing was run")
     width = max(len(row["label"]) for row in described)
-    heading = f"{form.heading or metric.unit or metric.name:>9}" + (
-        f"  {'GiB':>7}  {'P(fits)':>7}" if has_memory else ""
-    )
+    memory = f"  {'GiB':>7}  {'P(fits)':>7}" if has_memory else ""
+    heading = f"{form.heading or metric.unit or metric.name:>9}{memory}"
     print(f"\n  {'configuration':<{width}}  {heading}   largest parts")
     for row in described:
         parts = sorted(row[form.parts_key].items(), key=lambda item: -item[1])[:4]
         whole = sum(row[form.parts_key].values())
         shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts if part > 0)
-        figures = f"{row[metric.name]:>9.4g}" + (f"  {row['memory_gib']:>7.1f}  {row['fits']:>7.0%}" * has_memory)
+        memory = f"  {row['memory_gib']:>7.1f}  {row['fits']:>7.0%}" if has_memory else ""
+        figures = f"{row[metric.name]:>9.4g}{memory}"
         print(f"  {row['label']:<{width}}  {figures}   {shares}")
     first, unit = described[0], metric.unit or ""
     cost = (metric.words, unit) if form.metric.sign > 0 else (f"1 / {metric.words}", f"1/({unit})")
@@ -139,7 +139,8 @@ def _print_table(card: Card, space: Space, described: list[dict[str, Any]], pred
             if value:
                 print(f"    {name:<20}{value:>10.4g} {unit}")
     _print_compiled(described)
-    print(f"\n  an accelerator has {card.hardware.memory_gib:g} GiB; a search's trials correct these predictions")
+    limit = f"an accelerator has {card.hardware.memory_gib:g} GiB; " if has_memory else ""
+    print(f"\n  {limit}a search's trials correct these predictions")
 
 
 def _find_topology(card: Card, asked: str | None) -> str | None:

@@ -66,7 +66,7 @@ def _why_none(spec: RunSpec) -> str:
 
 
 def _fingerprint(spec: RunSpec) -> tuple[object, ...]:
-    """What must be equal for step times and memory peaks of two clusters to be comparable."""
+    """What must be equal for figures of two clusters to be comparable."""
     hardware = spec.card.hardware
     return hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib, spec.framework
 
@@ -81,15 +81,15 @@ def _check_comparable(spec: RunSpec, earlier: RunSpec, folder: Path) -> None:
     if differs:
         raise UserError(
             f"--learn-from {str(folder)!r} is not comparable with this search: different {', '.join(differs)};"
-            " name runs with the same model, batch, accelerator and framework"
+            " name runs with the same work, model, accelerator and framework"
         )
 
 
 def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
     pairs = {
-        "model": (spec.card.arch, earlier.card.arch),
-        "global batch": (spec.card.number("global_batch_size"), earlier.card.number("global_batch_size")),
-        "sequence length": (spec.card.number("seq_len"), earlier.card.number("seq_len")),
+        "task": (spec.card.task, earlier.card.task),
+        "model": (spec.card.model, earlier.card.model),
+        **{name.replace("_", " "): (value, earlier.card.work.get(name)) for name, value in spec.card.work.items()},
         "precision": (spec.card.precision, earlier.card.precision),
         "accelerator": (spec.card.hardware.accelerator, earlier.card.hardware.accelerator),
         "framework": (spec.framework, earlier.framework),

@@ -143,7 +143,8 @@ def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str
             pairs.append(("vocabulary", asked.model.vocab_size, recorded.model.vocab_size))
             pairs.append(("KV heads", asked.model.num_kv_heads, recorded.model.num_kv_heads))
         differs = [f"{what} {theirs} (not {ours})" for what, ours, theirs in pairs if ours != theirs]
-        lines.append(f"the search uses the recording's card {recorded.name}, not {asked.name}: " + ", ".join(differs))
+        how = f": {', '.join(differs)}" if differs else ", which describes the same work"
+        lines.append(f"the search uses the recording's card {recorded.name}, not {asked.name}{how}")
     return tuple(lines)
 
 

@@ -17,6 +17,7 @@ from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.plugins import TASKS
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
+from cclsearch.space.knobs import meaning_of
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.rule import PARAMETERS, RULES, Rule
 from cclsearch.space.table import Knob
@@ -76,7 +77,7 @@ class FrameworkKnob(Model):
     def resolve(self, card: Card) -> Knob:
         """The knob with its choices for that card."""
         choices = self.choices.choices(card) if isinstance(self.choices, Divisors) else self.choices
-        return Knob(self.name, choices, self.description)
+        return Knob(self.name, choices, self.description or meaning_of(self.name).words)
 
 
 class RequiredVariable(Model):
