@@ -1,3 +1,3 @@
 """ccl-search: finds the fastest configuration for LLM training on many accelerators."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
