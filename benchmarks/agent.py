@@ -106,12 +106,12 @@ def observe(recording: Recording, trial: int, row: int) -> Observation:
         kind = FailureKind.OUT_OF_MEMORY if found.status == "oom" else FailureKind.CRASHED
         failure = Failure(stage=Stage.RUN, kind=kind, message=f"recorded as {found.status}")
         return Observation(trial, config, row, None, failure=failure)
-    return Observation(trial, config, row, found.metrics.get("step_time_s"), metrics=found.metrics)
+    return Observation(trial, config, row, recording.values[row], metrics=found.metrics)
 
 
 def curve(recording: Recording, seen: Sequence[Observation]) -> tuple[float, ...]:
     """Log of best over optimum after each trial; before a success, that of the slowest row."""
-    best = max(row.metrics.get("step_time_s") for row in recording.rows if row.metrics.get("step_time_s") is not None)
+    best = max(value for value in recording.values if value is not None)
     logs = []
     for trial in range(BUDGET):
         if trial < len(seen):

@@ -118,7 +118,7 @@ def observe(recording: Recording, row: int, trial: int, loss: Loss) -> Observati
         failure = Failure(stage=Stage.RUN, kind=kind, message=f"recorded as {measured.status}")
         return Observation(trial=trial, config=measured.config, row=row, loss=None, failure=failure)
     size = float(recording.space.num_accelerators_N[row])
-    metrics = {"step_time_s": measured.metrics.get("step_time_s"), "num_accelerators": size}
+    metrics = {"step_time_s": measured.metrics["step_time_s"], "num_accelerators": size}
     return Observation(
         trial=trial,
         config=measured.config,
