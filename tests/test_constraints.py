@@ -155,18 +155,17 @@ def test_a_throughput_at_fixed_work_is_searched_exactly_as_the_step_time(scale: 
     per_step = RECORDING.card.number("global_batch_size") * RECORDING.card.number("seq_len")
     by_time: list[Observation] = search(STEP_TIME, 8)
     for count in range(9):
-        seen = [
-            o
-            if o.loss is None
-            else replace(
-                o, loss=1 / (scale * per_step / o.loss), metrics={**o.metrics, "tokens_per_s": per_step / o.loss}
-            )
-            for o in by_time[:count]
-        ]
-        expected = PROPOSERS.get("default")().propose(view_of(STEP_TIME, by_time[:count]), 3)
-        assert [p.config for p in PROPOSERS.get("default")().propose(view_of(objective, seen), 3)] == [
-            p.config for p in expected
-        ]
+        seen = []
+        for o in by_time[:count]:
+            rate = {} if o.loss is None else {"tokens_per_s": per_step / o.loss}
+            loss = None if o.loss is None else 1 / (scale * rate["tokens_per_s"])
+            seen.append(replace(o, loss=loss, metrics={**o.metrics, **rate}))
+        expected, found = (
+            PROPOSERS.get("default")().propose(view, 3)
+            for view in (view_of(STEP_TIME, by_time[:count]), view_of(objective, seen))
+        )
+        assert [p.config for p in found] == [p.config for p in expected]
+        assert [p.rationale for p in found] == [p.rationale for p in expected]
 
 
 def test_the_excess_grows_with_the_distance_and_is_0_inside_the_bounds() -> None:

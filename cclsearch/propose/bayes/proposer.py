@@ -8,7 +8,7 @@ from cclsearch.card.model import Card
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import choose_batch, failure_penalty, has_nothing_feasible
-from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, direct_term, fit_posterior
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor, predictor_of
 
@@ -40,6 +40,6 @@ class DefaultProposer:
         )
         if view.objective.constraints:
             rationale += f" ({posterior.p_valid_m[m]:.0%} with the constraints)"
-        if posterior.best is not None and view.is_primary:
+        if posterior.best is not None and direct_term(posterior.models):
             rationale += f", expected improvement {improvement:.1%} of the best so far"
         return Proposal(view.space.config(int(posterior.rows_m[m])), self.name, rationale, expects)

@@ -132,7 +132,7 @@ def _prune(models: MetricModels, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     if len(rows) <= MAX_CANDIDATES:
         return rows
     view, memory = models.view, models.predictor.memory
-    term = _direct_term(models) or single_metric(view.primary).terms[0]
+    term = direct_term(models) or single_metric(view.primary).terms[0]
     log_metric = models.expect(term.metric, rows)
     assert log_metric is not None
     rank = _direct_sign(term) * log_metric
@@ -147,7 +147,7 @@ def _prune(models: MetricModels, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.sort(rows[np.argsort(rank, kind="stable")[:MAX_CANDIDATES]])
 
 
-def _direct_term(models: MetricModels) -> Term | None:
+def direct_term(models: MetricModels) -> Term | None:
     """Return the objective's term if the log of the loss is that of one metric with a closed form; else None."""
     term, *others = models.view.objective.terms
     is_positive = term.direction is Direction.MINIMIZE or term.reciprocal
@@ -160,7 +160,7 @@ def _direct_sign(term: Term) -> float:
 
 def _model_loss(draws: Draws) -> tuple[Drawn, float | None]:
     """Return models of the loss, and the lowest loss so far, on the same scale; None before the first."""
-    view, term = draws.models.view, _direct_term(draws.models)
+    view, term = draws.models.view, direct_term(draws.models)
     ranked = np.array([o.loss for o in view.observations if o.loss is not None], dtype=np.float64)
     if term is not None and (drawn := draws.known(term.metric)) is not None:
         mean_km = _direct_sign(term) * (drawn.mean_km + np.log(term.scale))
