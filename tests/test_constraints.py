@@ -223,3 +223,11 @@ def test_an_optuna_study_takes_an_objective_with_constraints() -> None:
     assert min(allowed) <= 1.1 * min(metrics["step_time_s"] for metrics in rows)
     with pytest.raises(UserError, match="a study has one value"):
         SearchSpaceSampler(RECORDING.card, RECORDING.space, objective=load_objective("pareto"))
+
+
+@pytest.mark.parametrize("bound", [LOWEST / 20, LOWEST / 4, LOWEST * 0.9])
+def test_a_bound_far_below_everything_does_not_make_failures_attractive(bound: float) -> None:
+    seen = search(limit("peak_memory_gib", at_most=bound), 8)
+    peaks = [o.metrics["peak_memory_gib"] for o in seen if o.violation > 0]
+    assert len(peaks) >= 6, "most trials run"
+    assert min(peaks) <= 1.1 * LOWEST

@@ -41,7 +41,8 @@ class CandidatePosterior:
     p_satisfies_m: Array
     """Probability that a successful trial satisfies the objective's constraints."""
     shortfall_m: Array
-    """Until a trial satisfies the constraints: expected log of 1 + the excess over them, a failure counting as 1."""
+    """Until a trial satisfies the constraints: expected log of 1 + the excess over them. A failure counts as 1
+    more than the largest."""
     best: float | None
     """Best loss so far, on the same scale; None before the first success that satisfies the constraints."""
     pending_kp: Array
@@ -113,7 +114,7 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
         p_fits_m=p_fits,
         p_success_m=p_success,
         p_satisfies_m=p_satisfies,
-        shortfall_m=(p_success * excess + (1 - p_success)) * has_shortfall,
+        shortfall_m=(p_success * excess + (1 - p_success) * (1 + excess.max())) * has_shortfall,
         best=best,
         pending_kp=loss.mean_km[:, size:],
         log_cost_m=view.primary.sign * (primary.weight_k @ primary.mean_km)[:size],
