@@ -124,6 +124,59 @@ def test_the_architecture_page_names_every_package() -> None:
     assert sorted({package_of(module) for module in MODULES} - named - {"cclsearch", "__main__"}) == []
 
 
+BETWEEN = (
+    *("recording", "score", "propose", "record", "run", "plan", "report", "search", "export"),
+    *("analysis", "nightly", "checks", "cli"),
+)
+"""Packages that know a task only by its primary metric, its unit and its words."""
+OF_TRAINING = re.compile(
+    r"step[ _]times?|tokens_per|(?<![a-z])mfu(?![a-z])|seq_len|sequence length|global[ _]batch|micro[ _-]batch"
+    r"|gradient_accumulation|warmup_steps|timed_steps|profiled_steps|optimizer step",
+    re.IGNORECASE,
+)
+NAMES_TRAINING = {
+    "propose/version_1.py": "reads what proposers of 0.2.0 and earlier wrote into ledgers",
+    "cli/init.py": "the card of the new project is one of training",
+    "export/cards.py": "names of parallel degrees in cards of CCL-Bench",
+    "cli/__init__.py": "one line of help for what-if, which reads traces of steps",
+    "cli/score.py": "metrics of traces, and CCL-Bench's step score",
+    "cli/what_if.py": "projects the steps of a trace",
+    "score/evidence.py": "the steps of a trace",
+    "search/trace_evidence.py": "the steps of a trace",
+}
+"""File -> why it may name metrics, fields or knobs of training."""
+
+
+def words_of(path: Path) -> set[str]:
+    """Return names and texts of a file, without docstrings and without the examples of `--help`."""
+    left_out: set[int] = set()
+    words = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            left_out |= {id(line.value) for line in node.body if isinstance(line, ast.Expr)}
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "EXAMPLE" for t in node.targets):
+            left_out |= {id(part) for part in ast.walk(node.value)}
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
+            words.add(node.value)
+        words |= {
+            word for field in ("id", "attr", "arg", "name") if isinstance(word := getattr(node, field, None), str)
+        }
+    return words
+
+
+def test_the_packages_between_name_nothing_of_training() -> None:
+    found = {
+        path.relative_to(ROOT / "cclsearch").as_posix(): hits
+        for path in ENGINE
+        if package_of(module_of(path)) in (*BETWEEN, "tasks")
+        and (hits := sorted(word for word in words_of(path) if OF_TRAINING.search(word)))
+    }
+    of_task = [path for path in found if path.startswith("tasks/training/")]
+    assert len(of_task) > 5, "the check finds such words where they belong"
+    assert {path: hits for path, hits in found.items() if path not in (*of_task, *NAMES_TRAINING)} == {}
+    assert sorted(set(NAMES_TRAINING) - set(found)) == [], "no entry that is not needed"
+
+
 def test_files_that_the_architecture_page_names_exist() -> None:
     page = re.sub(r"```.*?```", "", (ROOT / "docs" / "architecture.md").read_text(), flags=re.DOTALL)
     named = re.findall(r"`([\w/]+\.py)`", page)

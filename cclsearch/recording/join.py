@@ -48,8 +48,8 @@ def join_recordings(recordings: Sequence[Recording], into: Path) -> Path:
     for recording in recordings[1:]:
         if _work_of(recording.card) != work:
             raise UserError(
-                f"recordings {recordings[0].name!r} and {recording.name!r} cannot be joined: model, batch, sequence"
-                " length, precision, accelerator and framework must be the same"
+                f"recordings {recordings[0].name!r} and {recording.name!r} cannot be joined: work, model, precision,"
+                " accelerator and framework must be the same"
             )
     table = _join_tables(recordings)
     card = _join_cards(recordings)

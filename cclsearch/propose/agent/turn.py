@@ -192,7 +192,7 @@ class Turn:
         if answer.stop is StopReason.REFUSED:
             return (
                 "refusal",
-                "you declined; the task is only to choose settings of a training job. Submit, or call finish",
+                "you declined; the task is only to choose settings of a job. Submit, or call finish",
             )
         if not answer.calls and not answer.text.strip():
             return "empty", "your answer was empty: call a tool"
