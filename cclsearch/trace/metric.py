@@ -56,7 +56,7 @@ class Metric:
     name: str
     unit: str
     summary: str
-    """One line for `ccl-search score --list`."""
+    """One line for `ccl-search score --list`: as given, else the first sentence of the function's docstring."""
     over: Literal["rank", "trace"]
     combine: Combine
     function: Callable[[Any], Any]
@@ -86,7 +86,7 @@ def metric(
     name: str,
     *,
     unit: str,
-    summary: str,
+    summary: str = "",
     over: Literal["rank", "trace"] = "rank",
     combine: Combine = "mean",
     better: Better | None = None,
@@ -94,10 +94,18 @@ def metric(
     """Return a decorator that registers a function as the metric `name`; the function itself stays callable."""
 
     def register(function: F) -> F:
-        METRICS.register(name)(Metric(name, unit, summary, over, combine, function, better))
+        METRICS.register(name)(
+            Metric(name, unit, summary or _first_sentence(function), over, combine, function, better)
+        )
         return function
 
     return register
+
+
+def _first_sentence(function: Callable[..., Any]) -> str:
+    """Return the docstring's first sentence without its capital letter (unless an acronym has it) and full stop."""
+    text = " ".join((function.__doc__ or "").split()).split(". ")[0].removesuffix(".")
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _measure_ranks(metric: Metric, trace: TraceView) -> Draft:

@@ -19,15 +19,10 @@ def compute_seconds(trace: TraceView) -> dict[int, float]:
     return {rank: total_ns(view.compute_M2) / 1e9 for rank, view in trace.ranks.items()}
 
 
-@metric(
-    "compute_imbalance",
-    unit="fraction",
-    better="lower",
-    over="trace",
-    summary="compute time (without collectives) of the busiest rank over the mean of its pipeline stage, minus 1",
-)
+@metric("compute_imbalance", unit="fraction", better="lower", over="trace")
 def measure_compute_imbalance(trace: TraceView) -> Draft:
-    """Largest (max/mean - 1) over the pipeline stages; `per_rank` has the compute seconds."""
+    """Compute time (without collectives) of the busiest rank over the mean of its pipeline stage, minus 1. Largest over
+    the pipeline stages; `per_rank` has the compute seconds."""
     if len(trace.ranks) < 2:
         raise NotAvailable(trace.unmatched_reason, "needs at least two ranks")
     seconds = compute_seconds(trace)
@@ -52,15 +47,10 @@ def measure_compute_imbalance(trace: TraceView) -> Draft:
     return Draft(max(excess.values()), dict(seconds), reason=reason, detail=caveat, inputs=inputs)
 
 
-@metric(
-    "pipeline_bubble",
-    unit="fraction",
-    better="lower",
-    over="trace",
-    summary="share of a step in which a pipeline stage is idle or only in point-to-point communication",
-)
+@metric("pipeline_bubble", unit="fraction", better="lower", over="trace")
 def measure_pipeline_bubble(trace: TraceView) -> Draft:
-    """Mean over stages of the share of a step without compute, copies, or collectives of the stage's own groups."""
+    """Share of a step in which a pipeline stage is idle or only in point-to-point communication. Mean over stages;
+    compute, copies and collectives of the stage's own groups are its work."""
     stages = trace.degree("pp")
     if stages < 2:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a configuration (--config) with pp > 1")
@@ -103,15 +93,10 @@ def count_micro_batches(trace: TraceView) -> int | None:
     return trace.card.number("global_batch_size") // (data_parallel * micro_batch)
 
 
-@metric(
-    "moe_balance",
-    unit="ratio",
-    better="lower",
-    over="trace",
-    summary="tokens of the busiest expert-parallel rank over the mean, from the split sizes of all-to-alls",
-)
+@metric("moe_balance", unit="ratio", better="lower", over="trace")
 def measure_moe_balance(trace: TraceView) -> Draft:
-    """Mean over all-to-alls of max/mean load: of received tokens for a dispatch, of sent tokens for a combine."""
+    """Tokens of the busiest expert-parallel rank over the mean, from the split sizes of all-to-alls. Mean over
+    all-to-alls: of received tokens for a dispatch, of sent tokens for a combine."""
     _require_experts(trace)
     ratios: list[float] = []
     calls = 0
@@ -156,14 +141,10 @@ def _load_ratio(members: list[Collective]) -> list[float]:
     return [max(max(loads) * len(loads) / sum(loads) for loads in complete)] if complete else []
 
 
-@metric(
-    "moe_frac",
-    unit="fraction",
-    over="trace",
-    summary="share of compute time in kernels that only mixture-of-experts models use",
-)
+@metric("moe_frac", unit="fraction", over="trace")
 def measure_moe_frac(trace: TraceView) -> Draft:
-    """Time covered by MoE kernels over time covered by compute, mean over ranks; needs a card with experts."""
+    """Share of compute time in kernels that only mixture-of-experts models use. Covered time, mean over ranks; needs a
+    card with experts."""
     _require_experts(trace)
     shares: dict[int, float | None] = {}
     for rank, view in trace.ranks.items():

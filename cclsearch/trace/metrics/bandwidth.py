@@ -78,15 +78,10 @@ def _group_by(samples: Iterable[CollectiveSample], *fields: str) -> dict[tuple[s
     return found
 
 
-@metric(
-    "bus_bw",
-    unit="GB/s",
-    better="higher",
-    over="trace",
-    summary="bus bandwidth (nccl-tests) of collectives of 1 MiB and more: duration-weighted median",
-)
+@metric("bus_bw", unit="GB/s", better="higher", over="trace")
 def measure_bus_bw(trace: TraceView) -> Draft:
-    """Bus bandwidth over all collectives; `inputs` has it by collective, group and size. 1 GB is 1e9 bytes."""
+    """Bus bandwidth (nccl-tests) of collectives of 1 MiB and more: duration-weighted median. `inputs` has it by
+    collective, group and size. 1 GB is 1e9 bytes."""
     samples, reason, detail = require_samples(trace)
     by_size = _group_by(samples, "kind", "bucket")
     small = not any(s.message_bytes >= MIN_BANDWIDTH_BYTES for s in samples)
@@ -106,15 +101,10 @@ def measure_bus_bw(trace: TraceView) -> Draft:
     )
 
 
-@metric(
-    "bw_util",
-    unit="fraction",
-    better="higher",
-    over="trace",
-    summary="bus_bw over the bandwidth (from the card) of the links that the group uses",
-)
+@metric("bw_util", unit="fraction", better="higher", over="trace")
 def measure_bw_util(trace: TraceView) -> Draft:
-    """Duration-weighted median of bus bandwidth over link bandwidth (one direction) of the collectives."""
+    """bus_bw over the bandwidth (from the card) of the links that the group uses. Duration-weighted median; links count
+    in one direction."""
     if trace.card is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card) with link bandwidths")
     samples, reason, detail = require_samples(trace)
@@ -146,15 +136,10 @@ def link_gbytes_per_s(card: Card, sample: CollectiveSample) -> float | None:
     return hardware.scale_out_gbps / 8 if hardware.scale_out_gbps else None
 
 
-@metric(
-    "comm_volume",
-    unit="B/step",
-    better="lower",
-    over="trace",
-    summary="bytes that a rank's links carry per step: message bytes times the collective's factor, mean over ranks",
-)
+@metric("comm_volume", unit="B/step", better="lower", over="trace")
 def measure_comm_volume(trace: TraceView) -> Draft:
-    """Wire bytes per rank and step (never of the whole file or summed over ranks); `inputs` has the message bytes."""
+    """Bytes that a rank's links carry per step: message bytes times the collective's factor, mean over ranks. Never of
+    the whole file or summed over ranks; `inputs` has the message bytes."""
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
         raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
     volumes: dict[int, float | None] = {}
@@ -244,14 +229,10 @@ def fit_hockney(samples: Sequence[CollectiveSample]) -> HockneyFit | None:
     return HockneyFit(float(alpha), 1 / float(slope), len(sizes), len(samples), sum(s.seconds for s in samples))
 
 
-@metric(
-    "hockney_fit",
-    unit="B/s",
-    over="trace",
-    summary="beta of t = alpha + bytes/beta, of the collective with the most time (all fits in --json)",
-)
+@metric("hockney_fit", unit="B/s", over="trace")
 def measure_hockney_fit(trace: TraceView) -> Draft:
-    """Beta (message bytes per second) of the collective with the most time; `inputs` has every fit."""
+    """Beta of t = alpha + bytes/beta, of the collective with the most time (all fits in --json). In message bytes per
+    second; `inputs` has every fit."""
     samples, reason, detail = require_samples(trace)
     fits = {key: fit for key, found in _group_by(samples, "kind", "group").items() if (fit := fit_hockney(found))}
     if not fits:

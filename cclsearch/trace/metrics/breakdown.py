@@ -43,21 +43,16 @@ def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Dra
     )
 
 
-@metric("compute_frac", unit="fraction", better="higher", over="trace", summary="share of a step in which compute runs")
+@metric("compute_frac", unit="fraction", better="higher", over="trace")
 def measure_compute_frac(trace: TraceView) -> Draft:
-    """Share of the step that compute covers."""
+    """Share of a step in which compute runs."""
     return _measure_share(trace, lambda parts: parts.compute_ns_W)
 
 
-@metric(
-    "exposed_comm_frac",
-    unit="fraction",
-    better="lower",
-    over="trace",
-    summary="exposed communication: share of a step with communication but without compute or copies",
-)
+@metric("exposed_comm_frac", unit="fraction", better="lower", over="trace")
 def measure_exposed_comm_frac(trace: TraceView) -> Draft:
-    """Share of exposed communication; `at_least_waiting_rank` is the share of the rank that the others wait for."""
+    """Exposed communication: share of a step with communication but without compute or copies. `at_least_waiting_rank`
+    is the share of the rank that the others wait for."""
     draft = _measure_share(trace, lambda parts: parts.exposed_comm_ns_W)
     rank = find_least_waiting_rank(trace)
     if rank is not None:
@@ -66,29 +61,22 @@ def measure_exposed_comm_frac(trace: TraceView) -> Draft:
     return draft
 
 
-@metric(
-    "exposed_mem_frac",
-    unit="fraction",
-    better="lower",
-    over="trace",
-    summary="exposed copies: share of a step with memory copies but without compute",
-)
+@metric("exposed_mem_frac", unit="fraction", better="lower", over="trace")
 def measure_exposed_mem_frac(trace: TraceView) -> Draft:
-    """Share of exposed memory copies."""
+    """Exposed copies: share of a step with memory copies but without compute."""
     return _measure_share(trace, lambda parts: parts.exposed_mem_ns_W)
 
 
-@metric(
-    "idle_frac", unit="fraction", better="lower", over="trace", summary="share of a step in which the device is idle"
-)
+@metric("idle_frac", unit="fraction", better="lower", over="trace")
 def measure_idle_frac(trace: TraceView) -> Draft:
-    """Share of idle time."""
+    """Share of a step in which the device is idle."""
     return _measure_share(trace, lambda parts: parts.idle_ns_W)
 
 
-@metric("comm_time", unit="s", better="lower", over="trace", summary="time per step in which communication runs")
+@metric("comm_time", unit="s", better="lower", over="trace")
 def measure_comm_time(trace: TraceView) -> Draft:
-    """Seconds per step that communication covers, mean over ranks; `inputs` has them by collective and by group."""
+    """Time per step in which communication runs. Covered seconds, mean over ranks; `inputs` has them by collective and
+    by group."""
     seconds: dict[int, float | None] = {}
     for rank, view in trace.ranks.items():
         windows_W2 = require_windows(view)
@@ -125,15 +113,9 @@ def _split_comm_time(trace: TraceView, label: Callable[..., str]) -> dict[str, J
     return {name: totals[name] for name in sorted(totals, key=lambda name: -totals[name])}
 
 
-@metric(
-    "overlap",
-    unit="fraction",
-    better="higher",
-    over="trace",
-    summary="share of communication time that overlaps with compute",
-)
+@metric("overlap", unit="fraction", better="higher", over="trace")
 def measure_overlap(trace: TraceView) -> Draft:
-    """Share of communication that overlaps with compute, weighted over ranks by communication time."""
+    """Share of communication time that overlaps with compute. Weighted over ranks by communication time."""
     hidden_ns, comm_ns = {}, {}
     for rank, view in trace.ranks.items():
         windows_W2 = require_windows(view)

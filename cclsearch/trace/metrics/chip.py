@@ -30,15 +30,10 @@ def _rows_with_grid(view: RankView) -> tuple[Int64s, Floats]:
     return rows[known], blocks[known]
 
 
-@metric(
-    "allocation_ratio",
-    unit="fraction",
-    better="higher",
-    over="trace",
-    summary="share of multiprocessors (SMs) that compute kernels occupy, times compute_frac",
-)
+@metric("allocation_ratio", unit="fraction", better="higher", over="trace")
 def measure_allocation_ratio(trace: TraceView) -> Draft:
-    """Duration-weighted mean of min(1, blocks/SM) of compute kernels, times the share of time with compute."""
+    """Share of multiprocessors (SMs) that compute kernels occupy, times compute_frac. The share is the
+    duration-weighted mean of min(1, blocks/SM)."""
     ratios: dict[int, float | None] = {}
     coverages = []
     for rank, view in trace.ranks.items():
@@ -66,15 +61,10 @@ def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
     return max(min(limits), 1)
 
 
-@metric(
-    "wave_balance",
-    unit="fraction",
-    better="higher",
-    over="trace",
-    summary="fill of the waves of thread blocks: waves over waves rounded up, weighted by duration",
-)
+@metric("wave_balance", unit="fraction", better="higher", over="trace")
 def measure_wave_balance(trace: TraceView) -> Draft:
-    """Duration-weighted mean of b / ceil(b), b = blocks per SM over the blocks that fit on an SM at a time."""
+    """Fill of the waves of thread blocks: waves over waves rounded up, weighted by duration. Mean of b / ceil(b), b =
+    blocks per SM over the blocks that fit on an SM at a time."""
     ratios: dict[int, float | None] = {}
     bounded = False
     for rank, view in trace.ranks.items():
@@ -104,15 +94,10 @@ def _resident_by_row(view: RankView, rows: Int64s) -> tuple[Floats, bool]:
     return np.array([float(blocks or 1) for blocks in of_row]), any(blocks is None for blocks in of_row)
 
 
-@metric(
-    "resource_efficiency",
-    unit="fraction",
-    better="higher",
-    over="trace",
-    summary="achieved FLOP/s of matrix products over the roofline limit of the chip",
-)
+@metric("resource_efficiency", unit="fraction", better="higher", over="trace")
 def measure_resource_efficiency(trace: TraceView) -> Draft:
-    """Achieved FLOP/s over min(peak, intensity x memory bandwidth); over the peak alone if bytes are unknown."""
+    """Achieved FLOP/s of matrix products over the roofline limit of the chip. The limit is min(peak, intensity x memory
+    bandwidth), or the peak alone if bytes are unknown."""
     card = trace.card
     if card is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card) with the dtype")

@@ -44,15 +44,10 @@ def find_caveat(trace: TraceView) -> tuple[Reason | None, str]:
     return None, ""
 
 
-@metric(
-    "comm_wait_frac",
-    unit="fraction",
-    better="lower",
-    over="trace",
-    summary="share of the time in collectives that ranks spend waiting for other ranks",
-)
+@metric("comm_wait_frac", unit="fraction", better="lower", over="trace")
 def measure_comm_wait_frac(trace: TraceView) -> Draft:
-    """Sum of (duration - shortest duration over ranks) over the sum of durations, over the whole file."""
+    """Share of the time in collectives that ranks spend waiting for other ranks. Sum of (duration - shortest duration
+    over ranks) over the sum of durations, over the whole file."""
     matching = require_matching(trace)
     wait_ns = dict.fromkeys(trace.ranks, 0)
     spent_ns = dict.fromkeys(trace.ranks, 0)
@@ -90,15 +85,10 @@ def _aligned_starts(trace: TraceView) -> list[tuple[tuple[int, ...], Int64s]]:
     ]
 
 
-@metric(
-    "start_skew",
-    unit="s",
-    better="lower",
-    over="trace",
-    summary="latest minus earliest start of a collective over its ranks: median over collectives",
-)
+@metric("start_skew", unit="s", better="lower", over="trace")
 def measure_start_skew(trace: TraceView) -> Draft:
-    """Median spread of the starts of a collective; `per_rank` has the mean lateness of each rank."""
+    """Latest minus earliest start of a collective over its ranks: median over collectives. `per_rank` has the mean
+    lateness of each rank."""
     aligned = _aligned_starts(trace)
     skew_ns = np.concatenate([starts.max(axis=0) - starts.min(axis=0) for _, starts in aligned])
     late: dict[int, list[float]] = {rank: [] for rank in trace.ranks}
@@ -119,14 +109,10 @@ def measure_start_skew(trace: TraceView) -> Draft:
     )
 
 
-@metric(
-    "last_arriver",
-    unit="rank",
-    over="trace",
-    summary="the straggler: the rank that most often enters collectives last (not the one with the most time in them)",
-)
+@metric("last_arriver", unit="rank", over="trace")
 def measure_last_arriver(trace: TraceView) -> Draft:
-    """Rank that most often arrives last; its cost is the time between the second-last arrival and its own."""
+    """The straggler: the rank that most often enters collectives last (not the one with the most time in them). Its
+    cost is the time between the second-last arrival and its own."""
     counts: Counter[int] = Counter(dict.fromkeys(trace.ranks, 0))
     cost_ns = dict.fromkeys(trace.ranks, 0)
     total = 0

@@ -13,14 +13,10 @@ from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import TraceView
 
 
-@metric(
-    "what_if_link",
-    unit="fraction",
-    over="trace",
-    summary="upper bound on the gain from links twice as fast: half of the exposed transfer over the step time",
-)
+@metric("what_if_link", unit="fraction", over="trace")
 def measure_what_if_link(trace: TraceView) -> Draft:
-    """Half of the exposed transfer over the step time: an upper bound that ignores latency and dependencies."""
+    """Upper bound on the gain from links twice as fast: half of the exposed transfer over the step time. It ignores
+    latency and dependencies."""
     by_rank = median_causes(trace)
     if not by_rank:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
@@ -38,14 +34,10 @@ def measure_what_if_link(trace: TraceView) -> Draft:
     return Draft(value, gains, n_steps=trace.num_steps, reason=reason, detail=detail, inputs={"is_bound": "upper"})
 
 
-@metric(
-    "critical_path",
-    unit="fraction",
-    over="trace",
-    summary="share of compute on the longest path through launches, streams and collectives (others in --json)",
-)
+@metric("critical_path", unit="fraction", over="trace")
 def measure_critical_path(trace: TraceView) -> Draft:
-    """Share of compute on the critical path of one median step; `inputs` has host, transfer, wait and memcpy."""
+    """Share of compute on the longest path through launches, streams and collectives (others in --json). Of one median
+    step; `inputs` has host, transfer, wait and memcpy."""
     slow = [rank for rank, view in trace.ranks.items() if launch_matched_share(view) < MIN_MATCHED]
     if slow:
         raise NotAvailable(Reason.NO_LAUNCH_RECORDS, f"too few device events of rank {slow[0]} have a launch record")

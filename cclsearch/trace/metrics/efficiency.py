@@ -101,27 +101,16 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     )
 
 
-@metric(
-    "mfu",
-    unit="fraction",
-    better="higher",
-    over="trace",
-    summary="model FLOP/s over the peak, with 6 (N_active - N_embedding) + 12 L hidden S per token (PaLM, appendix B)",
-)
+@metric("mfu", unit="fraction", better="higher", over="trace")
 def measure_mfu(trace: TraceView) -> Draft:
-    """Model FLOP utilization; forward pass only (a third) for inference cards. A value above 1 is not available."""
+    """Model FLOP/s over the peak, with 6 (N_active - N_embedding) + 12 L hidden S per token (PaLM, appendix B). The
+    forward pass only (a third) for inference cards. A value above 1 is not available."""
     return _measure_mfu(trace, attention=12.0)
 
 
-@metric(
-    "mfu_causal",
-    unit="fraction",
-    better="higher",
-    over="trace",
-    summary="mfu with half of the attention FLOP, as a causal mask needs",
-)
+@metric("mfu_causal", unit="fraction", better="higher", over="trace")
 def measure_mfu_causal(trace: TraceView) -> Draft:
-    """MFU with 6 L hidden S for attention."""
+    """mfu with half of the attention FLOP, as a causal mask needs. That is 6 L hidden S per token."""
     return _measure_mfu(trace, attention=6.0)
 
 
@@ -142,15 +131,10 @@ def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
     return found
 
 
-@metric(
-    "gemm_tflops",
-    unit="TFLOP/s",
-    better="higher",
-    over="trace",
-    summary="FLOP/s of matrix products with recorded shapes, over the time that their kernels cover",
-)
+@metric("gemm_tflops", unit="TFLOP/s", better="higher", over="trace")
 def measure_gemm_tflops(trace: TraceView) -> Draft:
-    """Achieved TFLOP/s of mm, addmm, bmm, attention and convolutions, mean over ranks."""
+    """FLOP/s of matrix products with recorded shapes, over the time that their kernels cover. Of mm, addmm, bmm,
+    attention and convolutions, mean over ranks."""
     found = achieved_flops(trace)
     rates: dict[int, float | None] = {rank: flops / seconds / 1e12 for rank, (flops, seconds) in found.items()}
     total = sum(flops for flops, _ in found.values())
@@ -159,14 +143,10 @@ def measure_gemm_tflops(trace: TraceView) -> Draft:
     return Draft(value, rates, n_steps=trace.num_steps, inputs=inputs)
 
 
-@metric(
-    "hfu",
-    unit="fraction",
-    over="trace",
-    summary="FLOP/s of the recorded shapes (recomputation included) in a step, over the peak",
-)
+@metric("hfu", unit="fraction", over="trace")
 def measure_hfu(trace: TraceView) -> Draft:
-    """Hardware FLOP utilization, mean over ranks; needs the dtype of the card."""
+    """FLOP/s of the recorded shapes (recomputation included) in a step, over the peak. Mean over ranks; needs the dtype
+    of the card."""
     card = require_card(trace)
     peak = find_peak(trace, card.precision)
     shares: dict[int, float | None] = {}

@@ -10,14 +10,10 @@ from cclsearch.trace.metric import Draft, metric
 from cclsearch.trace.view import TraceView
 
 
-@metric(
-    "idle_cause",
-    unit="fraction",
-    over="trace",
-    summary="share of device idle time that the host causes (all causes in --json)",
-)
+@metric("idle_cause", unit="fraction", over="trace")
 def measure_idle_cause(trace: TraceView) -> Draft:
-    """Share of idle time that is host-bound (late launches, late input); `inputs` has the shares of all causes."""
+    """Share of device idle time that the host causes (all causes in --json). The host is late with launches or with
+    input; `inputs` has the shares of all causes."""
     totals = dict.fromkeys(CAUSES, 0)
     shares: dict[int, float | None] = {}
     for rank, view in trace.ranks.items():

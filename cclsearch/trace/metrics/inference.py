@@ -75,16 +75,10 @@ def _slowest_median(values: dict[int, list[int]], mixed: int, what: str) -> Draf
     )
 
 
-@metric(
-    "ttft",
-    unit="s",
-    better="lower",
-    over="trace",
-    summary="time to first token: from the request log, else the time of a prefill-only step",
-)
+@metric("ttft", unit="s", better="lower", over="trace")
 def measure_ttft(trace: TraceView) -> Draft:
-    """Median over the requests of the request log; without a log, over prefill-only steps from host start to device
-    end, slowest rank, which does not include queueing."""
+    """Time to first token: from the request log, else the time of a prefill-only step. Median over the requests of the
+    log; prefill-only steps count from host start to device end, slowest rank, which does not include queueing."""
     log = trace.trace_set.run_log
     if log is not None and log.ttft_s:
         return _from_log(log.ttft_s, "includes queueing")
@@ -96,16 +90,10 @@ def measure_ttft(trace: TraceView) -> Draft:
     return _slowest_median(values, _count_mixed(batches), "prefills")
 
 
-@metric(
-    "tpot",
-    unit="s",
-    better="lower",
-    over="trace",
-    summary="time per output token: from the request log, else the time of a decode-only step",
-)
+@metric("tpot", unit="s", better="lower", over="trace")
 def measure_tpot(trace: TraceView) -> Draft:
-    """Median over the requests of the request log; without a log, over decode-only steps, slowest rank: from device end
-    to device end if the step before was decode-only too."""
+    """Time per output token: from the request log, else the time of a decode-only step. Median over the requests of the
+    log; decode-only steps, slowest rank, count from device end to device end if the step before was decode-only too."""
     log = trace.trace_set.run_log
     if log is not None and log.tpot_s:
         return _from_log(log.tpot_s, "mean gap between a request's tokens")

@@ -110,9 +110,9 @@ def _class_shares(trace: TraceView) -> dict[str, JsonValue]:
     )
 
 
-@metric("concentration", unit="fraction", over="trace", summary="share of compute time of the largest kernel family")
+@metric("concentration", unit="fraction", over="trace")
 def measure_concentration(trace: TraceView) -> Draft:
-    """Share of the largest family; `inputs` has the share of the five largest."""
+    """Share of compute time of the largest kernel family. `inputs` has the share of the five largest."""
     share, families = _top_share(trace, 1)
     five, _ = _top_share(trace, NUM_TOP)
     return Draft(
@@ -146,14 +146,10 @@ def measure_small_kernel_frac(rank: RankView) -> float:
     return float(dur_ns[dur_ns < SMALL_KERNEL_NS].sum() / dur_ns.sum())
 
 
-@metric(
-    "launch_rate",
-    unit="kernels/s",
-    over="trace",
-    summary="kernels started per second (queue depth of the device in --json)",
-)
+@metric("launch_rate", unit="kernels/s", over="trace")
 def measure_launch_rate(trace: TraceView) -> Draft:
-    """Kernels per second of step time, mean over ranks; `inputs` has the queue depth (launched, not started)."""
+    """Kernels started per second (queue depth of the device in --json). Per second of step time, mean over ranks; the
+    queue depth is the number of events launched, not started."""
     rates: dict[int, float | None] = {}
     depths = []
     for rank, view in trace.ranks.items():

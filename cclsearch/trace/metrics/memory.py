@@ -38,19 +38,12 @@ def _copies_by_direction(view: RankView) -> dict[str, tuple[int, int]]:
     }
 
 
-@metric(
-    "mem_copy_bw",
-    unit="GB/s",
-    better="higher",
-    over="trace",
-    summary="bandwidth of copies from host to device, 1 GB = 1e9 bytes (other directions in --json)",
-)
+@metric("mem_copy_bw", unit="GB/s", better="higher", over="trace")
 def measure_mem_copy_bw(trace: TraceView) -> Draft:
-    """Bandwidth of the file's copies in one direction, mean over ranks: host to device, else the first of d2h, d2d
-    and p2p that occurs (`direction` in `inputs`, which also has the figures of all directions).
-
-    Directions use different links, so they are never mixed. Kernels with `copy` in their names are not copies.
-    """
+    """Bandwidth of copies from host to device, 1 GB = 1e9 bytes (other directions in --json). Mean over ranks; without
+    such copies, of the first of d2h, d2d and p2p that occurs (`direction` in `inputs`, which also has the figures of
+    all directions). Directions use different links, so they are never mixed. Kernels with `copy` in their names are not
+    copies."""
     found = {rank: _copies_by_direction(view) for rank, view in trace.ranks.items()}
     total: dict[str, list[int]] = {}
     for by_direction in found.values():
@@ -75,16 +68,11 @@ def measure_mem_copy_bw(trace: TraceView) -> Draft:
     return Draft(float(np.mean(known)), rates, detail=f"{direction} copies", inputs=inputs)
 
 
-@metric(
-    "peak_memory",
-    unit="B",
-    better="lower",
-    over="trace",
-    summary="peak memory that the run reports, largest rank; else the allocator's peak in the profiled window",
-)
+@metric("peak_memory", unit="B", better="lower", over="trace")
 def measure_peak_memory(trace: TraceView) -> Draft:
-    """Peak that the run reported for its whole duration (`result.json`); else the largest allocated total in the file,
-    with the reserved bytes in `inputs` if recorded."""
+    """Peak memory that the run reports, largest rank; else the allocator's peak in the profiled window. The run's peak
+    is that of `result.json` for its whole duration; the allocator's is the largest allocated total in the file, with
+    the reserved bytes in `inputs` if recorded."""
     log = trace.trace_set.run_log
     on_cpu = all(view.table.accelerator == "cpu" for view in trace.ranks.values())
     if log is not None and log.peak_memory_bytes and log.is_device_memory != on_cpu:

@@ -24,14 +24,10 @@ def unattributed_share(view: RankView) -> float:
     return float(dur_ns[view.table.step_id[rows] < 0].sum() / dur_ns.sum())
 
 
-@metric(
-    "trace_quality",
-    unit="fraction",
-    over="trace",
-    summary="smallest share of: complete files, ranks found, launches matched, device time in steps, sized collectives",
-)
+@metric("trace_quality", unit="fraction", over="trace")
 def measure_trace_quality(trace: TraceView) -> Draft:
-    """Smallest of the shares that other metrics depend on; `inputs` has each by name."""
+    """Smallest share of: complete files, ranks found, launches matched, device time in steps, sized collectives. Other
+    metrics depend on these shares; `inputs` has each by name."""
     shares: dict[str, float] = {}
     views = list(trace.ranks.values())
     shares["complete_files"] = float(np.mean([view.table.status == FileStatus.COMPLETE for view in views]))

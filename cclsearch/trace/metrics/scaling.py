@@ -20,15 +20,10 @@ from cclsearch.trace.view import TraceView
 Rule = Literal["strong", "weak"]
 
 
-@metric(
-    "scaling_efficiency",
-    unit="fraction",
-    better="higher",
-    over="trace",
-    summary="throughput at N over N/N0 times the throughput at N0 (the first of two traces), split by cause",
-)
+@metric("scaling_efficiency", unit="fraction", better="higher", over="trace")
 def measure_scaling_efficiency(trace: TraceView) -> Draft:
-    """Speed-up over the base trace divided by the ratio of accelerators; `inputs` has the seconds lost to each cause.
+    """Throughput at N over N/N0 times the throughput at N0 (the first of two traces), split by cause. `inputs` has the
+    seconds lost to each cause.
 
     The cards decide: the same card or the same tokens per step is strong scaling; a base card with other tokens per
     step is weak scaling. Without cards the batch is assumed to be the same (strong), and the result is `partial`.

@@ -14,15 +14,9 @@ from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import RankView, TraceView
 
 
-@metric(
-    "trace_step_time",
-    unit="s",
-    better="lower",
-    over="trace",
-    summary="period of a step on the device with the profiler on: median over steps, slowest rank",
-)
+@metric("trace_step_time", unit="s", better="lower", over="trace")
 def measure_step_time(trace: TraceView) -> Draft:
-    """Median period of the inner steps, largest over ranks."""
+    """Period of a step on the device with the profiler on: median over steps, slowest rank."""
     medians: dict[int, float | None] = {}
     by_number: dict[int, list[float]] = {}
     periods: list[float] = []
@@ -95,15 +89,9 @@ def require_card(trace: TraceView, phase: Phase | None = None) -> Card:
     return trace.card
 
 
-@metric(
-    "tokens_per_s",
-    unit="tokens/s",
-    better="higher",
-    over="trace",
-    summary="tokens of the card's global batch over trace_step_time",
-)
+@metric("tokens_per_s", unit="tokens/s", better="higher", over="trace")
 def measure_tokens_per_s(trace: TraceView) -> Draft:
-    """Tokens per second of all accelerators; `inputs` has the rate per device."""
+    """Tokens of the card's global batch over trace_step_time. `inputs` has the rate per device."""
     card = require_card(trace, Phase.TRAINING)
     step = measure_step_time(trace)
     rate = tokens_per_step(card) / step.value
@@ -121,15 +109,9 @@ def measure_tokens_per_s(trace: TraceView) -> Draft:
     )
 
 
-@metric(
-    "tokens_per_s_per_device",
-    unit="tokens/s",
-    better="higher",
-    over="trace",
-    summary="tokens_per_s over the number of accelerators",
-)
+@metric("tokens_per_s_per_device", unit="tokens/s", better="higher", over="trace")
 def measure_tokens_per_s_per_device(trace: TraceView) -> Draft:
-    """Tokens per second of one accelerator."""
+    """tokens_per_s over the number of accelerators."""
     total = measure_tokens_per_s(trace)
     return Draft(
         value=total.value / trace.num_devices,
