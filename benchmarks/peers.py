@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from cclsearch.cli import bench
+from cclsearch.cli.arguments import add_arguments, read_command
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.baselines.optuna_baselines import PENALTY
@@ -111,7 +112,7 @@ PROPOSERS.register("smac")(lambda: ModelProposer("smac"))
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    bench.add_arguments(parser)
+    add_arguments(parser, read_command("bench")["arguments"])
     return bench.run(parser.parse_args())
 
 

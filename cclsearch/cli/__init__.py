@@ -1,7 +1,7 @@
-"""The command line. Each command is a module that parses arguments, calls the engine and prints.
+"""The command line. Each command is a module whose `run(args)` calls the engine, prints and returns the exit code.
 
-A command's module has `EXAMPLE` (shown in its help), `add_arguments(parser)` and `run(args) -> int` (the exit code). It
-is imported only when the command is used, so that `ccl-search --help` imports nothing heavy.
+`arguments.yaml` declares its arguments. The module is imported only when the command runs, so that help and completion
+import nothing heavy.
 """
 
 from __future__ import annotations
@@ -11,37 +11,39 @@ import errno
 import importlib
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from cclsearch import __version__
 from cclsearch.core.errors import UserError
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("cclsearch.cli.run", "search for the fastest configuration of a workload"),
-    "resume": ("cclsearch.cli.resume", "continue a search that was stopped or killed"),
-    "status": ("cclsearch.cli.status", "progress of a search, or of all searches in the project"),
-    "best": ("cclsearch.cli.best", "the best configuration of a search, ready to run again"),
-    "show": ("cclsearch.cli.show", "all facts about one trial"),
-    "space": ("cclsearch.cli.space", "search space of a workload; which rule rejects a configuration"),
-    "bench": ("cclsearch.cli.bench", "compare strategies on recorded landscapes"),
-    "predict": ("cclsearch.cli.predict", "predicted time and memory of configurations, with their parts"),
-    "admit": ("cclsearch.cli.admit", "which trials may be ranked, rule by rule, evaluated again from their evidence"),
-    "sweep": ("cclsearch.cli.sweep", "one search for a whole Pareto front, scored at every weight"),
-    "pareto": ("cclsearch.cli.pareto", "Pareto front of a sweep or of several runs, as tables and charts"),
-    "nightly": ("cclsearch.cli.nightly", "several searches per night, with a deadline, compared with earlier nights"),
-    "report": ("cclsearch.cli.report", "HTML page and charts of a run, or of several runs compared"),
-    "export": ("cclsearch.cli.export", "export a run as CSV, Parquet, Optuna study or CCL-Bench cards"),
-    "score": ("cclsearch.cli.score", "metrics of profiler traces, and where the time of a step goes"),
-    "what-if": ("cclsearch.cli.what_if", "step time with other links or collectives, projected from a trace"),
-    "policy": ("cclsearch.cli.policy", "test a policy program: what it proposes for each workload"),
-    "replay-turns": ("cclsearch.cli.replay_turns", "repeat an LLM's decisions from the records of a run"),
-    "launcher": ("cclsearch.cli.launcher", "list launcher profiles; check one on its cluster"),
-    "clean": ("cclsearch.cli.clean", "show and cancel jobs that a search left running"),
-    "doctor": ("cclsearch.cli.doctor", "what this machine offers, and how to add what is missing"),
-    "completion": ("cclsearch.cli.completion", "shell completion for commands, options and names"),
-    "init": ("cclsearch.cli.init", "create a project folder"),
+COMMANDS = {
+    "run": "search for the fastest configuration of a workload",
+    "resume": "continue a search that was stopped or killed",
+    "status": "progress of a search, or of all searches in the project",
+    "best": "the best configuration of a search, ready to run again",
+    "show": "all facts about one trial",
+    "space": "search space of a workload; which rule rejects a configuration",
+    "bench": "compare strategies on recorded landscapes",
+    "predict": "predicted time and memory of configurations, with their parts",
+    "admit": "which trials may be ranked, rule by rule, evaluated again from their evidence",
+    "sweep": "one search for a whole Pareto front, scored at every weight",
+    "pareto": "Pareto front of a sweep or of several runs, as tables and charts",
+    "nightly": "several searches per night, with a deadline, compared with earlier nights",
+    "report": "HTML page and charts of a run, or of several runs compared",
+    "export": "export a run as CSV, Parquet, Optuna study or CCL-Bench cards",
+    "score": "metrics of profiler traces, and where the time of a step goes",
+    "what-if": "step time with other links or collectives, projected from a trace",
+    "policy": "test a policy program: what it proposes for each workload",
+    "replay-turns": "repeat an LLM's decisions from the records of a run",
+    "launcher": "list launcher profiles; check one on its cluster",
+    "clean": "show and cancel jobs that a search left running",
+    "doctor": "what this machine offers, and how to add what is missing",
+    "completion": "shell completion for commands, options and names",
+    "init": "create a project folder",
 }
-"""Command -> (module, one line of help)."""
+"""Command -> one line of help; its module has its name."""
 
 USER_ERRNOS = frozenset(
     getattr(errno, name)
@@ -60,6 +62,9 @@ EXIT_INTERRUPTED = 130
 
 class _Parser(argparse.ArgumentParser):
     """Reports a wrong argument in one line; the exit code is 2."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> None:  # type: ignore[override]
         unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
@@ -108,7 +113,7 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise UserError(f"there is no command {name!r}{_guess(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
     args = make_parser(name).parse_args(arguments[1:])
-    module = importlib.import_module(COMMANDS[name][0])
+    module = importlib.import_module(f"cclsearch.cli.{name.replace('-', '_')}")
     return int(module.run(args))
 
 
@@ -121,16 +126,15 @@ def _guess(name: str, known: Iterable[str]) -> str:
 
 def make_parser(name: str) -> argparse.ArgumentParser:
     """Return the argument parser of one command."""
-    module_name, summary = COMMANDS[name]
-    module = importlib.import_module(module_name)
+    from cclsearch.cli.arguments import add_arguments, read_command
+
+    summary, command = COMMANDS[name], read_command(name)
     parser = _Parser(
         prog=f"ccl-search {name}",
         description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example:\n  {module.EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        epilog="example:\n" + textwrap.indent(command["example"], "  "),
     )
-    module.add_arguments(parser)
+    add_arguments(parser, command["arguments"])
     return parser
 
 
@@ -141,7 +145,7 @@ def _overview() -> str:
         "",
         "usage: ccl-search COMMAND [options]     (details: ccl-search COMMAND --help)",
         "",
-        *(f"  {name:<{width}}{summary}" for name, (_, summary) in COMMANDS.items()),
+        *(f"  {name:<{width}}{summary}" for name, summary in COMMANDS.items()),
         "",
         "start with:  ccl-search run --workload wl2 --budget 15",
     ]

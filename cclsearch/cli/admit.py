@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
+from cclsearch.analysis.re_evaluate import (
+    ReEvaluation,
+    is_spec_unchanged,
+    re_evaluate_run,
+    re_evaluate_trial,
+    write_revisions,
+)
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
-from cclsearch.cli.arguments import add_run, positive_int
-
-if TYPE_CHECKING:
-    from cclsearch.analysis.re_evaluate import ReEvaluation
-    from cclsearch.run.folder import Run
-
-EXAMPLE = "ccl-search admit last\n  ccl-search admit last --trial 1"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--trial", metavar="N", type=positive_int, help="show every rule for this trial")
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="record changed verdicts in the ledger; rewrite admission.json of each trial",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+from cclsearch.core.errors import UserError, writing_to
+from cclsearch.core.text import count_of, one_line, plain
+from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import Run, load_run
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.analysis.re_evaluate import is_spec_unchanged, re_evaluate_run, re_evaluate_trial, write_revisions
-    from cclsearch.core.errors import UserError, writing_to
-    from cclsearch.core.text import count_of
-    from cclsearch.run.catalog import find_run
-    from cclsearch.run.folder import load_run
-
     loaded = load_run(find_run(args.run, args.runs))
     if args.trial is not None:
         trial = loaded.state.trials.get(args.trial)
@@ -57,8 +43,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool, is_written: bool) -> None:
-    from cclsearch.core.text import one_line, plain
-
     admitted = sum(entry.now.is_ranked for entry in re_evaluated)
     print(plain(f"{run.spec.run_id} ({run.spec.provenance.value}): {admitted} of {len(re_evaluated)} trials admitted"))
     for entry in re_evaluated:

@@ -1,9 +1,11 @@
-"""Argument types, and arguments that several commands share."""
+"""The arguments of every command, declared in `arguments.yaml`, and the types of their values."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
+from typing import Any
 
 
 def positive_int(text: str) -> int:
@@ -32,8 +34,6 @@ def seed_number(text: str) -> int:
 
 def positive_float(text: str) -> float:
     """A finite number above 0."""
-    import math
-
     try:
         number = float(text)
     except ValueError:
@@ -43,29 +43,34 @@ def positive_float(text: str) -> float:
     return number
 
 
-def add_runs_folder(parser: argparse.ArgumentParser) -> None:
-    """Add `--runs`, the folder of runs."""
-    parser.add_argument("--runs", metavar="FOLDER", type=Path, help="folder of runs (default: the project's runs/)")
+TYPES = {kind.__name__: kind for kind in (positive_int, whole_number, seed_number, positive_float, int, float, Path)}
+"""`type` of an argument in `arguments.yaml` -> what converts its text."""
 
 
-def add_card_changes(parser: argparse.ArgumentParser) -> None:
-    """Add the options that change a workload card: its fields, framework and knobs."""
-    overlay = "YAML file whose fields replace the card's"
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of the card")
-    parser.add_argument("--overlay", action="append", default=[], metavar="FILE", help=overlay)
-    parser.add_argument("--framework", metavar="NAME", help="framework to use instead of the card's")
-    knob = "add a knob, or limit its choices"
-    parser.add_argument("--knob", action="append", default=[], metavar="NAME=A,B", help=knob)
+def read_command(name: str) -> dict[str, Any]:
+    """The example and the arguments of a command, from `arguments.yaml`."""
+    import yaml
+
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    command: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))[name]
+    return command
 
 
-def add_use_fewer(parser: argparse.ArgumentParser) -> None:
-    """Add `--use-fewer`."""
-    what = "also search configurations that use fewer accelerators"
-    parser.add_argument("--use-fewer", action="store_true", help=what)
-
-
-def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Add `RUN`: a run's name, its folder, or `last`."""
-    what = "a run's name, its folder, or `last`"
-    parser.add_argument("run", metavar="RUN", nargs="?" if optional else None, help=what)
-    add_runs_folder(parser)
+def add_arguments(parser: argparse._ActionsContainer, arguments: list[Any]) -> None:
+    """Add the arguments of a command, as its entry in `arguments.yaml` lists them."""
+    for entry in arguments:
+        if isinstance(entry, list):
+            add_arguments(parser, entry)
+        elif "one_of" in entry:
+            add_arguments(parser.add_mutually_exclusive_group(), entry["one_of"])
+        elif "actions" in entry:
+            assert isinstance(parser, argparse.ArgumentParser)
+            actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+            for name, action in entry["actions"].items():
+                own = actions.add_parser(name, help=action["help"], epilog=parser.epilog)
+                add_arguments(own, action["arguments"])
+        else:
+            options = {key: value for key, value in entry.items() if key != "name"}
+            if "type" in options:
+                options["type"] = TYPES[options["type"]]
+            parser.add_argument(*entry["name"].split(), **options)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from cclsearch.cli.arguments import positive_int
-
-EXAMPLE = "ccl-search bench benchmarks/landscapes --seeds 5 --strategies default,random,tpe --json figures.json"
+from cclsearch.core.errors import UserError, require_writable, writing_to
+from cclsearch.core.text import plain
+from cclsearch.plugins import PROPOSERS
+from cclsearch.search.bench import DEFAULT_STRATEGIES, run_bench
 
 LEGEND = """\
 best/optimum: loss of the best trial over the lowest of the landscape (1 = optimum). "after K": geometric mean over
@@ -18,32 +20,7 @@ the optimum. "to 5%": mean trials to get there. "failed", "dupl.": share of tria
 an earlier one."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", metavar="DIR", help="folder of landscapes (each a folder with card.yaml and trials.csv)"
-    )
-    parser.add_argument(
-        "--seeds", type=positive_int, default=20, metavar="N", help="searches per strategy and landscape (default: 20)"
-    )
-    parser.add_argument("--budget", type=positive_int, default=15, metavar="N", help="trials per search (default: 15)")
-    parser.add_argument(
-        "--strategies",
-        nargs="+",
-        metavar="NAME",
-        help="strategies, separated by blanks or commas, or `all` (default: default random heuristic tpe)",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures into this JSON file")
-    parser.add_argument(
-        "--workers", type=positive_int, metavar="N", help="worker processes (default: 2, or 1 on a single core)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print the overall table only")
-
-
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.core.errors import UserError, require_writable
-    from cclsearch.plugins import PROPOSERS
-    from cclsearch.search.bench import DEFAULT_STRATEGIES, run_bench
-
     strategies = [name for text in args.strategies or DEFAULT_STRATEGIES for name in text.split(",") if name]
     if not strategies:
         raise UserError(f"--strategies is empty; choose from: {', '.join(PROPOSERS.names())}")
@@ -66,17 +43,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_json(path: Path, figures: dict[str, Any]) -> None:
-    import json
-
-    from cclsearch.core.errors import writing_to
-
     with writing_to(path):
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
-    from cclsearch.core.text import plain
-
     strategies = figures["strategies"]
     print(LEGEND)
     if not overall_only:

@@ -6,25 +6,16 @@ import argparse
 import json
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
-from cclsearch.cli.arguments import add_run
-
-EXAMPLE = "ccl-search best last\n  ccl-search best last --json"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+from cclsearch.core.text import plain
+from cclsearch.report.flags import describe_flags
+from cclsearch.report.summary import best_as_json, closest_as_json, summarize_run
+from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import load_run
+from cclsearch.run.trial_folder import SCRIPT_FILE
+from cclsearch.search.trial_input import make_input
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.core.text import plain
-    from cclsearch.report.flags import describe_flags
-    from cclsearch.report.summary import best_as_json, closest_as_json, summarize_run
-    from cclsearch.run.catalog import find_run
-    from cclsearch.run.folder import load_run
-    from cclsearch.run.trial_folder import SCRIPT_FILE
-    from cclsearch.search.trial_input import make_input
-
     loaded = load_run(find_run(args.run, args.runs))
     best = loaded.state.best
     if args.json:

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import json
 
 from cclsearch.cli import EXIT_OK
-from cclsearch.cli.arguments import add_run
-
-if TYPE_CHECKING:
-    from cclsearch.launch.base import Cleaner
-
-EXAMPLE = "ccl-search clean last --dry-run\n  ccl-search clean last"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show the jobs; cancel none")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.launch.base import Cleaner, JobState
+from cclsearch.launch.profile import make_launcher
+from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import load_run
 
 
 def run(args: argparse.Namespace) -> int:
     """Cancel every unfinished job of the run; refuse if its search is still running."""
-    import json
-
-    from cclsearch.core.errors import UserError
-    from cclsearch.core.text import one_line
-    from cclsearch.launch.base import Cleaner, JobState
-    from cclsearch.launch.profile import make_launcher
-    from cclsearch.run.catalog import find_run
-    from cclsearch.run.folder import load_run
-
     folder = find_run(args.run, args.runs)
     found = load_run(folder)
     if found.is_running:
@@ -56,10 +41,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _clean_all(launcher: Cleaner, run_id: str, args: argparse.Namespace) -> int:
     """Show and remove the jobs and resources of a launcher that creates both."""
-    import json
-
-    from cclsearch.core.text import one_line
-
     left = launcher.leftovers(run_id)
     if args.json:
         print(json.dumps([{"job": x.name, "name": x.name, "kind": x.kind, "state": x.state} for x in left]))

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 from cclsearch.cli import COMMANDS, EXIT_OK, make_parser
 
-EXAMPLE = 'eval "$(ccl-search completion bash)"    (zsh: the same; fish: ccl-search completion fish | source)'
-
 BASH = r"""_ccl_search() {
   local IFS=$'\n'
   COMPREPLY=($("${COMP_WORDS[0]/#\~/$HOME}" completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
@@ -57,16 +55,6 @@ NAMES = {
     "learn_from": "runs",
 }
 """Destination of an argument in its parser -> kind of names that it accepts."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), default="bash", help="default: bash")
-    parser.add_argument(
-        "--words",
-        nargs=argparse.REMAINDER,
-        metavar="WORD",
-        help="print the candidates for the last of these words (used by the scripts)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:

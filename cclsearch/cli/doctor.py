@@ -5,19 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
-EXAMPLE = "ccl-search doctor"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the only option: the form of the answer."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+from cclsearch.checks.doctor import examine_machine
+from cclsearch.core.text import one_line
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per check; returns 1 if something required is missing."""
-    from cclsearch.checks.doctor import examine_machine
-    from cclsearch.core.text import one_line
-
     findings = examine_machine()
     usable = all(finding.check.ok for finding in findings if finding.is_required)
     if args.json:

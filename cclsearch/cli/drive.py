@@ -19,7 +19,7 @@ from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.record.event import EndKind, Event
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
-from cclsearch.report.summary import summarize_run
+from cclsearch.report.summary import summarize_as_json, summarize_run
 from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
@@ -52,8 +52,6 @@ def drive_search(
 
 def _print_result(spec: RunSpec, state: RunState, folder: Path, args: argparse.Namespace) -> None:
     if args.json:
-        from cclsearch.report.summary import summarize_as_json
-
         print(summarize_as_json(spec, state, folder))
     else:
         if not args.quiet:

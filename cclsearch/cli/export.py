@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cclsearch.cli import EXIT_OK
-from cclsearch.cli.arguments import add_run
-
-if TYPE_CHECKING:
-    from cclsearch.record.trial import Trial
-    from cclsearch.run.folder import Run
-
-EXAMPLE = "ccl-search export last --to csv\n  ccl-search export last --to cards --trials best --out evidence/"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--to", choices=("csv", "parquet", "optuna", "cards"), default="csv", help="default: csv")
-    parser.add_argument(
-        "--out", metavar="PATH", type=Path, help="file, or for cards a folder (default: in the run folder)"
-    )
-    parser.add_argument(
-        "--trials", choices=("best", "ranked", "all"), help="with --to cards: which trials (default: ranked)"
-    )
-    parser.add_argument("--no-traces", action="store_true", help="with --to cards: without traces")
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import count_of, plain
+from cclsearch.export.cards import write_cards
+from cclsearch.export.tables import write_csv, write_optuna, write_parquet
+from cclsearch.record.trial import Trial
+from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import Run, load_run
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.core.errors import UserError
-    from cclsearch.core.text import count_of, plain
-    from cclsearch.export.cards import write_cards
-    from cclsearch.export.tables import write_csv, write_optuna, write_parquet
-    from cclsearch.run.catalog import find_run
-    from cclsearch.run.folder import load_run
-
     if args.to != "cards" and (args.trials or args.no_traces):
         raise UserError(f"--trials and --no-traces need `--to cards`: {args.to} contains every trial and no traces")
     loaded = load_run(find_run(args.run, args.runs))
@@ -58,8 +37,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choose_trials(run: Run, which: str) -> list[Trial]:
-    from cclsearch.core.errors import UserError
-
     finished = [trial for trial in run.state.trials.values() if trial.outcome is not None]
     ranked = [trial for trial in finished if trial.loss is not None]
     best = run.state.best

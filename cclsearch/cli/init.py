@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
 
+from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
-
-EXAMPLE = "ccl-search init my-tuning --yes"
 
 SUFFIXES = (".yaml", ".yml")
 FOLDERS = ("workloads", "launchers", "objectives", "policies", "runs")
@@ -61,12 +61,6 @@ Model-executor:
     name: cpu # or megatron, torchtitan, maxtext, jax-cpu
 """
 _IGNORE = "runs/*\n"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("directory", metavar="DIR", nargs="?", default=".", help="project folder (default: this one)")
-    parser.add_argument("--yes", action="store_true", help="do not ask, use the defaults")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -139,8 +133,6 @@ def _ask(folder: Path) -> dict[str, str]:
 
 def check_answer(question: str, answer: str) -> str:
     """The stripped answer; raises UserError if YAML or a shell could interpret it as more than one word."""
-    import re
-
     value = answer.strip()
     if value and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@+\-]{0,200}", value):
         raise UserError(f"{question} must be one word of letters, digits and . _ : / @ + -, not {value[:80]!r}")
@@ -149,7 +141,6 @@ def check_answer(question: str, answer: str) -> str:
 
 def check_name(question: str, value: str, folder: Path) -> str:
     """The same answer; raises UserError with the known names if it is unknown in the new project."""
-    from cclsearch.core.content import find_content
     from cclsearch.propose.agent.providers.spec import parse_spec
     from cclsearch.score.objective import load_objective, split_spec
 
@@ -165,7 +156,6 @@ def check_name(question: str, value: str, folder: Path) -> str:
 
 def find_launcher(folder: Path, name: str) -> str:
     """Launcher (`local`, `slurm`, ...) of a profile, looked up from the project in `folder`; UserError if unknown."""
-    from cclsearch.core.content import find_content
     from cclsearch.launch.profile import load_profile
 
     path = find_content("launchers", _require_bare("launcher", name), *SUFFIXES, project=folder)

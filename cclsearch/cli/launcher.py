@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
-
-EXAMPLE = "ccl-search launcher list\n  ccl-search launcher check slurm-generic --framework megatron"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        choices=("list", "check"),
-        metavar="{list,check}",
-        help="list profiles, or check one against its cluster",
-    )
-    parser.add_argument("profile", nargs="?", metavar="PROFILE", help="a profile's name, or its file")
-    parser.add_argument("--framework", metavar="NAME", help="with check: the framework that the trials use")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+from cclsearch.core.content import find_content
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line, plain
+from cclsearch.launch.profile import PROFILE_SUFFIXES, list_profiles, load_profile, make_launcher
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.core.errors import UserError
-
     if args.action == "list":
         if args.framework is not None or args.profile is not None:
             raise UserError(
@@ -37,13 +26,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(*, as_json: bool) -> int:
     """Print every profile with its launcher and path; for one that cannot be read, the reason."""
-    import json
-
-    from cclsearch.core.content import find_content
-    from cclsearch.core.errors import UserError
-    from cclsearch.core.text import one_line
-    from cclsearch.launch.profile import PROFILE_SUFFIXES, list_profiles, load_profile
-
     rows = []
     for name in list_profiles():
         try:
@@ -63,11 +45,6 @@ def _list(*, as_json: bool) -> int:
 
 def _check(name: str, framework: str | None, *, as_json: bool) -> int:
     """Run the launcher's own checks; exit code 1 if one fails."""
-    import json
-
-    from cclsearch.core.text import plain
-    from cclsearch.launch.profile import load_profile, make_launcher
-
     profile = load_profile(name)
     launcher = make_launcher(profile.model_copy(update={"framework": framework or profile.framework}))
     checks = launcher.check()

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
-from cclsearch.cli.arguments import add_runs_folder
+from cclsearch.cli.drive import listen_for_stop
+from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
+from cclsearch.core.redact import declare_secret, redact
+from cclsearch.core.text import plain
+from cclsearch.core.yaml_file import validate_mapping
+from cclsearch.nightly import install as installing
+from cclsearch.nightly.config import NightlyConfig, Scrontab, load_nightly
+from cclsearch.nightly.night import plan_jobs, show_time
+from cclsearch.nightly.preview import preview_night
+from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
+from cclsearch.nightly.summary import EXIT_BUSY, EXIT_TROUBLE, render_message
+from cclsearch.nightly.webhook import send_webhook
+from cclsearch.nightly.window import find_interrupted, find_window, nights_folder
+from cclsearch.run.catalog import runs_folder
+from cclsearch.search.jobs import StopSignal
 
-if TYPE_CHECKING:
-    from cclsearch.nightly.config import NightlyConfig, Scrontab
-    from cclsearch.search.jobs import StopSignal
-
-EXAMPLE = "ccl-search nightly nightly.yaml --once\n  ccl-search nightly install nightly.yaml --systemd --dry-run"
-EXIT_BUSY = 5
 SCRONTAB_FLAGS = ("partition", "account", "qos")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words", nargs="+", metavar="[install] FILE", help="nightly.yaml; with `install`: start it every day"
-    )
-    parser.add_argument("--once", action="store_true", help="run one night now, even if the file has a `start`")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be done and do nothing")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--quiet", action="store_true", help="print only the result")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--systemd", action="store_true", help="install: a systemd service and timer of the user")
-    how.add_argument("--cron", action="store_true", help="install: an entry in the user's crontab")
-    how.add_argument("--scrontab", action="store_true", help="install: an entry in Slurm's scrontab")
-    for name in SCRONTAB_FLAGS:
-        parser.add_argument(f"--{name}", metavar="NAME", help=f"install --scrontab: Slurm's {name} for the night's job")
-    add_runs_folder(parser)
-
-
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.core.redact import declare_secret
-    from cclsearch.nightly.config import load_nightly
-
     is_install = args.words[0] == "install"
     files = args.words[1:] if is_install else args.words
     if len(files) != 1:
@@ -57,20 +46,11 @@ def run(args: argparse.Namespace) -> int:
 
 def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:
     """Run one night now, or one at each `start` until stopped; returns the exit code of the last night."""
-    from cclsearch.cli.drive import listen_for_stop
-    from cclsearch.search.jobs import StopSignal
-
     stop = StopSignal()
     code = EXIT_OK
     with listen_for_stop(stop):
         if args.once or config.start_moment is None:
             return run_one_night(args, config, stop)
-        import time
-
-        from cclsearch.nightly.night import plan_jobs
-        from cclsearch.nightly.window import find_interrupted
-        from cclsearch.run.catalog import runs_folder
-
         plan_jobs(config)
         if find_interrupted(config, runs_folder(args.runs).absolute(), time.time()) is not None:
             code = run_night_safely(args, config, stop)
@@ -92,11 +72,6 @@ def run_night_safely(args: argparse.Namespace, config: NightlyConfig, stop: Stop
 
 def report_failure(config: NightlyConfig, why: str) -> None:
     """Report on standard error and in the chat that a night failed."""
-    import sys
-
-    from cclsearch.core.redact import redact
-    from cclsearch.nightly.webhook import send_webhook
-
     text = redact(f"{config.name}: this night failed: {why}")
     print(f"ccl-search: {text}", file=sys.stderr, flush=True)
     problem = send_webhook(config.webhook_env, f"ccl-search {text}") if config.webhook_env else None
@@ -106,10 +81,6 @@ def report_failure(config: NightlyConfig, why: str) -> None:
 
 def wait_for_start(config: NightlyConfig, stop: StopSignal, *, quiet: bool) -> bool:
     """Sleep until the next start; False if stopped. The clock is read every 30 s, because it may be adjusted."""
-    import time
-
-    from cclsearch.nightly.night import show_time
-
     assert config.start_moment is not None
     start_s = config.start_moment.next_after(time.time())
     if not quiet:
@@ -121,14 +92,6 @@ def wait_for_start(config: NightlyConfig, stop: StopSignal, *, quiet: bool) -> b
 
 def run_one_night(args: argparse.Namespace, config: NightlyConfig, stop: StopSignal) -> int:
     """Run one night and print its result; returns its exit code."""
-    import sys
-
-    from cclsearch.core.text import plain
-    from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
-    from cclsearch.nightly.summary import EXIT_TROUBLE, render_message
-    from cclsearch.nightly.window import nights_folder
-    from cclsearch.run.catalog import runs_folder
-
     runs = runs_folder(args.runs).absolute()
     quiet = args.quiet or args.json
     try:
@@ -153,14 +116,6 @@ def run_one_night(args: argparse.Namespace, config: NightlyConfig, stop: StopSig
 
 def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
     """Print what a night would do: its jobs, their shares, the deadline, and the evidence it would remove."""
-    import time
-
-    from cclsearch.core.text import plain
-    from cclsearch.nightly.night import plan_jobs, show_time
-    from cclsearch.nightly.preview import preview_night
-    from cclsearch.nightly.window import find_window
-    from cclsearch.run.catalog import runs_folder
-
     runs = runs_folder(args.runs).absolute()
     plans = plan_jobs(config)
     window = find_window(config, runs, time.time())
@@ -174,12 +129,6 @@ def show_plan(args: argparse.Namespace, config: NightlyConfig) -> int:
 
 def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
     """Install what starts the nights, or with `--dry-run` only print it."""
-    import sys
-
-    from cclsearch.core.content import project_root
-    from cclsearch.nightly import install as installing
-    from cclsearch.nightly.night import plan_jobs
-
     plan_jobs(config)
     plan = installing.plan_install(config, path, project_root(), args.runs, choose_scrontab(args, config))
     if not (args.systemd or args.cron or args.scrontab):
@@ -206,9 +155,6 @@ def install(args: argparse.Namespace, config: NightlyConfig, path: Path) -> int:
 
 def choose_scrontab(args: argparse.Namespace, config: NightlyConfig) -> Scrontab:
     """Slurm options of the night's job: those of the file, overridden by the command line."""
-    from cclsearch.core.yaml_file import validate_mapping
-    from cclsearch.nightly.config import Scrontab
-
     given = {name: value for name in SCRONTAB_FLAGS if (value := getattr(args, name)) is not None}
     if given and not args.scrontab:
         raise UserError(f"--{next(iter(given))} needs `ccl-search nightly install FILE --scrontab`")

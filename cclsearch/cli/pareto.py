@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.cli import EXIT_OK
-from cclsearch.cli.arguments import add_runs_folder
-
-if TYPE_CHECKING:
-    from cclsearch.report.pareto import ParetoPage
-
-EXAMPLE = (
-    "ccl-search pareto last\n  ccl-search pareto run-a run-b --metrics step_time_s,num_accelerators,peak_memory_gib"
-)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="*", help="names or folders of runs (default: the latest)")
-    parser.add_argument("-o", "--objective", metavar="NAME", help="objective whose metrics and weights apply")
-    parser.add_argument("--weights", metavar="A:B:STEP", help="weights of the first metric to score at")
-    parser.add_argument("--metrics", metavar="A,B", help="two or three metrics instead of an objective")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder of the files (default: the run folder)")
-    parser.add_argument("--no-png", action="store_true", help="write no PNG charts")
-    parser.add_argument("--dark", action="store_true", help="charts with a dark background")
-    parser.add_argument("--json", action="store_true", help="print JSON (and write no files)")
-    add_runs_folder(parser)
+from cclsearch.core.text import plain
+from cclsearch.core.values import Provenance
+from cclsearch.draw.axes import show_number
+from cclsearch.report.pareto import ParetoPage
+from cclsearch.report.write import write_pareto_page
+from cclsearch.run.catalog import find_run, runs_folder
+from cclsearch.run.folder import load_run
+from cclsearch.stats.pareto import parse_weights
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.analysis.pareto import gather_pareto_page
-    from cclsearch.core.text import plain
-    from cclsearch.report.write import write_pareto_page
-    from cclsearch.run.catalog import find_run, runs_folder
-    from cclsearch.run.folder import load_run
-    from cclsearch.stats.pareto import parse_weights
-
     folders = list(dict.fromkeys(find_run(name, args.runs) for name in args.run or ["last"]))
     page = gather_pareto_page(
         [load_run(folder) for folder in folders],
@@ -58,10 +38,6 @@ def run(args: argparse.Namespace) -> int:
 
 def print_pareto(page: ParetoPage) -> None:
     """Print the Pareto front as a table, with the weights that choose each point."""
-    from cclsearch.core.text import plain
-    from cclsearch.core.values import Provenance
-    from cclsearch.draw.axes import show_number
-
     mark = Provenance(page.provenance).mark
     print(
         plain(f"Pareto front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials")

@@ -5,31 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from cclsearch.cli.arguments import add_use_fewer
-
-EXAMPLE = """ccl-search policy test dense
-  ccl-search policy test policies/moe.py --workload wl5 wl7"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    test = actions.add_parser(
-        "test",
-        help="run a program on workloads: the configuration that it picks, or why it is rejected",
-        epilog=f"example:\n  {EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    test.add_argument("policy", metavar="FILE", help="a file, or the name of a policy")
-    test.add_argument("-w", "--workload", nargs="+", default=[], metavar="NAME", help="workloads (default: all)")
-    add_use_fewer(test)
-    test.add_argument("--json", action="store_true", help="print JSON (one object per workload)")
+from cclsearch.checks.policy import check_policy, describe_verdict, read_program
+from cclsearch.core.content import find_content, list_content
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.checks.policy import check_policy, describe_verdict, read_program
-    from cclsearch.core.content import find_content, list_content
-
     program = read_program(find_content("policies", args.policy, ".py"))
     workloads = args.workload or list_content("workloads", ".yaml")
     verdicts = check_policy(program, workloads, use_fewer=args.use_fewer)

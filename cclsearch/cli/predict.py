@@ -3,56 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cclsearch.cli.arguments import add_card_changes, positive_int
+import numpy as np
 
-if TYPE_CHECKING:
-    from cclsearch.card.model import Card
-    from cclsearch.space.table import Space
-    from cclsearch.stats.closed_form import Prediction
-
-EXAMPLE = """ccl-search predict --workload wl2 --top 5
-  ccl-search predict --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1 --png parts.png
-  ccl-search predict --workload tiny-jax --aot v5e:2x2 --top 2"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the workload and the configurations, and how to show them."""
-    parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name, or a YAML file")
-    parser.add_argument(
-        "--config", metavar="KNOBS", help="show only configurations with these knob values, such as tp=2,dp=8"
-    )
-    parser.add_argument(
-        "--top",
-        type=positive_int,
-        default=10,
-        metavar="N",
-        help="show the N fastest configurations that are likely to fit into memory (default: 10)",
-    )
-    add_card_changes(parser)
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the parts into this file")
-    parser.add_argument(
-        "--aot",
-        nargs="?",
-        const="",
-        metavar="TOPOLOGY",
-        help="also compile each configuration for this TPU slice and show the compiler's memory; needs no TPU"
-        " (such as v5e:2x2; default: the card's slice)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
+from cclsearch.core.errors import UserError, require_writable
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
+from cclsearch.space.build import build_space, require_known_knobs
+from cclsearch.space.framework import load_framework
+from cclsearch.space.knobs import meaning_of
+from cclsearch.space.parse import parse_assignments, parse_knob
+from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import Prediction, predict_space
+from cclsearch.tasks.training.aot import compile_memory, find_topology, require_compiler
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the configurations that are predicted to be fastest and likely to fit, with their parts."""
-    from cclsearch.card.load import load_card
-    from cclsearch.core.errors import UserError, require_writable
-    from cclsearch.space.build import build_space, require_known_knobs
-    from cclsearch.space.framework import load_framework
-    from cclsearch.space.parse import parse_knob
-    from cclsearch.stats.closed_form import predict_space
-
     if args.png:
         require_writable(args.png, "--png")
     card = load_card(args.workload, args.overlay, args.set)
@@ -79,13 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> list[int]:
     """Return at most `--top` rows that match `--config`: first those likely to fit, each group fastest first."""
-    import shlex
-
-    import numpy as np
-
-    from cclsearch.core.errors import UserError
-    from cclsearch.space.parse import parse_assignments
-
     matches = space.matching(parse_assignments(args.config, space.knobs) if args.config is not None else {})
     if not matches.any():
         options = [("--workload", args.workload), ("--framework", args.framework), ("--config", args.config)]
@@ -110,8 +76,6 @@ def _describe(space: Space, prediction: Prediction, row: int) -> dict[str, Any]:
 
 
 def _print_json(card: Card, space: Space, described: list[dict[str, Any]]) -> None:
-    import json
-
     head = {"workload": card.name, "provenance": "simulated", "legal": len(space)}
     print(json.dumps(head | {"memory_limit_gib": card.hardware.memory_gib, "configurations": described}))
 
@@ -144,9 +108,6 @@ def _print_table(card: Card, space: Space, described: list[dict[str, Any]], pred
 
 
 def _find_topology(card: Card, asked: str | None) -> str | None:
-    from cclsearch.core.errors import UserError
-    from cclsearch.tasks.training.aot import find_topology, require_compiler
-
     if asked is None:
         return None
     if card.task != "training":
@@ -158,9 +119,6 @@ def _find_topology(card: Card, asked: str | None) -> str | None:
 
 def _compile_all(card: Card, described: list[dict[str, Any]], topology: str) -> None:
     """Add the compiler's memory to each configuration, as its key `compiled`."""
-    from cclsearch.core.values import Config
-    from cclsearch.tasks.training.aot import compile_memory
-
     for row in described:
         found = compile_memory(card, Config(row["config"]), topology)
         row["compiled"] = {
@@ -172,8 +130,6 @@ def _compile_all(card: Card, described: list[dict[str, Any]], topology: str) -> 
 
 
 def _print_compiled(described: list[dict[str, Any]]) -> None:
-    from cclsearch.core.text import one_line
-
     rows = [row for row in described if "compiled" in row]
     if not rows:
         return
@@ -201,8 +157,6 @@ def _draw(path: Path, described: list[dict[str, Any]], card: Card, prediction: P
 
 def _short_labels(configs: list[dict[str, Any]]) -> list[str]:
     """Return bar labels: the parallel degrees and every knob in which the configurations differ."""
-    from cclsearch.space.knobs import meaning_of
-
     labels = {
         name: meaning_of(name).label or name
         for name in configs[0]

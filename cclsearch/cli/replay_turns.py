@@ -5,21 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
-from cclsearch.cli.arguments import add_run
-
-EXAMPLE = "ccl-search replay-turns last"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON (one object per turn)")
+from cclsearch.core.text import one_line
+from cclsearch.propose.agent.replay import replay_turns
+from cclsearch.run.catalog import find_run
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.core.text import one_line
-    from cclsearch.propose.agent.replay import replay_turns
-    from cclsearch.run.catalog import find_run
-
     turns = replay_turns(find_run(args.run, args.runs))
     for turn in turns:
         if args.json:

@@ -4,38 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cclsearch.analysis.report_pages import build_page, draw_pareto_charts
 from cclsearch.cli import EXIT_OK
-from cclsearch.cli.arguments import add_runs_folder
-
-if TYPE_CHECKING:
-    from cclsearch.run.folder import Run
-
-EXAMPLE = "ccl-search report last\n  ccl-search report --all --out ranking.html"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="*", help="names or folders of runs (default: the latest)")
-    parser.add_argument("--all", action="store_true", help="all runs of the project, ranked")
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="file of the page (default: report.html in the run folder)"
-    )
-    parser.add_argument("--no-png", action="store_true", help="write only the page")
-    parser.add_argument(
-        "--dark", action="store_true", help="charts with a dark background (the page follows the browser's setting)"
-    )
-    add_runs_folder(parser)
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import plain
+from cclsearch.report.write import write_report
+from cclsearch.run.catalog import LAST, find_run, list_runs, runs_folder
+from cclsearch.run.folder import Run, load_run
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.analysis.report_pages import build_page, draw_pareto_charts
-    from cclsearch.core.errors import UserError
-    from cclsearch.core.text import plain
-    from cclsearch.report.write import write_report
-    from cclsearch.run.catalog import LAST, find_run, runs_folder
-    from cclsearch.run.folder import load_run
-
     if args.all and args.run:
         raise UserError(f"--all includes every run: give either --all or {' '.join(args.run)}")
     named = dict.fromkeys(find_run(name, args.runs) for name in args.run or [LAST]) if not args.all else {}
@@ -53,11 +32,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _load_all(chosen: Path | None) -> list[Run]:
     """Every run of the project; an unreadable one is skipped with a note."""
-    from cclsearch.core.errors import UserError
-    from cclsearch.core.text import plain
-    from cclsearch.run.catalog import list_runs, runs_folder
-    from cclsearch.run.folder import load_run
-
     runs = []
     for folder in list_runs(chosen):
         try:

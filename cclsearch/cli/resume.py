@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cclsearch.cli.arguments import add_run, positive_int
-from cclsearch.cli.run import add_drive_arguments
-
-if TYPE_CHECKING:
-    from cclsearch.propose.events import LlmLimitsSet
-
-EXAMPLE = "ccl-search resume last --budget 25"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument(
-        "-b", "--budget", type=positive_int, default=0, metavar="N", help="raise the budget to N trials in total"
-    )
-    add_drive_arguments(parser)
+from cclsearch.cli.drive import drive_search
+from cclsearch.core.errors import UserError
+from cclsearch.propose.agent.history import limits_event
+from cclsearch.propose.agent.providers.cost import LlmLimits, explain_unknown_price
+from cclsearch.propose.agent.providers.spec import parse_spec
+from cclsearch.propose.events import LlmLimitsSet
+from cclsearch.run.catalog import find_run
+from cclsearch.run.spec import read_spec
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.cli.drive import drive_search
-    from cclsearch.run.catalog import find_run
-
     folder = find_run(args.run, args.runs)
     events = _read_limits(folder, args)
     return drive_search(folder, args, budget=args.budget, confirm=args.confirm, events=events)
@@ -34,12 +23,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[LlmLimitsSet, ...]:
     """Return new limits on the LLM as events for the ledger; raises UserError if no LLM takes part."""
-    from cclsearch.core.errors import UserError
-    from cclsearch.propose.agent.history import limits_event
-    from cclsearch.propose.agent.providers.cost import LlmLimits, explain_unknown_price
-    from cclsearch.propose.agent.providers.spec import parse_spec
-    from cclsearch.run.spec import read_spec
-
     if args.max_tokens is None and args.max_usd is None:
         return ()
     llm = read_spec(folder).llm

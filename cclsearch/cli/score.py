@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cclsearch.cli.arguments import positive_float, positive_int
+import orjson
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-
-if TYPE_CHECKING:
-    from cclsearch.card.model import Card
-    from cclsearch.core.values import Config
-    from cclsearch.trace.metric import MetricResult
-    from cclsearch.trace.view import TraceView
-
-EXAMPLE = (
-    "ccl-search score runs/my-run/trials/0007 --card wl2\n"
-    "  ccl-search score traces/ --metric bus_bw --metric straggler\n"
-    "  ccl-search score traces/ --all --json\n"
-    "  ccl-search score traces/before traces/after\n"
-    "  ccl-search score traces/on-8 traces/on-16 --card cards/on-8.yaml --card cards/on-16.yaml"
+from cclsearch.core.text import plain
+from cclsearch.core.values import Config
+from cclsearch.plugins import METRICS
+from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
+from cclsearch.trace.metric import MetricResult
+from cclsearch.trace.open import open_trace, read_config
+from cclsearch.trace.score import try_diagnose
+from cclsearch.trace.text_report import (
+    compare_metrics,
+    format_comparison,
+    format_diagnosis,
+    format_metrics,
+    format_ranks,
+    format_table,
 )
+from cclsearch.trace.view import TraceView
 
 CORE = (
     *("trace_step_time", "compute_frac", "exposed_comm_frac", "exposed_mem_frac", "idle_frac", "comm_time"),
@@ -29,36 +33,6 @@ CORE = (
     *("peak_memory", "tokens_per_s", "mfu", "trace_quality"),
 )
 """Metrics shown by default."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `score`."""
-    parser.add_argument(
-        "trace",
-        metavar="TRACE",
-        nargs="*",
-        help="trace file, folder of traces or trial folder; give two to compare them",
-    )
-    parser.add_argument("--metric", action="append", default=[], metavar="NAME", help="only this metric (repeatable)")
-    parser.add_argument("--all", action="store_true", help="all metrics")
-    parser.add_argument("--list", action="store_true", help="list names, units and meanings of all metrics")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--diagnosis", action="store_true", help="only the diagnosis (also as --json)")
-    parser.add_argument("--steps", action="store_true", help="one line per rank and step")
-    parser.add_argument(
-        "--card",
-        action="append",
-        default=[],
-        metavar="WORKLOAD",
-        help="workload card for tokens, MFU, links and experts; a second one is for the second trace",
-    )
-    parser.add_argument("--config", metavar="FILE", help="configuration (config.json) for pipeline and MoE metrics")
-    parser.add_argument("--picture", metavar="FOLDER", help="write breakdown.svg and timeline.svg to this folder")
-    parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes that read traces")
-    for name, default, metavar, unit in (("accelerators", 16, "N0", ""), ("step-time", 0.44, "T0", "s, ")):
-        option, use = f"--reference-{name}", f"{unit}for gpu_step_score"
-        parser.add_argument(option, type=positive_float, default=default, metavar=metavar, help=use)
-    parser.add_argument("--reference-weight", type=float, default=0.5, metavar="W", help="0 to 1, for gpu_step_score")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,10 +60,6 @@ def _check_reference(args: argparse.Namespace) -> None:
 
 
 def _list_metrics() -> str:
-    from cclsearch.plugins import METRICS
-    from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE
-    from cclsearch.trace.text_report import format_table
-
     rows = [(name, METRICS.get(name).unit, METRICS.get(name).summary) for name in METRICS.names()]
     rows += [
         (name, "", f"CCL-Bench's name, computed from {a.metric}") for name, a in ALIASES.items() if name != a.metric
@@ -101,9 +71,6 @@ def _list_metrics() -> str:
 
 
 def _wanted_names(args: argparse.Namespace) -> list[str]:
-    from cclsearch.plugins import METRICS
-    from cclsearch.trace.ccl_bench import check_metric_name
-
     for name in args.metric:
         check_metric_name(name)
     if args.metric:
@@ -114,9 +81,6 @@ def _wanted_names(args: argparse.Namespace) -> list[str]:
 
 
 def _open_views(args: argparse.Namespace) -> list[TraceView]:
-    from cclsearch.card.load import load_card
-    from cclsearch.trace.open import open_trace, read_config
-
     cards: list[Card] = [load_card(name) for name in args.card]
     config: Config | None = read_config(Path(args.config)) if args.config else None
     views: list[TraceView] = []
@@ -128,9 +92,6 @@ def _open_views(args: argparse.Namespace) -> list[TraceView]:
 
 
 def _measure(view: TraceView, names: list[str], args: argparse.Namespace) -> dict[str, MetricResult]:
-    from cclsearch.plugins import METRICS
-    from cclsearch.trace.ccl_bench import StepScoreReference, measure_by_name
-
     reference = StepScoreReference(args.reference_accelerators, args.reference_step_time, args.reference_weight)
     results: dict[str, MetricResult] = {}
     for name in [] if args.diagnosis else names:
@@ -139,23 +100,15 @@ def _measure(view: TraceView, names: list[str], args: argparse.Namespace) -> dic
 
 
 def _print_results(views: list[TraceView], results: list[dict[str, MetricResult]], args: argparse.Namespace) -> None:
-    import orjson
-
-    from cclsearch.trace.text_report import compare_metrics
-
     if args.json:
         data = [_as_data(view, found, args) for view, found in zip(views, results, strict=True)]
         shown = data[0] if len(data) == 1 else {"a": data[0], "b": data[1], "difference": compare_metrics(*results)}
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
         return
-    from cclsearch.core.text import plain
-
     print(plain("\n\n".join(filter(None, _text_parts(views, results, args)))))
 
 
 def _as_data(view: TraceView, found: dict[str, MetricResult], args: argparse.Namespace) -> object:
-    from cclsearch.trace.score import try_diagnose
-
     if args.diagnosis:
         diagnosis = try_diagnose(view)
         return diagnosis.model_dump(mode="json") if diagnosis else None
@@ -163,9 +116,6 @@ def _as_data(view: TraceView, found: dict[str, MetricResult], args: argparse.Nam
 
 
 def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], args: argparse.Namespace) -> list[str]:
-    from cclsearch.trace.score import try_diagnose
-    from cclsearch.trace.text_report import format_comparison, format_diagnosis, format_metrics, format_ranks
-
     parts = []
     for path, view in zip(args.trace, views, strict=True):
         trace = view.trace_set

@@ -6,25 +6,16 @@ import argparse
 import json
 
 from cclsearch.cli import EXIT_OK
-from cclsearch.cli.arguments import add_run, positive_int
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import count_of, plain
+from cclsearch.report.trial import describe_trial_in_full, trial_as_json
+from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import load_run
 
-EXAMPLE = "ccl-search show last 1"
 LOG_LINES = 15
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("trial", metavar="TRIAL", type=positive_int, help="the trial's number")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.core.errors import UserError
-    from cclsearch.core.text import count_of, plain
-    from cclsearch.report.trial import describe_trial_in_full, trial_as_json
-    from cclsearch.run.catalog import find_run
-    from cclsearch.run.folder import load_run
-
     loaded = load_run(find_run(args.run, args.runs))
     trial = loaded.state.trials.get(args.trial)
     if trial is None:

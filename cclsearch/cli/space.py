@@ -5,42 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cclsearch.cli.arguments import add_card_changes, add_use_fewer
-
-if TYPE_CHECKING:
-    from cclsearch.card.model import Card
-    from cclsearch.core.values import Value
-    from cclsearch.space.build import RuleVerdict
-    from cclsearch.space.framework import Framework
-    from cclsearch.space.table import Space
-
-EXAMPLE = """ccl-search space --workload wl2
-  ccl-search space explain --workload wl2 --config tp=2,dp=8,pp=1,micro_batch_size=1"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument(
-        "action", nargs="?", choices=("list", "explain"), default="list", help="explain: check one configuration"
-    )
-    parser.add_argument("-w", "--workload", required=True, metavar="NAME", help="workload card: a name or a YAML file")
-    parser.add_argument("--config", metavar="KNOBS", help="with explain: knobs and values, such as tp=2,dp=8")
-    add_card_changes(parser)
-    add_use_fewer(parser)
-    parser.add_argument("--rows", type=int, default=0, metavar="N", help="also list the first N configurations")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Value, format_config, format_knob_value
+from cclsearch.score.objective import find_task_metric
+from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs, resolve_knobs
+from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.knobs import meaning_of
+from cclsearch.space.parse import parse_assignments, parse_knob
+from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import predict_space
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the space, or the verdicts on one configuration; return 1 if that is not in the space."""
-    from cclsearch.card.load import load_card
-    from cclsearch.core.errors import UserError
-    from cclsearch.space.build import require_known_knobs
-    from cclsearch.space.framework import load_framework
-    from cclsearch.space.parse import parse_knob
-
     if args.rows < 0:
         raise UserError(f"--rows must be 0 or more, not {args.rows}")
     if (args.action == "explain") != (args.config is not None):
@@ -55,10 +36,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
-    from cclsearch.core.values import format_knob_value
-    from cclsearch.space.build import build_space
-    from cclsearch.space.knobs import meaning_of
-
     space = build_space(card, framework, extra, args.use_fewer)
     rules = framework.make_rules(card, space.knobs, use_fewer=args.use_fewer)
     rows = [dict(space.config(row)) for row in range(min(args.rows, len(space)))]
@@ -95,10 +72,6 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
 
 
 def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
-    from cclsearch.core.errors import UserError
-    from cclsearch.space.build import build_space, explain_config, resolve_knobs
-    from cclsearch.space.parse import parse_assignments
-
     knobs = resolve_knobs(card, framework, extra)
     config = parse_assignments(args.config, knobs)
     config |= {knob.name: knob.choices[0] for knob in knobs if len(knob.choices) == 1 and knob.name not in config}
@@ -140,8 +113,6 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
 def _print_explanation(
     config: Mapping[str, Value], verdicts: tuple[RuleVerdict, ...], completions: int, is_complete: bool
 ) -> None:
-    from cclsearch.core.values import format_config
-
     print(format_config(config))
     for verdict in verdicts:
         mark = {True: "ok", False: "NO", None: "? "}[verdict.ok]
@@ -164,8 +135,6 @@ def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str,
     row = space.row(config)
     if row is None:
         return None
-    from cclsearch.stats.closed_form import predict_space
-
     prediction = predict_space(card, space)
     if prediction is None:
         return None
@@ -175,8 +144,6 @@ def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str,
 
 
 def _print_prediction(prediction: Mapping[str, Any], card: Card) -> None:
-    from cclsearch.score.objective import find_task_metric
-
     parts = ", ".join(f"{name.replace('_', ' ')} {gib:.2f}" for name, gib in prediction["memory_parts_gib"].items())
     if parts:
         figure = f"{prediction['memory_gib']:.2f} of {card.hardware.memory_gib:g} GiB per device ({parts})"

@@ -7,31 +7,24 @@ import json
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
-from cclsearch.cli.arguments import add_run
-
-EXAMPLE = "ccl-search status\n  ccl-search status last"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, optional=True)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import count_of, one_line, plain
+from cclsearch.propose.agent.arbiter.states import format_moves
+from cclsearch.propose.events import ArbiterMove, LlmTurn
+from cclsearch.report.summary import best_as_json, summarize_run
+from cclsearch.report.terminal import describe_result, format_primary, result_text
+from cclsearch.run.catalog import find_run, list_runs, name_run
+from cclsearch.run.folder import load_run
+from cclsearch.tasks.base import task_of
 
 
 def run(args: argparse.Namespace) -> int:
-    from cclsearch.run.catalog import find_run, list_runs
-
     if args.run is None:
         return _list_all(list_runs(args.runs), as_json=args.json)
     return _show_one(find_run(args.run, args.runs), as_json=args.json)
 
 
 def _list_all(folders: list[Path], *, as_json: bool) -> int:
-    from cclsearch.core.errors import UserError
-    from cclsearch.core.text import count_of, one_line, plain
-    from cclsearch.report.terminal import format_primary
-    from cclsearch.run.folder import load_run
-    from cclsearch.tasks.base import task_of
-
     rows: list[dict[str, object]] = []
     lines = []
     for folder in folders:
@@ -66,15 +59,6 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
 
 
 def _show_one(folder: Path, *, as_json: bool) -> int:
-    from cclsearch.core.text import count_of, one_line, plain
-    from cclsearch.propose.agent.arbiter.states import format_moves
-    from cclsearch.propose.events import ArbiterMove, LlmTurn
-    from cclsearch.report.summary import best_as_json, summarize_run
-    from cclsearch.report.terminal import describe_result, result_text
-    from cclsearch.run.catalog import name_run
-    from cclsearch.run.folder import load_run
-    from cclsearch.tasks.base import task_of
-
     run = load_run(folder)
     state, spec = run.state, run.spec
     metric = task_of(spec.card).primary_metric

@@ -6,48 +6,22 @@ import argparse
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cclsearch.cli.arguments import positive_int
+import orjson
+
+from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
-
-if TYPE_CHECKING:
-    from cclsearch.trace.whatif.cost_model import Scenario
-    from cclsearch.trace.whatif.projection import Replay, WhatIf
-
-EXAMPLE = (
-    "ccl-search what-if runs/my-run/trials/0007 --scale-out-bw 2x\n"
-    "  ccl-search what-if traces/ --compress 4:30 --algorithm tree\n"
-    "  ccl-search what-if traces/ --chakra astra-sim/"
-)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `what-if`."""
-    parser.add_argument("trace", metavar="TRACE", help="trace file, folder of traces or trial folder")
-    parser.add_argument("--scale-out-bw", metavar="FACTOR", help="bandwidth between scale-up domains, such as 2x")
-    parser.add_argument("--scale-up-bw", metavar="FACTOR", help="bandwidth inside a scale-up domain, such as 2x")
-    parser.add_argument("--scale-up-domain", type=positive_int, metavar="N", help="ranks per scale-up domain")
-    parser.add_argument("--algorithm", choices=("ring", "tree"), help="algorithm of all-reduces")
-    parser.add_argument(
-        "--compress", metavar="RATIO[:US_PER_MB]", help="messages RATIO times smaller, with a coding cost in us per MB"
-    )
-    parser.add_argument("--compute", metavar="FACTOR", help="speed of compute, such as 2x")
-    parser.add_argument("--ranks-per-domain", type=positive_int, metavar="N", help="ranks per measured domain")
-    parser.add_argument("--card", metavar="WORKLOAD", help="workload card with the measured system's links")
-    parser.add_argument("--chakra", metavar="FOLDER", help="also write a Chakra trace per rank for ASTRA-sim")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--workers", type=positive_int, default=1, metavar="N", help="processes that read traces")
+from cclsearch.core.text import one_line, plain
+from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
+from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.open import open_trace
+from cclsearch.trace.text_report import format_table, format_value
+from cclsearch.trace.whatif.cost_model import Scenario
+from cclsearch.trace.whatif.projection import Replay, WhatIf, prepare_replay
 
 
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0 if there is a result, 1 if the trace does not allow one."""
-    from cclsearch.card.load import load_card
-    from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
-    from cclsearch.trace.metric import NotAvailable
-    from cclsearch.trace.open import open_trace
-    from cclsearch.trace.whatif.projection import prepare_replay
-
     scenario = _read_scenario(args)
     card = load_card(args.card) if args.card else None
     trace = open_trace(Path(args.trace), card=card, workers=args.workers)
@@ -64,10 +38,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_failure(reason: str, message: str, args: argparse.Namespace) -> int:
-    import orjson
-
-    from cclsearch.core.text import one_line
-
     if args.json:
         print(orjson.dumps({"status": "not_available", "reason": reason, "message": one_line(message)}).decode())
     else:
@@ -76,8 +46,6 @@ def _print_failure(reason: str, message: str, args: argparse.Namespace) -> int:
 
 
 def _read_scenario(args: argparse.Namespace) -> Scenario:
-    from cclsearch.trace.whatif.cost_model import Scenario
-
     ratio, cost = _read_compression(args.compress)
     return Scenario(
         scale_up_bw=_read_factor("--scale-up-bw", args.scale_up_bw),
@@ -118,11 +86,7 @@ class ChakraExport:
 
 
 def _print_answer(replay: Replay, scenario: Scenario, chakra: ChakraExport, args: argparse.Namespace) -> None:
-    import orjson
-
-    from cclsearch.trace.whatif.cost_model import Scenario as Unchanged
-
-    answer = replay.time(scenario) if scenario != Unchanged() else None
+    answer = replay.time(scenario) if scenario != Scenario() else None
     utilities = replay.utilities()
     if args.json:
         shown = {
@@ -134,8 +98,6 @@ def _print_answer(replay: Replay, scenario: Scenario, chakra: ChakraExport, args
         }
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
         return
-    from cclsearch.core.text import plain
-
     print(plain("\n".join(_text_lines(replay, answer, utilities, chakra))))
 
 
@@ -146,8 +108,6 @@ def _as_data(answer: WhatIf | None) -> object:
 
 
 def _text_lines(replay: Replay, answer: WhatIf | None, utilities: dict[str, WhatIf], chakra: ChakraExport) -> list[str]:
-    from cclsearch.trace.text_report import format_table, format_value
-
     def between(found: WhatIf) -> tuple[str, str]:
         low, high = format_value(found.low_s, "s"), format_value(found.high_s, "s")
         gains = (f"{100 * found.gain_low:.1f} %", f"{100 * found.gain_high:.1f} %")
