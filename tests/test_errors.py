@@ -175,7 +175,7 @@ def test_an_error_in_the_settings_names_the_settings_file(
     ("command", "interrupted", "message"),
     [
         ("init p", "builtins.input", "ccl-search: Interrupted\n"),
-        ("run -w wl2", "cclsearch.plan.plan.plan_search", "Continue with `ccl-search resume last`\n"),
+        ("run -w wl2", "cclsearch.cli.run.plan_search", "Continue with `ccl-search resume last`\n"),
     ],
 )
 def test_ctrl_c_prints_one_line_and_how_to_continue(
