@@ -30,6 +30,14 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def count_oom_kills() -> int:
+    """How many processes the kernel has killed for memory since boot; 0 if unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = (_PROC / "vmstat").read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return 0
+
+
 def find_processes_by_variable(variable: str, prefix: str) -> dict[int, dict[str, str]]:
     """Processes of this user whose environment `variable` starts with `prefix`: process id -> `CCL_*` variables."""
     needle = f"{variable}={prefix}".encode()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
-from cclsearch.core.values import Failure, Model, Provenance
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import TrialError
+from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.contract import TrialInput
 
 
@@ -56,6 +59,11 @@ class JobStatus(Model):
     note: str = ""
     """One line for people (`pending: Resources`)."""
 
+    @classmethod
+    def failed(cls, kind: FailureKind, message: str, stage: Stage = Stage.RUN) -> Self:
+        """Return the status of a job that ended with this failure."""
+        return cls(state=JobState.DONE, failure=Failure(stage=stage, kind=kind, message=message))
+
 
 class Check(Model):
     """One line of `launcher check` and of `doctor`."""
@@ -66,6 +74,17 @@ class Check(Model):
     remedy: str = ""
     """What to do about it; empty if `ok`."""
 
+    @classmethod
+    def of(cls, name: str, ok: bool, detail: str, remedy: str = "") -> Self:
+        """Return the line; the remedy only if it is not ok."""
+        return cls(name=name, ok=ok, detail=detail, remedy="" if ok else remedy)
+
+    @classmethod
+    def of_program(cls, name: str, program: str, remedy: str) -> Self:
+        """Check that a program is on the PATH."""
+        found = shutil.which(program)
+        return cls.of(name, found is not None, found or f"{program!r} was not found", remedy)
+
 
 class Leftover(Model):
     """A job of a run that has not ended, or a resource of it that still exists and may cost money."""
@@ -74,6 +93,17 @@ class Leftover(Model):
     """`job`, `queued resource`, ..."""
     name: str
     state: str
+
+
+def write_model(path: Path, value: Model) -> None:
+    """Write the file atomically, and its folder if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, value.model_dump_json(indent=1))
+
+
+def submit_error(message: str) -> TrialError:
+    """Return the error about a job that could not be started now."""
+    return TrialError(Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message))
 
 
 @runtime_checkable

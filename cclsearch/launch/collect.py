@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal as signals
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from cclsearch.core.text import one_line, read_tail
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, RunStatus, TrialEnd
+from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER, RunStatus, TrialEnd
 
 Result = TypeVar("Result", bound=TrialEnd)
 
@@ -22,6 +23,8 @@ EXIT_FILE = "exit_code"
 """Exit code of the run script as a shell saw it (128 + n after signal n), if the launcher writes one."""
 FAILURES_FOLDER = "failures"
 """One JSON file per failed rank: `rank`, `time_ns`, `kind`, `message`."""
+
+MEMORY_RAN_OUT = "the kernel killed a process of the trial because memory ran out"
 
 _TAIL_BYTES = 512 * 1024
 _MESSAGE_LENGTH = 1000
@@ -67,6 +70,26 @@ _WRAPPER = re.compile(
 )
 
 
+def clear_results(trial_dir: Path, *files: str) -> None:
+    """Remove results of an earlier attempt that would be read as this one's, and these files."""
+    for name in (RESULT_FILE, *files):
+        (trial_dir / name).unlink(missing_ok=True)
+    for name in (TRACE_FOLDER, FAILURES_FOLDER):
+        shutil.rmtree(trial_dir / name, ignore_errors=True)
+
+
+def explain_timeout(timeout_s: float) -> str:
+    """Return the message about a trial that was ended at its time limit."""
+    return f"no result after {timeout_s:g} s, so every process of the trial was ended"
+
+
+def quote_last_line(trial_dir: Path) -> str:
+    """Return an addition to a message: the last line on stderr; empty if there is none."""
+    lines = read_tail(trial_dir / STDERR_FILE, _TAIL_BYTES).splitlines()
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"; its last line on stderr: {one_line(last, 300)}" if last else ""
+
+
 def collect_end(trial_dir: Path, *, exit_code: int | None = None, signal: int | None = None) -> TrialEnd | Failure:
     """Return how the run ended, whatever its task; as `collect_result`."""
     return collect_result(trial_dir, TrialEnd, exit_code=exit_code, signal=signal)
@@ -98,7 +121,10 @@ def classify_log(text: str) -> Failure | None:
     The first exception that is not a wrapper counts. One that only reports a lost peer (NCCL, gloo) counts only if no
     rank reports a cause of its own.
     """
-    found = [_classify_line(line, rank) for line, rank in _find_exceptions(text)]
+    found = [
+        Failure(stage=Stage.RUN, kind=classify_text(line), message=_shorten(line), rank=rank)
+        for line, rank in _find_exceptions(text)
+    ]
     if not found:
         return None
     own = [failure for failure in found if failure.kind is not FailureKind.COMMUNICATION]
@@ -173,15 +199,8 @@ def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
             yield line, rank
 
 
-def _classify_line(line: str, rank: int | None) -> Failure:
-    return Failure(stage=Stage.RUN, kind=classify_text(line), message=_shorten(line), rank=rank)
-
-
 def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failure:
-    last = next(
-        (line for line in reversed(read_tail(trial_dir / STDERR_FILE, _TAIL_BYTES).splitlines()) if line.strip()), ""
-    )
-    last_line = f"; its last line on stderr: {one_line(last, 300)}" if last else ""
+    last_line = quote_last_line(trial_dir)
     if signal is not None:
         try:
             name = signals.Signals(signal).name

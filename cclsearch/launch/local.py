@@ -19,13 +19,17 @@ from pathlib import Path
 from pydantic import Field
 
 from cclsearch.core import processes
-from cclsearch.core.atomic_file import write_atomically
-from cclsearch.core.errors import TrialError
-from cclsearch.core.text import one_line, read_tail
-from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
-from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
-from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER, collect_end
-from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
+from cclsearch.core.values import Failure, FailureKind, Model, Provenance
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
+from cclsearch.launch.collect import (
+    EXIT_FILE,
+    MEMORY_RAN_OUT,
+    clear_results,
+    collect_end,
+    explain_timeout,
+    quote_last_line,
+)
+from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE
 from cclsearch.launch.environment import added_environment, inherited_environment, render_script, run_command
 from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS
@@ -128,20 +132,11 @@ class LocalLauncher:
 
     def check(self) -> list[Check]:
         """Check the interpreter and, with a framework, its script, package and required variables."""
-        found = shutil.which(self.python)
-        checks = [
-            Check(
-                name="python",
-                ok=found is not None,
-                detail=found or f"{self.python!r} was not found",
-                remedy="" if found else "set `python` in the profile to an interpreter",
-            )
-        ]
+        python = Check.of_program("python", self.python, "set `python` in the profile to an interpreter")
         if self.profile.framework is None:
-            return checks
-        script = self.framework.script_path
-        checks.append(Check(name="run script", ok=True, detail=str(script)))
-        return [*checks, *self._check_package(found), *self._check_needs()]
+            return [python]
+        script = Check.of("run script", True, str(self.framework.script_path))
+        return [python, script, *self._check_package(shutil.which(self.python)), *self._check_needs()]
 
     def close(self) -> None:
         """Reap ended children; jobs keep running."""
@@ -149,12 +144,11 @@ class LocalLauncher:
 
     def _start(self, job: Job) -> Handle:
         folder = job.trial_dir
-        _clear(folder)
+        clear_results(folder, EXIT_FILE, JOB_FILE)
         try:
             child = self._spawn(job)
         except OSError as error:
-            message = f"the job could not be started: {error}"
-            raise TrialError(Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)) from None
+            raise submit_error(f"the job could not be started: {error}") from None
         self._children[job.name] = child
         record = LocalJobRecord(
             job_name=job.name,
@@ -164,14 +158,13 @@ class LocalLauncher:
             boot_id=processes.boot_id(),
             started_s=time.time(),
             timeout_s=job.timeout_s,
-            oom_kills=_count_oom_kills(),
+            oom_kills=processes.count_oom_kills(),
         )
         try:
-            write_atomically(folder / JOB_FILE, record.model_dump_json(indent=1))
+            write_model(folder / JOB_FILE, record)
         except OSError as error:
             processes.terminate_processes({child.pid, *processes.find_processes_by_variable(NAME_VARIABLE, job.name)})
-            message = f"could not write to the trial's folder: {error}"
-            raise TrialError(Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)) from None
+            raise submit_error(f"could not write to the trial's folder: {error}") from None
         return _make_handle(record, folder)
 
     def _spawn(self, job: Job) -> subprocess.Popen[bytes]:
@@ -220,11 +213,8 @@ class LocalLauncher:
         self._reap()
         if (handle.trial_dir / RESULT_FILE).is_file():
             return JobStatus(state=JobState.DONE)
-        last = [line for line in read_tail(handle.trial_dir / STDERR_FILE, 8192).splitlines() if line.strip()][-1:]
-        last_line = f"; its last line on stderr: {one_line(last[0], 300)}" if last else ""
-        message = f"no result after {record.timeout_s:g} s, so every process of the trial was ended{last_line}"
-        return JobStatus(
-            state=JobState.DONE, failure=Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
+        return JobStatus.failed(
+            FailureKind.TIMEOUT, explain_timeout(record.timeout_s) + quote_last_line(handle.trial_dir)
         )
 
     def _explain_end(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
@@ -233,19 +223,17 @@ class LocalLauncher:
         collected = collect_end(handle.trial_dir)
         if not isinstance(collected, Failure):
             return JobStatus(state=JobState.DONE)
-        if record is not None and "SIGKILL" in collected.message and _count_oom_kills() > record.oom_kills:
-            message = "the kernel killed a process of the trial because memory ran out"
-            collected = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message)
+        if record is not None and "SIGKILL" in collected.message and processes.count_oom_kills() > record.oom_kills:
+            return JobStatus.failed(FailureKind.OUT_OF_MEMORY, MEMORY_RAN_OUT)
         return JobStatus(state=JobState.DONE, failure=collected)
 
     def _records(self, run_id: str) -> Iterator[tuple[LocalJobRecord, Path]]:
         if self.profile.run_dir is None:
             return
         for path in sorted((self.profile.run_dir / "trials").glob(f"*/{JOB_FILE}")):
-            with contextlib.suppress(OSError, ValueError):
-                record = LocalJobRecord.model_validate_json(path.read_bytes())
-                if record.run_id == run_id:
-                    yield record, path.parent.absolute()
+            record = LocalJobRecord.read(path)
+            if record is not None and record.run_id == run_id:
+                yield record, path.parent.absolute()
 
     def _is_ours(self, folder: Path) -> bool:
         root = self.profile.run_dir
@@ -266,15 +254,14 @@ class LocalLauncher:
         )
         ok = answer.returncode == 0
         detail = f"{package} {answer.stdout.strip()}" if ok else f"{package} is not installed for {python}"
-        return [Check(name=package, ok=ok, detail=detail, remedy="" if ok else f"{python} -m pip install {package}")]
+        return [Check.of(package, ok, detail, f"{python} -m pip install {package}")]
 
     def _check_needs(self) -> Iterator[Check]:
         variables = {**inherited_environment(), **self.profile.environment}
         for need in self.framework.needs:
             value = variables.get(need.env)
             ok = need.is_met(value)
-            detail = need.describe(value, is_met=ok)
-            yield Check(name=need.env, ok=ok, detail=detail, remedy="" if ok else need.remedy)
+            yield Check.of(need.env, ok, need.describe(value, is_met=ok), need.remedy)
 
     def _reap(self) -> None:
         self._children = {name: child for name, child in self._children.items() if child.poll() is None}
@@ -289,10 +276,8 @@ def _make_handle(record: LocalJobRecord, folder: Path) -> Handle:
 
 def _read_record(handle: Handle) -> LocalJobRecord | None:
     """Return the job's record; None if it is missing or belongs to another attempt."""
-    with contextlib.suppress(OSError, ValueError):
-        record = LocalJobRecord.model_validate_json((handle.trial_dir / JOB_FILE).read_bytes())
-        return record if record.job_name == handle.job_name else None
-    return None
+    record = LocalJobRecord.read(handle.trial_dir / JOB_FILE)
+    return record if record is not None and record.job_name == handle.job_name else None
 
 
 def _is_running(handle: Handle) -> bool:
@@ -308,20 +293,3 @@ def _find_processes(handle: Handle) -> set[int]:
     own = {int(handle.job_id)} if _is_running(handle) else set()
     marked = processes.find_processes_by_variable(NAME_VARIABLE, handle.job_name)
     return own | {pid for pid, variables in marked.items() if variables.get(NAME_VARIABLE) == handle.job_name}
-
-
-def _clear(folder: Path) -> None:
-    """Remove files of an earlier attempt that would be read as this one's."""
-    for name in (RESULT_FILE, EXIT_FILE, JOB_FILE):
-        (folder / name).unlink(missing_ok=True)
-    for name in (TRACE_FOLDER, FAILURES_FOLDER):
-        shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def _count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory since boot; 0 if unknown."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/vmstat", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0

@@ -6,12 +6,13 @@ import re
 import sys
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cclsearch.core.redact import is_secret_name
 from cclsearch.core.values import Model
+from cclsearch.launch import fields
+from cclsearch.launch.fields import CONTROL, SECRET_ADVICE, ShellLine, check_line
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
@@ -26,27 +27,9 @@ OWNED_OPTIONS = frozenset(
 """Options of sbatch that the launcher sets itself, or that would stop it from tracking a job."""
 
 
-def _check_word(value: str) -> str:
-    """Return the value if it is one word of a command line: no line break, no leading dash, not empty."""
-    if not value.strip():
-        raise ValueError("must not be empty")
-    if _CONTROL.search(value):
-        raise ValueError("must not contain a line break or a control character")
-    if value.startswith("-"):
-        raise ValueError("must not start with a dash (it would be read as an option)")
-    return value
-
-
 def _as_text(value: Any) -> Any:
     """Return a bare YAML number as text (`mem: 0`, an account of digits)."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _check_line(value: str) -> str:
-    """Return the value if it is one line of shell."""
-    if _CONTROL.search(value.replace("\t", " ")):
-        raise ValueError("must be one line without control characters")
-    return value
 
 
 def read_minutes(value: Any) -> Any:
@@ -66,8 +49,7 @@ def read_minutes(value: Any) -> Any:
     return int(days or 0) * 1440 + hours * 60 + minutes + -(-seconds // 60)
 
 
-Word = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_word)]
-ShellLine = Annotated[str, AfterValidator(_check_line)]
+Word = Annotated[fields.Word, BeforeValidator(_as_text)]
 
 
 class Container(Model):
@@ -158,7 +140,7 @@ class SlurmSettings(Model):
             if value is False:
                 raise ValueError(f"option {name!r} must be true or have a value; to turn it off, leave it out")
             if isinstance(value, str):
-                _check_line(value)
+                check_line(value)
         return options
 
     @field_validator("srun_options", "step_options")
@@ -195,10 +177,7 @@ def check_environment(environment: dict[str, str]) -> str | None:
         if not _VARIABLE.fullmatch(name):
             return f"{name!r} is not the name of a variable"
         if is_secret_name(name):
-            return (
-                f"{name} looks like a secret, and a job's environment is stored with its results; "
-                "remove it, or read it from a file of yours in a line of `setup`"
-            )
-        if _CONTROL.search(value):
+            return f"{name} {SECRET_ADVICE}"
+        if CONTROL.search(value):
             return f"the value of {name} contains a line break or a control character"
     return None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cclsearch.core.errors import TrialError, UserError
+from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.base import Check, Leftover
+from cclsearch.launch.base import Check, Leftover, submit_error, write_model
 from cclsearch.launch.tpu_vm.gcloud import (
     GONE_NODE,
     Gcloud,
@@ -20,7 +19,6 @@ from cclsearch.launch.tpu_vm.gcloud import (
     raise_if_denied,
     require_gcloud,
 )
-from cclsearch.launch.tpu_vm.job import write_model
 from cclsearch.launch.tpu_vm.resource_names import (
     CloudLocation,
     has_label_name,
@@ -33,7 +31,6 @@ from cclsearch.launch.tpu_vm.resource_names import (
 )
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
 from cclsearch.launch.tpu_vm.worker_source import (
-    ExistingWorkers,
     HostsSource,
     WorkersLost,
     WorkerSource,
@@ -65,68 +62,79 @@ class QueuedResourceRecord(CloudLocation):
     deleted: bool = False
 
 
-class TpuVmSource(ExistingWorkers):
+class CloudSource(WorkerSource):
+    """Workers in Google Cloud, in the recorded project and zone."""
+
+    def __init__(self, settings: TpuSettings, run_dir: Path | None, location: CloudLocation | None) -> None:
+        self.run_dir = run_dir
+        self.settings = with_location(settings, location)
+        self._ready: tuple[float, WorkersReady] | None = None
+
+    @property
+    def gcloud(self) -> Gcloud:
+        """gcloud in the project and zone of the settings."""
+        return Gcloud(self.settings)
+
+    def _find(self, what: str, query: Callable[[], WorkersState]) -> WorkersState:
+        """Return the state by a query of gcloud; ready workers count as ready for `READY_CACHE_S`."""
+        if self._ready is not None and time.monotonic() - self._ready[0] < READY_CACHE_S:
+            return self._ready[1]
+        try:
+            found = query()
+        except GcloudError as error:
+            raise_if_denied(error, what)
+            note = f"gcloud does not answer: {one_line(str(error), 120)}"
+            return WorkersPending(note, uncertain=True, unanswered=True)
+        self._ready = (time.monotonic(), found) if isinstance(found, WorkersReady) else None
+        return found
+
+    def _check(self, name: str, *words: str) -> list[Check]:
+        remedy = "install the Google Cloud CLI, or name it with `gcloud:` in the profile"
+        program = Check.of_program("gcloud", self.settings.gcloud, remedy)
+        return [program, _check_call(self.gcloud, name, *words)] if program.ok else [program]
+
+
+class TpuVmSource(CloudSource):
     """An existing TPU VM: used, never deleted."""
 
     def __init__(self, settings: TpuSettings, run_dir: Path | None) -> None:
-        self.run_dir = run_dir
-        location = CloudLocation.read(run_dir / LOCATION_FILE) if run_dir is not None else None
-        self.settings = with_location(settings, location)
-        self.gcloud = Gcloud(self.settings)
-        self._ready: tuple[float, WorkersReady] | None = None
+        super().__init__(settings, run_dir, CloudLocation.read(run_dir / LOCATION_FILE) if run_dir else None)
+        self._name = str(settings.tpu)
 
     def request(self, run_id: str) -> None:
         require_gcloud(self.settings)
         self._record_project()
         try:
-            state = str(self.gcloud.describe_node(self._name())["state"])
+            state = str(self.gcloud.describe_node(self._name)["state"])
         except GcloudError as error:
-            raise _refused(f"TPU VM {self._name()!r}", error) from None
+            raise _refused(f"TPU VM {self._name!r}", error) from None
         if state in GONE_NODE:
             raise UserError(
-                f"the TPU VM {self._name()!r} in {self.settings.zone} is {state}; start it, or name another one"
+                f"the TPU VM {self._name!r} in {self.settings.zone} is {state}; start it, or name another one"
             )
 
     def find_workers(self, run_id: str) -> WorkersState:
-        if self._ready is not None and time.monotonic() - self._ready[0] < READY_CACHE_S:
-            return self._ready[1]
-        try:
-            found = find_node_workers(self.gcloud, self._name())
-        except GcloudError as error:
-            return _unanswered(error, f"the TPU VM {self._name()!r}")
-        self._ready = (time.monotonic(), found) if isinstance(found, WorkersReady) else None
-        return found
+        return self._find(f"the TPU VM {self._name!r}", lambda: find_node_workers(self.gcloud, self._name))
 
     def _record_project(self) -> None:
         """Record the project once: gcloud's default may be another one when the search is resumed."""
         if self.settings.project is None:
             self.settings = resolve_project(self.settings)
-            self.gcloud = Gcloud(self.settings)
             if self.run_dir is not None:
-                write_model(
-                    self.run_dir / LOCATION_FILE, CloudLocation(project=self.settings.project, zone=self.settings.zone)
-                )
+                location = CloudLocation(project=self.settings.project, zone=self.settings.zone)
+                write_model(self.run_dir / LOCATION_FILE, location)
 
     def check(self) -> list[Check]:
-        checks = [_check_program(self.settings)]
-        if checks[0].ok:
-            checks.append(_check_call(self.gcloud, f"TPU VM {self._name()}", "tpu-vm", "describe", self._name()))
-        return checks
-
-    def _name(self) -> str:
-        assert self.settings.tpu is not None
-        return self.settings.tpu
+        return self._check(f"TPU VM {self._name}", "tpu-vm", "describe", self._name)
 
 
-class QueuedResourceSource:
+class QueuedResourceSource(CloudSource):
     """One queued resource per search: named and labeled after the run, deleted when no job of it is left."""
 
     def __init__(self, settings: TpuSettings, resource: QueuedResource, run_dir: Path | None) -> None:
         self.resource, self.run_dir = resource, run_dir
         self._request: QueuedResourceRecord | None = None
-        self.settings = with_location(settings, self._read_record())
-        self.gcloud = Gcloud(self.settings)
-        self._ready: tuple[float, WorkersReady] | None = None
+        super().__init__(settings, run_dir, self._read_record())
 
     def request(self, run_id: str) -> None:
         require_gcloud(self.settings)
@@ -139,7 +147,6 @@ class QueuedResourceSource:
             except GcloudError as error:
                 raise _refused(f"queued resource {record.name!r}", error) from None
         self.settings = resolve_project(self.settings)
-        self.gcloud = Gcloud(self.settings)
         generation, token = record.generation + 1 if record else 1, make_token(self.run_dir)
         name = name_resource(run_id, token, generation)
         self._ready = None
@@ -156,15 +163,11 @@ class QueuedResourceSource:
     def find_workers(self, run_id: str) -> WorkersState:
         record = self._read_record()
         if record is None or record.deleted:
-            return WorkersLost(_failure(FailureKind.PREEMPTED, Stage.RUN, "the search's queued resource was deleted"))
-        if self._ready is not None and time.monotonic() - self._ready[0] < READY_CACHE_S:
-            return self._ready[1]
-        try:
-            found = self._read_state(record, self.gcloud.describe_queued(record.name))
-        except GcloudError as error:
-            return _unanswered(error, f"the queued resource {record.name!r}")
-        self._ready = (time.monotonic(), found) if isinstance(found, WorkersReady) else None
-        return found
+            return _lost(FailureKind.PREEMPTED, "the search's queued resource was deleted")
+        return self._find(
+            f"the queued resource {record.name!r}",
+            lambda: self._read_state(record, self.gcloud.describe_queued(record.name)),
+        )
 
     def recorded_run(self) -> str | None:
         record = self._read_record()
@@ -226,10 +229,7 @@ class QueuedResourceSource:
             time.sleep(_PAUSE_S)
 
     def check(self) -> list[Check]:
-        checks = [_check_program(self.settings)]
-        if checks[0].ok:
-            checks.append(_check_call(self.gcloud, f"queue of {self.settings.zone}", "queued-resources", "list"))
-        return checks
+        return self._check(f"queue of {self.settings.zone}", "queued-resources", "list")
 
     def _is_usable(self, name: str) -> bool:
         state = _state(self.gcloud.describe_queued(name))
@@ -242,12 +242,10 @@ class QueuedResourceSource:
         if state == "ACTIVE":
             return find_node_workers(self.gcloud, record.name)
         if state in _OVER:
-            return WorkersLost(
-                _failure(FailureKind.PREEMPTED, Stage.RUN, f"{named} is {state}: its TPU VM was preempted")
-            )
+            return _lost(FailureKind.PREEMPTED, f"{named} is {state}: its TPU VM was preempted")
         if state == "FAILED":
             why = one_line(str(_error_message(found) or "no reason given"), 300)
-            return WorkersLost(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, f"{named} failed: {why}"))
+            return _lost(FailureKind.LAUNCHER, f"{named} failed: {why}", Stage.SUBMIT)
         waited_min = (time.time() - record.asked_s) / 60
         limit = self.settings.queue_limit_min
         if state in _WAITING and limit is not None and waited_min > limit:
@@ -256,7 +254,7 @@ class QueuedResourceSource:
                 self.release(record.run_id)
             except UserError as error:  # reported with the failed attempt; `close` retries
                 message = f"{message}; {error}"
-            return WorkersLost(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, message))
+            return _lost(FailureKind.LAUNCHER, message, Stage.SUBMIT)
         return WorkersPending(f"{named}: {state}", uncertain=state not in _WAITING)
 
     def _delete_until_gone(self, names: list[str], deadline: float | None = None) -> None:
@@ -313,17 +311,11 @@ def find_node_workers(gcloud: Gcloud, name: str) -> WorkersState:
     node = gcloud.describe_node(name)
     state = str(node["state"])
     if state in GONE_NODE:
-        return WorkersLost(_failure(FailureKind.PREEMPTED, Stage.RUN, f"the TPU VM {name!r} is {state}"))
+        return _lost(FailureKind.PREEMPTED, f"the TPU VM {name!r} is {state}")
     group = GcloudWorkerGroup(gcloud, name, node)
     if state == "READY" and group.addresses:
         return WorkersReady(group, name)
     return WorkersPending(f"the TPU VM {name!r} is {state}", uncertain=state in {"UNKNOWN", "READY"})
-
-
-def _unanswered(error: GcloudError, what: str) -> WorkersPending:
-    """Return the state for a gcloud that may answer later; UserError if the user must log in first."""
-    raise_if_denied(error, what)
-    return WorkersPending(f"gcloud does not answer: {one_line(str(error), 120)}", uncertain=True, unanswered=True)
 
 
 def _state(item: Mapping[str, Any]) -> str:
@@ -348,27 +340,17 @@ def _refused(what: str, error: GcloudError) -> Exception:
     """Return UserError if no retry can help (quota, rights), else TrialError (no capacity, service unavailable)."""
     if error.is_permanent:
         return UserError(f"{what} was refused: {one_line(str(error), 400)}")
-    return TrialError(_failure(FailureKind.LAUNCHER, Stage.SUBMIT, f"{what}: {one_line(str(error), 400)}"))
+    return submit_error(f"{what}: {one_line(str(error), 400)}")
 
 
-def _failure(kind: FailureKind, stage: Stage, message: str) -> Failure:
-    return Failure(stage=stage, kind=kind, message=message)
-
-
-def _check_program(settings: TpuSettings) -> Check:
-    found = shutil.which(settings.gcloud)
-    remedy = "" if found else "install the Google Cloud CLI, or name it with `gcloud:` in the profile"
-    return Check(
-        name="gcloud", ok=found is not None, detail=found or f"{settings.gcloud!r} was not found", remedy=remedy
-    )
+def _lost(kind: FailureKind, message: str, stage: Stage = Stage.RUN) -> WorkersLost:
+    return WorkersLost(Failure(stage=stage, kind=kind, message=message))
 
 
 def _check_call(gcloud: Gcloud, name: str, *words: str) -> Check:
     try:
         answer = gcloud.run_json(*words)
     except GcloudError as error:
-        remedy = "check `gcloud auth list`, the project and the zone"
-        return Check(name=name, ok=False, detail=one_line(str(error), 300), remedy=remedy)
+        return Check.of(name, False, one_line(str(error), 300), "check `gcloud auth list`, the project and the zone")
     state = str(answer.get("state", "")) if isinstance(answer, Mapping) else f"{len(answer or [])} requests"
-    gone = state in GONE_NODE
-    return Check(name=name, ok=not gone, detail=state, remedy="start it, or name another one" if gone else "")
+    return Check.of(name, state not in GONE_NODE, state, "start it, or name another one")

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from cclsearch.core.errors import UserError
@@ -73,12 +74,15 @@ class Gcloud:
 
     def run(self, *words: str, timeout_s: float = CALL_S) -> str:
         """Return what the command prints; raises GcloudError if it fails."""
-        done = run_program(
-            [self.settings.gcloud, "compute", "tpus", *words, *self.location_flags()], timeout_s=timeout_s
-        )
+        done = self.call(words, timeout_s)
         if done.returncode:
             raise GcloudError(explain_refusal(done.stderr, done.returncode), done.stderr)
         return done.stdout
+
+    def call(self, words: Sequence[str], timeout_s: float) -> CompletedProcess[str]:
+        """Run a command on the profile's project and zone."""
+        flags = self.location_flags()
+        return run_program([self.settings.gcloud, "compute", "tpus", *words, *flags], timeout_s=timeout_s)
 
     def find_default_project(self) -> str:
         """Return gcloud's default project; UserError if it has none."""
@@ -166,16 +170,14 @@ class GcloudWorkerGroup:
 
     def push(self, file: Path, name: str, processes: Sequence[int]) -> Mapping[int, str]:
         """Copy to every worker of the slice: `--worker` of `scp` takes one number or `all`."""
-        words = ["compute", "tpus", "tpu-vm", "scp", str(file), f"{self._target()}:{name}", "--worker=all"]
-        done = self._run([*words, *self._flags("scp")], COPY_S)
+        done = self._run("scp", [str(file), f"{self._target()}:{name}", "--worker=all"], COPY_S)
         return {0: explain_refusal(done.stderr, done.returncode)} if done.returncode else {}
 
     def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> WorkerAnswers:
         whole = len(processes) == len(self._addresses)
         workers = "all" if whole else ",".join(map(str, processes))
         text = f"{command} {' '.join((*arguments, '--addresses', ','.join(self._addresses)))}"
-        words = ["compute", "tpus", "tpu-vm", "ssh", self._target(), f"--worker={workers}", f"--command={text}"]
-        done = self._run([*words, *self._flags("ssh")], CALL_S)
+        done = self._run("ssh", [self._target(), f"--worker={workers}", f"--command={text}"], CALL_S)
         answers = read_answers(done.stdout)
         why = explain_refusal(done.stderr, done.returncode)
         return WorkerAnswers(
@@ -184,8 +186,7 @@ class GcloudWorkerGroup:
         )
 
     def pull(self, process: int, path: str, target: Path) -> None:
-        words = ["compute", "tpus", "tpu-vm", "scp", f"{self._target()}:{path}", str(target), f"--worker={process}"]
-        done = self._run([*words, *self._flags("scp")], COPY_S)
+        done = self._run("scp", [f"{self._target()}:{path}", str(target), f"--worker={process}"], COPY_S)
         if done.returncode:
             raise Unreachable(explain_refusal(done.stderr, done.returncode))
 
@@ -203,17 +204,15 @@ class GcloudWorkerGroup:
         user = self.gcloud.settings.user
         return f"{user}@{self.name}" if user else self.name
 
-    def _flags(self, program: str) -> list[str]:
-        """Return flags for ssh or scp, each one word without a space: gcloud passes it on unchanged."""
+    def _run(self, program: str, words: Sequence[str], timeout_s: float) -> CompletedProcess[str]:
+        """Run `ssh` or `scp`; their flags are words without a space, as gcloud passes them on unchanged."""
         settings = self.gcloud.settings
         options = [f"ConnectTimeout={settings.connect_timeout_s}", "BatchMode=yes", *settings.ssh_options]
         flags = [f"--{program}-flag=-o{option}" for option in options]
         if settings.key_file is not None:
             flags.append(f"--ssh-key-file={Path(settings.key_file).expanduser()}")
-        return [*flags, *(["--internal-ip"] if settings.internal_ip else []), *self.gcloud.location_flags()]
-
-    def _run(self, words: Sequence[str], timeout_s: float) -> Any:
-        return run_program([self.gcloud.settings.gcloud, *words], timeout_s=timeout_s)
+        flags += ["--internal-ip"] if settings.internal_ip else []
+        return self.gcloud.call(["tpu-vm", program, *words, *flags], timeout_s)
 
 
 def explain_refusal(text: str, code: int) -> str:

@@ -10,11 +10,11 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core import atomic_file, processes
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Job, JobStatus
-from cclsearch.launch.collect import collect_end
+from cclsearch.launch.collect import FAILURES_FOLDER, MEMORY_RAN_OUT, collect_end, explain_timeout
 from cclsearch.launch.contract import (
     CONFIG_FILE,
     RESULT_FILE,
@@ -76,12 +76,6 @@ def attempt_folder(trial_dir: Path, attempt: int) -> Path:
     return trial_dir / f"tpu-a{attempt}"
 
 
-def write_model(path: Path, value: Model) -> None:
-    """Write the file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, value.model_dump_json(indent=1))
-
-
 def count_processes(job: Job) -> int:
     """Return the number of processes: one per host that the ranks need."""
     return -(-job.payload.num_ranks // job.payload.ranks_per_node)
@@ -101,18 +95,20 @@ def render_run_script(job: Job, framework: Framework, environment: Mapping[str, 
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
     lines += settings.setup
     script = f"scripts/{framework.script_path.name}"
-    lines.append(f'exec {_quote_home(settings.python)} "$(dirname "$0")"/{shlex.quote(script)}')
+    python = settings.python
+    program = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
+    lines.append(f'exec {program} "$(dirname "$0")"/{shlex.quote(script)}')
     return "\n".join(lines) + "\n"
 
 
-def _quote_home(program: str) -> str:
-    return f'"$HOME"/{shlex.quote(program[2:])}' if program.startswith("~/") else shlex.quote(program)
-
-
 def write_bundle(path: Path, job: Job, framework: Framework, texts: Mapping[str, str]) -> None:
-    """Write the archive for the workers: `worker.py`, `run.sh`, `job.json`, `config.json` and the scripts' folder."""
+    """Write the archive for the workers: `worker.py` with what it imports, `config.json`, scripts' folder, `texts`."""
     files = {name: text.encode() for name, text in texts.items()}
     files["worker.py"] = WORKER_PROGRAM.read_bytes()
+    files |= {"cclsearch/__init__.py": b"", "cclsearch/core/__init__.py": b""}
+    for module in (processes, atomic_file):
+        path_here = Path(str(module.__file__))
+        files[f"cclsearch/core/{path_here.name}"] = path_here.read_bytes()
     files["config.json"] = (job.trial_dir / CONFIG_FILE).read_bytes()
     for source in sorted(framework.script_path.parent.iterdir()):
         if source.suffix in _SCRIPT_SUFFIXES and source.is_file():
@@ -137,11 +133,11 @@ def append_logs(folder: Path, process: int, stdout: bytes, stderr: bytes) -> Non
 
 def log_offsets(folder: Path, num_processes: int) -> str:
     """Return `0=STDOUT:STDERR,1=...`, the fetched bytes of each log, as `worker.py` takes it."""
-    sizes = [
-        ":".join(str(_size(folder / f"w{process}.{name}")) for name in ("stdout", "stderr"))
+    sizes = {path.name: path.stat().st_size for path in folder.glob("w*.std*")}
+    return ",".join(
+        f"{process}={sizes.get(f'w{process}.stdout', 0)}:{sizes.get(f'w{process}.stderr', 0)}"
         for process in range(num_processes)
-    ]
-    return ",".join(f"{process}={size}" for process, size in enumerate(sizes))
+    )
 
 
 def merge_logs(folder: Path, trial_dir: Path, num_processes: int) -> None:
@@ -172,7 +168,7 @@ def unpack_results(archives: Mapping[int, Path], trial_dir: Path, scratch: Path)
         root = scratch / str(process)
         for source in sorted(path for path in root.rglob("*") if path.is_file()):
             relative = source.relative_to(root)
-            if relative.parts[0] in (TRACE_FOLDER, "failures"):
+            if relative.parts[0] in (TRACE_FOLDER, FAILURES_FOLDER):
                 _move(source, trial_dir, relative, process)
     for process in sorted(archives):
         result = scratch / str(process) / RESULT_FILE
@@ -199,7 +195,7 @@ def _unpack(archive: Path, target: Path) -> None:
                 parts = PurePosixPath(member.name).parts
                 if member.isdir() or not member.isreg():
                     continue
-                if not parts or parts[0] not in (RESULT_FILE, TRACE_FOLDER, "failures") or ".." in parts:
+                if not parts or parts[0] not in (RESULT_FILE, TRACE_FOLDER, FAILURES_FOLDER) or ".." in parts:
                     raise ValueError(f"the worker's archive contains {member.name!r}")
                 total += member.size
                 if total > RETURN_BYTES:
@@ -214,20 +210,6 @@ def _unpack(archive: Path, target: Path) -> None:
         raise ValueError(f"the worker's archive could not be read: {error}") from None
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def clear_folder(trial_dir: Path) -> None:
-    """Remove files of an earlier attempt that would be read as this one's."""
-    (trial_dir / RESULT_FILE).unlink(missing_ok=True)
-    for name in (TRACE_FOLDER, "failures"):
-        shutil.rmtree(trial_dir / name, ignore_errors=True)
-
-
 def read_status(folder: Path) -> JobStatus | None:
     """Return the attempt's final status; None if it has not ended."""
     return JobStatus.read(folder / STATUS_FILE)
@@ -238,12 +220,10 @@ def find_failure(record: TpuJobRecord, by_process: Mapping[int, WorkerAnswer]) -
     if (record.trial_dir / RESULT_FILE).is_file():
         return None
     if any(answer.reason == "timeout" for answer in by_process.values()):
-        message = f"no result after {record.timeout_s:g} s, so every process of the trial was ended"
-        return Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message)
+        return Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=explain_timeout(record.timeout_s))
     for process, answer in by_process.items():
         if answer.oom:
-            message = "the kernel killed a process of the trial because memory ran out"
-            return Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message, rank=process)
+            return Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=MEMORY_RAN_OUT, rank=process)
     codes = [answer.code for answer in by_process.values() if answer.code and answer.reason == "finished"]
     found = collect_end(record.trial_dir, exit_code=codes[0] if codes else 0)
     return found if isinstance(found, Failure) else None

@@ -15,7 +15,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.redact import is_secret_name
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
-from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, write_model
+from cclsearch.launch.collect import clear_results
+from cclsearch.launch.fields import SECRET_ADVICE
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
 from cclsearch.launch.tpu_vm.job import (
@@ -27,7 +29,6 @@ from cclsearch.launch.tpu_vm.job import (
     TpuStartRecord,
     append_logs,
     attempt_folder,
-    clear_folder,
     count_processes,
     find_failure,
     log_offsets,
@@ -36,7 +37,6 @@ from cclsearch.launch.tpu_vm.job import (
     render_run_script,
     unpack_results,
     write_bundle,
-    write_model,
 )
 from cclsearch.launch.tpu_vm.resource_names import make_token
 from cclsearch.launch.tpu_vm.settings import TpuSettings
@@ -59,6 +59,7 @@ PEER_GRACE_S = 20.0
 STOP_S = 60.0
 CLOUD_PATIENCE_FACTOR = 5
 """How many times `lost_after_s` a new TPU VM may take to accept connections."""
+_CANCELLED = JobStatus.failed(FailureKind.CANCELLED, "cancelled by the search")
 
 
 @LAUNCHERS.register("tpu-vm")
@@ -92,10 +93,7 @@ class TpuVmLauncher:
             raise UserError(f"{where}: `zone` must name the zone of the TPU (us-central1-a)")
         for name in profile.environment:
             if is_secret_name(name):
-                raise UserError(
-                    f"{where}: {name} looks like a secret, and a job's environment is stored with its results;"
-                    " remove it, or read it from a file of yours in a line of `setup`"
-                )
+                raise UserError(f"{where}: {name} {SECRET_ADVICE}")
         return cls(profile, settings)
 
     @cached_property
@@ -122,7 +120,7 @@ class TpuVmLauncher:
             )
             self.worker_source.request(job.run_id)
             if not (folder / RECORD_FILE).is_file():
-                clear_folder(job.trial_dir)
+                clear_results(job.trial_dir)
                 texts = {"run.sh": self.render(job), "job.json": record.model_dump_json(exclude={"trial_dir"})}
                 write_bundle(folder / BUNDLE_FILE, job, self.framework, texts)
                 write_model(folder / RECORD_FILE, record)
@@ -144,12 +142,12 @@ class TpuVmLauncher:
             group = self._find_group(record)
             if group is not None:
                 self._end_processes(record, group)
-            self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
+            self._finish(record, _CANCELLED)
 
     def find(self, run_id: str) -> list[Handle]:
         """Return every recorded attempt of the run, whether or not it is in the ledger."""
         self._run_ids.add(run_id)
-        return [_make_handle(record) for record in self._records() if record.run_id == run_id]
+        return [_make_handle(record) for record in self._records(run_id)]
 
     def render(self, job: Job) -> str:
         """Return the script that every worker runs."""
@@ -163,42 +161,42 @@ class TpuVmLauncher:
         """Delete what was created for the search unless it has an unfinished job there."""
         recorded = self.worker_source.recorded_run()  # a search killed during deletion has no job left to name its run
         for run_id in sorted(self._run_ids | ({recorded} if recorded else set())):
-            if not self._is_open(run_id):
+            if not self._open_records(run_id):
                 self.worker_source.release(run_id)
         self._run_ids.clear()
 
     def leftovers(self, run_id: str) -> list[Leftover]:
         """Return the attempts that have not ended, and the resources with the run's label."""
-        open_jobs = [r for r in self._records() if r.run_id == run_id and read_status(r.folder) is None]
+        open_jobs = self._open_records(run_id)
         jobs = [Leftover(kind="job", name=r.name, state="not known to have ended") for r in open_jobs]
         return [*jobs, *self.worker_source.leftovers(run_id)]
 
     def remove_leftovers(self, run_id: str) -> None:
         """Stop the jobs and delete the resources; UserError if one cannot be deleted."""
-        self.cancel([_make_handle(record) for record in self._records() if record.run_id == run_id])
+        self.cancel([_make_handle(record) for record in self._records(run_id)])
         self.worker_source.release(run_id, thorough=True)
         self._run_ids.discard(run_id)
 
     def _poll_one(self, handle: Handle) -> JobStatus:
         record = _read_record(handle)
         if record is None:
-            return _fail(FailureKind.LAUNCHER, f"the files of job {handle.job_name} are missing")
+            return JobStatus.failed(FailureKind.LAUNCHER, f"the files of job {handle.job_name} are missing")
         self._run_ids.add(record.run_id)
         known = read_status(record.folder)
         if known is not None:
             return known
         if (record.folder / CANCELLED_FILE).exists():
-            return self._finish(record, _fail(FailureKind.CANCELLED, "cancelled by the search"))
+            return self._finish(record, _CANCELLED)
         start = TpuStartRecord.read(record.folder / START_FILE)
         found = self.worker_source.find_workers(record.run_id)
         if isinstance(found, WorkersLost):
-            return self._fail_attempt(record, found.failure)
+            return self._end_attempt(record, found.failure)
         if isinstance(found, WorkersPending) and found.uncertain and (start is not None or found.unanswered):
             return self._wait_uncertain(record, start, found)
         self._since.pop((record.name, -1, "cloud"), None)
         if start is not None and (isinstance(found, WorkersPending) or found.name != start.place):
             gone = f"the slice {start.place!r} that ran the trial is gone"
-            return self._fail_attempt(record, Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message=gone))
+            return self._fail_attempt(record, FailureKind.PREEMPTED, gone)
         if isinstance(found, WorkersPending):
             return JobStatus(state=JobState.QUEUED, note=found.note)
         return self._start(record, found) if start is None else self._poll_processes(record, found.group, start)
@@ -214,16 +212,15 @@ class TpuVmLauncher:
             return JobStatus(state=JobState.QUEUED if start is None else JobState.RUNNING, note=found.note)
         message = f"{found.note}, and the trial's time limit has passed"
         stage = Stage.SUBMIT if start is None else Stage.RUN
-        return self._fail_attempt(record, Failure(stage=stage, kind=FailureKind.LAUNCHER, message=message))
+        return self._fail_attempt(record, FailureKind.LAUNCHER, message, stage)
 
     def _start(self, record: TpuJobRecord, ready: WorkersReady) -> JobStatus:
         """Copy the files to the workers and start the processes, the coordinator's first."""
         group, folder = ready.group, record.folder
         if record.num_processes > len(group.addresses):
             message = f"the trial needs {record.num_processes} workers, but there are {len(group.addresses)}"
-            self._finish(
-                record, _fail(FailureKind.LAUNCHER, message, Stage.SUBMIT)
-            )  # otherwise nothing would be released
+            # otherwise nothing would be released
+            self._finish(record, JobStatus.failed(FailureKind.LAUNCHER, message, Stage.SUBMIT))
             raise UserError(
                 f"{message}; correct the profile's `hardware` (num_accelerators, accelerators_per_node), or add hosts"
             )
@@ -259,19 +256,19 @@ class TpuVmLauncher:
         process, error = sorted(errors.items())[0]
         message = f"worker {process} cannot be reached: {one_line(error, 300)}"
         if self.settings.hosts and is_permanent_error(error):  # a new TPU VM may take a while to accept the key
-            self._fail_attempt(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message))
+            self._fail_attempt(record, FailureKind.LAUNCHER, message, Stage.SUBMIT)
             raise UserError(f"{message}; run `ccl-search launcher check {self.profile.name}`, which tries each worker")
         patience_s = self.settings.lost_after_s * (1 if self.settings.hosts else CLOUD_PATIENCE_FACTOR)
         if not self._waited(record, -1, "begin", patience_s):
             return JobStatus(state=JobState.QUEUED, note=message)
-        return self._fail_attempt(record, Failure(stage=Stage.SUBMIT, kind=FailureKind.NODE_FAILED, message=message))
+        return self._fail_attempt(record, FailureKind.NODE_FAILED, message, Stage.SUBMIT)
 
     def _poll_processes(self, record: TpuJobRecord, group: WorkerGroup, start: TpuStartRecord) -> JobStatus:
         """Query every process, append new log output, and handle processes that have ended or are lost."""
         answers = self._query_processes(record, group)
         lost = self._find_lost(record, group, answers)
         if lost is not None:
-            return self._fail_attempt(record, lost)
+            return self._end_attempt(record, lost)
         by_process = answers.by_process
         if len(by_process) == record.num_processes and all(answer.state == "ended" for answer in by_process.values()):
             return self._collect(record, group, by_process)
@@ -280,20 +277,20 @@ class TpuVmLauncher:
             self._stop(record, group)
         if time.time() > start.started_s + record.timeout_s + DEADLINE_S:
             message = f"not ended after {record.timeout_s:g} s, so the processes were ended"
-            return self._fail_attempt(record, Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message=message))
+            return self._fail_attempt(record, FailureKind.TIMEOUT, message)
         note = f"{len(by_process) - len(ended)} of {record.num_processes} processes running"
         if answers.silent:
             note += f"; worker {min(answers.silent)} does not answer"
         return JobStatus(state=JobState.RUNNING, note=note)
 
     def _query_processes(self, record: TpuJobRecord, group: WorkerGroup) -> WorkerAnswers:
-        folder, processes = record.folder, range(record.num_processes)
+        folder, remote = record.folder, self._remote(record)
         merged: dict[int, WorkerAnswer] = {}
-        asking = list(processes)
+        asking = list(range(record.num_processes))
         silent: dict[int, str] = {}
         while asking:
-            arguments = ["status", self._remote(record), "--offsets", log_offsets(folder, record.num_processes)]
-            answers = group.call(self._program(record), arguments, asking)
+            arguments = ["status", remote, "--offsets", log_offsets(folder, record.num_processes)]
+            answers = group.call(f"exec python3 {remote}/worker.py", arguments, asking)
             for process, answer in answers.by_process.items():
                 append_logs(folder, process, answer.stdout, answer.stderr)
             merged |= answers.by_process
@@ -312,17 +309,13 @@ class TpuVmLauncher:
             if answer is None:
                 if self._waited(record, process, "silent", self.settings.lost_after_s):
                     why = one_line(answers.silent.get(process, ""), 200)
-                    return self._node_failed(group, process, f"does not answer: {why}")
+                    return _node_failed(group, process, f"does not answer: {why}")
                 continue
             self._since.pop((record.name, process, "silent"), None)
             if answer.state in ("vanished", "absent"):
                 what = "lost the trial: it was restarted, or its processes were killed"
-                return self._node_failed(group, process, what)
+                return _node_failed(group, process, what)
         return None
-
-    def _node_failed(self, group: WorkerGroup, process: int, what: str) -> Failure:
-        message = f"worker {process} ({group.addresses[process]}) {what}"
-        return Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message, rank=process)
 
     def _collect(self, record: TpuJobRecord, group: WorkerGroup, by_process: Mapping[int, WorkerAnswer]) -> JobStatus:
         """Copy the files of the ended processes back and return the job's final status."""
@@ -337,15 +330,11 @@ class TpuVmLauncher:
                 if not self._waited(record, process, "pull", self.settings.lost_after_s):
                     return JobStatus(state=JobState.RUNNING, note=f"worker {process}: {one_line(str(error), 100)}")
                 message = f"the files of worker {process} could not be copied back: {one_line(str(error), 200)}"
-                return self._fail_attempt(
-                    record, Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message)
-                )
+                return self._fail_attempt(record, FailureKind.NODE_FAILED, message)
         try:
             unpack_results(archives, record.trial_dir, folder / "unpacked")
         except ValueError as error:
-            return self._fail_attempt(
-                record, Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=one_line(str(error)))
-            )
+            return self._fail_attempt(record, FailureKind.CRASHED, one_line(str(error)))
         merge_logs(folder, record.trial_dir, record.num_processes)
         status = self._finish(record, JobStatus(state=JobState.DONE, failure=find_failure(record, by_process)))
         for archive in archives.values():
@@ -353,7 +342,12 @@ class TpuVmLauncher:
         self._sweep(record, group)
         return status
 
-    def _fail_attempt(self, record: TpuJobRecord, failure: Failure) -> JobStatus:
+    def _fail_attempt(
+        self, record: TpuJobRecord, kind: FailureKind, message: str, stage: Stage = Stage.RUN
+    ) -> JobStatus:
+        return self._end_attempt(record, Failure(stage=stage, kind=kind, message=message))
+
+    def _end_attempt(self, record: TpuJobRecord, failure: Failure) -> JobStatus:
         """End the attempt without results; stop its processes on reachable workers."""
         group = None if failure.kind is FailureKind.PREEMPTED else self._find_group(record)
         if group is not None:
@@ -378,15 +372,17 @@ class TpuVmLauncher:
         self._sweep(record, group)
 
     def _stop(self, record: TpuJobRecord, group: WorkerGroup) -> WorkerAnswers:
-        remote = self._remote(record)
-        guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
-        return group.call(guard, ["stop", remote], _own_processes(record, group))
+        return self._call_if_there(record, group, "stop")
 
     def _sweep(self, record: TpuJobRecord, group: WorkerGroup) -> None:
         if not self.settings.keep_remote:
-            remote = self._remote(record)
-            guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
-            group.call(guard, ["sweep", remote], _own_processes(record, group))
+            self._call_if_there(record, group, "sweep")
+
+    def _call_if_there(self, record: TpuJobRecord, group: WorkerGroup, action: str) -> WorkerAnswers:
+        """Call `worker.py` on the job's workers that have it."""
+        remote = self._remote(record)
+        guard = f"test ! -e {remote}/worker.py || exec python3 {remote}/worker.py"
+        return group.call(guard, [action, remote], range(min(record.num_processes, len(group.addresses))))
 
     def _find_group(self, record: TpuJobRecord) -> WorkerGroup | None:
         """Return the workers that may run the job; None if there are none any more."""
@@ -396,33 +392,27 @@ class TpuVmLauncher:
     def _remote(self, record: TpuJobRecord) -> str:
         return f"{self.settings.remote_dir}/{record.remote_name}"
 
-    def _program(self, record: TpuJobRecord) -> str:
-        return f"exec python3 {self._remote(record)}/worker.py"
-
     def _waited(self, record: TpuJobRecord, process: int, what: str, patience_s: float) -> bool:
         """Whether `patience_s` has passed since the first call with these arguments."""
         since = self._since.setdefault((record.name, process, what), time.monotonic())
         return time.monotonic() - since >= patience_s
 
-    def _records(self) -> Iterator[TpuJobRecord]:
+    def _records(self, run_id: str) -> Iterator[TpuJobRecord]:
         if self.profile.run_dir is None:
             return
         for path in sorted((self.profile.run_dir / "trials").glob(f"*/tpu-a*/{RECORD_FILE}")):
             record = TpuJobRecord.read(path)
-            if record is not None:
+            if record is not None and record.run_id == run_id:
                 yield record.model_copy(update={"trial_dir": path.parent.parent.absolute()})
 
-    def _is_open(self, run_id: str) -> bool:
-        return any(r.run_id == run_id and read_status(r.folder) is None for r in self._records())
+    def _open_records(self, run_id: str) -> list[TpuJobRecord]:
+        """Return the attempts of the run that are not known to have ended."""
+        return [r for r in self._records(run_id) if read_status(r.folder) is None]
 
 
-def _own_processes(record: TpuJobRecord, group: WorkerGroup) -> range:
-    """Return the processes of the job that have a worker."""
-    return range(min(record.num_processes, len(group.addresses)))
-
-
-def _fail(kind: FailureKind, message: str, stage: Stage = Stage.RUN) -> JobStatus:
-    return JobStatus(state=JobState.DONE, failure=Failure(stage=stage, kind=kind, message=message))
+def _node_failed(group: WorkerGroup, process: int, what: str) -> Failure:
+    message = f"worker {process} ({group.addresses[process]}) {what}"
+    return Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message=message, rank=process)
 
 
 def _make_handle(record: TpuJobRecord) -> Handle:

@@ -7,8 +7,8 @@ import secrets
 from pathlib import Path
 
 from cclsearch.core.values import Model
+from cclsearch.launch.base import write_model
 from cclsearch.launch.tpu_vm.gcloud import Gcloud
-from cclsearch.launch.tpu_vm.job import write_model
 from cclsearch.launch.tpu_vm.settings import TpuSettings
 
 TOKEN_FILE = "tpu-identity.json"

@@ -8,23 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from cclsearch.core.values import Model
+from cclsearch.launch.fields import ShellLine, Word
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TARGET = re.compile(r"(?:(?P<user>[^@\s:]+)@)?(?P<host>[^@\s:]+|\[[0-9a-fA-F:]+\])(?::(?P<port>\d+))?")
-
-
-def _check_word(value: str) -> str:
-    if not value.strip() or _CONTROL.search(value):
-        raise ValueError("must be one line and not empty")
-    if value.startswith("-"):
-        raise ValueError("must not start with a dash (it would be read as an option)")
-    return value
-
-
-def _check_line(value: str) -> str:
-    if _CONTROL.search(value.replace("\t", " ")):
-        raise ValueError("must be one line without control characters")
-    return value
 
 
 def _check_option(value: str) -> str:
@@ -55,8 +41,6 @@ def _read_target(value: Any) -> Any:
     return {name: part for name, part in match.groupdict().items() if part is not None}
 
 
-Word = Annotated[str, AfterValidator(_check_word)]
-ShellLine = Annotated[str, AfterValidator(_check_line)]
 SshOption = Annotated[str, AfterValidator(_check_option)]
 RemoteFolder = Annotated[str, AfterValidator(_check_folder)]
 ResourceId = Annotated[str, AfterValidator(_check_id)]

@@ -1,8 +1,9 @@
 """Runs on a worker: starts the trial's process under a supervisor that outlives the connection, and reports its state.
 
-Standard library only, Python 3.8 or newer. Each call prints one JSON line that begins with `CCL-WORKER `, so that the
-answers of many workers can share a stream. The folder belongs to one job and has the copied files; each process keeps
-its own state in `w<N>/` (`claim.json`, `end.json`, logs, `trial/`, `out.tar.gz`).
+Standard library only, Python 3.8 or newer; the two modules of the package that it imports are copied with it. Each call
+prints one JSON line that begins with `CCL-WORKER `, so that the answers of many workers can share a stream. The folder
+belongs to one job and has the copied files; each process keeps its own state in `w<N>/` (`claim.json`, `end.json`,
+logs, `trial/`, `out.tar.gz`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ import subprocess
 import sys
 import tarfile
 import time
+from pathlib import Path
 from typing import Any
+
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.processes import boot_id, count_oom_kills, find_processes_by_variable, start_ticks
 
 MARK = "CCL-WORKER "
 CHUNK_BYTES = 192 * 1024
@@ -222,21 +227,9 @@ def kill_trial_processes(pattern: re.Pattern[str], but: str = "") -> None:
 
 def find_trial_processes(pattern: re.Pattern[str], but: str = "") -> list[int]:
     """Return the running processes whose trial folder matches, unless it begins with `but`."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                entries = file.read().split(b"\0")
-        except OSError:
-            continue
-        for entry in entries:
-            value = entry[14:].decode(errors="replace") if entry.startswith(b"CCL_TRIAL_DIR=") else ""
-            hit = pattern.fullmatch(value) is not None and not (but and value.startswith(but))
-            if hit and start_ticks(int(name)) is not None:
-                found.append(int(name))
-    return found
+    running = find_processes_by_variable("CCL_TRIAL_DIR", "")
+    folders = {pid: variables["CCL_TRIAL_DIR"] for pid, variables in running.items() if pid != os.getpid()}
+    return [pid for pid, path in folders.items() if pattern.fullmatch(path) and not (but and path.startswith(but))]
 
 
 def detach() -> None:
@@ -298,40 +291,8 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:
-    """Write the file atomically, synced to disk."""
-    with open(path + ".part", "w", encoding="utf-8") as file:
-        json.dump(data, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".part", path)
-
-
-def boot_id() -> str:
-    """Return the id of this boot of the machine; empty if unknown."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when that process started, in ticks; None if it does not exist or is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory since boot."""
-    try:
-        with open("/proc/vmstat", encoding="ascii") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0
+    """Write the file atomically."""
+    write_atomically(Path(path), json.dumps(data))
 
 
 if __name__ == "__main__":

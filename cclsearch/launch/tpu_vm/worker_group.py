@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import Base64Bytes, ConfigDict
+
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import public_environment
 from cclsearch.core.text import one_line
+from cclsearch.core.values import Model
 from cclsearch.launch.tpu_vm.settings import HostTarget, TpuSettings
 
 MARK = "CCL-WORKER "
@@ -35,20 +37,21 @@ class Unreachable(Exception):
     """A worker, or the connection to it, does not answer."""
 
 
-@dataclass(frozen=True)
-class WorkerAnswer:
+class WorkerAnswer(Model):
     """What one worker answered about its process of a job."""
 
+    model_config = ConfigDict(extra="ignore")
+
+    process: int
     state: str
     """`absent`, `running`, `ended` or `vanished`."""
     port: int = 0
     code: int | None = None
     reason: str = ""
     oom: bool = False
-    at: float = 0.0
     more: bool = False
-    stdout: bytes = b""
-    stderr: bytes = b""
+    stdout: Base64Bytes = b""
+    stderr: Base64Bytes = b""
 
 
 @dataclass(frozen=True)
@@ -117,27 +120,10 @@ def read_answers(text: str) -> dict[int, WorkerAnswer]:
     for line in text.splitlines():
         start = line.find(MARK)
         if start >= 0:
-            try:
-                data = json.loads(line[start + len(MARK) :])
-                found[int(data["process"])] = _read_answer(data)
-            except (ValueError, KeyError, TypeError):
-                continue
+            with contextlib.suppress(ValueError):
+                answer = WorkerAnswer.model_validate_json(line[start + len(MARK) :])
+                found[answer.process] = answer
     return found
-
-
-def _read_answer(data: Mapping[str, Any]) -> WorkerAnswer:
-    code = data.get("code")
-    return WorkerAnswer(
-        state=str(data["state"]),
-        port=int(data.get("port", 0)),
-        code=None if code is None else int(code),
-        reason=str(data.get("reason", "")),
-        oom=bool(data.get("oom", False)),
-        at=float(data.get("at", 0.0)),
-        more=bool(data.get("more", False)),
-        stdout=base64.b64decode(data.get("stdout", "")),
-        stderr=base64.b64decode(data.get("stderr", "")),
-    )
 
 
 def shorten_error(text: str, code: int) -> str:
@@ -164,10 +150,7 @@ class SshWorkerGroup:
 
     def push(self, file: Path, name: str, processes: Sequence[int]) -> Mapping[int, str]:
         def copy(process: int) -> str:
-            host = self.hosts[process]
-            target = f"{_target(host, self.settings)}:{name}"
-            done = run_program(["scp", *self._options(host, "-P"), "-q", "--", str(file), target], timeout_s=COPY_S)
-            return shorten_error(done.stderr, done.returncode) if done.returncode else ""
+            return self._copy(process, str(file), self._place(process, name))
 
         return {process: error for process, error in _map(copy, processes).items() if error}
 
@@ -182,11 +165,9 @@ class SshWorkerGroup:
         return WorkerAnswers(answers, {process: why for process, (answer, why) in replies.items() if answer is None})
 
     def pull(self, process: int, path: str, target: Path) -> None:
-        host = self.hosts[process]
-        source = f"{_target(host, self.settings)}:{path}"
-        done = run_program(["scp", *self._options(host, "-P"), "-q", "--", source, str(target)], timeout_s=COPY_S)
-        if done.returncode:
-            raise Unreachable(shorten_error(done.stderr, done.returncode))
+        error = self._copy(process, self._place(process, path), str(target))
+        if error:
+            raise Unreachable(error)
 
     def explain_loss(self) -> str | None:
         return None
@@ -194,7 +175,20 @@ class SshWorkerGroup:
     def ssh_command(self, process: int) -> list[str]:
         """Return the ssh command for that host, to which a shell text is appended."""
         host = self.hosts[process]
-        return ["ssh", *self._options(host, "-p"), "-T", "--", _target(host, self.settings)]
+        return ["ssh", *self._options(host, "-p"), "-T", "--", self._target(host)]
+
+    def _copy(self, process: int, source: str, target: str) -> str:
+        """Copy a file from or to that host; return the error, empty if there is none."""
+        options = self._options(self.hosts[process], "-P")
+        done = run_program(["scp", *options, "-q", "--", source, target], timeout_s=COPY_S)
+        return shorten_error(done.stderr, done.returncode) if done.returncode else ""
+
+    def _place(self, process: int, path: str) -> str:
+        return f"{self._target(self.hosts[process])}:{path}"
+
+    def _target(self, host: HostTarget) -> str:
+        user = host.user or self.settings.user
+        return f"{user}@{host.host}" if user else host.host
 
     def _options(self, host: HostTarget, port_flag: str) -> list[str]:
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={self.settings.connect_timeout_s}"]
@@ -205,11 +199,6 @@ class SshWorkerGroup:
         if host.port is not None:
             options += [port_flag, str(host.port)]
         return options
-
-
-def _target(host: HostTarget, settings: TpuSettings) -> str:
-    user = host.user or settings.user
-    return f"{user}@{host.host}" if user else host.host
 
 
 def _map(function: Any, processes: Iterable[int]) -> dict[int, Any]:

@@ -1,10 +1,10 @@
-"""Where workers come from: the protocol, and hosts named in the profile (`cloud_source` has the TPU VMs)."""
+"""Where workers come from: the base class, and hosts named in the profile (`cloud_source` has the TPU VMs)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from cclsearch.core.values import Failure
 from cclsearch.launch.base import Check, Leftover
@@ -47,72 +47,48 @@ class WorkersLost:
 WorkersState = WorkersReady | WorkersPending | WorkersLost
 
 
-class WorkerSource(Protocol):
-    """The source of a search's workers. `run_id` labels everything that is created."""
+class WorkerSource(ABC):
+    """The source of a search's workers. `run_id` labels everything that is created; by default, nothing is."""
 
-    def request(self, run_id: str) -> None:
-        """Request workers unless they exist; UserError if that can never work, TrialError if it fails now."""
-        ...
-
+    @abstractmethod
     def find_workers(self, run_id: str) -> WorkersState:
         """Return the state of the workers; UserError if the user must log in first."""
-        ...
+
+    @abstractmethod
+    def check(self) -> list[Check]:
+        """Check whether the workers can be reached from here."""
+
+    def request(self, run_id: str) -> None:  # noqa: B027
+        """Request workers unless they exist; UserError if that can never work, TrialError if it fails now."""
 
     def recorded_run(self) -> str | None:
         """Return the run whose recorded request is not known to be deleted, or None."""
-        ...
+        return None
 
-    def release(self, run_id: str, *, thorough: bool = False) -> None:
+    def release(self, run_id: str, *, thorough: bool = False) -> None:  # noqa: B027
         """Delete what was created for the run and wait until it is gone; UserError if that fails.
 
         `thorough` also searches by the run's label if no request is recorded.
         """
-        ...
 
     def leftovers(self, run_id: str) -> list[Leftover]:
         """Return what was created for the run and still exists."""
-        ...
-
-    def check(self) -> list[Check]:
-        """Check whether the workers can be reached from here."""
-        ...
-
-
-class ExistingWorkers:
-    """Base of sources whose workers existed before the search: nothing was created, so nothing is released."""
-
-    def recorded_run(self) -> str | None:
-        return None
-
-    def release(self, run_id: str, *, thorough: bool = False) -> None:
-        """Does nothing."""
-
-    def leftovers(self, run_id: str) -> list[Leftover]:
         return []
 
 
-class HostsSource(ExistingWorkers):
+class HostsSource(WorkerSource):
     """Hosts named in the profile: always there, never deleted."""
 
     def __init__(self, settings: TpuSettings) -> None:
         self.settings = settings
         self._group = SshWorkerGroup(settings)
 
-    def request(self, run_id: str) -> None:
-        """Does nothing: the hosts exist."""
-
     def find_workers(self, run_id: str) -> WorkersState:
         return WorkersReady(self._group, "")
 
     def check(self) -> list[Check]:
-        return [*(self._check_program(name) for name in ("ssh", "scp")), *self._check_hosts()]
-
-    def _check_program(self, name: str) -> Check:
-        import shutil
-
-        found = shutil.which(name)
-        remedy = "" if found else "install an OpenSSH client"
-        return Check(name=name, ok=found is not None, detail=found or f"{name} was not found", remedy=remedy)
+        programs = [Check.of_program(name, name, "install an OpenSSH client") for name in ("ssh", "scp")]
+        return [*programs, *self._check_hosts()]
 
     def _check_hosts(self) -> Sequence[Check]:
         checks = []
@@ -120,11 +96,9 @@ class HostsSource(ExistingWorkers):
             command = [*self._group.ssh_command(process), "python3 -c 'import sys; print(sys.version.split()[0])'"]
             done = run_program(command, timeout_s=60.0)
             ok = done.returncode == 0
-            detail = f"{host.host}: python3 {done.stdout.strip()}"
-            if not ok:
-                detail = f"{host.host}: {shorten_error(done.stderr, done.returncode)}"
-            remedy = "" if ok else "check that `ssh` to it works without a password and that it has python3"
+            detail = f"python3 {done.stdout.strip()}" if ok else shorten_error(done.stderr, done.returncode)
+            remedy = "check that `ssh` to it works without a password and that it has python3"
             if is_permanent_error(done.stderr):
                 remedy = "correct `user`, `key_file` or the host's name, or accept its host key once by hand"
-            checks.append(Check(name=f"worker {process}", ok=ok, detail=detail, remedy=remedy))
+            checks.append(Check.of(f"worker {process}", ok, f"{host.host}: {detail}", remedy))
         return checks
