@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
@@ -11,6 +14,8 @@ from cclsearch.score.catalog import ENERGY, HEADROOM
 from cclsearch.score.evidence import Evidence
 
 GIB = 2**30
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation divided by median absolute deviation, for a normal distribution."""
 
 
 def derive_general(evidence: Evidence) -> dict[str, float]:
@@ -36,3 +41,11 @@ def measure_memory(result: TrialResult, card: Card) -> dict[str, float]:
     if result.memory_kind == MemoryKind.RSS:
         return {PEAK_MEMORY: peak_gib}
     return {PEAK_MEMORY: peak_gib, HEADROOM.name: 1.0 - peak_gib / card.hardware.memory_gib}
+
+
+def relative_spread(values: Sequence[float]) -> float | None:
+    """Median absolute deviation x 1.4826 / median; None with fewer than two values."""
+    if len(values) < 2:
+        return None
+    median = float(np.median(values))
+    return MAD_TO_SIGMA * float(np.median(np.abs(np.asarray(values) - median))) / median

@@ -17,8 +17,6 @@ from cclsearch.score.derive import measure_memory, read_reported
 from cclsearch.tasks.training.contract import TrainingEvidence, TrainingResult
 
 MTOKEN = 1e6
-MAD_TO_SIGMA = 1.4826
-"""Standard deviation divided by median absolute deviation, for a normal distribution."""
 
 _LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
 _NO_TIMES = "the run script reported no step times"
@@ -66,15 +64,6 @@ def median_step_time(result: TrainingResult) -> float | None:
     if not times or not all(math.isfinite(t) and t > 0 for t in times):
         return None
     return float(np.median(times))
-
-
-def relative_spread(step_times_s: tuple[float, ...]) -> float | None:
-    """Median absolute deviation x 1.4826 / median; None with fewer than two steps."""
-    if len(step_times_s) < 2:
-        return None
-    times = np.asarray(step_times_s)
-    median = float(np.median(times))
-    return MAD_TO_SIGMA * float(np.median(np.abs(times - median))) / median
 
 
 def _throughput(step_time_s: float, num_accelerators: float, result: TrainingResult, card: Card) -> Mapping[str, float]:

@@ -12,12 +12,13 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config, Failure, FailureKind, Stage, Value
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.plugins import TASKS
+from cclsearch.score.derive import relative_spread
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.training import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.training.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.training.contract import TrainingEvidence, TrainingInput, TrainingResult
-from cclsearch.tasks.training.measurements import METRICS, derive_metrics, median_step_time, relative_spread
+from cclsearch.tasks.training.measurements import METRICS, derive_metrics, median_step_time
 
 if TYPE_CHECKING:
     from cclsearch.stats.closed_form import Predictor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from cclsearch.launch.contract import TrialResult
-from cclsearch.score.derive import derive_general
+from cclsearch.score.derive import derive_general, relative_spread
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Verdict
 
@@ -30,12 +30,11 @@ def measure(evidence: Evidence) -> tuple[dict[str, float], float | None]:
     assert isinstance(result, CompressResult)
     if not (result.input_bytes and result.output_bytes and result.pass_times_s):
         return metrics, None
-    typical_s = median(result.pass_times_s)
-    metrics["throughput_mb_s"] = result.input_bytes / 1e6 / typical_s
+    metrics["throughput_mb_s"] = result.input_bytes / 1e6 / median(result.pass_times_s)
     metrics["compression_ratio"] = result.input_bytes / result.output_bytes
     if result.latency_p99_s is not None:
         metrics["latency_p99_s"] = result.latency_p99_s
-    return metrics, 1.4826 * median(abs(time_s - typical_s) for time_s in result.pass_times_s) / typical_s
+    return metrics, relative_spread(result.pass_times_s)
 
 
 def check_bytes(evidence: Evidence) -> Verdict:

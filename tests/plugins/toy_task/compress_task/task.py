@@ -5,9 +5,10 @@ from __future__ import annotations
 import compress_task.space  # noqa: F401  registers knobs and rule
 from cclsearch.card.fields import CardField, FieldKind
 from cclsearch.card.model import Card
-from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.core.metrics import Direction
 from cclsearch.plugins import TASKS
 from cclsearch.score.admission import GENERAL_RULES
+from cclsearch.score.catalog import result_metric
 from cclsearch.score.evidence import Evidence
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor
@@ -15,13 +16,7 @@ from cclsearch.tasks.base import Task
 from compress_task.prediction import predict
 from compress_task.result import CompressResult, check_bytes, measure
 
-
-def metric(name: str, unit: str, direction: Direction, label: str) -> MetricInfo:
-    """A metric that the run script measures, always above 0."""
-    missing = f"the run script reported no {label}"
-    return MetricInfo(
-        name=name, unit=unit, direction=direction, source="result", label=label, missing=missing, is_positive=True
-    )
+LOW, HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
 
 
 class CompressTask(Task):
@@ -29,9 +24,9 @@ class CompressTask(Task):
 
     name = "compress"
     metrics = (
-        metric("throughput_mb_s", "MB/s", Direction.MAXIMIZE, "throughput"),
-        metric("latency_p99_s", "s", Direction.MINIMIZE, "99th percentile latency"),
-        metric("compression_ratio", "x", Direction.MAXIMIZE, "compression ratio"),
+        result_metric("throughput_mb_s", "MB/s", HIGH, "the run script timed no passes", label="throughput"),
+        result_metric("latency_p99_s", "s", LOW, "the run script timed no chunks", label="99th percentile latency"),
+        result_metric("compression_ratio", "x", HIGH, "the run script reported no sizes", label="compression ratio"),
     )
     primary = "throughput_mb_s"
     highlights = ("latency_p99_s", "compression_ratio")
