@@ -6,14 +6,16 @@ project: fractions instead of percent, and GB = 1e9 bytes instead of 2^30.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import JsonValue
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.yaml_file import read_yaml
 from cclsearch.plugins import METRICS
-from cclsearch.trace.events import CollectiveKind, Reason
+from cclsearch.trace.events import POINT_TO_POINT, CollectiveKind, Reason
 from cclsearch.trace.metric import MetricResult, Status
 from cclsearch.trace.view import TraceView
 
@@ -29,7 +31,7 @@ class StepScoreReference:
 
 @dataclass(frozen=True)
 class Alias:
-    """One metric name of the dashboard."""
+    """One metric name of the dashboard, from `ccl_bench.yaml`."""
 
     metric: str
     """The metric that the name maps to."""
@@ -40,8 +42,13 @@ class Alias:
     pick: str = ""
     """Name in the metric's `inputs` of the figure to use instead of the value; empty for the value itself."""
 
+    @property
+    def notes(self) -> dict[str, JsonValue]:
+        """What a result says about the two definitions."""
+        return {"answered_by": self.metric, "differs": self.differs}
 
-_COLLECTIVES: Mapping[str, tuple[CollectiveKind, ...]] = {
+
+_COLLECTIVES: Mapping[str, Iterable[CollectiveKind]] = {
     "allreduce": (CollectiveKind.ALL_REDUCE,),
     "allgather": (CollectiveKind.ALL_GATHER,),
     "reducescatter": (CollectiveKind.REDUCE_SCATTER,),
@@ -50,99 +57,16 @@ _COLLECTIVES: Mapping[str, tuple[CollectiveKind, ...]] = {
     "reduce": (CollectiveKind.REDUCE,),
     "gather": (CollectiveKind.GATHER,),
     "scatter": (CollectiveKind.SCATTER,),
-    "peertopeer": (CollectiveKind.SEND_RECV, CollectiveKind.SEND, CollectiveKind.RECV),
-    "sendrecv": (CollectiveKind.SEND_RECV, CollectiveKind.SEND, CollectiveKind.RECV),
+    "peertopeer": POINT_TO_POINT,
+    "sendrecv": POINT_TO_POINT,
 }
 
+VOLUME_PREFIX, BANDWIDTH_PREFIX, STEP_SCORE = "collective_vol", "bandwidth_utilization", "gpu_step_score"
+_NAMES = {name: Alias(**fields) for name, fields in read_yaml(Path(__file__).with_name("ccl_bench.yaml")).items()}
 ALIASES: Mapping[str, Alias] = {
-    "avg_step_time": Alias(
-        "trace_step_time",
-        "CCL-Bench: mean length of the host's step markers of sampled ranks, but the host runs ahead of the device; "
-        "here: period on the device, median over steps, slowest rank",
-    ),
-    "mfu": Alias(
-        "mfu",
-        "CCL-Bench: percent, with the card's batch over the length of a host marker, all experts of a mixture, and the "
-        "bf16 peaks of two devices only; here: a fraction, from the period on the device",
-    ),
-    "communication_fraction": Alias(
-        "exposed_comm_frac",
-        "CCL-Bench: communication over all kernel time in percent, a sum over concurrent kernels, so overlapped and "
-        "waiting time count fully; here: share of the step with communication that does not overlap",
-    ),
-    "compute_comm_overlap": Alias(
-        "overlap",
-        "CCL-Bench: percent within the host's windows, each rank with the same weight; here: a fraction within the "
-        "device's windows, weighted by communication time",
-    ),
-    "total_communication_time": Alias(
-        "comm_time",
-        "CCL-Bench: kernels with a few names (not symmetric-memory ones) within the host's windows; for Nsight, summed "
-        "over devices and the whole file; here: seconds covered per step, mean over ranks",
-    ),
-    "mean_sm_coverage": Alias(
-        "allocation_ratio",
-        "CCL-Bench: percent, with collectives, which occupy few multiprocessors for long (12 % instead of 24 %), "
-        "and for Nsight not weighted by duration; here: compute kernels only, weighted by duration",
-        unit="fraction",
-        pick="sm_coverage",
-    ),
-    "dominant_kernel_concentration": Alias(
-        "concentration",
-        "CCL-Bench: percent, with collectives, and each template instance as a separate kernel; here: a fraction, by "
-        "families of compute kernels",
-    ),
-    "moe_fraction": Alias(
-        "moe_frac",
-        "CCL-Bench: `dispatch`, `combine` or `topk` in any kernel name (also cub's DispatchReduceByKey) of any model; "
-        "here: only unambiguous names, and only if the card says that the model has experts",
-    ),
-    "average_memory_bandwidth": Alias(
-        "mem_copy_bw",
-        "CCL-Bench: every event with memcpy in its name (also host calls and kernels), directions mixed; here: the "
-        "device's copy events in one direction, with every direction in inputs",
-    ),
-    "memory_transfer_overhead": Alias(
-        "exposed_mem_frac",
-        "CCL-Bench: percent, copies found by name; here: the device's copy events that do not overlap with compute",
-    ),
-    "load_imbalance_ratio": Alias(
-        "compute_imbalance",
-        "CCL-Bench: waiting in collectives counts as activity, so the fastest rank looks busiest (4.66, not 1.20); "
-        "here: max over min of compute time alone (compute_imbalance itself is max over mean, minus 1)",
-        unit="ratio",
-        pick="max_over_min",
-    ),
-    "straggler": Alias(
-        "last_arriver",
-        "CCL-Bench: spread of the ends of the ranks' last collectives on unaligned clocks, 0.0 if nothing was read; "
-        "here: the rank that most often enters collectives last, with its cost in inputs",
-    ),
-    "ttft": Alias(
-        "ttft",
-        "CCL-Bench: from a latency file of the benchmark client; here: from the request log, else from the engine's "
-        "markers to the end of the device's work, without queueing",
-    ),
-    "tpot": Alias(
-        "tpot",
-        "CCL-Bench: from a latency file of the benchmark client; here: from the request log, else the period of "
-        "decode-only steps",
-    ),
+    name: alias for name, alias in _NAMES.items() if name not in (VOLUME_PREFIX, BANDWIDTH_PREFIX, STEP_SCORE)
 }
 """Name on the dashboard -> alias, except `collective_vol_*`, `bandwidth_utilization_*` and `gpu_step_score`."""
-
-VOLUME_PREFIX = "collective_vol"
-BANDWIDTH_PREFIX = "bandwidth_utilization"
-STEP_SCORE = "gpu_step_score"
-_VOLUME_DIFFERS = (
-    "CCL-Bench: input of rank 0 over the whole file (for all-gather, the shard), without unknown data types, and HBM "
-    "traffic instead of messages on TPUs; here: message bytes of the full tensor, per rank and step"
-)
-_BANDWIDTH_DIFFERS = (
-    "CCL-Bench: a bandwidth, not a utilization, in GiB/s (labeled GB/s), from the duration of one rank, which includes "
-    "waiting, and from the input shard of all-gathers; here: bus bandwidth in GB/s (1e9) from the shortest duration "
-    "over ranks; the share of the card's link bandwidth is bw_util"
-)
 
 
 def list_metric_names() -> list[str]:
@@ -185,11 +109,10 @@ def measure_by_name(
 
 
 def _rename_result(result: MetricResult, name: str, alias: Alias) -> MetricResult:
-    notes: dict[str, JsonValue] = {"answered_by": alias.metric, "differs": alias.differs}
     if not alias.pick:
-        return result.model_copy(update={"name": name, "inputs": {**result.inputs, **notes}})
+        return result.model_copy(update={"name": name, "inputs": {**result.inputs, **alias.notes}})
     value = result.inputs.get(alias.pick)
-    return _with_value(result, name, alias.unit, value if isinstance(value, int | float) else None, notes)
+    return _with_value(result, name, alias.unit, value if isinstance(value, int | float) else None, alias.notes)
 
 
 def _with_value(
@@ -236,19 +159,14 @@ def _volume(trace: TraceView, name: str, suffix: str) -> MetricResult:
     result: MetricResult = METRICS.get("comm_volume")(trace)
     total = _sum_of_kinds(result.inputs.get("message_bytes_by_collective"), suffix, sum)
     wire = _sum_of_kinds(result.inputs.get("wire_bytes_by_collective"), suffix, sum)
-    notes: dict[str, JsonValue] = {
-        "answered_by": "comm_volume",
-        "differs": _VOLUME_DIFFERS,
-        "wire_gb": None if wire is None else wire / 1e9,
-    }
+    notes = {**_NAMES[VOLUME_PREFIX].notes, "wire_gb": None if wire is None else wire / 1e9}
     return _with_value(result, name, "GB/step", None if total is None else total / 1e9, notes)
 
 
 def _bandwidth(trace: TraceView, name: str, suffix: str) -> MetricResult:
     result: MetricResult = METRICS.get("bus_bw")(trace)
     value = _sum_of_kinds(result.inputs.get("by_collective_gbps"), suffix, max)
-    notes: dict[str, JsonValue] = {"answered_by": "bus_bw", "differs": _BANDWIDTH_DIFFERS}
-    return _with_value(result, name, "GB/s", value, notes)
+    return _with_value(result, name, "GB/s", value, _NAMES[BANDWIDTH_PREFIX].notes)
 
 
 def _step_score(trace: TraceView, reference: StepScoreReference) -> MetricResult:
@@ -258,10 +176,8 @@ def _step_score(trace: TraceView, reference: StepScoreReference) -> MetricResult
     if step.value:
         value = reference.weight * reference.num_accelerators / trace.num_devices
         value += (1 - reference.weight) * reference.step_time_s / step.value
-    notes: dict[str, JsonValue] = {
-        "answered_by": "trace_step_time",
-        "differs": "CCL-Bench: counts rank files if gpu_count.txt is missing, and uses the step time of host markers; "
-        "here: the world size and the period on the device. Meaningful only at fixed work",
+    notes = {
+        **_NAMES[STEP_SCORE].notes,
         "num_accelerators": trace.num_devices,
         "reference_num_accelerators": reference.num_accelerators,
         "reference_step_time_s": reference.step_time_s,

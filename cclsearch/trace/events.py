@@ -93,6 +93,9 @@ class CollectiveKind(StrEnum):
     UNKNOWN = "unknown"
 
 
+POINT_TO_POINT = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV})
+
+
 class Reason(StrEnum):
     """Why something is partial or not available (closed list)."""
 

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from types import MappingProxyType
 
 from cclsearch.trace.events import CollectiveKind, ComputeClass, Kind
 
 Rule = tuple[str, re.Pattern[str]]
 
-KINETO_KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "kernel": Kind.COMPUTE,
-        "Kernel": Kind.COMPUTE,
-        "gpu_memcpy": Kind.MEMCPY,
-        "Memcpy": Kind.MEMCPY,
-        "gpu_memset": Kind.MEMSET,
-        "Memset": Kind.MEMSET,
-        "cuda_runtime": Kind.RUNTIME,
-        "cuda_driver": Kind.RUNTIME,
-        "hip_runtime": Kind.RUNTIME,
-        "xpu_runtime": Kind.RUNTIME,
-        "privateuse1_runtime": Kind.RUNTIME,
-        "privateuse1_driver": Kind.RUNTIME,
-        "Runtime": Kind.RUNTIME,
-        "cpu_op": Kind.CPU_OP,
-        "Operator": Kind.CPU_OP,
-        "user_annotation": Kind.ANNOTATION,
-        "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
-        "cuda_sync": Kind.SYNC,
-        "overhead": Kind.OVERHEAD,
-    }
-)
+_KINETO_CATEGORIES = {
+    Kind.COMPUTE: "kernel Kernel",
+    Kind.MEMCPY: "gpu_memcpy Memcpy",
+    Kind.MEMSET: "gpu_memset Memset",
+    Kind.RUNTIME: "cuda_runtime cuda_driver hip_runtime xpu_runtime privateuse1_runtime privateuse1_driver Runtime",
+    Kind.CPU_OP: "cpu_op Operator",
+    Kind.ANNOTATION: "user_annotation",
+    Kind.DEVICE_ANNOTATION: "gpu_user_annotation",
+    Kind.SYNC: "cuda_sync",
+    Kind.OVERHEAD: "overhead",
+}
+KINETO_KINDS = {category: kind for kind, names in _KINETO_CATEGORIES.items() for category in names.split()}
 """Kineto's categories, of 2021 and of today; events of other categories (`python_function`, `Trace`) are dropped."""
 
 UNSUPPORTED_PREFIX = "mtia_"

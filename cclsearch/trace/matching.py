@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
+from cclsearch.trace.events import POINT_TO_POINT, Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.intervals import Int64s
 
-_POINT_TO_POINT = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV})
 _BLOCKING = frozenset(
     {
         CollectiveKind.ALL_REDUCE,
@@ -153,7 +152,7 @@ def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -
     """Return key and size of a call's group, equal on all its ranks; None if unknown."""
     if call.kind is CollectiveKind.SEND_RECV and not call.has_args:
         return (WORLD, "send_recv"), world_size  # before NCCL 2.17 an all-to-all ran as a kernel of that name
-    if call.kind in _POINT_TO_POINT:
+    if call.kind in POINT_TO_POINT:
         return _pair_of(rank, call)
     ranks = call.group_ranks or _ranks_by_description(call, table)
     if ranks:
@@ -209,7 +208,7 @@ def _signatures(table: EventTable, rows: Int64s) -> list[tuple[str, int | None]]
 
 def _signature(call: Collective) -> tuple[str, int | None]:
     """Return kind and size of a call as far as they must be equal on all ranks (uneven splits may differ)."""
-    if call.kind in _POINT_TO_POINT:
+    if call.kind in POINT_TO_POINT:
         return "point-to-point", None
     uneven = call.kind is CollectiveKind.ALL_TO_ALL or call.in_splits or call.out_splits
     return str(call.kind), None if uneven else call.message_bytes

@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cclsearch.trace.diagnosis.gaps import split_idle_ns
-from cclsearch.trace.events import CollectiveKind
+from cclsearch.trace.events import POINT_TO_POINT
 from cclsearch.trace.intervals import Int64s, clip_spans, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, TraceView
-
-_POINT_TO_POINT = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV})
 
 
 class Cause(StrEnum):
@@ -75,7 +73,7 @@ def _comm_and_transfer(trace: TraceView, view: RankView, first_ns: int, last_ns:
 
 def is_point_to_point(view: RankView, rows: Int64s) -> npt.NDArray[np.bool_]:
     """Return, for each communication row, whether it is between two ranks only."""
-    by_call = np.array([call.kind in _POINT_TO_POINT for call in view.table.collectives] or [False])
+    by_call = np.array([call.kind in POINT_TO_POINT for call in view.table.collectives] or [False])
     return np.asarray(by_call[view.table.coll_id[rows]])
 
 

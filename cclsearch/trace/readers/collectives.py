@@ -8,51 +8,15 @@ from typing import Any
 from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
 from cclsearch.trace.kinds import classify_collective
 
-DTYPE_BYTES = {
-    "float": 4,
-    "float32": 4,
-    "f32": 4,
-    "double": 8,
-    "float64": 8,
-    "f64": 8,
-    "half": 2,
-    "float16": 2,
-    "f16": 2,
-    "bfloat16": 2,
-    "bf16": 2,
-    "int": 4,
-    "int32": 4,
-    "s32": 4,
-    "u32": 4,
-    "uint32": 4,
-    "long": 8,
-    "longint": 8,
-    "longlongint": 8,
-    "int64": 8,
-    "s64": 8,
-    "u64": 8,
-    "uint64": 8,
-    "short": 2,
-    "shortint": 2,
-    "int16": 2,
-    "s16": 2,
-    "u16": 2,
-    "uint16": 2,
-    "char": 1,
-    "signedchar": 1,
-    "int8": 1,
-    "s8": 1,
-    "u8": 1,
-    "byte": 1,
-    "uint8": 1,
-    "unsignedchar": 1,
-    "bool": 1,
-    "pred": 1,
-    "complexfloat": 8,
-    "c64": 8,
-    "c128": 16,
-    "complexdouble": 16,
+_DTYPES = {
+    1: "char signedchar int8 s8 u8 byte uint8 unsignedchar bool pred",
+    2: "half float16 f16 bfloat16 bf16 short shortint int16 s16 u16 uint16",
+    4: "float float32 f32 int int32 s32 u32 uint32",
+    8: "double float64 f64 long longint longlongint int64 s64 u64 uint64 complexfloat c64",
+    16: "c128 complexdouble",
 }
+"""Bytes of an element -> its data types."""
+DTYPE_BYTES = {name: size for size, names in _DTYPES.items() for name in names.split()}
 
 
 def bytes_per_element(dtype: str | None) -> int | None:

@@ -20,18 +20,7 @@ from cclsearch.trace.readers.stream import ReadLimits, TraceError
 
 _KERNEL, _MEMCPY, _MEMSET = (f"CUPTI_ACTIVITY_KIND_{name}" for name in ("KERNEL", "MEMCPY", "MEMSET"))
 _RUNTIME, _SYNC = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
-_COPY_KINDS = {
-    1: "HtoD",
-    2: "DtoH",
-    3: "HtoA",
-    4: "AtoH",
-    5: "AtoA",
-    6: "AtoD",
-    7: "DtoA",
-    8: "DtoD",
-    9: "HtoH",
-    10: "PtoP",
-}
+_COPY_KINDS = dict(enumerate(["HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"], start=1))
 _NVTX_RANGES = (34, 35, 59, 60)
 """Event types of ranges with an end, in old and new exports."""
 _SERIAL = re.compile(r",\s*(op_id|seq|sizes|input_op_ids)\s*=.*$", re.DOTALL)

@@ -8,15 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cclsearch.trace.events import CollectiveKind
+from cclsearch.trace.events import POINT_TO_POINT, CollectiveKind
 from cclsearch.trace.readers.collectives import bytes_per_element
 
 _SHAPE = re.compile(r"\b(?P<dtype>(?!token|opaque)[a-z]\w*)\[(?P<dims>(?:\d{1,15}(?:,|(?=\])))*)\]")
 _OPCODE = re.compile(r"\s*(?P<opcode>[a-z][a-z0-9-]*)\(")
 _MAX_TEXT = 200_000
-_ONE_ARRAY = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV})
-"""Collectives that move one array; the other members of their tuples are buffers and flags."""
-
 
 Leaf = tuple[str, int]
 
@@ -46,7 +43,7 @@ def measure_result(shape: str, text: str, kind: CollectiveKind, is_start: bool) 
     members = _split_members(_cut_shape(shape[:_MAX_TEXT])[0] if shape else printed)
     if not any(members):
         return None
-    if kind in _ONE_ARRAY or (opcode and opcode["opcode"] == "fusion"):
+    if kind in POINT_TO_POINT or (opcode and opcode["opcode"] == "fusion"):  # one array; the rest: buffers and flags
         return max((_add_up([leaf]) for member in members for leaf in member), key=lambda found: found.nbytes or 0)
     if is_start and len(members) > 1:
         num_operands = len(_split_members(_cut_shape(rest[opcode.end() - 1 :])[0])) if opcode else 0
