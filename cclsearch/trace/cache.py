@@ -12,7 +12,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -23,21 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.trace.events import (
-    COLUMNS,
-    SPARSE_COLUMNS,
-    Collective,
-    DeviceInfo,
-    Distributed,
-    EventTable,
-    LaunchShape,
-    MemoryPoints,
-    OpCost,
-    OpShape,
-    Reason,
-    Step,
-)
-from cclsearch.trace.status import FileStatus
+from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, MemoryPoints, TableFacts
 
 READER_VERSION = 3
 """Increase it whenever the content of the columns changes."""
@@ -57,35 +43,14 @@ class _ArraySpan:
     length: int
 
 
-@dataclass(frozen=True)
-class _TableHeader:
-    """All fields of a table except its arrays."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _TableHeader(TableFacts):
+    """A table with the positions of its arrays."""
 
-    names: list[str]
-    collectives: list[Collective]
-    shapes: list[OpShape]
-    grids: list[LaunchShape]
-    threads: list[str]
-    steps: list[Step]
-    step_source: str
-    op_costs: dict[int, OpCost]
-    rank: int
-    world_size: int | None
-    format: str
-    accelerator: str
-    devices: list[DeviceInfo]
-    distributed: Distributed
-    host: str
-    base_ns: int
-    clock: str
-    run_key: str
-    source: str
-    status: FileStatus
-    reasons: list[Reason]
-    columns: dict[str, _ArraySpan] = field(default_factory=dict)
-    name_class: _ArraySpan = field(default_factory=lambda: _ArraySpan(0, 0))
-    sparse: dict[str, tuple[_ArraySpan, _ArraySpan]] = field(default_factory=dict)
-    memory: dict[str, _ArraySpan] = field(default_factory=dict)
+    columns: dict[str, _ArraySpan]
+    name_class: _ArraySpan
+    sparse: dict[str, tuple[_ArraySpan, _ArraySpan]]
+    memory: dict[str, _ArraySpan]
 
 
 @dataclass(frozen=True)
@@ -172,14 +137,9 @@ def _write(file: IO[bytes], size: int, mtime_ns: int, tables: Sequence[EventTabl
 
 
 def _describe(table: EventTable, add_array: Callable[[NDArray[Any], str], _ArraySpan]) -> _TableHeader:
-    plain = {
-        name: getattr(table, name)
-        for name in _TableHeader.__dataclass_fields__
-        if name not in ("columns", "name_class", "sparse", "memory", "op_costs")
-    }
+    facts = {name: getattr(table, name) for name in TableFacts.__dataclass_fields__}
     return _TableHeader(
-        **plain,
-        op_costs=dict(table.op_costs),
+        **{**facts, "op_costs": dict(table.op_costs)},
         columns={name: add_array(getattr(table, name), dtype) for name, dtype in COLUMNS.items()},
         name_class=add_array(table.name_class, "|u1"),
         sparse={
@@ -232,17 +192,12 @@ def _open_table(header: _TableHeader, data: NDArray[np.uint8]) -> EventTable:
     memory = [open_array(header.memory[name], dtype) for name, dtype in _MEMORY.items()]
     if len({len(part) for part in memory}) != 1:
         raise _Damaged
-    plain: dict[str, Any] = {
-        name: tuple(value) if isinstance(value := getattr(header, name), list) else value
-        for name in _TableHeader.__dataclass_fields__
-        if name not in ("columns", "name_class", "sparse", "memory", "op_costs")
-    }
+    facts = {name: getattr(header, name) for name in TableFacts.__dataclass_fields__}
     return EventTable(
         **columns,
-        **plain,
+        **{**facts, "op_costs": MappingProxyType(dict(header.op_costs))},
         name_class=classes,
         sparse=MappingProxyType(sparse),
-        op_costs=MappingProxyType(header.op_costs),
         memory=MemoryPoints(*memory),
     )
 

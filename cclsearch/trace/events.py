@@ -281,29 +281,11 @@ def _empty_memory() -> MemoryPoints:
     return MemoryPoints(none, none, none, np.zeros(0, np.int16))
 
 
-@dataclass(frozen=True, eq=False)
-class EventTable:
-    """All events of one rank as columns of equal length n; -1 in a column means "none" unless stated otherwise."""
-
-    ts_ns: Ints
-    """Start, after `base_ns`."""
-    dur_ns: Ints
-    kind: NDArray[np.uint8]
-    """A `Kind`."""
-    name_id: Ints32
-    """Index into `names` and `name_class`."""
-    device: NDArray[np.int16]
-    """The device's ordinal; -1 on host rows."""
-    stream: Ints32
-    """The device's stream (XLA: its line); on host rows an index into `threads`."""
-    corr: Ints32
-    """Correlation id that links a runtime call to the device row it launched."""
-    step_id: Ints32
-    """Index into `steps`: for device rows the step whose window contains the launch; -1 is backlog or unattributed."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableFacts:
+    """What a table says besides its arrays."""
 
     names: tuple[str, ...]
-    name_class: NDArray[np.uint8]
-    """A `ComputeClass` for each name."""
     collectives: tuple[Collective, ...] = ()
     shapes: tuple[OpShape, ...] = ()
     grids: tuple[LaunchShape, ...] = ()
@@ -313,10 +295,6 @@ class EventTable:
     """What marks steps: profiler_step, inference, step_num, steps_line, step_marker, module, nvtx, or "" (no steps)."""
     op_costs: Mapping[int, OpCost] = field(default_factory=lambda: MappingProxyType({}))
     """name_id -> XLA's cost of the operation."""
-    memory: MemoryPoints = field(default_factory=_empty_memory)
-    sparse: Mapping[str, tuple[Ints32, NDArray[Any]]] = field(default_factory=lambda: MappingProxyType({}))
-    """Columns that few rows have, as (row numbers, values); properties of the same name return them dense."""
-
     rank: int = 0
     world_size: int | None = None
     """From the trace; None if it does not say."""
@@ -339,6 +317,33 @@ class EventTable:
     status: FileStatus = FileStatus.COMPLETE
     """Complete or partial (`reasons` says why)."""
     reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class EventTable(TableFacts):
+    """All events of one rank as columns of equal length n; -1 in a column means "none" unless stated otherwise."""
+
+    ts_ns: Ints
+    """Start, after `base_ns`."""
+    dur_ns: Ints
+    kind: NDArray[np.uint8]
+    """A `Kind`."""
+    name_id: Ints32
+    """Index into `names` and `name_class`."""
+    device: NDArray[np.int16]
+    """The device's ordinal; -1 on host rows."""
+    stream: Ints32
+    """The device's stream (XLA: its line); on host rows an index into `threads`."""
+    corr: Ints32
+    """Correlation id that links a runtime call to the device row it launched."""
+    step_id: Ints32
+    """Index into `steps`: for device rows the step whose window contains the launch; -1 is backlog or unattributed."""
+
+    name_class: NDArray[np.uint8]
+    """A `ComputeClass` for each name."""
+    memory: MemoryPoints = field(default_factory=_empty_memory)
+    sparse: Mapping[str, tuple[Ints32, NDArray[Any]]] = field(default_factory=lambda: MappingProxyType({}))
+    """Columns that few rows have, as (row numbers, values); properties of the same name return them dense."""
 
     def __len__(self) -> int:
         return len(self.ts_ns)

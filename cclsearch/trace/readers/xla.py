@@ -88,9 +88,7 @@ def _tpu_rows(plane: Plane) -> tuple[list[XlaRow], list[str]]:
                 kind, _, compute = classify_xla(str(stats.get("hlo_category") or ""), event.name)
                 known[event.key] = (kind, compute, stats)
             kind, compute, stats = known[event.key]
-            rows.append(
-                XlaRow(event.key, event.name, event.start_ps, event.duration_ps, kind, 0, compute=compute, stats=stats)
-            )
+            rows.append(XlaRow(*event[:4], kind, 0, compute=compute, stats=stats))
     return join_pairs(_without_containers(rows)), ["XLA Ops"]
 
 
@@ -108,11 +106,7 @@ def _gpu_rows(plane: Plane) -> tuple[list[XlaRow], list[str]]:
             if kind in (Kind.MEMCPY, Kind.MEMSET):
                 stats = event.read_stats()
             run = int_or_none(event.read_stats().get("correlation_id"))
-            row = XlaRow(
-                event.key, event.name, event.start_ps, event.duration_ps, kind, number, -1 if run is None else run
-            )
-            row.compute, row.stats = compute, stats
-            rows.append(row)
+            rows.append(XlaRow(*event[:4], kind, number, -1 if run is None else run, compute, stats))
     return rows, [line.name for line in streams]
 
 
@@ -139,10 +133,7 @@ def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[XlaRow], list[str
             ordinal = int_or_none(stats.get("device_ordinal")) or 0
             run = int_or_none(stats.get("run_id"))
             kind, _, compute = classify_xla(str(stats.get("hlo_category") or ""), event.name)
-            row = XlaRow(
-                event.name, event.name, event.start_ps, event.duration_ps, kind, number, -1 if run is None else run
-            )
-            row.compute, row.stats = compute, stats
+            row = XlaRow(event.name, *event[1:4], kind, number, -1 if run is None else run, compute, stats)
             found.setdefault(ordinal, ([], []))[0].append(row)
     names = [line.name for line in lines]
     return {ordinal: (join_pairs(_without_containers(rows)), names) for ordinal, (rows, _) in found.items()}

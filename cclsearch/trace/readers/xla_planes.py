@@ -21,6 +21,11 @@ class XEvent(NamedTuple):
     duration_ps: int
     read_stats: Callable[[], Stats]
 
+    @property
+    def end_ps(self) -> int:
+        """End of the event."""
+        return self.start_ps + self.duration_ps
+
 
 @dataclass(frozen=True)
 class PlaneLine:
@@ -52,7 +57,7 @@ class PlaneSpace:
 
 @dataclass
 class XlaRow:
-    """One device row under construction."""
+    """One row under construction: of the device, or of the host (`key` is None)."""
 
     key: Any
     name: str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from cclsearch.trace.events import Kind
-from cclsearch.trace.readers.xla_planes import Plane, XEvent, int_or_none
+from cclsearch.trace.readers.xla_planes import Plane, XEvent, XlaRow, int_or_none
 
 MAX_HOST_ROWS = 2_000_000
 Mark = tuple[int, str, int, int]
@@ -25,17 +25,10 @@ class HostEvents:
     markers: list[tuple[int, XEvent]] = field(default_factory=list)
     launches: list[tuple[int, XEvent]] = field(default_factory=list)
 
-    @property
-    def all_events(self) -> list[XEvent]:
-        """Markers, then launches."""
-        return [event for _, event in self.markers] + [event for _, event in self.launches]
-
-    def rows(self) -> Iterator[tuple[Kind, XEvent, int | None]]:
-        """Yield kind, event and run id of every host row."""
-        for _, event in self.markers:
-            yield Kind.ANNOTATION, event, None
-        for run, event in self.launches:
-            yield Kind.RUNTIME, event, run
+    def rows(self, line: int) -> list[XlaRow]:
+        """Return the host rows, on that line: markers, then launches."""
+        markers = [XlaRow(None, *event[1:4], Kind.ANNOTATION, line) for _, event in self.markers]
+        return markers + [XlaRow(None, *event[1:4], Kind.RUNTIME, line, run) for run, event in self.launches]
 
 
 def read_host(planes: Sequence[Plane]) -> HostEvents:
@@ -50,10 +43,8 @@ def read_host(planes: Sequence[Plane]) -> HostEvents:
                 if event.name.startswith(("$", "end: ")) or len(launches) > MAX_HOST_ROWS:
                     continue
                 stats = event.read_stats()
-                step, run = (
-                    int_or_none(stats.get("step_num")),
-                    int_or_none(stats.get("run_id", stats.get("correlation_id"))),
-                )
+                step = int_or_none(stats.get("step_num"))
+                run = int_or_none(stats.get("run_id", stats.get("correlation_id")))
                 if step is not None:
                     found.markers.append((step, event))
                 elif run is not None and "hlo_op" not in stats and _LAUNCH.search(event.name):
@@ -68,8 +59,7 @@ def read_host(planes: Sequence[Plane]) -> HostEvents:
 def find_steps(plane: Plane | None, host: HostEvents) -> tuple[str, list[Mark]]:
     """Return source and marks of the steps: `step_num`, "Steps" line, StepMarker, or the repeated main module."""
     if host.markers:
-        marks = [(n, e.name, e.start_ps, e.start_ps + e.duration_ps) for n, e in host.markers]
-        return "step_num", _without_overlap(marks)
+        return "step_num", _without_overlap([(n, e.name, e.start_ps, e.end_ps) for n, e in host.markers])
     lines = {line.name: line for line in plane.lines} if plane is not None else {}
     if "Steps" in lines:
         marks = _numbered(list(lines["Steps"].read_events()))
@@ -96,23 +86,14 @@ def _main_module(events: list[XEvent]) -> list[Mark]:
     runs = sorted((event for event in events if event.key == main), key=lambda event: event.start_ps)
     if len(runs) < 2:
         return []
-    return _without_overlap(
-        [(n, event.name, event.start_ps, event.start_ps + event.duration_ps) for n, event in enumerate(runs)]
-    )
+    return _without_overlap([(n, event.name, event.start_ps, event.end_ps) for n, event in enumerate(runs)])
 
 
 def _numbered(events: list[XEvent]) -> list[Mark]:
     events.sort(key=lambda event: event.start_ps)
-    return [
-        (
-            int(event.name) if re.fullmatch(r"[0-9]{1,15}", event.name) else number,
-            event.name,
-            event.start_ps,
-            event.start_ps + event.duration_ps,
-        )
-        for number, event in enumerate(events)
-        if event.duration_ps > 0
-    ]
+    numbers = [int(e.name) if re.fullmatch(r"[0-9]{1,15}", e.name) else number for number, e in enumerate(events)]
+    pairs = zip(numbers, events, strict=True)
+    return [(n, event.name, event.start_ps, event.end_ps) for n, event in pairs if event.duration_ps > 0]
 
 
 def _between(events: list[XEvent]) -> list[Mark]:

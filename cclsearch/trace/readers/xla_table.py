@@ -27,9 +27,11 @@ def build_xla_table(
 
     `ordinals`: the ordinals of all devices of the file.
     """
-    base_ns = min([row.start_ps for row in rows] + [event.start_ps for event in host.all_events]) // 1000
+    both = [*rows, *host.rows(len(lines))]
+    base_ns = min(row.start_ps for row in both) // 1000
     names = Interner()
-    columns = _read_columns(rows, host, names, ordinal=ordinal, host_line=len(lines), base_ns=base_ns)
+    columns = _read_columns(both, names, base_ns)
+    columns["device"] = np.where(np.arange(len(both)) < len(rows), ordinal, -1).astype(np.int16)
     source, marks = find_steps(plane, host)
     steps = tuple(
         Step(number, name, round(begin / 1000) - base_ns, round(end / 1000) - base_ns)
@@ -59,10 +61,8 @@ def build_xla_table(
     )
 
 
-def _read_columns(
-    rows: Sequence[XlaRow], host: HostEvents, names: Interner, *, ordinal: int, host_line: int, base_ns: int
-) -> dict[str, Any]:
-    """Return the dense columns except `step_id`; adds the names to `names`."""
+def _read_columns(rows: Sequence[XlaRow], names: Interner, base_ns: int) -> dict[str, Any]:
+    """Return the dense columns except `device` and `step_id`; adds the names to `names`."""
     runs = Interner()
     values = [
         (
@@ -70,33 +70,17 @@ def _read_columns(
             row.duration_ps,
             int(row.kind),
             names[(row.key, row.name)],
-            ordinal,
             row.line,
             runs[row.run] if row.run != -1 else -1,
         )
         for row in rows
     ]
-    values += [
-        (
-            event.start_ps,
-            event.duration_ps,
-            int(kind),
-            names[(None, event.name)],
-            -1,
-            host_line,
-            runs[run] if run is not None else -1,
-        )
-        for kind, event, run in host.rows()
-    ]
-    start, duration, kinds, name_id, device, stream, corr = (
-        np.array(column, np.int64) for column in zip(*values, strict=True)
-    )
+    start, duration, kinds, name_id, stream, corr = (np.array(column, np.int64) for column in zip(*values, strict=True))
     return {
         "ts_ns": _to_ns(start - base_ns * 1000),
         "dur_ns": _to_ns(duration),
         "kind": kinds.astype(np.uint8),
         "name_id": name_id.astype(np.int32),
-        "device": device.astype(np.int16),
         "stream": stream.astype(np.int32),
         "corr": corr.astype(np.int32),
     }

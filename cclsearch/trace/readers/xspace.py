@@ -92,9 +92,10 @@ class _PlaneReader:
             elif number == 3:
                 self._lines.append(value)
             elif number == 4:
-                self._add_event_metadata(value)
+                for key, name, display, stats in self._metadata(value):
+                    self._names[key], self._own_stats[key] = (name, display), stats
             elif number == 5:
-                self._add_stat_name(value)
+                self._stat_names.update((key, name) for key, name, *_ in self._metadata(value))
             elif number == 6:
                 self._stats.append(value)
 
@@ -103,7 +104,8 @@ class _PlaneReader:
         lines = tuple(self._line(span) for span in self._lines)
         return Plane(self._name, lines, self._read_stats(self._stats))
 
-    def _add_event_metadata(self, entry: ByteRange) -> None:
+    def _metadata(self, entry: ByteRange) -> Iterator[tuple[int, str, str, list[ByteRange]]]:
+        """Yield id, name, display name and statistics of the event or statistic that an entry of a map describes."""
         for number, wire, value, _ in _fields(self._data, *entry):
             if number != 2 or wire != 2:
                 continue
@@ -117,20 +119,7 @@ class _PlaneReader:
                     display = _text(self._data, content)
                 elif kind == 2 and field == 5:
                     stats.append(content)
-            self._names[key] = (name, display)
-            self._own_stats[key] = stats
-
-    def _add_stat_name(self, entry: ByteRange) -> None:
-        for number, wire, value, _ in _fields(self._data, *entry):
-            if number != 2 or wire != 2:
-                continue
-            key, name = 0, ""
-            for field, kind, content, _ in _fields(self._data, *value):
-                if field == 1 and kind == 0:
-                    key = content[0]
-                elif field == 2 and kind == 2:
-                    name = _text(self._data, content)
-            self._stat_names[key] = name
+            yield key, name, display, stats
 
     def _line(self, span: ByteRange) -> PlaneLine:
         name, display, start_ns = "", "", 0
