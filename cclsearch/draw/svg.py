@@ -13,12 +13,13 @@ def render_svg(scene: Scene, *, standalone: bool = False) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{scene.name}-t {scene.name}-d"'
     fixed = f' width="{_num(scene.width)}" height="{_num(scene.height)}"' if standalone else ""
     body = "\n".join(_render(item) for item in scene.items)
+    style = f"<style>{palette_css()}</style>" if standalone else ""
     paper = f'<rect width="100%" height="100%" style="fill:{_color("paper")}"/>' if standalone else ""
     return (
         f'{head}{fixed} style="font-family:system-ui,-apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif">'
         f'<title id="{scene.name}-t">{escape(scene.title)}</title>'
         f'<desc id="{scene.name}-d">{escape(scene.summary)}</desc>'
-        f"{_style() if standalone else ''}{paper}\n{body}\n</svg>"
+        f"{style}{paper}\n{body}\n</svg>"
     )
 
 
@@ -27,10 +28,6 @@ def palette_css() -> str:
     light = ";".join(f"--{role}:{colors[0]}" for role, colors in PALETTE.items())
     dark = ";".join(f"--{role}:{colors[1]}" for role, colors in PALETTE.items())
     return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
-
-
-def _style() -> str:
-    return f"<style>{palette_css()}</style>"
 
 
 def _render(item: Item) -> str:

@@ -55,6 +55,14 @@ def group_label(call: Collective) -> str:
     return call.group_desc or call.group or "default"
 
 
+def is_scale_up(call: Collective, size: int, domain_size: int) -> bool:
+    """Return whether a call's group is inside one domain (a node): by its ranks, which fill domains in order, if known;
+    else by its size."""
+    if call.group_ranks:
+        return len({rank // domain_size for rank in call.group_ranks}) == 1
+    return size <= domain_size
+
+
 def collect_samples(trace: TraceView) -> tuple[list[CollectiveSample], bool]:
     """Return every collective of known size, group size and duration, and whether durations exclude waiting.
 

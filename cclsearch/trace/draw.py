@@ -8,10 +8,10 @@ from html import escape
 import numpy as np
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.diagnosis.causes import Cause, median_windows
+from cclsearch.trace.diagnosis.causes import Cause, median_window
 from cclsearch.trace.diagnosis.diagnose import Diagnosis
 from cclsearch.trace.intervals import Int64s, clip_spans
-from cclsearch.trace.view import RankView, TraceView
+from cclsearch.trace.view import TraceView
 
 COLORS: Mapping[Cause, str] = {
     Cause.COMPUTE: "#2a78b5",
@@ -59,7 +59,7 @@ def draw_breakdown(diagnosis: Diagnosis) -> str:
 def draw_timeline(trace: TraceView) -> str:
     """Return the median step of every rank, from its own start: spans of compute, communication and copies."""
     views = [view for view in trace.ranks.values() if len(view.windows.spans_W2)][: MAX_RANKS_DRAWN // 4]
-    windows = [_median_window(view) for view in views]
+    windows = [median_window(view) for view in views]
     longest_ns = max((end - start for start, end in windows), default=1)
     body, top = [], 60
     for view, (start, end) in zip(views, windows, strict=True):
@@ -76,11 +76,6 @@ def draw_timeline(trace: TraceView) -> str:
 
 def _lanes() -> list[tuple[str, str]]:
     return [*_LANES, ("copies", COLORS[Cause.MEMORY_COPIES])]
-
-
-def _median_window(view: RankView) -> tuple[int, int]:
-    start, end = view.windows.spans_W2[median_windows(view.parts.window_ns_W)[0]].tolist()
-    return int(start), int(end)
 
 
 def _draw_lane(spans_M2: Int64s, longest_ns: int, top: int, name: str, color: str) -> list[str]:

@@ -15,7 +15,7 @@ from enum import IntEnum, StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -276,6 +276,20 @@ SPARSE_COLUMNS: Mapping[str, str] = MappingProxyType(
 """The columns that few rows have, and their types."""
 
 
+def _dense(name: str) -> cached_property[NDArray[Any]]:
+    """Return the property that gives a sparse column a value in every row: -1 (floats: NaN) where it has none."""
+
+    def fill(table: EventTable) -> NDArray[Any]:
+        dtype = np.dtype(SPARSE_COLUMNS[name])
+        dense = np.full(len(table), np.nan if dtype.kind == "f" else -1, dtype)
+        if name in table.sparse:
+            rows, values = table.sparse[name]
+            dense[rows] = values
+        return dense
+
+    return cached_property(fill)
+
+
 def _empty_memory() -> MemoryPoints:
     none = np.zeros(0, np.int64)
     return MemoryPoints(none, none, none, np.zeros(0, np.int16))
@@ -345,50 +359,23 @@ class EventTable(TableFacts):
     sparse: Mapping[str, tuple[Ints32, NDArray[Any]]] = field(default_factory=lambda: MappingProxyType({}))
     """Columns that few rows have, as (row numbers, values); properties of the same name return them dense."""
 
+    bytes: ClassVar[cached_property[Ints]] = _dense("bytes")
+    """Bytes of a memory copy or set; -1 for other rows."""
+    blocks_per_sm: ClassVar[cached_property[Floats32]] = _dense("blocks_per_sm")
+    """Thread blocks per multiprocessor; NaN if the trace does not say (ROCm, XLA, CPU)."""
+    coll_id: ClassVar[cached_property[Ints32]] = _dense("coll_id")
+    """Index into `collectives`; every COMM row has one, all others -1."""
+    launch: ClassVar[cached_property[Ints32]] = _dense("launch")
+    """For a device row: the row of the runtime call that launched it; -1 without a launch record."""
+    op: ClassVar[cached_property[Ints32]] = _dense("op")
+    """For a device row: the row of the operator with shapes (`shape_id` >= 0) that it ran for; else -1."""
+    shape_id: ClassVar[cached_property[Ints32]] = _dense("shape_id")
+    """For an operator whose FLOPs can be counted: index into `shapes`; else -1."""
+    grid_id: ClassVar[cached_property[Ints32]] = _dense("grid_id")
+    """For a kernel: index into `grids`; else -1."""
+
     def __len__(self) -> int:
         return len(self.ts_ns)
-
-    @cached_property
-    def bytes(self) -> Ints:
-        """Bytes of a memory copy or set; -1 for other rows."""
-        return self._dense("bytes", -1)
-
-    @cached_property
-    def blocks_per_sm(self) -> Floats32:
-        """Thread blocks per multiprocessor; NaN if the trace does not say (ROCm, XLA, CPU)."""
-        return self._dense("blocks_per_sm", np.nan)
-
-    @cached_property
-    def coll_id(self) -> Ints32:
-        """Index into `collectives`; every COMM row has one, all others -1."""
-        return self._dense("coll_id", -1)
-
-    @cached_property
-    def launch(self) -> Ints32:
-        """For a device row: the row of the runtime call that launched it; -1 without a launch record."""
-        return self._dense("launch", -1)
-
-    @cached_property
-    def op(self) -> Ints32:
-        """For a device row: the row of the operator with shapes (`shape_id` >= 0) that it ran for; else -1."""
-        return self._dense("op", -1)
-
-    @cached_property
-    def shape_id(self) -> Ints32:
-        """For an operator whose FLOPs can be counted: index into `shapes`; else -1."""
-        return self._dense("shape_id", -1)
-
-    @cached_property
-    def grid_id(self) -> Ints32:
-        """For a kernel: index into `grids`; else -1."""
-        return self._dense("grid_id", -1)
-
-    def _dense(self, name: str, missing: float) -> NDArray[Any]:
-        dense = np.full(len(self), missing, np.dtype(SPARSE_COLUMNS[name]))
-        if name in self.sparse:
-            rows, values = self.sparse[name]
-            dense[rows] = values
-        return dense
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cclsearch.plugins import READERS
 from cclsearch.trace.readers.base import Reader
-from cclsearch.trace.readers.stream import GZIP_MAGIC, GzipBlocks, GzipDamage
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits
 
 MAX_FILES = 100_000
 MAX_DEPTH = 12
@@ -91,14 +91,10 @@ def _may_be_trace(name: str) -> bool:
 
 def _read_head(path: Path) -> bytes:
     try:
-        with path.open("rb", buffering=0) as file:
-            head = file.read(2)
-            file.seek(0)
-            if head != GZIP_MAGIC:
-                return file.read(HEAD_BYTES) or b""
+        with ByteStream(path, ReadLimits()) as stream:
             block = bytearray(HEAD_BYTES)
-            return bytes(block[: GzipBlocks(file).readinto(memoryview(block))])
-    except (OSError, GzipDamage):
+            return bytes(block[: stream.readinto(memoryview(block))])
+    except OSError:
         return b""
 
 

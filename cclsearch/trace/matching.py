@@ -54,6 +54,10 @@ class MatchedGroup:
         """Whether these are point-to-point messages between two ranks instead of collectives."""
         return self.key[0] == PAIR
 
+    def on_one_clock(self, offset_ns: Mapping[int, int]) -> Int64s:
+        """Return the starts with each rank's offset added, shape (R, K)."""
+        return self.start_ns_RK + np.array([[offset_ns[rank]] for rank in self.ranks], dtype=np.int64)
+
     @property
     def transfer_ns_K(self) -> Int64s:
         """The shortest duration over ranks: the transfer without waiting."""
@@ -282,7 +286,7 @@ def _find_misaligned_calls(group: MatchedGroup, offsets: Mapping[int, int]) -> s
     columns = _blocking_columns(group)
     if not len(columns) or not all(rank in offsets for rank in group.ranks):
         return ""
-    start_RK = _on_one_clock(group.start_ns_RK, group, offsets)[:, columns]
+    start_RK = group.on_one_clock(offsets)[:, columns]
     end_RK = start_RK + group.dur_ns_RK[:, columns]
     gap_ns_K = start_RK.max(axis=0) - end_RK.min(axis=0)
     misaligned_K = gap_ns_K > MAX_CLOCK_ERROR_NS
@@ -292,10 +296,6 @@ def _find_misaligned_calls(group: MatchedGroup, offsets: Mapping[int, int]) -> s
         f"group {' '.join(group.key)}: {int(misaligned_K.sum())} of {len(columns)} collectives end on one rank"
         f" {float(np.median(gap_ns_K[misaligned_K])) / 1e9:.3g} s before another begins them"
     )
-
-
-def _on_one_clock(time_ns_RK: Int64s, group: MatchedGroup, offsets: Mapping[int, int]) -> Int64s:
-    return time_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64)
 
 
 def _blocking_of(groups: Sequence[MatchedGroup]) -> list[BlockingCalls]:
@@ -333,7 +333,7 @@ def _clock_error_ns(blocking: Sequence[BlockingCalls], offsets: Mapping[int, int
     for group, columns in blocking:
         if not all(rank in offsets for rank in group.ranks):
             continue
-        ends_RK = _on_one_clock(group.start_ns_RK + group.dur_ns_RK, group, offsets)[:, columns]
+        ends_RK = (group.on_one_clock(offsets) + group.dur_ns_RK)[:, columns]
         ends_RK = ends_RK - ends_RK.min(axis=0)  # absolute nanoseconds do not fit into the floats of a median
         distance_RK = np.abs(ends_RK - np.median(ends_RK, axis=0))
         for rank, distance_K in zip(group.ranks, distance_RK, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,22 +81,16 @@ def assign_ranks(pairs: Sequence[tuple[TraceFile, EventTable]]) -> list[int]:
     """
     stated = [table.rank for _, table in pairs]
     named = [file.rank_in_name for file, _ in pairs]
-    if max(stated) < 0 and (len(pairs) == 1 or _several_in_a_file(pairs)):
+    several_in_a_file = len({file.path for file, _ in pairs}) < len(pairs)
+    if max(stated) < 0 and (len(pairs) == 1 or several_in_a_file):
         return list(range(len(pairs))) if len(pairs) > 1 else [named[0] or 0]
     names_differ = None not in named and len(set(named)) == len(pairs)
-    if names_differ and len(set(stated)) == 1 and len(pairs) > 1 and _is_single_rank(pairs):
+    never_joined = len(set(stated)) == 1 and all(table.world_size in (None, 1) for _, table in pairs)
+    if names_differ and never_joined and len(pairs) > 1:
         return [rank for rank in named if rank is not None]
     chosen = [rank if rank >= 0 else name for rank, name in zip(stated, named, strict=True)]
     free = (number for number in range(len(pairs) * 2 + 1) if number not in chosen)
     return [rank if rank is not None else next(free) for rank in chosen]
-
-
-def _several_in_a_file(pairs: Sequence[tuple[TraceFile, EventTable]]) -> bool:
-    return max(Counter(file.path for file, _ in pairs).values()) > 1
-
-
-def _is_single_rank(pairs: Sequence[tuple[TraceFile, EventTable]]) -> bool:
-    return all(table.world_size in (None, 1) for _, table in pairs)
 
 
 def find_mixed_runs(tables: Sequence[EventTable]) -> str:

@@ -45,7 +45,8 @@ def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Win
     thread, so it runs from marker to marker. A single step is as long as its marker; without steps it is the file.
     """
     by_marker = table.accelerator == "cpu" or table.format == "xla"
-    starts = _marker_starts(table) if by_marker else _device_starts(table, device_rows)
+    markers = np.array([step.start_ns for step in table.steps], dtype=np.int64)
+    starts = markers if by_marker else _device_starts(table, device_rows)
     order = np.argsort(starts, kind="stable")
     order = order[starts[order] < np.iinfo(np.int64).max]
     complete = np.array([table.steps[i].complete for i in order], dtype=bool)
@@ -64,10 +65,6 @@ def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Win
         return _whole_file(busy_M2)
     numbers = tuple(table.steps[i].number for i in order[at])
     return Windows(np.stack([starts, ends], axis=1)[at], order[at], numbers, Reason.TOO_FEW_STEPS if alone else None)
-
-
-def _marker_starts(table: EventTable) -> Int64s:
-    return np.array([step.start_ns for step in table.steps], dtype=np.int64)
 
 
 def _device_starts(table: EventTable, device_rows: Int64s) -> Int64s:

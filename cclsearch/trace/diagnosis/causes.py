@@ -95,6 +95,12 @@ def median_windows(window_ns_W: Int64s) -> Int64s:
     return order[middle : middle + 1] if len(order) % 2 else order[middle - 1 : middle + 1]
 
 
+def median_window(view: RankView) -> tuple[int, int]:
+    """Return start and end of a rank's median window (of two, the shorter), by its own clock."""
+    start, end = view.windows.spans_W2[median_windows(view.parts.window_ns_W)[0]].tolist()
+    return start, end
+
+
 def median_causes(trace: TraceView) -> dict[int, dict[Cause, float]]:
     """Return rank -> seconds by cause in its median step; they add up to the rank's median period."""
     found: dict[int, dict[Cause, float]] = {}

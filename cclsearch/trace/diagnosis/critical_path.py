@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.trace.diagnosis.causes import median_windows
+from cclsearch.trace.diagnosis.causes import median_window
 from cclsearch.trace.events import Kind
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.view import RankView, TraceView
@@ -85,7 +85,7 @@ def _pick_window(trace: TraceView, offsets: Mapping[int, int]) -> tuple[int, int
 
     rank = max(trace.ranks, key=median_ns)
     view = trace.ranks[rank]
-    start, end = view.windows.spans_W2[median_windows(view.parts.window_ns_W)[0]].tolist()
+    start, end = median_window(view)
     move = view.table.base_ns + offsets.get(rank, 0)
     return rank, start + move, end + move
 
@@ -155,7 +155,7 @@ def _last_arrivers(trace: TraceView) -> dict[tuple[int, int], tuple[int, int, in
     offsets = trace.matching.offset_ns or {}
     found: dict[tuple[int, int], tuple[int, int, int]] = {}
     for group in trace.matching.groups:
-        starts = group.start_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64)
+        starts = group.on_one_clock(offsets)
         last_K = starts.argmax(axis=0)
         for k, last in enumerate(last_K.tolist()):
             arrival = (group.ranks[last], int(starts[last, k]), int(group.rows_RK[last, k]))

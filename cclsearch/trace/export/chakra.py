@@ -13,7 +13,7 @@ from pathlib import Path
 from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.text import one_line
 from cclsearch.trace.collectives import count_unsized, group_label
-from cclsearch.trace.diagnosis.causes import median_windows
+from cclsearch.trace.diagnosis.causes import median_window
 from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.export.protobuf import (
     bytes_field,
@@ -29,6 +29,8 @@ from cclsearch.trace.whatif.graph import RankGraph, build_graph
 SCHEMA_VERSION = "0.0.4"
 _COMP_NODE, _SEND_NODE, _RECV_NODE, _COLL_NODE = 4, 5, 6, 7
 _MEM_LOAD_NODE = 2
+_INT64, _UINT64, _BOOL, _STRING = 9, 13, 27, 29
+"""Fields of `AttributeProto` by the type of the value."""
 _COMM_TYPES = {
     CollectiveKind.ALL_REDUCE: 0,
     CollectiveKind.REDUCE: 1,
@@ -71,9 +73,7 @@ def describe_unsized_collectives(trace: TraceView) -> list[str]:
 
 
 def _graph_of(trace: TraceView, view: RankView) -> RankGraph:
-    at = median_windows(view.parts.window_ns_W)[0]
-    start, end = view.windows.spans_W2[at].tolist()
-    return build_graph(trace, view, (start, end), (trace.matching.offset_ns or {}).get(view.rank, 0))
+    return build_graph(trace, view, median_window(view), (trace.matching.offset_ns or {}).get(view.rank, 0))
 
 
 def _messages(table: EventTable, graph: RankGraph) -> Iterator[bytes]:
@@ -87,8 +87,8 @@ def _global_metadata(table: EventTable) -> bytes:
     world = table.world_size or 1
     return (
         text_field(1, SCHEMA_VERSION)
-        + bytes_field(2, _int64_attr("rank", table.rank))
-        + bytes_field(2, _int64_attr("world_size", world))
+        + bytes_field(2, _int_attr("rank", table.rank))
+        + bytes_field(2, _int_attr("world_size", world))
         + bytes_field(2, _text_attr("producer", "ccl-search"))
     )
 
@@ -101,7 +101,7 @@ def _node(table: EventTable, graph: RankGraph, i: int, first_ns: int) -> bytes:
     depends = sorted({int(j) + 1 for j in (graph.before[i], graph.waited[i]) if j >= 0})
     issued = [int(graph.issuer[i]) + 1] if graph.issuer[i] >= 0 else []
     duration_us = -(-int(graph.end_ns[i] - graph.start_ns[i]) // 1000)
-    attributes = [_bool_attr("is_cpu_op", table.accelerator == "cpu"), *_attributes(table, graph, i, call)]
+    attributes = [_int_attr("is_cpu_op", table.accelerator == "cpu", _BOOL), *_attributes(table, graph, i, call)]
     return (
         uint_field(1, i + 1)
         + text_field(2, one_line(table.names[int(table.name_id[row])], 120))
@@ -124,38 +124,30 @@ def _node_type(kind: int, call: Collective | None) -> int:
 
 def _attributes(table: EventTable, graph: RankGraph, i: int, call: Collective | None) -> Iterator[bytes]:
     row = int(graph.rows[i])
-    yield _int64_attr("stream", int(table.stream[row]))
-    yield _int64_attr("duration_ns", int(graph.end_ns[i] - graph.start_ns[i]))
+    yield _int_attr("stream", int(table.stream[row]))
+    yield _int_attr("duration_ns", int(graph.end_ns[i] - graph.start_ns[i]))
     if call is None:
         size = int(table.bytes[row])
         if size >= 0:
-            yield _uint64_attr("tensor_size", size)
+            yield _int_attr("tensor_size", size, _UINT64)
         return
     if call.kind in _COMM_TYPES:
-        yield _int64_attr("comm_type", _COMM_TYPES[call.kind])
+        yield _int_attr("comm_type", _COMM_TYPES[call.kind])
     if call.message_bytes is not None:
-        yield _int64_attr("comm_size", call.message_bytes)
-    yield _int64_attr("transfer_ns", int(graph.transfer_ns[i]))
+        yield _int_attr("comm_size", call.message_bytes)
+    yield _int_attr("transfer_ns", int(graph.transfer_ns[i]))
     yield _text_attr("pg_name", call.group or group_label(call))
     if call.group_ranks:
         yield _text_attr("involved_ranks", ",".join(map(str, call.group_ranks)))
     if call.peer is not None:
         receives = call.kind is CollectiveKind.RECV
-        yield _int64_attr("comm_src", call.peer if receives else table.rank)
-        yield _int64_attr("comm_dst", table.rank if receives else call.peer)
+        yield _int_attr("comm_src", call.peer if receives else table.rank)
+        yield _int_attr("comm_dst", table.rank if receives else call.peer)
 
 
-def _int64_attr(name: str, value: int) -> bytes:
-    return text_field(1, name) + present_uint_field(9, value)
-
-
-def _uint64_attr(name: str, value: int) -> bytes:
-    return text_field(1, name) + present_uint_field(13, value)
-
-
-def _bool_attr(name: str, value: bool) -> bytes:
-    return text_field(1, name) + present_uint_field(27, int(value))
+def _int_attr(name: str, value: int, field: int = _INT64) -> bytes:
+    return text_field(1, name) + present_uint_field(field, value)
 
 
 def _text_attr(name: str, value: str) -> bytes:
-    return text_field(1, name) + bytes_field(29, value.encode("utf-8", "replace"))
+    return text_field(1, name) + bytes_field(_STRING, value.encode("utf-8", "replace"))

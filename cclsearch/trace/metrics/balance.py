@@ -9,14 +9,9 @@ from pydantic import JsonValue
 
 from cclsearch.trace.diagnosis.causes import is_point_to_point
 from cclsearch.trace.events import Collective, CollectiveKind, ComputeClass, Reason
-from cclsearch.trace.intervals import Int64s, covered_ns, subtract_spans, total_ns
+from cclsearch.trace.intervals import covered_ns, total_ns, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.view import RankView, TraceView, require_windows
-
-
-def compute_seconds(trace: TraceView) -> dict[int, float]:
-    """Return rank -> seconds of compute over the whole file (collectives do not count as compute)."""
-    return {rank: total_ns(view.compute_M2) / 1e9 for rank, view in trace.ranks.items()}
+from cclsearch.trace.view import TraceView, require_windows
 
 
 @metric("compute_imbalance", unit="fraction", better="lower", over="trace")
@@ -25,7 +20,7 @@ def measure_compute_imbalance(trace: TraceView) -> Draft:
     the pipeline stages; `per_rank` has the compute seconds."""
     if len(trace.ranks) < 2:
         raise NotAvailable(trace.unmatched_reason, "needs at least two ranks")
-    seconds = compute_seconds(trace)
+    seconds = {rank: total_ns(view.compute_M2) / 1e9 for rank, view in trace.ranks.items()}  # over the whole file
     stages: dict[int, list[float]] = defaultdict(list)
     for rank, value in seconds.items():
         stages[trace.stage_of(rank)].append(value)
@@ -57,10 +52,8 @@ def measure_pipeline_bubble(trace: TraceView) -> Draft:
     shares: dict[int, float | None] = {}
     by_stage: dict[int, list[float]] = defaultdict(list)
     for rank, view in trace.ranks.items():
-        windows_W2 = require_windows(view)
-        working = covered_ns(view.work_M2, windows_W2) + covered_ns(
-            subtract_spans(collective_spans(view), view.work_M2), windows_W2
-        )
+        collectives_M2 = view.merge_rows(view.comm_rows[~is_point_to_point(view, view.comm_rows)])
+        working = covered_ns(unite_spans(view.work_M2, collectives_M2), require_windows(view))
         share = 1 - float(working.sum() / view.parts.window_ns_W.sum())
         shares[rank] = share
         by_stage[trace.stage_of(rank)].append(share)
@@ -75,11 +68,6 @@ def measure_pipeline_bubble(trace: TraceView) -> Draft:
     missing = "a pipeline stage has no trace" if len(by_stage) < stages else trace.device_count_caveat
     reason = Reason.RANKS_MISSING if missing else None
     return Draft(value, shares, n_steps=trace.num_steps, reason=reason, detail=missing, inputs=inputs)
-
-
-def collective_spans(view: RankView) -> Int64s:
-    """Return the spans of a rank's collectives, without point-to-point communication."""
-    return view.merge_rows(view.comm_rows[~is_point_to_point(view, view.comm_rows)])
 
 
 def count_micro_batches(trace: TraceView) -> int | None:
@@ -105,7 +93,8 @@ def measure_moe_balance(trace: TraceView) -> Draft:
             if first.kind is not CollectiveKind.ALL_TO_ALL:
                 continue
             calls += 1
-            members = [_call_of(trace.ranks[rank], group.rows_RK[i, k]) for i, rank in enumerate(group.ranks)]
+            tables = [trace.ranks[rank].table for rank in group.ranks]
+            members = [t.collectives[t.coll_id[row]] for t, row in zip(tables, group.rows_RK[:, k], strict=True)]
             ratios += _load_ratio(members)
     if ratios:
         return Draft(float(np.mean(ratios)), n_ranks=len(trace.ranks), inputs={"num_all_to_alls": len(ratios)})
@@ -128,10 +117,6 @@ def _require_experts(trace: TraceView) -> None:
         )
     if trace.card.arch.moe is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "the card's model is not a mixture of experts")
-
-
-def _call_of(view: RankView, row: int) -> Collective:
-    return view.table.collectives[int(view.table.coll_id[row])]
 
 
 def _load_ratio(members: list[Collective]) -> list[float]:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.card.model import Card
-from cclsearch.trace.collectives import CollectiveSample, collect_samples, sized_share, wire_bytes_of
+from cclsearch.trace.collectives import CollectiveSample, collect_samples, is_scale_up, sized_share, wire_bytes_of
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -70,7 +70,8 @@ def _bucket(message_bytes: int) -> str:
     return f"{low} B"
 
 
-def _group_by(samples: Iterable[CollectiveSample], *fields: str) -> dict[tuple[str, ...], list[CollectiveSample]]:
+def group_samples(samples: Iterable[CollectiveSample], *fields: str) -> dict[tuple[str, ...], list[CollectiveSample]]:
+    """Return the samples by these of their labels: `kind`, `group` and `bucket` (of message sizes)."""
     found: dict[tuple[str, ...], list[CollectiveSample]] = defaultdict(list)
     for sample in samples:
         label = {"kind": str(sample.call.kind), "group": sample.group, "bucket": _bucket(sample.message_bytes)}
@@ -83,17 +84,19 @@ def measure_bus_bw(trace: TraceView) -> Draft:
     """Bus bandwidth (nccl-tests) of collectives of 1 MiB and more: duration-weighted median. `inputs` has it by
     collective, group and size. 1 GB is 1e9 bytes."""
     samples, reason, detail = require_samples(trace)
-    by_size = _group_by(samples, "kind", "bucket")
+    by_size = group_samples(samples, "kind", "bucket")
     small = not any(s.message_bytes >= MIN_BANDWIDTH_BYTES for s in samples)
     return Draft(
         value=_bandwidth(samples),
         reason=reason,
         detail="; ".join(filter(None, (detail, "all messages are smaller than 1 MiB" if small else ""))),
         inputs={
-            "by_collective_gbps": {kind: _bandwidth(found) for (kind,), found in _group_by(samples, "kind").items()},
+            "by_collective_gbps": {
+                kind: _bandwidth(found) for (kind,), found in group_samples(samples, "kind").items()
+            },
             "by_group_gbps": {
                 f"{kind} {group}": _bandwidth(found)
-                for (kind, group), found in _group_by(samples, "kind", "group").items()
+                for (kind, group), found in group_samples(samples, "kind", "group").items()
             },
             "by_size_gbps": {f"{kind} from {low}": _bandwidth(found) for (kind, low), found in by_size.items()},
             "num_samples": len(samples),
@@ -120,18 +123,10 @@ def measure_bw_util(trace: TraceView) -> Draft:
     return Draft(weighted_median(shares, weights), reason=reason, detail=detail, inputs={"num_samples": len(shares)})
 
 
-def is_scale_up(card: Card, ranks: tuple[int, ...] | None, size: int) -> bool:
-    """Return whether a group is inside one node: by its ranks if known (they fill nodes in order), else by its size."""
-    per_node = card.hardware.accelerators_per_node
-    if ranks:
-        return len({rank // per_node for rank in ranks}) == 1
-    return size <= per_node
-
-
 def link_gbytes_per_s(card: Card, sample: CollectiveSample) -> float | None:
     """Return the one-way GB/s of the links that a collective's group uses; None if the card does not state it."""
     hardware = card.hardware
-    if is_scale_up(card, sample.call.group_ranks, sample.size):
+    if is_scale_up(sample.call, sample.size, hardware.accelerators_per_node):
         return hardware.scale_up_gbps / 8 / 2 if hardware.scale_up_gbps else None
     return hardware.scale_out_gbps / 8 if hardware.scale_out_gbps else None
 
@@ -234,7 +229,7 @@ def measure_hockney_fit(trace: TraceView) -> Draft:
     """Beta of t = alpha + bytes/beta, of the collective with the most time (all fits in --json). In message bytes per
     second; `inputs` has every fit."""
     samples, reason, detail = require_samples(trace)
-    fits = {key: fit for key, found in _group_by(samples, "kind", "group").items() if (fit := fit_hockney(found))}
+    fits = {key: fit for key, found in group_samples(samples, "kind", "group").items() if (fit := fit_hockney(found))}
     if not fits:
         raise NotAvailable(
             Reason.NO_COLLECTIVE_ARGS,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from pydantic import JsonValue
 
+from cclsearch.trace.collectives import group_label, is_scale_up
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.metrics.bandwidth import is_scale_up
 from cclsearch.trace.view import StepParts, TraceView, require_windows
 
 
@@ -77,27 +77,24 @@ def measure_idle_frac(trace: TraceView) -> Draft:
 def measure_comm_time(trace: TraceView) -> Draft:
     """Time per step in which communication runs. Covered seconds, mean over ranks; `inputs` has them by collective and
     by group."""
-    seconds: dict[int, float | None] = {}
-    for rank, view in trace.ranks.items():
-        windows_W2 = require_windows(view)
-        seconds[rank] = float(covered_ns(view.comm_M2, windows_W2).mean()) / 1e9
-    found = [value for value in seconds.values() if value is not None]
-    inputs: dict[str, JsonValue] = {"max_s": max(found)}
+    seconds = {
+        rank: float(covered_ns(view.comm_M2, require_windows(view)).mean()) / 1e9 for rank, view in trace.ranks.items()
+    }
+    inputs: dict[str, JsonValue] = {"max_s": max(seconds.values())}
     inputs["by_collective_s"] = _split_comm_time(trace, lambda call: str(call.kind))
-    inputs["by_group_s"] = _split_comm_time(trace, lambda call: call.group_desc or call.group or "default")
+    inputs["by_group_s"] = _split_comm_time(trace, group_label)
     if trace.card is not None:
-        card, world = trace.card, trace.num_devices
+        per_node, world = trace.card.hardware.accelerators_per_node, trace.num_devices
         inputs["by_link_s"] = _split_comm_time(
             trace,
-            lambda call: (
-                "intra_node" if is_scale_up(card, call.group_ranks, call.group_size or world) else "inter_node"
-            ),
+            lambda call: "intra_node" if is_scale_up(call, call.group_size or world, per_node) else "inter_node",
         )
     reason = trace.window_reason
     detail = "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
         detail = "no communication was recorded"
-    return Draft(float(np.mean(found)), seconds, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
+    value = float(np.mean(list(seconds.values())))
+    return Draft(value, seconds, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 
 
 def _split_comm_time(trace: TraceView, label: Callable[..., str]) -> dict[str, JsonValue]:

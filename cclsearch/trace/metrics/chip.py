@@ -34,27 +34,24 @@ def _rows_with_grid(view: RankView) -> tuple[Int64s, Floats]:
 def measure_allocation_ratio(trace: TraceView) -> Draft:
     """Share of multiprocessors (SMs) that compute kernels occupy, times compute_frac. The share is the
     duration-weighted mean of min(1, blocks/SM)."""
-    ratios: dict[int, float | None] = {}
-    coverages = []
+    ratios, coverages = {}, []
     for rank, view in trace.ranks.items():
         rows, blocks = _rows_with_grid(view)
         coverage = float(np.average(np.minimum(blocks, 1.0), weights=view.table.dur_ns[rows]))
         busy = float(covered_ns(view.compute_M2, view.windows.spans_W2).sum() / view.parts.window_ns_W.sum())
         coverages.append(coverage)
         ratios[rank] = coverage * busy
-    found = [ratio for ratio in ratios.values() if ratio is not None]
+    value = float(np.mean(list(ratios.values())))
     inputs: dict[str, JsonValue] = {"sm_coverage": float(np.mean(coverages))}
-    return Draft(float(np.mean(found)), ratios, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
+    return Draft(value, ratios, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
 
 
 def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
     """Return how many blocks of a launch fit on one SM at a time; None if the trace does not record enough."""
-    limits = [MAX_BLOCKS_PER_SM]
-    if device.max_threads_per_sm and grid.threads_per_block:
-        limits.append(device.max_threads_per_sm // grid.threads_per_block)
-    else:
+    if not device.max_threads_per_sm or not grid.threads_per_block:
         return None
-    if device.registers_per_sm and grid.registers_per_thread and grid.threads_per_block:
+    limits = [MAX_BLOCKS_PER_SM, device.max_threads_per_sm // grid.threads_per_block]
+    if device.registers_per_sm and grid.registers_per_thread:
         limits.append(device.registers_per_sm // (grid.registers_per_thread * grid.threads_per_block))
     if device.shared_memory_per_sm_bytes and grid.shared_memory_bytes:
         limits.append(device.shared_memory_per_sm_bytes // grid.shared_memory_bytes)
@@ -65,23 +62,19 @@ def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
 def measure_wave_balance(trace: TraceView) -> Draft:
     """Fill of the waves of thread blocks: waves over waves rounded up, weighted by duration. Mean of b / ceil(b), b =
     blocks per SM over the blocks that fit on an SM at a time."""
-    ratios: dict[int, float | None] = {}
-    bounded = False
+    ratios, bounded = {}, False
     for rank, view in trace.ranks.items():
         rows, blocks = _rows_with_grid(view)
         resident, unknown = _resident_by_row(view, rows)
         bounded |= unknown
         waves = blocks / resident
         ratios[rank] = float(np.average(waves / np.ceil(waves), weights=view.table.dur_ns[rows]))
-    found = [ratio for ratio in ratios.values() if ratio is not None]
-    reason = trace.window_reason
-    detail = "the number of blocks that fit on an SM is unknown for some kernels: assumed to be 1" if bounded else ""
     return Draft(
-        float(np.mean(found)),
+        float(np.mean(list(ratios.values()))),
         ratios,
         n_steps=trace.num_steps,
-        reason=Reason.NO_GRID_INFO if bounded else reason,
-        detail=detail,
+        reason=Reason.NO_GRID_INFO if bounded else trace.window_reason,
+        detail="the number of blocks that fit on an SM is unknown for some kernels: assumed to be 1" if bounded else "",
     )
 
 
@@ -106,8 +99,8 @@ def measure_resource_efficiency(trace: TraceView) -> Draft:
     intensity = _intensity(trace)
     memory = peak.memory_bytes_per_s
     roof = min(peak.flops, intensity * memory) if intensity and memory else peak.flops
-    shares: dict[int, float | None] = {rank: flops / seconds / roof for rank, (flops, seconds) in found.items()}
-    value = float(np.mean([share for share in shares.values() if share is not None]))
+    shares = {rank: flops / seconds / roof for rank, (flops, seconds) in found.items()}
+    value = float(np.mean(list(shares.values())))
     if value > 1:
         raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the roofline: dtype or device differs from what ran")
     return Draft(

@@ -79,10 +79,7 @@ def _aligned_starts(trace: TraceView) -> list[tuple[tuple[int, ...], Int64s]]:
     if matching.offset_ns is None:
         raise NotAvailable(Reason.NO_CLOCK_ALIGNMENT, "the clocks of the ranks cannot be aligned")
     offsets = matching.offset_ns
-    return [
-        (group.ranks, group.start_ns_RK + np.array([[offsets[rank]] for rank in group.ranks], dtype=np.int64))
-        for group in matching.groups
-    ]
+    return [(group.ranks, group.on_one_clock(offsets)) for group in matching.groups]
 
 
 @metric("start_skew", unit="s", better="lower", over="trace")

@@ -22,15 +22,13 @@ def measure_what_if_link(trace: TraceView) -> Draft:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
         raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
-    gains: dict[int, float | None] = {
-        rank: seconds[Cause.EXPOSED_TRANSFER] / 2 / sum(seconds.values()) for rank, seconds in by_rank.items()
-    }
+    gains = {rank: causes[Cause.EXPOSED_TRANSFER] / 2 / sum(causes.values()) for rank, causes in by_rank.items()}
     reason = trace.window_reason
     detail = "upper bound"
     if trace.matching.is_empty:
         reason = reason or trace.unmatched_reason
         detail = "upper bound; includes waiting, which faster links do not shorten"
-    value = float(np.mean([gain for gain in gains.values() if gain is not None]))
+    value = float(np.mean(list(gains.values())))
     return Draft(value, gains, n_steps=trace.num_steps, reason=reason, detail=detail, inputs={"is_bound": "upper"})
 
 

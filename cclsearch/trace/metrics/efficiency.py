@@ -13,6 +13,7 @@ from cclsearch.card.model import Card, Phase
 from cclsearch.core.text import one_line
 from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops
+from cclsearch.trace.intervals import total_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.steps import measure_step_time, require_card
 from cclsearch.trace.view import TraceView, require_windows
@@ -31,7 +32,7 @@ class Peak:
 def _find_device(trace: TraceView) -> Accelerator:
     """Return the accelerator that the trace ran on, by its name in the trace, else by the card; raises NotAvailable."""
     named = next((d for view in trace.ranks.values() for d in view.table.devices if d.name), None)
-    found = match_accelerator(named.name, _memory_gib(named.memory_bytes)) if named else None
+    found = match_accelerator(named.name, (named.memory_bytes or 0) / 2**30 or None) if named else None
     if found is None and named and named.name:
         raise NotAvailable(Reason.UNKNOWN_PEAK, f"the device {named.name!r} is not in hardware.yaml")
     if found is None and trace.card is not None:
@@ -39,10 +40,6 @@ def _find_device(trace: TraceView) -> Accelerator:
     if found is None or found.nominal:
         raise NotAvailable(Reason.UNKNOWN_PEAK, "the peak FLOP/s of the device is not known")
     return found
-
-
-def _memory_gib(memory_bytes: int | None) -> float | None:
-    return memory_bytes / 2**30 if memory_bytes else None
 
 
 def find_peak(trace: TraceView, precision: str) -> Peak:
@@ -122,8 +119,7 @@ def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
         counted = find_flops(view)
         if counted is not None:
             flops, rows = counted
-            spans = view.merge_rows(rows)
-            seconds = float((spans[:, 1] - spans[:, 0]).sum()) / 1e9
+            seconds = total_ns(view.merge_rows(rows)) / 1e9
             if flops > 0 and seconds > 0:
                 found[rank] = (flops, seconds)
     if not found:
@@ -136,11 +132,10 @@ def measure_gemm_tflops(trace: TraceView) -> Draft:
     """FLOP/s of matrix products with recorded shapes, over the time that their kernels cover. Of mm, addmm, bmm,
     attention and convolutions, mean over ranks."""
     found = achieved_flops(trace)
-    rates: dict[int, float | None] = {rank: flops / seconds / 1e12 for rank, (flops, seconds) in found.items()}
+    rates = {rank: flops / seconds / 1e12 for rank, (flops, seconds) in found.items()}
     total = sum(flops for flops, _ in found.values())
     inputs: dict[str, JsonValue] = {"flops": total, "kernel_s": sum(seconds for _, seconds in found.values())}
-    value = float(np.mean([rate for rate in rates.values() if rate is not None]))
-    return Draft(value, rates, n_steps=trace.num_steps, inputs=inputs)
+    return Draft(float(np.mean(list(rates.values()))), rates, n_steps=trace.num_steps, inputs=inputs)
 
 
 @metric("hfu", unit="fraction", over="trace")
@@ -149,11 +144,11 @@ def measure_hfu(trace: TraceView) -> Draft:
     of the card."""
     card = require_card(trace)
     peak = find_peak(trace, card.precision)
-    shares: dict[int, float | None] = {}
-    for rank, (flops, _) in achieved_flops(trace).items():
-        window_s = float(trace.ranks[rank].parts.window_ns_W.sum()) / 1e9
-        shares[rank] = flops / window_s / peak.flops
-    value = float(np.mean([share for share in shares.values() if share is not None]))
+    shares = {
+        rank: flops / (float(trace.ranks[rank].parts.window_ns_W.sum()) / 1e9) / peak.flops
+        for rank, (flops, _) in achieved_flops(trace).items()
+    }
+    value = float(np.mean(list(shares.values())))
     if value > 1:
         raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the peak: dtype or device differs from what ran")
     return Draft(value, shares, n_steps=trace.num_steps, inputs={"device": peak.device, "peak_flops": peak.flops})

@@ -91,10 +91,8 @@ def measure_top_kernels(trace: TraceView) -> Draft:
         {"name": name, "seconds_per_step": seconds, "share": seconds / total}
         for name, seconds in list(families.items())[: 2 * NUM_TOP]
     ]
-    by_class = _class_shares(trace)
-    return Draft(
-        share, reason=trace.window_reason, n_steps=trace.num_steps, inputs={"kernels": top, "by_class": by_class}
-    )
+    inputs: dict[str, JsonValue] = {"kernels": top, "by_class": _class_shares(trace)}
+    return Draft(share, reason=trace.window_reason, n_steps=trace.num_steps, inputs=inputs)
 
 
 def _class_shares(trace: TraceView) -> dict[str, JsonValue]:
@@ -115,12 +113,8 @@ def measure_concentration(trace: TraceView) -> Draft:
     """Share of compute time of the largest kernel family. `inputs` has the share of the five largest."""
     share, families = _top_share(trace, 1)
     five, _ = _top_share(trace, NUM_TOP)
-    return Draft(
-        share,
-        reason=trace.window_reason,
-        n_steps=trace.num_steps,
-        inputs={"kernel": next(iter(families)), "top_5": five},
-    )
+    inputs: dict[str, JsonValue] = {"kernel": next(iter(families)), "top_5": five}
+    return Draft(share, reason=trace.window_reason, n_steps=trace.num_steps, inputs=inputs)
 
 
 def _require_kernels(view: RankView) -> Int64s:
@@ -150,20 +144,19 @@ def measure_small_kernel_frac(rank: RankView) -> float:
 def measure_launch_rate(trace: TraceView) -> Draft:
     """Kernels started per second (queue depth of the device in --json). Per second of step time, mean over ranks; the
     queue depth is the number of events launched, not started."""
-    rates: dict[int, float | None] = {}
-    depths = []
+    rates, depths = {}, []
     for rank, view in trace.ranks.items():
         kernels = _require_kernels(view)
         rates[rank] = len(kernels) / (float(view.parts.window_ns_W.sum()) / 1e9)
         depths.append(_queue_depths(view))
-    found = [rate for rate in rates.values() if rate is not None]
     known = np.concatenate(depths)
     inputs: dict[str, JsonValue] = {}
     if len(known):
         inputs = {"queue_depth_p50": float(np.median(known)), "queue_depth_p5": float(np.percentile(known, 5))}
     reason = None if len(known) else Reason.NO_LAUNCH_RECORDS
     detail = "" if len(known) else "no launch records: the queue depth is not known"
-    return Draft(float(np.mean(found)), rates, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
+    value = float(np.mean(list(rates.values())))
+    return Draft(value, rates, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 
 
 def _queue_depths(view: RankView) -> Int64s:

@@ -69,6 +69,11 @@ class SparseColumn:
         return self._rows.finish(), self._values.finish()
 
 
+def positive_int(value: Any, limit: int = 2**62) -> int | None:
+    """Return a whole number above 0 and under the limit; None for other values (and for True)."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < limit else None
+
+
 def to_int32(numbers: Iterable[int], count: int) -> NDArray[np.int32]:
     """Return whole numbers as int32; ids beyond 31 bits wrap (equal ids stay equal), -1 stays."""
     try:

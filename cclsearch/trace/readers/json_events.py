@@ -56,9 +56,9 @@ class EventReader:
         self._stream = stream
         self._limits = limits
         self._span_type: type[Span] = SpanWithPid if with_pid else Span
-        self._typed: Any = msgspec.json.Decoder(list[_union(self._span_type)])  # type: ignore[misc]
+        typed: Any = msgspec.json.Decoder(list[_union(self._span_type)])  # type: ignore[misc]
         self._lenient = msgspec.json.Decoder(list[AnyEvent], strict=False)
-        self._decoders = [self._decode_typed, self._decode_leniently]
+        self._decoders = [typed.decode, self._decode_leniently]
         self._buffer = bytearray(2 * BLOCK_BYTES)
         self._start = 0
         """Position of the next event, or of the separator before it."""
@@ -67,7 +67,7 @@ class EventReader:
         self._is_open = False
         self._max_unseparated_bytes = 2 * BLOCK_BYTES
         """More text than this without a separator is read event by event."""
-        self._head = b""
+        self._head = ""
         self._separator = b""
         self._brace_end = 1
         self._time_prefix = TimePrefix(b"", b"", 0)
@@ -120,17 +120,13 @@ class EventReader:
     def _try_decoders(self, piece: memoryview) -> list[Any] | None:
         for number, decode in enumerate(self._decoders):
             try:
-                batch = decode(piece)
+                batch: list[Any] = decode(piece)
             except _DECODE_ERRORS:
                 continue
             if number and len(self._decoders) > 1:
                 del self._decoders[0]  # the rest of the file will need the same decoder
             return batch
         return None
-
-    def _decode_typed(self, piece: memoryview) -> list[Any]:
-        batch: list[Any] = self._typed.decode(piece)
-        return batch
 
     def _decode_leniently(self, piece: memoryview) -> list[Any]:
         events = self._lenient.decode(piece)
@@ -215,8 +211,8 @@ class EventReader:
             found = _HEAD.search(text)
             if found:
                 self._start = found.end() - 1
-                self._head = text[lead : found.end()]
-                self._read_head()
+                self._head = text[lead : found.end()].decode("utf-8", "replace")
+                self.metadata = self._scanner.read_object(self._head + "]}") or {}
                 break
             if self._at_end or self._buffer_is_full():
                 raise TraceError(Reason.UNREADABLE, "contains no list of trace events")
@@ -243,10 +239,6 @@ class EventReader:
             self._brace_end = self._separator.find(b"}") + 1
             return
 
-    def _read_head(self) -> None:
-        text = self._head.decode("utf-8", "replace") + "]}"
-        self.metadata = self._scanner.read_object(text) or {}
-
     def _read_tail(self) -> None:
         """Read the rest of the document after the list; it is complete only if it is closed."""
         while not self._at_end and not self._buffer_is_full():
@@ -255,7 +247,7 @@ class EventReader:
         if not self._head:
             self.complete = not self._stream.is_truncated
             return
-        whole = self._scanner.read_object(self._head.decode("utf-8", "replace") + "]" + tail)
+        whole = self._scanner.read_object(self._head + "]" + tail)
         if whole is not None:
             self.metadata = whole
         self.complete = whole is not None and not self._stream.is_truncated

@@ -108,7 +108,7 @@ class EventScanner:
         known = self._convert(event)
         if known is not None:
             scan.events.append(known)
-        elif _is_span(event):
+        elif isinstance(event, dict) and event.get("ph") == "X":
             scan.num_bad += 1
         return end
 
@@ -151,10 +151,6 @@ def number_of(value: Any) -> float | None:
     except (ValueError, OverflowError, TypeError):
         return None
     return number if math.isfinite(number) else None
-
-
-def _is_span(event: Any) -> bool:
-    return isinstance(event, dict) and event.get("ph") == "X"
 
 
 def _skip(piece: bytes, position: int) -> int:

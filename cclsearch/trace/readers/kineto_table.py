@@ -26,6 +26,7 @@ from cclsearch.trace.events import (
 )
 from cclsearch.trace.kinds import classify_compute, is_communication, step_marker
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
+from cclsearch.trace.readers.columns import positive_int
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import read_grid, read_shape
 from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
@@ -87,8 +88,7 @@ def build_table(builder: KinetoBuilder, *, source: str, is_complete: bool) -> Ev
 
 
 def _absolute_base(builder: KinetoBuilder, shift: int) -> int:
-    extra = builder.reader.metadata.get("baseTimeNanoseconds", 0)
-    extra = extra if isinstance(extra, int) and 0 <= extra < 2**62 else 0
+    extra = positive_int(builder.reader.metadata.get("baseTimeNanoseconds")) or 0
     return extra + ((builder.base_us or 0) + builder.reader.time_offset_us) * 1000 + shift
 
 
@@ -185,15 +185,13 @@ def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
             continue
         name = str(config.get("pg_name", ""))
         ranks = config.get("ranks")
-        members = (
-            tuple(r for r in ranks if isinstance(r, int) and 0 <= r < _MAX_WORLD) if isinstance(ranks, list) else ()
-        )
-        size = config.get("pg_size")
+        ranks = ranks if isinstance(ranks, list) else []
+        members = tuple(r for r in ranks if isinstance(r, int) and 0 <= r < _MAX_WORLD)
         groups[name] = ProcessGroup(
             name,
             str(config.get("pg_desc", "")),
             members,
-            size if isinstance(size, int) and 0 < size <= _MAX_WORLD else len(members) or None,
+            positive_int(config.get("pg_size"), _MAX_WORLD + 1) or len(members) or None,
             str(config.get("backend_config", "")),
         )
     return groups
@@ -203,7 +201,7 @@ def describe_run(metadata: dict[str, Any], columns: dict[str, Any], base_ns: int
     """Return rank, world size, groups, devices, host and clock, as far as the file states them."""
     info = metadata.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    world, rank = info.get("world_size"), info.get("rank")
+    rank = info.get("rank")
     device_rows = rows_of_kinds(columns["kind"], DEVICE_WORK)
     ordinals = [int(n) for n in np.unique(columns["device"][device_rows]) if n >= 0]
     listed = metadata.get("deviceProperties")
@@ -211,9 +209,7 @@ def describe_run(metadata: dict[str, Any], columns: dict[str, Any], base_ns: int
     has_gpu = bool(len(device_rows)) or bool(listed) or bool((columns["kind"] == Kind.RUNTIME).any())
     return {
         "rank": rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else -1,
-        "world_size": world
-        if isinstance(world, int) and not isinstance(world, bool) and 0 < world <= _MAX_WORLD
-        else None,
+        "world_size": positive_int(info.get("world_size"), _MAX_WORLD + 1),
         "distributed": Distributed(str(info.get("backend", "")), tuple(read_groups(metadata).values())),
         "devices": tuple(read_device(ordinal, listed) for ordinal in ordinals),
         "accelerator": "gpu" if has_gpu else "cpu",
@@ -232,19 +228,15 @@ def read_device(ordinal: int, listed: list[dict[str, Any]]) -> DeviceInfo:
     return DeviceInfo(
         ordinal,
         name=str(item.get("name", "")),
-        num_sms=_positive(item.get("numSms")),
-        memory_bytes=_positive(item.get("totalGlobalMem")),
-        max_threads_per_sm=_positive(item.get("maxThreadsPerMultiprocessor")),
-        registers_per_sm=_positive(item.get("regsPerMultiprocessor")),
-        shared_memory_per_sm_bytes=_positive(
+        num_sms=positive_int(item.get("numSms")),
+        memory_bytes=positive_int(item.get("totalGlobalMem")),
+        max_threads_per_sm=positive_int(item.get("maxThreadsPerMultiprocessor")),
+        registers_per_sm=positive_int(item.get("regsPerMultiprocessor")),
+        shared_memory_per_sm_bytes=positive_int(
             item.get("sharedMemPerMultiprocessor", item.get("maxSharedMemoryPerMultiProcessor"))
         ),
         compute_capability=f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
     )
-
-
-def _positive(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**62 else None
 
 
 def _rows_named(columns: dict[str, Any], names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.int64]:

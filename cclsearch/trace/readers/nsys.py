@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.trace.events import DeviceInfo, EventTable, Kind, Reason
+from cclsearch.trace.readers.columns import positive_int
 from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 
@@ -148,17 +149,14 @@ def _device_rows(file: _Export) -> Iterator[tuple[int, int, NsysRow]]:
             shared = max(_int(values[16]), 0) + max(_int(values[17]), 0)
             row.grid = (grid[0] * grid[1] * grid[2], grid[3] * grid[4] * grid[5], max(_int(values[12]), 0), shared)
         yield _int(values[5]), _int(values[2]), row
-    for values in file.read(_MEMCPY, *wanted, "bytes", "copyKind"):
-        if _is_span(values[0], values[1]):
-            name = f"Memcpy {_COPY_KINDS.get(values[7], 'unknown')}"
-            row = NsysRow(Kind.MEMCPY, values[0], values[1], name, _int(values[3]))
-            row.corr, row.bytes = _int(values[4]), _int(values[6])
-            yield _int(values[5]), _int(values[2]), row
-    for values in file.read(_MEMSET, *wanted, "bytes"):
-        if _is_span(values[0], values[1]):
-            row = NsysRow(Kind.MEMSET, values[0], values[1], "Memset (Device)", _int(values[3]))
-            row.corr, row.bytes = _int(values[4]), _int(values[6])
-            yield _int(values[5]), _int(values[2]), row
+    for table, kind in ((_MEMCPY, Kind.MEMCPY), (_MEMSET, Kind.MEMSET)):
+        for values in file.read(table, *wanted, "bytes", "copyKind"):
+            if _is_span(values[0], values[1]):
+                copy = f"Memcpy {_COPY_KINDS.get(values[7], 'unknown')}"
+                name = copy if kind == Kind.MEMCPY else "Memset (Device)"
+                row = NsysRow(kind, values[0], values[1], name, _int(values[3]))
+                row.corr, row.bytes = _int(values[4]), _int(values[6])
+                yield _int(values[5]), _int(values[2]), row
 
 
 def _host_rows(file: _Export) -> Iterator[tuple[int, NsysRow]]:
@@ -189,20 +187,19 @@ def _host_rows(file: _Export) -> Iterator[tuple[int, NsysRow]]:
 
 def _read_devices(file: _Export) -> dict[int, DeviceInfo]:
     found: dict[int, DeviceInfo] = {}
-    for number, name, sms, memory in file.read("TARGET_INFO_GPU", "id", "name", "smCount", "totalMemory"):
-        if isinstance(number, int):
-            found[number] = DeviceInfo(number, str(name or ""), _positive(sms), _positive(memory))
-    for number, name, sms, memory in file.read(
-        "TARGET_INFO_CUDA_DEVICE", "cudaId", "name", "numMultiprocessors", "memorySize"
+    for table, *columns in (
+        ("TARGET_INFO_GPU", "id", "name", "smCount", "totalMemory"),
+        ("TARGET_INFO_CUDA_DEVICE", "cudaId", "name", "numMultiprocessors", "memorySize"),
     ):
-        if isinstance(number, int) and number not in found:
-            found[number] = DeviceInfo(number, str(name or ""), _positive(sms), _positive(memory))
+        for number, name, sms, memory in file.read(table, *columns):
+            if isinstance(number, int) and number not in found:
+                found[number] = DeviceInfo(number, str(name or ""), positive_int(sms), positive_int(memory))
     return found
 
 
 def _session_start(file: _Export) -> int:
     first = next(file.read("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0]
-    return first if isinstance(first, int) and 0 < first < 2**62 else 0
+    return positive_int(first) or 0
 
 
 def _string(file: _Export, *numbers: Any) -> str:
@@ -225,7 +222,3 @@ def _int(value: Any) -> int:
 def _ints(values: Sequence[Any]) -> tuple[int, ...] | None:
     numbers = tuple(value for value in values if isinstance(value, int) and 0 < value < 2**31)
     return numbers if len(numbers) == len(values) else None
-
-
-def _positive(value: Any) -> int | None:
-    return value if isinstance(value, int) and 0 < value < 2**62 else None

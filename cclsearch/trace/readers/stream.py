@@ -47,7 +47,8 @@ class ByteStream:
         self._packed_size = path.stat().st_size
         magic = self._file.read(2)
         self._file.seek(0)
-        self._gzip = GzipBlocks(self._file) if magic == GZIP_MAGIC else None
+        self._is_gzip = magic == GZIP_MAGIC
+        self._source: Any = GzipBlocks(self._file) if self._is_gzip else self._file
         self._raw = 0
 
     def __enter__(self) -> ByteStream:
@@ -58,27 +59,19 @@ class ByteStream:
 
     def readinto(self, block: memoryview) -> int:
         """Fill the block from its start and return the number of bytes, 0 at the end; TraceError over the limits."""
-        if self._gzip is None:
-            count = self._file.readinto(block) or 0  # type: ignore[attr-defined]
-        else:
-            count = self._unzip(block)
+        try:
+            count: int = self._source.readinto(block) or 0
+        except GzipDamage:
+            self.is_truncated, count = True, 0
         self._raw += count
         self._check()
         return count
-
-    def _unzip(self, block: memoryview) -> int:
-        assert self._gzip is not None
-        try:
-            return self._gzip.readinto(block)
-        except GzipDamage:
-            self.is_truncated = True
-            return 0
 
     def _check(self) -> None:
         if self._raw > self._limits.raw_bytes:
             raise TraceError(Reason.TOO_LARGE, f"unpacks to more than {self._limits.raw_bytes >> 20} MiB")
         if (
-            self._gzip is not None
+            self._is_gzip
             and self._raw > self._limits.ratio_from_bytes
             and self._raw > self._limits.ratio * self._packed_size
         ):

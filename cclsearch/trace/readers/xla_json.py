@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta, SpanWithPid
 from cclsearch.trace.readers.kineto_args import plain_args
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
-from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
+from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, XEvent
 
 Key = tuple[Any, Any]
 
@@ -69,8 +69,4 @@ def _read_events(spans: list[SpanWithPid]) -> Iterator[XEvent]:
     for span in spans:
         if abs(span.ts) < 4.5e15 and 0 <= span.dur < 4.5e15:
             start, duration = round(span.ts * 1e6), round(span.dur * 1e6)
-            yield XEvent(span.name, span.name, start, duration, _stats_reader(span))
-
-
-def _stats_reader(span: SpanWithPid) -> Callable[[], Stats]:
-    return partial(plain_args, span.args)
+            yield XEvent(span.name, span.name, start, duration, partial(plain_args, span.args))

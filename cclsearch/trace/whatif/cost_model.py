@@ -8,15 +8,14 @@ few message sizes to fit alpha, the result is two bounds: all of the time is ban
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from cclsearch.card.model import Card
-from cclsearch.trace.collectives import CollectiveSample, collect_samples, group_label
+from cclsearch.trace.collectives import CollectiveSample, collect_samples, group_label, is_scale_up
 from cclsearch.trace.events import Collective, CollectiveKind
-from cclsearch.trace.metrics.bandwidth import HockneyFit, fit_hockney
+from cclsearch.trace.metrics.bandwidth import HockneyFit, fit_hockney, group_samples
 from cclsearch.trace.view import TraceView
 
 Algorithm = Literal["ring", "tree"]
@@ -56,19 +55,13 @@ class TransferBounds:
 class CommModel:
     """Alpha-beta fits of a trace, and the size of its scale-up domains."""
 
-    fits: Mapping[tuple[str, str], HockneyFit]
+    fits: Mapping[tuple[str, ...], HockneyFit]
     domain_size: int
     """Ranks per scale-up domain of the recorded system."""
     num_ranks: int
     up_over_out: float | None
     """Bandwidth inside a domain over bandwidth between domains; None if neither trace nor card states it."""
     notes: tuple[str, ...] = ()
-
-    def is_scale_up(self, call: Collective, size: int, domain_size: int) -> bool:
-        """Return whether a group is inside one domain of that size (ranks fill domains in order)."""
-        if call.group_ranks:
-            return len({rank // domain_size for rank in call.group_ranks}) == 1
-        return size <= domain_size
 
     def transfer_bounds(self, call: Collective, measured_s: float, scenario: Scenario, tree: bool) -> TransferBounds:
         """Return bounds of a transfer measured as `measured_s`; `tree`: it was measured with the tree algorithm."""
@@ -87,8 +80,8 @@ class CommModel:
         return TransferBounds(min(totals), max(totals))
 
     def _speedup(self, call: Collective, size: int, scenario: Scenario) -> float:
-        before = self.is_scale_up(call, size, self.domain_size)
-        after = self.is_scale_up(call, size, scenario.scale_up_domain or self.domain_size)
+        before = is_scale_up(call, size, self.domain_size)
+        after = is_scale_up(call, size, scenario.scale_up_domain or self.domain_size)
         factor = scenario.scale_up_bw if after else scenario.scale_out_bw
         if before == after:
             return factor
@@ -123,13 +116,10 @@ def _byte_ratio(call: Collective, size: int, scenario: Scenario, tree: bool) -> 
 def fit_comm_model(trace: TraceView, ranks_per_domain: int | None = None) -> CommModel:
     """Return the model of a trace. Domain size: as given, else the card's node, else ranks per host, else all ranks."""
     samples, _ = collect_samples(trace)
-    by_group: dict[tuple[str, str], list[CollectiveSample]] = defaultdict(list)
-    for sample in samples:
-        by_group[str(sample.call.kind), sample.group].append(sample)
+    by_group = group_samples(samples, "kind", "group")
     fits = {key: fit for key, found in by_group.items() if (fit := fit_hockney(found))}
     domain, notes = _domain_size(trace, ranks_per_domain)
-    model = CommModel(fits, domain, trace.num_devices, None)
-    ratio = _up_over_out(model, samples, trace.card)
+    ratio = _up_over_out(domain, samples, trace.card)
     unfitted = sorted({" ".join(key) for key in by_group} - {" ".join(key) for key in fits})
     if unfitted:
         notes.append(
@@ -149,10 +139,10 @@ def _domain_size(trace: TraceView, given: int | None) -> tuple[int, list[str]]:
     return trace.num_devices, ["no card and no host names: assumes one scale-up domain of all ranks"]
 
 
-def _up_over_out(model: CommModel, samples: Sequence[CollectiveSample], card: Card | None) -> float | None:
+def _up_over_out(domain_size: int, samples: Sequence[CollectiveSample], card: Card | None) -> float | None:
     rates: dict[bool, list[float]] = {True: [], False: []}
     for sample in samples:
-        rates[model.is_scale_up(sample.call, sample.size, model.domain_size)].append(sample.bus_gbps)
+        rates[is_scale_up(sample.call, sample.size, domain_size)].append(sample.bus_gbps)
     if rates[True] and rates[False]:
         return max(rates[True]) / max(rates[False])
     if card is not None and card.hardware.scale_up_gbps and card.hardware.scale_out_gbps:
