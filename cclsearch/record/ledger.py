@@ -17,6 +17,7 @@ from cclsearch.record.line import decode_line, encode_line, has_checksum
 from cclsearch.record.state import RunState
 
 LEDGER_FILE = "ledger.jsonl"
+BUFFER_BYTES = 1 << 20
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -41,28 +42,28 @@ def fold_ledger(path: Path) -> RunState:
             raise UserError(f"{str(path)!r} line {number} is about a trial that was never proposed") from None
         if state.ledger_version > LEDGER_VERSION:
             _refuse_newer(path, state.ledger_version)
-        offset += len(line) + 1
+        offset += len(line)
     return state
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each complete line, without line ends; raises UserError if one was changed."""
+    """Number and bytes of each complete line, with its end; raises UserError if one was changed."""
+    is_checked = False
     try:
-        data = path.read_bytes()
+        with path.open("rb", buffering=BUFFER_BYTES) as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
+                was_checked, is_checked = is_checked, has_checksum(line)
+                if was_checked and not is_checked:
+                    raise ValueError("it has no checksum, although the lines before it have one")
+                yield number, line
     except FileNotFoundError:
         raise UserError(f"{str(path.parent)!r} is not a run folder: it has no {LEDGER_FILE}") from None
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    is_checked = False
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
-        try:
-            has_one = has_checksum(line)
-        except ValueError as error:
-            raise _describe_damage(path, number, str(error)) from None
-        if is_checked and not has_one:
-            raise _describe_damage(path, number, "it has no checksum, although the lines before it have one")
-        is_checked = has_one
-        yield number, line
+    except ValueError as error:
+        raise _describe_damage(path, number, str(error)) from None
 
 
 def _parse(path: Path, number: int, line: bytes) -> Event:

@@ -104,7 +104,6 @@ class RunState:
         """Apply the ledger's next line, which starts at `offset`; raises ValueError if it is not an event."""
         fields = _DECODER.decode(line)
         self.last_s = max(self.last_s, fields.time_s)
-        line = line.rstrip(b"\n")
         if fields.trial is None:
             self._apply_in_full(decode_line(line))
             return
@@ -117,7 +116,7 @@ class RunState:
                 pass
             case _:
                 self._apply_in_full(decode_line(line))
-        self.trials.add_line(fields.trial, offset, offset + len(line) + 1)
+        self.trials.add_line(fields.trial, offset, offset + len(line))
 
     @property
     def unfinished(self) -> list[Trial]:

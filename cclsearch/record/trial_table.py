@@ -263,7 +263,7 @@ class TrialTable(Mapping[int, Trial]):
         with self._path.open("rb") as file:
             for extent in reversed(extents):
                 file.seek(self._offsets[extent])
-                events += [self._parse(file.readline().rstrip(b"\n")) for _ in range(self._num_lines[extent])]
+                events += [self._parse(file.readline()) for _ in range(self._num_lines[extent])]
         return fold_trial(events)
 
     def _parse(self, line: bytes) -> Event:
