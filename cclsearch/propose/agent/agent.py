@@ -14,7 +14,7 @@ from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
 from cclsearch.propose.agent.prompt import Prompt, PromptInput, PromptOptions, last_observation, write_turn_prompt
-from cclsearch.propose.agent.providers.cost import LlmLimits, Price, Prices, load_prices, prices_path
+from cclsearch.propose.agent.providers.cost import LlmLimits, Prices, load_prices, prices_path
 from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import Provider
@@ -100,35 +100,41 @@ class Agent:
             explain=self.explain,
             policies=self.policies,
         )
-        prompt_input = self._gather(handlers, slots, store)
+        prompt_input, settings = self._gather(handlers, slots, store), self._settings(view, number)
         try:
-            prompt, result = self._run(prompt_input, handlers, number)
+            prompt, result = self._run(prompt_input, handlers, settings, number)
         finally:
             self._running_turn = None
         version = store.add(result.decision.program) if result.decision and result.decision.program else None
-        self._write(prompt_input, handlers, prompt, result, number)
+        if self.folder is not None:
+            context = self.folder / TURNS_FOLDER / CONTEXT_FILE
+            if not context.exists():
+                write_record(context, record_context(view, self.provider.name, self.options))
+            record = make_record(prompt_input, handlers, prompt, result, settings, number)
+            write_record(turn_path(self.folder, number), record)
         return _make_outcome(view, number, result, version, self.options.mode)
 
-    def _run(self, prompt_input: PromptInput, handlers: ToolHandlers, number: int) -> tuple[Prompt, TurnResult]:
+    def _run(
+        self, prompt_input: PromptInput, handlers: ToolHandlers, settings: TurnSettings, number: int
+    ) -> tuple[Prompt, TurnResult]:
         view, options = prompt_input.view, self.options
         tools = make_toolset(view, options.mode, handlers.max_submitted)
         prompt = write_turn_prompt(prompt_input, tools, PromptOptions(options.mode, options.anonymous, options.goal))
-        settings = TurnSettings(
-            clock=self.clock,
-            jitter=random.Random(f"{view.seed}/{number}"),
-            price=self._price(),
-            limits=self._limits(view),
-            spent=total_cost(past_turns(view.events)),
-            retry=options.retry,
-            max_output_tokens=options.max_output_tokens,
-            max_seconds=options.max_turn_s,
-        )
         turn = Turn(self.provider, handlers, prompt, tools, settings)
         self._running_turn = (number, turn)
         return prompt, turn.run()
 
-    def _price(self) -> Price | None:
-        return self.prices.find(self.provider.name)
+    def _settings(self, view: SearchView, number: int) -> TurnSettings:
+        return TurnSettings(
+            clock=self.clock,
+            jitter=random.Random(f"{view.seed}/{number}"),
+            price=self.prices.find(self.provider.name),
+            limits=self._limits(view),
+            spent=total_cost(past_turns(view.events)),
+            retry=self.options.retry,
+            max_output_tokens=self.options.max_output_tokens,
+            max_seconds=self.options.max_turn_s,
+        )
 
     def _gather(self, handlers: ToolHandlers, slots: int, store: PolicyStore) -> PromptInput:
         shown: dict[int, TrialEvidence] = {}
@@ -153,32 +159,11 @@ class Agent:
         on_disk = (int(path.stem) for path in (self.folder / TURNS_FOLDER).glob("[0-9]*.json") if path.stem.isdigit())
         return max(in_ledger, *on_disk, 0) + 1
 
-    def _write(
-        self, prompt_input: PromptInput, handlers: ToolHandlers, prompt: Prompt, result: TurnResult, number: int
-    ) -> None:
-        if self.folder is None:
-            return
-        view, options = prompt_input.view, self.options
-        context = self.folder / TURNS_FOLDER / CONTEXT_FILE
-        if not context.exists():
-            record = record_context(view, model=self.provider.name, mode=options.mode, anonymous=options.anonymous)
-            write_record(context, record.model_copy(update={"goal": options.goal}))
-        conditions = {"limits": self._limits(view), "price": self._price(), "max_seconds": options.max_turn_s}
-        turn = make_record(prompt_input, handlers, prompt, result, number).model_copy(update=conditions)
-        write_record(turn_path(self.folder, number), turn)
-
 
 def make_agent(
-    spec: str,
-    *,
-    options: AgentOptions | None = None,
-    folder: Path | None = None,
-    evidence: EvidenceSource | None = None,
-    explain: Explain | None = None,
-    make_table: MakeSurrogateTable | None = None,
+    spec: str, *, options: AgentOptions, folder: Path, evidence: EvidenceSource, explain: Explain | None
 ) -> Agent:
     """The agent of `--llm SPEC`, with its key from the environment; raises UserError for a wrong spec or key."""
-    options = options or AgentOptions()
     if options.seed_policy is not None and options.seed_program is None:
         find_content("policies", options.seed_policy, ".py")
     timeout_s = read_timeout_s()
@@ -186,9 +171,8 @@ def make_agent(
         provider=make_provider(parse_spec(spec), timeout_s=timeout_s),
         options=replace(options, max_turn_s=max(options.max_turn_s, TURN_ANSWERS * timeout_s)),
         folder=folder,
-        evidence=evidence or NoEvidence(),
+        evidence=evidence,
         explain=explain,
-        make_table=make_table or make_surrogate_table,
     )
 
 

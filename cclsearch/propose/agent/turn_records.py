@@ -17,13 +17,13 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.packed import Packed
 from cclsearch.core.values import Model
 from cclsearch.propose.agent.evidence import TrialEvidence
-from cclsearch.propose.agent.history import past_turns, total_cost
+from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt import Prompt, PromptInput
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price
 from cclsearch.propose.agent.quoting import redact_strings
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.tool_handlers import ToolHandlers
-from cclsearch.propose.agent.turn import TurnResult
+from cclsearch.propose.agent.turn import TurnResult, TurnSettings
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterMove, LlmMode, LlmTurn
 from cclsearch.propose.version_1 import upgrade_context_record, upgrade_turn_record
@@ -123,9 +123,14 @@ def _find_rows(observations: Sequence[Observation], space: Space) -> tuple[Obser
 
 
 def make_record(
-    prompt_input: PromptInput, handlers: ToolHandlers, prompt: Prompt, result: TurnResult, number: int
+    prompt_input: PromptInput,
+    handlers: ToolHandlers,
+    prompt: Prompt,
+    result: TurnResult,
+    settings: TurnSettings,
+    number: int,
 ) -> TurnRecord:
-    """The record of one turn, without its limits, price and time limit."""
+    """The record of one turn."""
     view = prompt_input.view
     return TurnRecord(
         turn=number,
@@ -143,19 +148,23 @@ def make_record(
         program=prompt_input.program,
         program_note=prompt_input.program_note,
         explanations=dict(handlers.explanations),
-        spent=total_cost(past_turns(view.events)),
+        limits=settings.limits,
+        price=settings.price,
+        max_seconds=settings.max_seconds,
+        spent=settings.spent,
         system=prompt.system,
         user=prompt.user,
         result=result,
     )
 
 
-def record_context(view: SearchView, *, model: str, mode: LlmMode, anonymous: bool) -> ContextRecord:
+def record_context(view: SearchView, model: str, options: AgentOptions) -> ContextRecord:
     """The context record of a search."""
     return ContextRecord(
         model=model,
-        mode=mode,
-        anonymous=anonymous,
+        mode=options.mode,
+        anonymous=options.anonymous,
+        goal=options.goal,
         card=view.card,
         knobs=view.space.knobs,
         codes=view.space.codes_NK,

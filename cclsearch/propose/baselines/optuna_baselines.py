@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,14 +89,9 @@ class OptunaProposer:
             loss = view.find_loss(observation)
             value = loss if loss is not None else penalty if self.penalize else None
             state = TrialState.FAIL if value is None else TrialState.COMPLETE
-            violation = {
-                "constraints": (observation.violation,)
-            }  # where Optuna stores what a `constraints_func` returns
-            study.add_trial(
-                create_trial(
-                    state=state, value=value, params=params, distributions=distributions, system_attrs=violation
-                )
-            )
+            told = {"state": state, "value": value, "params": params, "distributions": distributions}
+            # where Optuna stores what a `constraints_func` returns
+            study.add_trial(create_trial(**told, system_attrs={"constraints": (observation.violation,)}))
 
 
 def _read_violation(trial: FrozenTrial) -> Sequence[float]:
@@ -159,31 +155,11 @@ def _gp(seed: int, **more: Any) -> BaseSampler:
     return GPSampler(seed=seed, deterministic_objective=False, **more)
 
 
-@PROPOSERS.register("tpe")
-def make_tpe() -> OptunaProposer:
-    """Optuna's TPE over the search space, failures reported as FAIL."""
-    return OptunaProposer("tpe", _tpe())
-
-
-@PROPOSERS.register("tpe-penalised")
-def make_tpe_penalized() -> OptunaProposer:
-    """Optuna's TPE over the search space, failures reported as twice the worst loss."""
-    return OptunaProposer("tpe-penalised", _tpe(), penalize=True)
-
-
-@PROPOSERS.register("tpe-multivariate")
-def make_tpe_multivariate() -> OptunaProposer:
-    """Optuna's multivariate TPE over the search space, five random trials first, failures penalized."""
-    return OptunaProposer("tpe-multivariate", _tpe(multivariate=True, n_startup_trials=5), penalize=True)
-
-
-@PROPOSERS.register("tpe-raw")
-def make_tpe_raw() -> OptunaProposer:
-    """Optuna's TPE over the raw knobs: proposes invalid combinations and repeats too (for comparison only)."""
-    return OptunaProposer("tpe-raw", _tpe(), raw=True)
-
-
-@PROPOSERS.register("gp")
-def make_gp() -> OptunaProposer:
-    """Optuna's Gaussian process (needs torch) over the search space, failures penalized."""
-    return OptunaProposer("gp", _gp, penalize=True)
+for _name, _make_sampler, _options in (
+    ("tpe", _tpe(), {}),  # failures are reported as FAIL
+    ("tpe-penalised", _tpe(), {"penalize": True}),
+    ("tpe-multivariate", _tpe(multivariate=True, n_startup_trials=5), {"penalize": True}),
+    ("tpe-raw", _tpe(), {"raw": True}),
+    ("gp", _gp, {"penalize": True}),  # needs torch
+):
+    PROPOSERS.register(_name)(partial(OptunaProposer, _name, _make_sampler, **_options))

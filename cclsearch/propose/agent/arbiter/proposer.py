@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 from cclsearch.propose.agent.agent import Agent, TurnOutcome, to_proposal
@@ -16,12 +16,8 @@ from cclsearch.propose.agent.arbiter.rules import (
     overrules_left,
 )
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
-from cclsearch.propose.agent.arbiter.states import (
-    NO_KEY,
-    next_trial,
-    read_state,
-    write_move,
-)
+from cclsearch.propose.agent.arbiter.states import NO_KEY, next_trial, read_state, write_move
+from cclsearch.propose.agent.background import start_in_background
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
@@ -58,7 +54,9 @@ class Arbiter:
         self._grace_s = grace_s
         self._events: list[ProposerEvent] = []
         self._ending: str | None = None
-        self._background: _Background | None = None
+        self._background: Future[TurnOutcome] | None = None
+        self._is_stale = False
+        """Whether the LLM was suspended since that turn began: its decision would rest on older evidence."""
         self._is_first_call = True
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
@@ -85,15 +83,14 @@ class Arbiter:
 
     def close(self) -> None:
         """See `Closable`: records the cost of a turn in the background, and does not wait for its decision."""
-        background, self._background = self._background, None
-        if background is None:
-            return
         for _ in range(2):
-            outcome = background.result(CLOSE_S)
+            if self._background is None:
+                return
+            outcome = self._collect(CLOSE_S)
             event = drop_decision(outcome.event, "too late") if outcome else self._agent.describe_running_turn()
             if event:
                 self._events.append(event)
-                return
+                self._background = None
 
     def ending(self) -> str | None:
         """See `EventSource`."""
@@ -173,21 +170,23 @@ class Arbiter:
         if self._parallel <= 1:
             return self._run_turn_now(view, count)
         if self._background is None:
-            self._background = _Background(lambda: self._run_turn_now(view, count))
-        if self._background.is_stale:
+            self._is_stale = False
+            self._background = start_in_background(lambda: self._run_turn_now(view, count), "llm-turn")
+        return None if self._is_stale else self._collect(self._grace_s)
+
+    def _collect(self, wait_s: float) -> TurnOutcome | None:
+        """The outcome of the turn in the background; None while it runs. Raises what the turn raised."""
+        background = self._background
+        if background is None or not wait([background], wait_s).done:
             return None
-        outcome = self._background.result(self._grace_s)
-        if outcome is not None:
-            self._background = None
-        return outcome
+        self._background = None
+        return background.result()
 
     def _collect_stale_turn(self, view: SearchView) -> SearchView:
         """The view with the cost of a turn that began before the LLM was suspended, once that turn has ended."""
-        background = self._background
-        outcome = background.result(0.0) if background and background.is_stale else None
+        outcome = self._collect(0.0) if self._is_stale else None
         if outcome is None:
             return view
-        self._background = None
         return self._add_event(view, drop_decision(outcome.event, "not used, the LLM was suspended meanwhile"))
 
     def _resume_llm(self, view: SearchView) -> SearchView:
@@ -248,40 +247,11 @@ class Arbiter:
     ) -> None:
         count = before.stalls if stalls is None else stalls
         after = ArbiterState(phase, next_trial(view), cause, reason, explore, count)
-        if self._background and phase is not ArbiterPhase.LLM:
-            self._background.is_stale = True
+        self._is_stale |= phase is not ArbiterPhase.LLM
         self._events.append(write_move(before, after))
 
     def _propose_fallback(self, view: SearchView, count: int) -> list[Proposal]:
         return list(self._fallback.propose(view, count))[:count]
-
-
-class _Background:
-    """One call in a daemon thread."""
-
-    def __init__(self, call: Callable[[], TurnOutcome]) -> None:
-        self._call = call
-        self.is_stale = False
-        """Whether the LLM was suspended since: its decision would rest on older evidence."""
-        self._outcome: TurnOutcome | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="llm-turn", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._outcome = self._call()
-        except BaseException as error:
-            self._error = error
-
-    def result(self, wait_s: float) -> TurnOutcome | None:
-        """The outcome of the call; None while it runs. Raises what the call raised."""
-        self._thread.join(wait_s)
-        if self._thread.is_alive():
-            return None
-        if self._error:
-            raise self._error
-        return self._outcome
 
 
 def _is_open(view: SearchView, proposal: Proposal) -> bool:

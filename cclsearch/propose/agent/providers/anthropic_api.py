@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cclsearch.propose.agent.providers.http import CONNECT_S, call_within, make_http_client, to_provider_error
+from cclsearch.propose.agent.providers.http import make_http_client, send
 from cclsearch.propose.agent.providers.parse import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
 from cclsearch.propose.agent.providers.types import (
     Answer,
@@ -35,7 +35,7 @@ class AnthropicProvider:
 
         self.name = f"anthropic:{model}"
         self._model = model
-        self._max_s = timeout_s + min(CONNECT_S, timeout_s)
+        self._timeout_s = timeout_s
         self._client = anthropic.Anthropic(
             api_key=api_key,
             base_url=base_url,
@@ -46,11 +46,7 @@ class AnthropicProvider:
     def ask(self, request: CompletionRequest) -> Answer:
         """See `Provider`."""
         body = anthropic_body(self._model, request)
-        create = self._client.messages.with_raw_response.create
-        try:
-            content = call_within(lambda: create(**body).http_response.content, self._max_s)
-        except Exception as error:  # the SDK's own errors, and those that its HTTP library does not wrap
-            raise to_provider_error(error) from None
+        content = send(self._client.messages.with_raw_response.create, body, self._timeout_s)
         return _read_answer(parse_body(content), request)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from concurrent.futures import wait
+from typing import Any
 
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
+from cclsearch.propose.agent.background import start_in_background
 from cclsearch.propose.agent.providers.types import ErrorKind, ProviderError
 
 MAX_ANSWER_BYTES = 4_000_000
@@ -18,44 +19,22 @@ MAX_ANSWER_BYTES = 4_000_000
 CONNECT_S = 20.0
 """Maximum time to connect."""
 
-T = TypeVar("T")
 
-
-class AnswerTooLargeError(Exception):
-    """The answer is longer than the limit."""
-
-
-class AnswerTooSlowError(Exception):
-    """The answer was not complete at the deadline."""
-
-
-class AnswerUnreadableError(Exception):
-    """The answer is compressed in a way that was not requested."""
-
-
-def call_within(call: Callable[[], T], timeout_s: float) -> T:
-    """The result or the exception of the call; raises AnswerTooSlowError if it takes longer, whatever it waits for.
+def send(create: Callable[..., Any], body: Mapping[str, Any], timeout_s: float) -> bytes:
+    """The answer of an SDK's `create` to that body; raises ProviderError, also if it takes longer than the timeout.
 
     An HTTP library bounds each read, but not a server that sends headers slowly, nor a resolver that hangs. A late
-    call is abandoned in its daemon thread.
+    request is abandoned in its daemon thread.
     """
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            done.append(call())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="llm-request", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if done:
-        return done[0]
-    if failed:
-        raise failed[0]
-    raise AnswerTooSlowError(f"the answer was not complete after {timeout_s:g} s")
+    answer = start_in_background(lambda: bytes(create(**body).http_response.content), "llm-request")
+    max_s = timeout_s + min(CONNECT_S, timeout_s)
+    wait([answer], max_s)
+    if not answer.done():
+        raise ProviderError(ErrorKind.TIMEOUT, f"the answer was not complete after {max_s:g} s")
+    try:
+        return answer.result()
+    except Exception as error:  # the SDK's own errors, and those that its HTTP library does not wrap
+        raise to_provider_error(error) from None
 
 
 def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> Any:
@@ -80,9 +59,9 @@ def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = 
                     chunk = _unpacked(self._unpack, chunk, max_bytes + 1)
                 seen += len(chunk)
                 if seen > max_bytes:
-                    raise AnswerTooLargeError(f"the answer is longer than {max_bytes:,} bytes")
+                    raise ProviderError(ErrorKind.TOO_LARGE, f"the answer is longer than {max_bytes:,} bytes")
                 if time.monotonic() > self._deadline_s:
-                    raise AnswerTooSlowError(f"the answer was not complete after {timeout_s:g} s")
+                    raise ProviderError(ErrorKind.TIMEOUT, f"the answer was not complete after {timeout_s:g} s")
                 yield chunk
 
         def close(self) -> None:
@@ -94,7 +73,7 @@ def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = 
     def bound(response: Any) -> None:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in {"identity", "gzip", "x-gzip", "deflate"}:
-            raise AnswerUnreadableError("the answer is compressed in a way that was not requested")
+            raise ProviderError(ErrorKind.MALFORMED, "the answer is compressed in a way that was not requested")
         # Decompressed here, so that the bound applies to the decompressed bytes.
         response.headers.pop("content-encoding", None)
         response.stream = BoundedStream(response.stream, time.monotonic() + timeout_s, encoding != "identity")
@@ -110,22 +89,17 @@ def _unpacked(unpack: Any, chunk: bytes, max_bytes: int) -> bytes:
     try:
         return bytes(unpack.decompress(chunk, max_bytes))
     except zlib.error:
-        raise AnswerUnreadableError("the answer's header says that it is compressed, but it is not") from None
+        text = "the answer's header says that it is compressed, but it is not"
+        raise ProviderError(ErrorKind.MALFORMED, text) from None
 
 
 def to_provider_error(error: Exception) -> ProviderError:
     """The ProviderError for an SDK's exception; both SDKs use the same class names, and `status_code`."""
     root: BaseException = error
-    while True:
-        if isinstance(root, AnswerTooLargeError):
-            return ProviderError(ErrorKind.TOO_LARGE, str(root))
-        if isinstance(root, AnswerUnreadableError):
-            return ProviderError(ErrorKind.MALFORMED, str(root))
-        if isinstance(root, AnswerTooSlowError):
-            return ProviderError(ErrorKind.TIMEOUT, str(root))
-        if root.__cause__ is None:
-            break
+    while not isinstance(root, ProviderError) and root.__cause__ is not None:
         root = root.__cause__
+    if isinstance(root, ProviderError):
+        return root
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         return _of_status(status, _server_message(error), error)

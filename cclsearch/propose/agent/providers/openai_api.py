@@ -7,13 +7,7 @@ import os
 from enum import Enum
 from typing import Any
 
-from cclsearch.propose.agent.providers.http import (
-    CONNECT_S,
-    call_within,
-    find_error,
-    make_http_client,
-    to_provider_error,
-)
+from cclsearch.propose.agent.providers.http import find_error, make_http_client, send
 from cclsearch.propose.agent.providers.parse import as_count, as_mapping, as_text, estimate_usage, make_call, parse_body
 from cclsearch.propose.agent.providers.types import (
     MAX_BODY_BYTES,
@@ -49,7 +43,7 @@ class OpenAIProvider:
 
         self.name = name_model("openai" if base_url is None else "compatible", model, base_url)
         self._model = model
-        self._max_s = timeout_s + min(CONNECT_S, timeout_s)
+        self._timeout_s = timeout_s
         is_openai = base_url is None and not os.environ.get("OPENAI_BASE_URL")
         self._limit = "max_completion_tokens" if is_openai else "max_tokens"
         self._call_mode = _CallMode.TOOLS
@@ -87,11 +81,7 @@ class OpenAIProvider:
         else:
             body = json_body(self._model, request, with_schema=self._call_mode is _CallMode.SCHEMA)
         body[self._limit] = request.max_output_tokens
-        create = self._client.chat.completions.with_raw_response.create
-        try:
-            content = call_within(lambda: create(**body).http_response.content, self._max_s)
-        except Exception as error:  # the SDK's own errors, and those that its HTTP library does not wrap
-            raise to_provider_error(error) from None
+        content = send(self._client.chat.completions.with_raw_response.create, body, self._timeout_s)
         return _read_answer(parse_body(content), request)
 
 
