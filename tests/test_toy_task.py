@@ -321,7 +321,7 @@ def test_the_second_night_compares_with_the_first(toy: Toy) -> None:
     toy.call("nightly", "nightly.yaml")
     assert summary_of(toy)["verdict"] == "first"
     script = toy.folder / "launchers" / "zlib_run.py"
-    waits = script.read_text().replace("    with ThreadPoolExecutor", "    time.sleep(0.5)\n    with ThreadPoolExecutor")
+    waits = script.read_text().replace("    with Thread", "    time.sleep(0.5)\n    with Thread")
     assert waits != script.read_text()
     script.write_text(waits)
     shown = toy.call("nightly", "nightly.yaml", code=3).out
@@ -385,6 +385,8 @@ def test_an_llm_reads_the_tasks_words_and_its_configurations_run(toy: Toy, monke
 
     def script(request: CompletionRequest) -> Reaction:
         assert set(knob_choices(request)) == {"workers", "chunk_kib", "level"}
+        if len(request.messages) == 1:
+            return Say((("predict", {"configurations": [{"workers": 1, "chunk_kib": 4, "level": 9}]}),))
         entry = {"config": next(wanted), "rationale": "larger chunks", **expectations(request)}
         return Say((("submit", {"configurations": [entry]}),))
 
@@ -398,6 +400,8 @@ def test_an_llm_reads_the_tasks_words_and_its_configurations_run(toy: Toy, monke
     for words in ("throughput_mb_s", "latency_p99_s", "MB/s", "threads that compress chunks", "chunks_cover_workers"):
         assert words in text
     assert OF_TRAINING.findall(text) == []
+    assert re.findall(r"\bnan\b", text) == [], "this task predicts no memory"
+    assert "memory unknown" in text
     proposers = {trial["proposer"] for trial in trials_of(toy, "asked")}
     assert proposers & {"llm"}
 

@@ -108,8 +108,9 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
     for row in chosen[:count]:
         satisfies = "" if table.satisfies_N is None else f" {table.satisfies_N[row]:.2f}"
         versus = f"x{(table.value_N[row] / reference) ** metric.sign:.3f}" if reference else "-"
+        memory = f"{table.memory_gib_N[row]:.3g}".replace("nan", "-")
         lines.append(
-            f"{table.value_N[row]:.4g} {table.optimistic_N[row]:.4g} {versus} {table.memory_gib_N[row]:.3g} "
+            f"{table.value_N[row]:.4g} {table.optimistic_N[row]:.4g} {versus} {memory} "
             f"{table.fits_N[row]:.2f}{satisfies} | {format_row(view.space, view.space.config(row))}"
         )
     if len(chosen) > count:

@@ -144,10 +144,11 @@ class ToolHandlers:
         table, show = self.table, self.view.primary.show
         satisfies = "" if table.satisfies_N is None else f", P(constraints) {table.satisfies_N[row]:.2f}"
         state = " (running, or held back)" if row in self.view.closed else ""
+        memory = f"{table.memory_gib_N[row]:.3g} GiB".replace("nan GiB", "unknown")
         return (
             f"{format_config(self.view.space, self.view.space.config(row))}: predicted "
             f"{show(table.value_N[row])} (optimistic {show(table.optimistic_N[row])}), "
-            f"memory {table.memory_gib_N[row]:.3g} GiB, P(fits) {table.fits_N[row]:.2f}{satisfies}{state}"
+            f"memory {memory}, P(fits) {table.fits_N[row]:.2f}{satisfies}{state}"
         )
 
     def _explain(self, arguments: dict[str, Any]) -> ToolReply:
