@@ -33,6 +33,18 @@ class FieldKind(StrEnum):
     AXES = "a list of whole numbers"
 
 
+_SAMPLES = {
+    FieldKind.SWITCH: "true",
+    FieldKind.TEXT: "NAME",
+    FieldKind.PRECISION: "bf16",
+    FieldKind.PHASE: "training",
+    FieldKind.TASK: "training",
+    FieldKind.PRECISIONS: "[fp8]",
+    FieldKind.AXES: "[4,4]",
+}
+"""Values in remedies; `N` for a number."""
+
+
 class FieldProblem(Model):
     """One thing about a field that is missing, impossible or implausible."""
 
@@ -63,6 +75,11 @@ class CardField:
     @property
     def path(self) -> str:
         return self.paths[0]
+
+    @property
+    def remedy(self) -> str:
+        """How to set it, with a sample value."""
+        return f"--set {self.name}={_SAMPLES.get(self.kind, 'N')}"
 
 
 def _arch(name: str, kind: FieldKind, *also: str, required: bool = False, maximum: float = 1e7) -> CardField:
@@ -110,22 +127,12 @@ FIELDS: tuple[CardField, ...] = (
     CardField("source", FieldKind.TEXT, ("source", "hf_url")),
     CardField("licence", FieldKind.TEXT, ("licence", "license")),
 )
-BATCH = CardField(
-    "batch_size",
-    FieldKind.COUNT,
-    ("workload.data.batch_size", "workload.data.max-num-seqs"),
-    required=True,
-    maximum=1e8,
-    key="global_batch_size",
+_BATCH = ("workload.data.batch_size", "workload.data.max-num-seqs")
+_SEQUENCE = ("workload.data.seq_len", "workload.data.max-model-len")
+WORK_FIELDS = (
+    CardField("batch_size", FieldKind.COUNT, _BATCH, required=True, maximum=1e8, key="global_batch_size"),
+    CardField("seq_len", FieldKind.COUNT, _SEQUENCE, required=True, maximum=1e8),
 )
-SEQUENCE = CardField(
-    "seq_len",
-    FieldKind.COUNT,
-    ("workload.data.seq_len", "workload.data.max-model-len"),
-    required=True,
-    maximum=1e8,
-)
-WORK_FIELDS = (BATCH, SEQUENCE)
 """The work of training, and of a task that is not registered."""
 BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"
 """The template's list: [scale-out, scale-up], Gbit/s per accelerator."""
@@ -165,18 +172,17 @@ def look_up(data: Mapping[str, Any], path: str) -> Any:
 def read_field(data: Mapping[str, Any], field: CardField) -> tuple[Any, FieldProblem | None]:
     """The field's value (None if missing or invalid), and the problem, if any."""
     given = next((v for path in field.paths if not _is_absent(v := look_up(data, path))), None)
-    remedy = f"--set {field.name}={_example(field.kind)}"
     if given is None:
         if not field.required:
             return None, None
         raw = next((v for path in field.paths if (v := look_up(data, path)) is not None), None)
         message = "is missing" if raw is None else f"is missing: it is {one_line(repr(raw), 40)}"
-        return None, FieldProblem(field=field.path, message=message, remedy=remedy)
+        return None, FieldProblem(field=field.path, message=message, remedy=field.remedy)
     value = _read_value(given, field.kind)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > field.maximum):
         limit = f" and at most {field.maximum:g}" if value is not None else ""
         message = f"must be {field.kind.value}{limit}, not {one_line(repr(given), 60)}"
-        return None, FieldProblem(field=field.path, message=message, remedy=remedy)
+        return None, FieldProblem(field=field.path, message=message, remedy=field.remedy)
     return value, None
 
 
@@ -196,21 +202,15 @@ def read_number(value: Any) -> float | None:
 def _read_value(value: Any, kind: FieldKind) -> Any:
     match kind:
         case FieldKind.COUNT | FieldKind.COUNT0:
-            return _read_count(value, minimum=0 if kind is FieldKind.COUNT0 else 1)
+            return _read_count(value, is_zero_allowed=kind is FieldKind.COUNT0)
         case FieldKind.NUMBER:
             return read_number(value)
         case FieldKind.SWITCH:
             return value if isinstance(value, bool) else None
-        case FieldKind.AXES:
-            axes = (
-                [_read_count(axis, minimum=1) for axis in value]
-                if isinstance(value, list) and 1 <= len(value) <= 3
-                else []
-            )
-            return tuple(axes) if axes and None not in axes else None
-        case FieldKind.PRECISIONS:
-            found = [_read_value(one, FieldKind.PRECISION) for one in value] if isinstance(value, list) else []
-            return tuple(found) if found and None not in found else None
+        case FieldKind.AXES | FieldKind.PRECISIONS:
+            most, each = (3, FieldKind.COUNT) if kind is FieldKind.AXES else (None, FieldKind.PRECISION)
+            found = [_read_value(one, each) for one in value] if isinstance(value, list) else []
+            return tuple(found) if found and found == found[:most] and None not in found else None
     text = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if kind is FieldKind.TASK:
         return text.lower() or None
@@ -222,23 +222,10 @@ def _read_value(value: Any, kind: FieldKind) -> Any:
     return text or None
 
 
-def _read_count(value: Any, *, minimum: int) -> int | None:
-    if value == 0 and not isinstance(value, bool) and minimum == 0:
+def _read_count(value: Any, *, is_zero_allowed: bool) -> int | None:
+    if value == 0 and not isinstance(value, bool) and is_zero_allowed:
         return 0
     number = read_number(value)
-    if isinstance(value, int) and number is not None:
-        return value if value >= minimum else None
-    return int(number) if number is not None and number.is_integer() and number >= minimum else None
-
-
-def _example(kind: FieldKind) -> str:
-    samples = {
-        FieldKind.SWITCH: "true",
-        FieldKind.TEXT: "NAME",
-        FieldKind.PRECISION: "bf16",
-        FieldKind.PHASE: "training",
-        FieldKind.TASK: "training",
-        FieldKind.PRECISIONS: "[fp8]",
-        FieldKind.AXES: "[4,4]",
-    }
-    return samples.get(kind, "N")
+    if number is None or not number.is_integer():
+        return None
+    return value if isinstance(value, int) else int(number)
