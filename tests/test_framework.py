@@ -239,6 +239,13 @@ def test_a_limit_is_detected_in_the_model(limit: str, base: ModelArch, changes: 
     assert LIMITS[limit].field.startswith("workload.model.")
 
 
+def test_a_card_without_a_model_has_none_of_the_features_that_a_framework_cannot_build() -> None:
+    card = load_card("wl2").model_copy(update={"model": None})
+    limited = load_framework("megatron").model_copy(update={"cannot": {"experts": "use another"}, "precisions": ()})
+    limited.require_buildable(card)
+    assert card.model is None
+
+
 @pytest.mark.parametrize("name", [f"wl{n}" for n in range(1, 8)])
 def test_every_shipped_card_names_a_framework_that_can_run_it(name: str) -> None:
     card = load_card(name)

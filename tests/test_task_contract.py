@@ -55,6 +55,13 @@ class ServeTask(Task):
     work_rules = ("world_size", "requests")
 
 
+@pytest.mark.parametrize("primary", ["headroom", "requests_per_minute"])
+def test_a_primary_metric_that_is_not_always_above_0_is_refused(primary: str) -> None:
+    headroom = result_metric("headroom", "fraction", Direction.MAXIMIZE, is_positive=False)
+    with pytest.raises(UserError, match=f"task 'idle': the primary metric '{primary}' must be one of its metrics"):
+        type("IdleTask", (Task,), {"name": "idle", "metrics": (headroom,), "primary": primary})
+
+
 MAPPING = {
     "version": 1,
     "workload": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +12,13 @@ from cclsearch.card.model import PRECISION, Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.plugins import TASKS
-from cclsearch.space.framework import Framework
+from cclsearch.space.framework import Framework, FrameworkKnob
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.rule import Columns, Rule, same_value
 from cclsearch.space.table import Knob, Space
 
 MAX_ROWS = 20_000_000
 """Maximum number of combinations in memory while enumerating; a larger space needs fewer choices."""
-
-
 MAX_COUNT = 1_000_000
 """Maximum of a knob whose choices are whole numbers."""
 
@@ -90,7 +88,8 @@ def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDe
         optional = framework.find_optional(declared.name)
         known = current.description if current else optional.description if optional else ""
         description = declared.description or known or meaning_of(declared.name).words
-        knobs[declared.name] = Knob(declared.name, _distinct(declared.choices), description)
+        distinct = {(isinstance(choice, bool), choice): choice for choice in declared.choices}
+        knobs[declared.name] = Knob(declared.name, tuple(distinct.values()), description)
     for knob in knobs.values():
         _check_choices(knob)
     if PRECISION in knobs:
@@ -125,30 +124,23 @@ def require_known_knobs(
 
     A profile may add knobs that only its cluster uses; a knob of the user that nothing reads is a typing error.
     """
-    known = {knob.name for knob in (*framework.knobs, *framework.optional_knobs)}
-    known |= {knob.name for knob in (*card.knobs, *others)}
-    unknown = [knob.name for knob in declared if knob.name not in known]
-    if unknown:
-        raise UserError(
-            f"framework {framework.name!r} has no knob {', '.join(map(repr, unknown))}; known:"
-            f" {', '.join(sorted(known))}"
-        )
+    known: list[Knob | FrameworkKnob | KnobDeclaration] = [*framework.knobs, *framework.optional_knobs]
+    start = f"framework {framework.name!r} has"
+    check_knob_names([knob.name for knob in declared], [*known, *card.knobs, *others], start)
 
 
 def _is_count(value: Value, minimum: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_COUNT
 
 
-def check_knob_names(names: Mapping[str, object] | Sequence[str], knobs: Sequence[Knob]) -> None:
+def check_knob_names(
+    names: Iterable[str], knobs: Iterable[Knob | FrameworkKnob | KnobDeclaration], start: str = "there is"
+) -> None:
     """Raises UserError that lists the knobs if one of these names is not a knob."""
     known = {knob.name for knob in knobs}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UserError(f"there is no knob {', '.join(map(repr, unknown))}; known: {', '.join(sorted(known))}")
-
-
-def _distinct(choices: tuple[Value, ...]) -> tuple[Value, ...]:
-    return tuple({(isinstance(choice, bool), choice): choice for choice in choices}.values())
+        raise UserError(f"{start} no knob {', '.join(map(repr, unknown))}; known: {', '.join(sorted(known))}")
 
 
 def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16]:
@@ -172,56 +164,46 @@ def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16
         ready = [rule for rule in pending if present.intersection(rule.knobs) <= names]
         pending = [rule for rule in pending if rule not in ready]
         for rule in ready:
-            keep = rule.check(_columns(knobs, codes, rule, size))
+            used = {k.name: k.column[c] for k, c in zip(knobs, codes, strict=False) if k.name in rule.knobs}
+            keep = rule.check(Columns(used, size))
             if not keep.all():
                 codes = [column[keep] for column in codes]
                 size = len(codes[0])
     return np.stack(codes, axis=1) if codes else np.zeros((0, len(knobs)), dtype=np.int16)
 
 
-def _columns(knobs: Sequence[Knob], codes: Sequence[NDArray[np.int16]], rule: Rule, size: int) -> Columns:
-    return Columns({k.name: k.column[c] for k, c in zip(knobs, codes, strict=False) if k.name in rule.knobs}, size)
-
-
 def _check_choices_of(knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
-    wrong = []
-    for knob in knobs:
-        if knob.name in config and not any(same_value(config[knob.name], choice) for choice in knob.choices):
-            wrong.append(
-                f"{knob.name}={config[knob.name]} is not one of {', '.join(format_knob_value(c) for c in knob.choices)}"
-            )
+    wrong = [
+        f"{knob.name}={config[knob.name]} is not one of {', '.join(format_knob_value(c) for c in knob.choices)}"
+        for knob in knobs
+        if knob.name in config and not any(same_value(config[knob.name], choice) for choice in knob.choices)
+    ]
     missing = [knob.name for knob in knobs if knob.name not in config]
-    detail = "; ".join(wrong) or (
-        f"not given: {', '.join(missing)}" if missing else "every value is a choice of its knob"
+    ok, detail = (
+        (None, f"not given: {', '.join(missing)}") if missing else (True, "every value is a choice of its knob")
     )
-    return RuleVerdict(
-        rule="choices",
-        ok=False if wrong else None if missing else True,
-        detail=detail,
-        summary="every knob has one of its choices",
-    )
+    if wrong:
+        ok, detail = False, "; ".join(wrong)
+    return RuleVerdict(rule="choices", ok=ok, detail=detail, summary="every knob has one of its choices")
 
 
 def _apply_rule(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
-    used = [knob.name for knob in knobs if knob.name in rule.knobs]
-    missing = [name for name in used if name not in config]
-    if missing:
-        detail = f"unknown without {', '.join(missing)}"
-        return RuleVerdict(rule=rule.name, ok=None, detail=detail, summary=rule.summary)
-    least = {name: meaning_of(name).minimum for name in used}
-    uncounted = [
-        name for name, minimum in least.items() if minimum is not None and not _is_count(config[name], minimum)
-    ]
-    if uncounted:
-        detail = f"{', '.join(uncounted)} must be a whole number of at least {least[uncounted[0]]}"
-        return RuleVerdict(rule=rule.name, ok=False, detail=detail, summary=rule.summary)
+    ok, detail = _check_config(rule, [knob.name for knob in knobs if knob.name in rule.knobs], config)
+    return RuleVerdict(rule=rule.name, ok=ok, detail=detail, summary=rule.summary)
+
+
+def _check_config(rule: Rule, used: Sequence[str], config: Mapping[str, Value]) -> tuple[bool | None, str]:
+    """Whether the configuration satisfies the rule on these of its knobs, and the sentence about it."""
+    if missing := [name for name in used if name not in config]:
+        return None, f"unknown without {', '.join(missing)}"
+    least = {name: minimum for name in used if (minimum := meaning_of(name).minimum) is not None}
+    if uncounted := [name for name, minimum in least.items() if not _is_count(config[name], minimum)]:
+        return False, f"{', '.join(uncounted)} must be a whole number of at least {least[uncounted[0]]}"
     try:
         columns = Columns({name: np.array([config[name]], dtype=object) for name in used}, 1)
-        ok = bool(rule.check(columns)[0])
-        detail = rule.explain(config)
+        return bool(rule.check(columns)[0]), rule.explain(config)
     except (ValueError, OverflowError):
-        ok, detail = False, f"one of {', '.join(used)} is text, not a number or truth value"
-    return RuleVerdict(rule=rule.name, ok=ok, detail=detail, summary=rule.summary)
+        return False, f"one of {', '.join(used)} is text, not a number or truth value"
 
 
 def _explain_empty(card: Card, knobs: Sequence[Knob], rules: Sequence[Rule]) -> str:

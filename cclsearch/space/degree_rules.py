@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.space.knobs import rank_degrees, stated_knobs
-from cclsearch.space.rule import BoolArray, Clause, Columns, register_rule
+from cclsearch.space.rule import Clause, register_rule
 
 
 @register_rule("num_accelerators", rank_degrees, parameters=("use_fewer",), needs=())
 def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Clause:
     total, fewer = card.hardware.num_accelerators, bool(options.get("use_fewer"))
     degrees = rank_degrees()
-
-    def check(at: Columns) -> BoolArray:
-        product = at.product(degrees)
-        return np.asarray(product <= total if fewer else product == total, dtype=bool)
-
     named = " x ".join(stated_knobs(degrees, options.get("knobs", ())))
     return (
         f"{named} is {'at most ' if fewer else ''}{total}, the number of accelerators",
-        check,
+        lambda at: at.product(degrees) <= total if fewer else at.product(degrees) == total,
         lambda c: f"{c.describe(degrees)} is {c.product(degrees)} of {total} accelerators",
     )
 
@@ -62,7 +57,7 @@ def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Clause:
     return (
         f"tp divides {text}",
         lambda at: common % at["tp"] == 0,
-        lambda c: f"{text} / tp {c['tp']} = {_each(widths.values(), c['tp'])}",
+        lambda c: f"{text} / tp {c['tp']} = " + ", ".join(f"{width / c['tp']:g}" for width in widths.values()),
     )
 
 
@@ -134,10 +129,6 @@ def _ep_divides_dp(card: Card, options: Mapping[str, Any]) -> Clause:
     )
 
 
-def _each(widths: Iterable[int], parts: int) -> str:
-    return ", ".join(f"{width / parts:g}" for width in widths)
-
-
 def fit_degrees(torus: tuple[int, ...], num_degrees: int = 3) -> set[tuple[int, ...]]:
     """Every tuple of degrees obtained by assigning each axis of the torus to one of them.
 
@@ -156,14 +147,9 @@ def _degrees_on_torus(card: Card, options: Mapping[str, Any]) -> Clause | None:
         return None
     allowed = np.array(sorted(fit_degrees(torus, len(degrees))), dtype=np.int64)
     shape = "x".join(map(str, torus))
-
-    def check(at: Columns) -> BoolArray:
-        degrees_ND = np.stack([at[degree] for degree in degrees], axis=1)
-        return np.asarray((degrees_ND[:, None, :] == allowed[None, :, :]).all(axis=2).any(axis=1), dtype=bool)
-
     *most, last = stated_knobs(degrees, options.get("knobs", ()))
     return (
         f"{', '.join(most)} and {last} each use whole axes of the {shape} torus",
-        check,
+        lambda at: (np.stack([at[d] for d in degrees], axis=1)[:, None, :] == allowed).all(axis=2).any(axis=1),
         lambda c: f"{c.describe(degrees, ', ')} on a torus of {shape}",
     )

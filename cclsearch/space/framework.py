@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from cclsearch.card.model import Card
-from cclsearch.core.content import content_roots, list_content
+from cclsearch.core.content import find_content, list_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Value
@@ -176,7 +176,7 @@ class Framework(Model):
 
     def require_buildable(self, card: Card) -> None:
         """Raises UserError that names the card's field if the run script cannot build the card's model."""
-        for name, way in self.cannot.items():
+        for name, way in self.cannot.items() if card.model else ():
             value = LIMITS[name].read(card.arch)
             if value is not None:
                 raise UserError(
@@ -238,9 +238,7 @@ def list_divisors(number: int) -> list[int]:
 
 
 def _read(name: str) -> Framework:
-    path = next(
-        root / FOLDER / f"{name}{SUFFIX}" for root in content_roots() if (root / FOLDER / f"{name}{SUFFIX}").is_file()
-    )
+    path = find_content(FOLDER, name, SUFFIX)
     return validate_mapping(Framework, {**read_yaml(path), "name": name, "path": path}, str(path))
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config, Value, format_knob_value
+from cclsearch.core.values import Value, format_knob_value
 from cclsearch.space.build import check_knob_names
 from cclsearch.space.knobs import SHORT
 from cclsearch.space.rule import same_value
-from cclsearch.space.table import Knob, Space
+from cclsearch.space.table import Knob
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
 _INTEGER = re.compile(r"^[+-]?\d{1,18}$")
@@ -39,28 +39,6 @@ def parse_assignments(text: str, knobs: Sequence[Knob]) -> dict[str, Value]:
     return given
 
 
-def complete_config(given: Mapping[str, Value], space: Space) -> Config:
-    """The mapping as a configuration of the space's knobs in their order, each value exactly one of the choices.
-
-    Knobs with a single choice may be missing. `1` and `0` are accepted for a truth value, and a truth value for
-    activation checkpointing `none` or `full`. Raises UserError for an unknown or missing knob and for a value that is
-    not a choice; whether the rules allow the configuration is checked by `space.row`.
-    """
-    check_knob_names(given, space.knobs)
-    missing = [knob.name for knob in space.knobs if knob.name not in given and len(knob.choices) > 1]
-    if missing:
-        raise UserError(f"the configuration must also give {', '.join(missing)}")
-    values: dict[str, Value] = {}
-    for knob in space.knobs:
-        value = given.get(knob.name, knob.choices[0])
-        choice = _find_choice(value, knob)
-        if choice is None:
-            choices = ", ".join(format_knob_value(choice) for choice in knob.choices)
-            raise UserError(f"{knob.name} must be one of {choices}, not {one_line(format_knob_value(value), 60)}")
-        values[knob.name] = choice
-    return Config(values)
-
-
 def parse_knob(text: str) -> KnobDeclaration:
     """A knob with its choices from `NAME=CHOICE,CHOICE`; raises UserError if it is not of that form."""
     name, equals, values = text.partition("=")
@@ -79,18 +57,22 @@ def _split(text: str, knobs: Sequence[Knob]) -> list[str]:
 
 
 def _match(text: str, knob: Knob) -> Value:
-    """The choice with that text; else the value that the text denotes."""
+    """The choice with that text; else the value that the text denotes.
+
+    `1` and `0` are accepted for a truth value, and a truth value for activation checkpointing `none` or `full`.
+    """
     for choice in knob.choices:
         if format_knob_value(choice) == text:
             return choice
     value = _read(text)
-    return value if (found := _find_choice(value, knob)) is None else found
+    found = _find_choice(value, knob)
+    return value if found is None else found
 
 
 def _find_choice(value: Value, knob: Knob) -> Value | None:
-    exact = [choice for choice in knob.choices if same_value(choice, value)]
-    if exact:
-        return exact[0]
+    for choice in knob.choices:
+        if same_value(choice, value):
+            return choice
     if isinstance(value, bool) and {"none", "full"} <= set(knob.choices):
         return "full" if value else "none"
     truths = [c for c in knob.choices if isinstance(c, bool)]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cclsearch.card.fields import CardField
 from cclsearch.card.model import Card
+from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
@@ -71,6 +72,16 @@ class Task:
     """The admission gate: functions from `Evidence` to a verdict, in display order."""
     work_rules: Collection[str] = frozenset({"world_size"})
     """The rules of the gate whose violation means that the job did not do the requested work."""
+
+    def __init_subclass__(cls) -> None:
+        """Raise UserError if a search cannot optimize the primary metric: the surrogate models its logarithm."""
+        metrics = {metric.name: metric for metric in (*GENERAL_METRICS, *getattr(cls, "metrics", ()))}
+        primary = getattr(cls, "primary", None)
+        if primary is not None and (primary not in metrics or not metrics[primary].is_positive):
+            raise UserError(
+                f"task {cls.name!r}: the primary metric {primary!r} must be one of its metrics, declared with"
+                " `is_positive=True`: a search models its logarithm"
+            )
 
     @property
     def primary_metric(self) -> MetricInfo:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from cclsearch.card.model import Card
 from cclsearch.space.degree_rules import register_divides
 from cclsearch.space.knobs import stated_knobs
-from cclsearch.space.rule import BoolArray, Clause, Columns, register_rule
+from cclsearch.space.rule import Clause, register_rule
 
 
 @register_rule("accumulation_whole", "dp", "micro_batch_size", needs=())
@@ -160,14 +158,9 @@ def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> 
 @register_rule("virtual_pipeline_micro_batches", "virtual_pipeline", "pp", "dp", "micro_batch_size")
 def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> Clause:
     batch = card.number("global_batch_size")
-
-    def check(at: Columns) -> BoolArray:
-        share = at["dp"] * at["micro_batch_size"] * at["pp"]
-        return np.asarray((at["virtual_pipeline"] == 1) | (batch % share == 0), dtype=bool)
-
     return (
         "with virtual_pipeline above 1 the micro-batches are a multiple of pp",
-        check,
+        lambda at: (at["virtual_pipeline"] == 1) | (batch % at.product(("dp", "micro_batch_size", "pp")) == 0),
         lambda c: (
             f"{batch / (c['dp'] * c['micro_batch_size']):g} micro-batches "
             f"with pp {c['pp']} and virtual_pipeline {c['virtual_pipeline']}"
