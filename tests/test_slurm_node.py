@@ -15,7 +15,7 @@ import pytest
 from cclsearch.core import redact
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind, Model
-from cclsearch.launch.base import Handle, JobState
+from cclsearch.launch.base import Handle, JobState, write_model
 from cclsearch.launch.slurm import node
 from cclsearch.launch.slurm.allocation import AllocationLauncher, StepRecord
 from cclsearch.launch.slurm.commands import (
@@ -41,7 +41,6 @@ from cclsearch.launch.slurm.job_files import (
     classify_trial,
     make_job_spec,
     prepare_folder,
-    write_model,
 )
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings

@@ -10,22 +10,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from cclsearch.core import processes
 from cclsearch.core.errors import UnavailableError, UserError
-from cclsearch.core.values import Failure, FailureKind, Model, Stage
-from cclsearch.launch.base import Handle, Job, JobState, JobStatus
+from cclsearch.core.values import FailureKind, Model, Stage
+from cclsearch.launch.base import Handle, Job, JobState, JobStatus, write_model
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.slurm.commands import (
     QueueRow,
-    SlurmRefusal,
-    SlurmUnavailable,
+    SlurmError,
+    ask_slurm,
     cancel_jobs,
     run_slurm,
     step_environment,
 )
-from cclsearch.launch.slurm.ending import ENDED_STATES, explain_end, explain_infrastructure, find_exit_code, read_ending
+from cclsearch.launch.slurm.ending import ENDED_STATES, read_ending
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     END_FILE,
@@ -37,12 +36,9 @@ from cclsearch.launch.slurm.job_files import (
     JobList,
     JobSpec,
     StartRecord,
-    link_scratch,
     make_job_spec,
-    prepare_folder,
     read_result_status,
     sees_file,
-    write_model,
 )
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.submit import render_chunk
@@ -75,8 +71,6 @@ class RefusalRecord(Model):
 
 class AllocationLauncher(SlurmLauncher):
     """Runs each trial as a step on its own nodes of the allocation."""
-
-    name = "slurm"
 
     @functools.cached_property
     def allocation(self) -> str:
@@ -121,10 +115,7 @@ class AllocationLauncher(SlurmLauncher):
                 )
             self._specs[spec.folder] = spec
             if not _was_started(spec):
-                (spec.folder / CANCELLED_FILE).unlink(missing_ok=True)
-                prepare_folder(spec)
-                if self.settings.scratch is not None:
-                    link_scratch(spec, Path(self.settings.scratch).expanduser())
+                self._write_files(spec)
         self._start_waiting(specs)
         return [self._handle(spec) for spec in specs]
 
@@ -206,16 +197,9 @@ class AllocationLauncher(SlurmLauncher):
 
     def _start_step(self, spec: JobSpec, nodes: list[str]) -> None:
         """Start the job script as a process that outlives the search."""
-        placed = spec.model_copy(
-            update={
-                "srun_arguments": (
-                    *spec.srun_arguments,
-                    *self.settings.step_options,
-                    f"--jobid={self.allocation}",
-                    f"--nodelist={','.join(nodes)}",
-                )
-            }
-        )
+        place = (f"--jobid={self.allocation}", f"--nodelist={','.join(nodes)}")
+        arguments = (*spec.srun_arguments, *self.settings.step_options, *place)
+        placed = spec.model_copy(update={"srun_arguments": arguments})
         self._specs[spec.folder] = placed
         write_model(spec.folder / SPEC_FILE, placed)
         write_model(spec.folder / JOBS_FILE, JobList(run_id=spec.run_id, jobs=(spec.folder / SPEC_FILE,)))
@@ -239,16 +223,16 @@ class AllocationLauncher(SlurmLauncher):
 
     def _status(self, handle: Handle, spec: JobSpec | None) -> JobStatus:
         if spec is None:
-            return _done(FailureKind.LAUNCHER, f"the files of job {handle.job_name} are missing")
+            return JobStatus.failed(FailureKind.LAUNCHER, f"the files of job {handle.job_name} are missing")
         status = read_result_status(spec)
         if status is RunStatus.OK:
             return JobStatus(state=JobState.DONE)
         refused = RefusalRecord.read(spec.folder / REFUSED_FILE)
         if refused is not None and not _was_started(spec):
-            return _done(FailureKind.ALLOCATION_ENDED, refused.reason)
+            return JobStatus.failed(FailureKind.ALLOCATION_ENDED, refused.reason, Stage.SUBMIT)
         if not _was_started(spec):
             if (spec.folder / CANCELLED_FILE).exists():
-                return _done(FailureKind.CANCELLED, "cancelled by the search before it started")
+                return JobStatus.failed(FailureKind.CANCELLED, "cancelled by the search before it started")
             return JobStatus(state=JobState.QUEUED, note="waiting for free nodes of the allocation")
         if not sees_file(spec.folder / END_FILE) and _is_alive(spec):
             return JobStatus(state=JobState.RUNNING, note=f"step of allocation {self._allocation_of(spec)}")
@@ -266,17 +250,10 @@ class AllocationLauncher(SlurmLauncher):
         ending = read_ending(spec, f"{allocation}.{spec.name}", state=None, submission_folder=spec.folder)
         gone = row is None or row.state.split()[0] in ENDED_STATES or row.state == "COMPLETING"
         if gone and not ending.cancelled_by_us:
-            return _done(
-                FailureKind.ALLOCATION_ENDED,
-                f"allocation {allocation} ended while the trial ran ({row.state if row else 'unknown to Slurm'})",
-            )
-        limit = spec.shape.time_min
-        if failed_result:
-            failure = explain_infrastructure(ending, spec.timeout_s, limit)
-        else:
-            own = self._watcher.classify(spec.trial_dir, find_exit_code(ending))
-            failure = explain_end(ending, spec.timeout_s, limit, own)
-        return JobStatus(state=JobState.DONE, failure=failure)
+            state = row.state if row else "unknown to Slurm"
+            message = f"allocation {allocation} ended while the trial ran ({state})"
+            return JobStatus.failed(FailureKind.ALLOCATION_ENDED, message, Stage.SUBMIT)
+        return self._watcher.conclude(spec, ending, failed_result=failed_result)
 
     def _allocation_of(self, spec: JobSpec) -> str:
         """Return the allocation that the step was started in: this shell may be in another one, or in none."""
@@ -290,14 +267,10 @@ class AllocationLauncher(SlurmLauncher):
             if _was_started(spec):
                 names.setdefault(self._allocation_of(spec), set()).add(spec.name)
         for allocation, wanted in names.items():
-            with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
-                listed = run_slurm(
-                    ["squeue", "--steps", f"--jobs={allocation}", "--noheader", "--format=%i %j"], timeout_s=30.0
-                )
-                rows = [line.partition(" ") for line in listed.splitlines()]
-                steps = [step for step, _, name in rows if name.strip() in wanted]
-                if steps:
-                    cancel_jobs(steps)
+            listed = ask_slurm(["squeue", "--steps", f"--jobs={allocation}", "--noheader", "--format=%i %j"]) or ""
+            rows = [line.partition(" ") for line in listed.splitlines()]
+            with contextlib.suppress(SlurmError):
+                cancel_jobs([step for step, _, name in rows if name.strip() in wanted])
 
 
 def _was_started(spec: JobSpec) -> bool:
@@ -335,8 +308,3 @@ def _signal(spec: JobSpec, number: int) -> bool:
         return False
     os.kill(launched.pid, number)
     return True
-
-
-def _done(kind: FailureKind, message: str) -> JobStatus:
-    stage = Stage.SUBMIT if kind is FailureKind.ALLOCATION_ENDED else Stage.RUN
-    return JobStatus(state=JobState.DONE, failure=Failure(stage=stage, kind=kind, message=message))

@@ -9,27 +9,35 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cclsearch.core.content import shipped_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, read_tail
-from cclsearch.launch.base import Check, JobState, JobStatus
-from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE
-from cclsearch.launch.slurm.commands import SlurmRefusal, SlurmUnavailable, parse_duration, run_slurm, try_script
+from cclsearch.core.values import Config
+from cclsearch.launch.base import Check, Job, JobState, JobStatus
+from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, TrialInput
+from cclsearch.launch.slurm.commands import (
+    SlurmError,
+    SlurmUnavailable,
+    ask_slurm,
+    parse_duration,
+    run_slurm,
+    try_script,
+)
 from cclsearch.launch.slurm.ending import TAIL_BYTES
 from cclsearch.launch.slurm.job_files import (
     JobSpec,
     RunScript,
-    attempt_folder,
     classify_trial,
     link_scratch,
+    make_job_spec,
     prepare_folder,
 )
 from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
 from cclsearch.launch.slurm.refusal import suggest_remedy
-from cclsearch.launch.slurm.script import choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import Submitter, overridden_defaults, render_chunk
 from cclsearch.launch.slurm.watch import QueueCache, Watcher, cancel_attempts
@@ -74,89 +82,57 @@ def check_cluster(settings: SlurmSettings, run_script: RunScript, ranks: int, fo
 def _check_commands() -> Check:
     missing = [name for name in ("sbatch", "srun", "squeue", "scancel") if shutil.which(name) is None]
     if missing:
-        return Check(
-            name="commands",
-            ok=False,
-            detail=f"not found on the PATH: {', '.join(missing)}",
-            remedy="run this on a login node of the cluster",
-        )
+        detail = f"not found on the PATH: {', '.join(missing)}"
+        return Check.of("commands", False, detail, "run this on a login node of the cluster")
     unavailable = [name for name in ("scontrol", "sacct", "sacctmgr", "sinfo") if shutil.which(name) is None]
-    return Check(
-        name="commands",
-        ok=True,
-        detail="found" + (f"; not found, but optional: {', '.join(unavailable)}" if unavailable else ""),
-    )
+    optional = f"; not found, but optional: {', '.join(unavailable)}" if unavailable else ""
+    return Check.of("commands", True, f"found{optional}")
 
 
 def _check_controller(settings: SlurmSettings) -> Check:
     try:
         version = run_slurm(["squeue", "--version"], timeout_s=20.0).strip()
         run_slurm(["squeue", "--noheader", "--user=root", "--states=pending"], timeout_s=60.0)
-    except (SlurmUnavailable, SlurmRefusal) as error:
-        return Check(
-            name="controller",
-            ok=False,
-            detail=str(error),
-            remedy="try again later, or ask the cluster's administrators",
-        )
+    except SlurmError as error:
+        return Check.of("controller", False, str(error), "try again later, or ask the cluster's administrators")
     limits = f"at most {find_max_jobs(settings)} jobs at a time and {find_max_array()} tasks per array"
-    return Check(name="controller", ok=True, detail=f"{version} answers; {limits}")
+    return Check.of("controller", True, f"{version} answers; {limits}")
 
 
 def _check_partition(settings: SlurmSettings) -> Iterator[Check]:
     """Check that the partition exists and allows the profile's time limit."""
     selection = [f"--partition={settings.partition}"] if settings.partition else []
-    with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
-        text = run_slurm(["sinfo", "--noheader", *selection, "--format=%P|%a|%l|%D"], timeout_s=30.0)
-        rows = [line.split("|") for line in text.splitlines()]
-        if settings.partition is None:
-            rows = [row for row in rows if row[0].endswith("*")]
-        if not rows:
-            name = repr(settings.partition) if settings.partition else "the cluster's default"
-            yield Check(
-                name="partition", ok=False, detail=f"partition not found: {name}", remedy="`sinfo -s` lists them"
-            )
-            return
-        name, state, limit, _ = rows[0]
-        limit_s = parse_duration(limit)
-        nodes = sum(int(row[3]) for row in rows if row[3].isdigit())
-        if state != "up":
-            yield Check(name="partition", ok=False, detail=f"{name} is {state}", remedy="choose another `partition`")
-        elif limit_s is not None and settings.time_limit * 60 > limit_s:
-            detail = f"{name} allows {limit}, but the profile's time_limit is {settings.time_limit} min"
-            yield Check(name="partition", ok=False, detail=detail, remedy=f"set time_limit to at most {limit}")
-        else:
-            yield Check(name="partition", ok=True, detail=f"{name.rstrip('*')}: {nodes} nodes, limit {limit}")
+    text = ask_slurm(["sinfo", "--noheader", *selection, "--format=%P|%a|%l|%D"])
+    if text is None:
+        return
+    rows = [line.split("|") for line in text.splitlines()]
+    if settings.partition is None:
+        rows = [row for row in rows if row[0].endswith("*")]
+    if not rows:
+        name = repr(settings.partition) if settings.partition else "the cluster's default"
+        yield Check.of("partition", False, f"partition not found: {name}", "`sinfo -s` lists them")
+        return
+    name, state, limit, _ = rows[0]
+    limit_s = parse_duration(limit)
+    nodes = sum(int(row[3]) for row in rows if row[3].isdigit())
+    if state != "up":
+        yield Check.of("partition", False, f"{name} is {state}", "choose another `partition`")
+    elif limit_s is not None and settings.time_limit * 60 > limit_s:
+        detail = f"{name} allows {limit}, but the profile's time_limit is {settings.time_limit} min"
+        yield Check.of("partition", False, detail, f"set time_limit to at most {limit}")
+    else:
+        yield Check.of("partition", True, f"{name.rstrip('*')}: {nodes} nodes, limit {limit}")
 
 
 def _make_probe(settings: SlurmSettings, run_script: RunScript, ranks: int, work_dir: Path) -> JobSpec:
     """Return a one-node job that checks torch; it is built like a trial's job."""
-    folder = attempt_folder(work_dir, 1)
-    shape = choose_shape(ranks, ranks, JOB_S, settings)
-    script = (run_script.path or shipped_root() / "launchers" / "common.py").absolute()
-    folders = mounted_folders(settings, work_dir.parent, script)
-    environment = {**run_script.environment, "CCL_TRIAL_DIR": str(work_dir), SCRIPT_VARIABLE: str(script)}
-    return JobSpec(
-        run_id="launcher-check",
-        trial=1,
-        attempt=1,
-        name=f"ccl-launcher-check-{uuid.uuid4().hex[:6]}",
-        trial_dir=work_dir,
-        folder=folder,
-        shape=shape,
-        nodes=1,
-        num_ranks=ranks,
-        ranks_per_node=ranks,
-        runner="torchrun",
-        python=settings.default_python(),
-        host_python=settings.default_host_python(),
-        program=folder / "node.py",
-        script=work_dir / PROBE.name,
-        prefix=container_prefix(settings, folders, environment),
-        srun_arguments=srun_arguments(settings, folders),
-        environment=environment,
-        timeout_s=JOB_S,
-    )
+    run_id, script = "launcher-check", (run_script.path or shipped_root() / "launchers" / "common.py").absolute()
+    environment = {**run_script.environment, SCRIPT_VARIABLE: str(script)}
+    probed = replace(run_script, path=script, runner="torchrun", environment=environment)
+    payload = TrialInput(run_id=run_id, trial=1, config=Config(), precision="", num_ranks=ranks, ranks_per_node=ranks)
+    job = Job(run_id=run_id, trial=1, attempt=1, trial_dir=work_dir, payload=payload, timeout_s=JOB_S)
+    own = {"name": f"ccl-launcher-check-{uuid.uuid4().hex[:6]}", "script": work_dir / PROBE.name}
+    return make_job_spec(job, probed, settings).model_copy(update=own)
 
 
 def _check_script(spec: JobSpec, settings: SlurmSettings) -> Check:
@@ -165,12 +141,10 @@ def _check_script(spec: JobSpec, settings: SlurmSettings) -> Check:
     script.write_text(render_chunk([spec], spec.trial_dir, settings), encoding="utf-8")
     try:
         try_script(script, without=overridden_defaults(settings))
-    except SlurmUnavailable as error:
-        return Check(name="sbatch --test-only", ok=False, detail=str(error), remedy="try again")
-    except SlurmRefusal as refusal:
-        detail = str(refusal)
-        return Check(name="sbatch --test-only", ok=False, detail=detail, remedy=suggest_remedy(detail))
-    return Check(name="sbatch --test-only", ok=True, detail="Slurm would accept such a job")
+    except SlurmError as error:
+        remedy = "try again" if isinstance(error, SlurmUnavailable) else suggest_remedy(str(error))
+        return Check.of("sbatch --test-only", False, str(error), remedy)
+    return Check.of("sbatch --test-only", True, "Slurm would accept such a job")
 
 
 def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) -> list[Check]:
@@ -180,21 +154,18 @@ def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) ->
     (work_dir / "token").write_text(token, encoding="utf-8")
     shutil.copyfile(PROBE, spec.script)
     prepare_folder(spec)
-    if settings.scratch is not None:
-        try:
-            link_scratch(spec, Path(settings.scratch).expanduser())
-        except UserError as error:
-            return [Check(name="scratch", ok=False, detail=str(error), remedy="correct `scratch` in the profile")]
+    try:
+        link_scratch(spec, settings)
+    except UserError as error:
+        return [Check.of("scratch", False, str(error), "correct `scratch` in the profile")]
     submitter = Submitter(settings)
     try:
         submitter.submit([spec])
     except UserError as error:
-        return [Check(name="job", ok=False, detail=str(error), remedy=suggest_remedy(str(error)))]
+        return [Check.of("job", False, str(error), suggest_remedy(str(error)))]
     job_id = submitter.ids.get(spec.folder)
     if job_id is None:
-        return [
-            Check(name="job", ok=False, detail=submitter.waiting_for, remedy="try again when other jobs have ended")
-        ]
+        return [Check.of("job", False, submitter.waiting_for, "try again when other jobs have ended")]
     status = _wait_for_job(spec, job_id, settings)
     result = _read_result(work_dir)
     if result is None:
@@ -202,18 +173,18 @@ def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) ->
     shared, seen = result.get("token") == token, result.get("sees_script") is True
     script = Path(spec.environment[SCRIPT_VARIABLE])
     return [
-        Check(name="job", ok=True, detail=f"job {job_id} ran on {result.get('node')}, python {result.get('python')}"),
-        Check(
-            name="shared folder",
-            ok=shared,
-            detail=f"{work_dir.parent} is {'the same folder' if shared else 'another folder'} on the compute node",
-            remedy="" if shared else "put the runs folder on a file system that all nodes mount",
+        Check.of("job", True, f"job {job_id} ran on {result.get('node')}, python {result.get('python')}"),
+        Check.of(
+            "shared folder",
+            shared,
+            f"{work_dir.parent} is {'the same folder' if shared else 'another folder'} on the compute node",
+            "put the runs folder on a file system that all nodes mount",
         ),
-        Check(
-            name="run script",
-            ok=seen,
-            detail=f"the ranks {'can' if seen else 'cannot'} read {script.parent}",
-            remedy="" if seen else "install ccl-search, or put the script, on a file system that all nodes mount",
+        Check.of(
+            "run script",
+            seen,
+            f"the ranks {'can' if seen else 'cannot'} read {script.parent}",
+            "install ccl-search, or put the script, on a file system that all nodes mount",
         ),
         *_check_torch(result, spec),
         *check_needs(result, run_script),
@@ -236,40 +207,30 @@ def _wait_for_job(spec: JobSpec, job_id: str, settings: SlurmSettings) -> JobSta
 def _explain_job(status: JobStatus, job_id: str, work_dir: Path) -> Check:
     if status.state is not JobState.DONE:
         detail = f"job {job_id} was still {status.state} after {WAIT_S:.0f} s ({status.note}) and was cancelled"
-        return Check(
-            name="job", ok=False, detail=detail, remedy="try again later, or name a partition with a shorter queue"
-        )
+        return Check.of("job", False, detail, "try again later, or name a partition with a shorter queue")
     message = status.failure.message if status.failure else "the job left no result"
     remedy = f"its logs are in {work_dir}"
     log = read_tail(work_dir / STDERR_FILE, TAIL_BYTES) + message
     if "No module named" in log or "No such file or directory" in log:
         remedy = f"set `python` to an interpreter with torch on the compute nodes, or set `modules`; {remedy}"
-    return Check(name="job", ok=False, detail=one_line(message, 300), remedy=remedy)
+    return Check.of("job", False, one_line(message, 300), remedy)
 
 
 def _check_torch(result: dict[str, Any], spec: JobSpec) -> Iterator[Check]:
     if "torch_error" in result:
         remedy = "set `python`, `modules` or `container` in the profile so that torch is available"
-        yield Check(name="torch", ok=False, detail=str(result["torch_error"]), remedy=remedy)
+        yield Check.of("torch", False, str(result["torch_error"]), remedy)
         return
     devices = [str(device) for device in result.get("devices", [])]
     wanted = spec.shape.gpus_per_node
     enough = len(devices) >= min(wanted, spec.num_ranks)
     seen = f"{len(devices)} x {devices[0]}" if devices else "no accelerator"
-    yield Check(
-        name="torch",
-        ok=enough,
-        detail=f"torch {result.get('torch')}, {seen}",
-        remedy="" if enough else f"the job requested {wanted}: correct `gpu_request` or `modules`, or set `cpu_only`",
-    )
+    remedy = f"the job requested {wanted}: correct `gpu_request` or `modules`, or set `cpu_only`"
+    yield Check.of("torch", enough, f"torch {result.get('torch')}, {seen}", remedy)
     reached, backend = str(result.get("reduced_over", "")), str(result.get("backend"))
     fine = reached == str(spec.num_ranks)
-    yield Check(
-        name=backend,
-        ok=fine,
-        detail=f"all-reduce over {reached} ranks" if fine else one_line(str(result.get("reduce_error", reached)), 300),
-        remedy="" if fine else "set `NCCL_DEBUG: INFO` in `environment` and read the job's logs",
-    )
+    detail = f"all-reduce over {reached} ranks" if fine else one_line(str(result.get("reduce_error", reached)), 300)
+    yield Check.of(backend, fine, detail, "set `NCCL_DEBUG: INFO` in `environment` and read the job's logs")
 
 
 def check_needs(result: dict[str, Any], run_script: RunScript) -> Iterator[Check]:
@@ -282,7 +243,7 @@ def check_needs(result: dict[str, Any], run_script: RunScript) -> Iterator[Check
         value, is_met = seen.get("value"), bool(seen.get("is_met"))
         ok = is_met or (value is None and run_script.path is None)
         detail = f"on the compute node: {need.describe(value, is_met=is_met)}"
-        yield Check(name=need.env, ok=ok, detail=detail, remedy="" if ok else need.remedy)
+        yield Check.of(need.env, ok, detail, need.remedy)
 
 
 def _read_result(work_dir: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import public_environment
 from cclsearch.core.text import one_line
+from cclsearch.launch.slurm.refusal import read_messages
 
 SEPARATOR = "\x1f"
 QUEUE_FIELDS = ("%i", "%T", "%r", "%L", "%N", "%Z", "%k", "%j")
@@ -33,29 +34,17 @@ JOB_VARIABLES = frozenset(
 )
 """The variables of the search that a job inherits; it gets no others."""
 
-_UNAVAILABLE = (
-    "unable to contact slurm controller",
-    "socket timed out",
-    "connection refused",
-    "connection timed out",
-    "communication connection failure",
-    "transport endpoint",
-    "zero bytes were transmitted",
-    "slurm backup controller in standby",
-    "unable to establish controller",
-    "resource temporarily unavailable",
-    "temporarily unable to accept job",
-    "slurmdbd: connection",
-    "header lengths are longer than data received",
-)
+
+class SlurmError(Exception):
+    """A command of Slurm failed; the message is Slurm's own, on one line."""
 
 
-class SlurmUnavailable(Exception):
-    """Slurm does not answer now but may later. The message is Slurm's own."""
+class SlurmUnavailable(SlurmError):
+    """Slurm does not answer now but may later."""
 
 
-class SlurmRefusal(Exception):
-    """Slurm answered with an error; the message is Slurm's own, on one line."""
+class SlurmRefusal(SlurmError):
+    """Slurm answered with an error."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +67,8 @@ class AccountRow:
 
     job_id: str
     state: str
-    nodes: str
-    step_states: tuple[str, ...]
+    nodes: str = ""
+    step_states: tuple[str, ...] = ()
 
 
 def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -133,9 +122,19 @@ def run_slurm(
     if done.returncode == 0:
         return done.stdout
     message = one_line(done.stderr or done.stdout or f"{command[0]} ended with {done.returncode}", 600)
-    if any(sign in message.lower() for sign in _UNAVAILABLE):
+    if any(sign in message.lower() for sign in read_messages()["unavailable"]):
         raise SlurmUnavailable(message)
     raise SlurmRefusal(message)
+
+
+def ask_slurm(command: Sequence[str], *, timeout_s: float = 30.0) -> str | None:
+    """Return what a query printed; None if its command is not installed, or Slurm does not answer it."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        return run_slurm(command, timeout_s=timeout_s)
+    except SlurmError:
+        return None
 
 
 def read_queue(*, timeout_s: float = 60.0) -> list[QueueRow]:
@@ -171,20 +170,11 @@ def expand_ids(job_id: str) -> list[str]:
 
 
 def _parse_row(line: str) -> QueueRow | None:
-    parts = line.split(SEPARATOR)
+    parts = line.split(SEPARATOR, len(QUEUE_FIELDS) - 1)
     if len(parts) < len(QUEUE_FIELDS):
         return None
-    job_id, state, reason, left, nodes, folder, comment = parts[:7]
-    return QueueRow(
-        job_id=job_id,
-        state=state,
-        reason=reason,
-        left_s=parse_duration(left),
-        nodes=nodes,
-        folder=folder,
-        comment=comment,
-        name=SEPARATOR.join(parts[7:]),
-    )
+    job_id, state, reason, left, nodes, folder, comment, name = parts
+    return QueueRow(job_id, state, reason, parse_duration(left), nodes, folder, comment, name)
 
 
 def parse_duration(text: str) -> float | None:
@@ -198,24 +188,15 @@ def parse_duration(text: str) -> float | None:
 
 def read_accounts(job_ids: Sequence[str]) -> dict[str, AccountRow]:
     """Return these jobs' rows of the accounting; empty if there is no accounting or it does not answer."""
-    if not job_ids or shutil.which("sacct") is None:
-        return {}
     states: dict[str, tuple[str, str]] = {}
     steps: dict[str, list[str]] = {}
     for chunk in _chunks(sorted({job.split("_")[0] for job in job_ids})):
-        try:
-            text = run_slurm(
-                [
-                    *("sacct", "--parsable2", "--noheader", "--duplicates", "--format=JobID,State,NodeList"),
-                    f"--jobs={','.join(chunk)}",
-                ],
-                timeout_s=30.0,
-            )
-        except (SlurmUnavailable, SlurmRefusal):
+        fields = ("--parsable2", "--noheader", "--duplicates", "--format=JobID,State,NodeList")
+        text = ask_slurm(["sacct", *fields, f"--jobs={','.join(chunk)}"])
+        if text is None:
             return {}
         for line in text.splitlines():
-            job, _, rest = line.partition("|")
-            state, _, nodes = rest.partition("|")
+            job, state, nodes = [*line.split("|", 2), "", ""][:3]
             if "." in job:
                 steps.setdefault(job.split(".")[0], []).append(state)
             elif job:
@@ -238,10 +219,7 @@ class ControllerRecord:
 
 def query_job(job_id: str) -> ControllerRecord | None:
     """Return one job by `scontrol show job`; None if the controller no longer lists it or does not answer."""
-    try:
-        shown = run_slurm(["scontrol", "show", "job", "--oneliner", job_id], timeout_s=30.0)
-    except (SlurmRefusal, SlurmUnavailable):
-        return None
+    shown = ask_slurm(["scontrol", "show", "job", "--oneliner", job_id]) or ""
     state = re.search(r"\bJobState=(\S+)", shown)
     preempted = re.search(r"\bPreemptTime=\d", shown) is not None
     return ControllerRecord(state.group(1), preempted) if state else None
@@ -251,10 +229,7 @@ def find_bad_nodes(nodes: str) -> list[str]:
     """Return those of these nodes that are down, failing or silent; empty if Slurm does not answer."""
     if not nodes.strip():
         return []
-    try:
-        text = run_slurm(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"], timeout_s=30.0)
-    except (SlurmUnavailable, SlurmRefusal):
-        return []
+    text = ask_slurm(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"]) or ""
     bad = {
         node
         for node, _, state in (line.partition("|") for line in text.splitlines())
@@ -282,9 +257,8 @@ def submit_script(script: Path, *, pass_fds: tuple[int, ...] = (), without: Iter
     from submitit.core.utils import FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
 
-    answer = run_slurm(
-        ["sbatch", str(script)], timeout_s=120.0, pass_fds=pass_fds, environment=_site_environment(without)
-    )
+    environment = step_environment(without)
+    answer = run_slurm(["sbatch", str(script)], timeout_s=120.0, pass_fds=pass_fds, environment=environment)
     try:
         return str(SlurmExecutor._get_job_id_from_submission_command(answer))
     except FailedSubmissionError:
@@ -293,20 +267,16 @@ def submit_script(script: Path, *, pass_fds: tuple[int, ...] = (), without: Iter
 
 def try_script(script: Path, *, without: Iterable[str] = ()) -> None:
     """Run `sbatch --test-only`, which submits nothing; `SlurmRefusal` if Slurm would refuse the script."""
-    run_slurm(["sbatch", "--test-only", str(script)], timeout_s=120.0, environment=_site_environment(without))
+    run_slurm(["sbatch", "--test-only", str(script)], timeout_s=120.0, environment=step_environment(without))
 
 
-def step_environment() -> dict[str, str]:
+def step_environment(without: Iterable[str] = ()) -> dict[str, str]:
     """Return the environment of sbatch, or of a process that calls srun: a job's, and Slurm's own token.
 
     The node program removes the token before it starts the trial.
     """
     own = {OWN_SECRET: os.environ[OWN_SECRET]} if OWN_SECRET in os.environ else {}
-    return {**job_environment(), **own}
-
-
-def _site_environment(without: Iterable[str]) -> dict[str, str]:
-    return {name: value for name, value in step_environment().items() if name not in set(without)}
+    return {name: value for name, value in {**job_environment(), **own}.items() if name not in set(without)}
 
 
 def _chunks(ids: list[str]) -> Iterable[list[str]]:

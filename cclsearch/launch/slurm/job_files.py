@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, Model, Value
-from cclsearch.launch.base import Job
+from cclsearch.launch.base import Job, write_model
 from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, RunStatus, trial_environment
 from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix, mounted_folders, srun_arguments
@@ -139,22 +138,12 @@ class RunScript:
     """What the framework needs on the nodes; without a script, what any framework needs."""
 
 
-def attempt_folder(trial_dir: Path, attempt: int) -> Path:
-    """Return the folder of one attempt's scheduler files."""
-    return trial_dir / f"slurm-a{attempt}"
-
-
-def write_model(path: Path, value: Model) -> None:
-    """Write the file atomically."""
-    write_atomically(path, value.model_dump_json(indent=1))
-
-
 def make_job_spec(job: Job, run_script: RunScript, settings: SlurmSettings) -> JobSpec:
     """Return the job spec of one attempt: absolute paths, no secrets, nothing that depends on the search's host."""
     if run_script.path is None:
         raise UserError("trials need a run script: set `framework` in the profile or the card")
     trial_dir = job.trial_dir.absolute()
-    folder = attempt_folder(trial_dir, job.attempt)
+    folder = trial_dir / f"slurm-a{job.attempt}"
     ranks, per_node = job.payload.num_ranks, job.payload.ranks_per_node
     environment = {
         **run_script.environment,
@@ -208,12 +197,13 @@ def prepare_folder(spec: JobSpec) -> None:
     write_model(spec.folder / SPEC_FILE, spec)
 
 
-def link_scratch(spec: JobSpec, scratch: Path) -> None:
-    """Put the traces on another shared file system: `trace` becomes a link to a folder of this attempt there."""
-    target = scratch / spec.name / TRACE_FOLDER
+def link_scratch(spec: JobSpec, settings: SlurmSettings) -> None:
+    """Put the traces on `scratch`, if the profile has one: `trace` becomes a link to a folder of the attempt there."""
     link = spec.trial_dir / TRACE_FOLDER
-    if link.exists():
+    if settings.scratch is None or link.exists():
         return
+    scratch = Path(settings.scratch).expanduser()
+    target = scratch / spec.name / TRACE_FOLDER
     link.unlink(missing_ok=True)  # a link to a folder that was removed since
     try:
         target.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,9 +12,9 @@ from pathlib import Path
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
+from cclsearch.core.values import FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
-from cclsearch.launch.slurm.commands import QueueRow, SlurmRefusal, SlurmUnavailable, read_queue, require_command
+from cclsearch.launch.slurm.commands import QueueRow, SlurmError, SlurmUnavailable, read_queue, require_command
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     JOBS_FILE,
@@ -86,10 +88,10 @@ class SlurmLauncher:
         refused = self._submit_waiting(known)
         numbered = [(spec, job) for spec in known if (job := self._submitter.ids.get(spec.folder)) is not None]
         seen = dict(zip([p.folder for p, _ in numbered], self._watcher.poll(numbered), strict=True))
+        why = one_line(self._submitter.waiting_for or "a limit of the cluster", 160)
+        waiting = JobStatus(state=JobState.QUEUED, note=f"not submitted yet: {why}")
         return [
-            _files_are_gone(handle)
-            if spec is None
-            else seen.get(spec.folder) or refused or JobStatus(state=JobState.QUEUED, note=self._describe_waiting())
+            _files_are_gone(handle) if spec is None else seen.get(spec.folder) or refused or waiting
             for handle, spec in zip(handles, specs, strict=True)
         ]
 
@@ -111,7 +113,7 @@ class SlurmLauncher:
 
     def find(self, run_id: str) -> list[Handle]:
         """Return every submitted attempt of the run, found by the files in its folder and by Slurm's queue."""
-        rows = self._read_queue_with_retry() if _has_slurm() else []
+        rows = self._read_queue_with_retry() if shutil.which("squeue") is not None else []
         found: dict[Path, Handle] = {}
         for folder in [*self._folders_on_disk(), *_folders_in_queue(rows, run_id)]:
             spec = JobSpec.read(folder / SPEC_FILE)
@@ -152,16 +154,14 @@ class SlurmLauncher:
     def _prepare(self, spec: JobSpec) -> None:
         """Write the attempt's files, unless a killed search has already submitted the attempt."""
         self._specs[spec.folder] = spec
-        try:
-            submitted = self._submitter.resolve(spec.folder)
-        except Unresolved:
-            return
-        if submitted is not None:
-            return
+        with contextlib.suppress(Unresolved):
+            if self._submitter.resolve(spec.folder) is None:
+                self._write_files(spec)
+
+    def _write_files(self, spec: JobSpec) -> None:
         (spec.folder / CANCELLED_FILE).unlink(missing_ok=True)
         prepare_folder(spec)
-        if self.settings.scratch is not None:
-            link_scratch(spec, Path(self.settings.scratch).expanduser())
+        link_scratch(spec, self.settings)
 
     def _submit_waiting(self, specs: Sequence[JobSpec]) -> JobStatus | None:
         """Submit what a limit kept out, at most every `poll_s` seconds; return the failure if Slurm now refuses it."""
@@ -176,8 +176,7 @@ class SlurmLauncher:
                 if spec.folder not in self._submitter.ids:
                     break
         except UserError as error:
-            failure = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=str(error))
-            return JobStatus(state=JobState.DONE, failure=failure)
+            return JobStatus.failed(FailureKind.LAUNCHER, str(error), Stage.SUBMIT)
         return None
 
     def _resolve_quietly(self, spec: JobSpec) -> bool:
@@ -186,9 +185,6 @@ class SlurmLauncher:
         except Unresolved as error:
             self._submitter.waiting_for = str(error)
             return False
-
-    def _describe_waiting(self) -> str:
-        return f"not submitted yet: {one_line(self._submitter.waiting_for or 'a limit of the cluster', 160)}"
 
     def _spec(self, handle: Handle) -> JobSpec | None:
         folder = Path(handle.details.get("folder", ""))
@@ -223,7 +219,7 @@ class SlurmLauncher:
         while True:
             try:
                 return read_queue()
-            except (SlurmUnavailable, SlurmRefusal) as error:
+            except SlurmError as error:
                 if time.monotonic() > deadline:
                     raise UnavailableError(
                         f"Slurm must answer before jobs can be found again: {one_line(str(error), 120)}; retry later"
@@ -246,12 +242,4 @@ def _may_be_of(row: QueueRow, run_id: str) -> bool:
 
 def _files_are_gone(handle: Handle) -> JobStatus:
     message = f"the files of job {handle.job_id or handle.job_name} are missing in {handle.trial_dir}"
-    failure = Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=message)
-    return JobStatus(state=JobState.DONE, failure=failure)
-
-
-def _has_slurm() -> bool:
-    try:
-        return bool(require_command("squeue"))
-    except UserError:
-        return False
+    return JobStatus.failed(FailureKind.LAUNCHER, message)

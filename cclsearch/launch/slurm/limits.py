@@ -4,64 +4,35 @@ from __future__ import annotations
 
 import getpass
 import re
-import shutil
 
-from cclsearch.core.errors import UserError
-from cclsearch.launch.slurm.commands import SlurmRefusal, SlurmUnavailable, run_slurm
+from cclsearch.launch.slurm.commands import ask_slurm
 from cclsearch.launch.slurm.settings import SlurmSettings
 
 DEFAULT_MAX_JOBS = 64
 """At a time, if the profile sets no limit: no proposer could use more."""
 DEFAULT_MAX_ARRAY = 1000
+TIMEOUT_S = 20.0
 
 
 def find_max_array() -> int:
     """Return the maximum number of tasks in an array: MaxArraySize minus one, or Slurm's default of 1000."""
-    text = _query(["scontrol", "show", "config"])
+    text = ask_slurm(["scontrol", "show", "config"], timeout_s=TIMEOUT_S) or ""
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
     return max(1, int(match.group(1)) - 1) if match else DEFAULT_MAX_ARRAY
 
 
 def find_max_jobs(settings: SlurmSettings) -> int:
     """Return the maximum number of jobs at a time: `max_jobs`, within the limits of the account and the QOS."""
-    most = settings.max_jobs or DEFAULT_MAX_JOBS
-    for limit in (_association_limit(settings), _qos_limit(settings)):
-        if limit is not None:
-            most = min(most, max(1, limit))
-    return most
+    account = [f"account={settings.account}"] if settings.account else []
+    associations = _show("assoc", f"user={getpass.getuser()}", *account, "format=partition,maxsubmit,grpsubmit")
+    limits = [row[1:] for row in associations if row[0] in {"", settings.partition or ""}]
+    if settings.qos is not None:
+        limits += _show("qos", settings.qos, "format=MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpSubmitJobs")
+    numbers = [max(1, int(limit)) for row in limits for limit in row if limit.isdigit()]
+    return min([settings.max_jobs or DEFAULT_MAX_JOBS, *numbers])
 
 
-def _association_limit(settings: SlurmSettings) -> int | None:
-    """Return MaxSubmitJobs of the user's association with the profile's account; None if unset or no answer."""
-    selection = ["user=" + getpass.getuser()] + (["account=" + settings.account] if settings.account else [])
-    text = _query(
-        ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", *selection, "format=partition,maxsubmit,grpsubmit"]
-    )
-    limits = []
-    for line in text.splitlines():
-        partition, *numbers = line.split("|")
-        if partition in {"", settings.partition or ""}:
-            limits += [int(number) for number in numbers if number.isdigit()]
-    return min(limits) if limits else None
-
-
-def _qos_limit(settings: SlurmSettings) -> int | None:
-    if settings.qos is None:
-        return None
-    text = _query(
-        [
-            *("sacctmgr", "--noheader", "--parsable2", "show", "qos", settings.qos),
-            "format=MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpSubmitJobs",
-        ]
-    )
-    limits = [int(number) for line in text.splitlines() for number in line.split("|") if number.isdigit()]
-    return min(limits) if limits else None
-
-
-def _query(command: list[str]) -> str:
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        return run_slurm(command, timeout_s=20.0)
-    except (SlurmUnavailable, SlurmRefusal, UserError):
-        return ""
+def _show(*words: str) -> list[list[str]]:
+    """Return the rows that sacctmgr shows; none if it does not answer."""
+    text = ask_slurm(["sacctmgr", "--noheader", "--parsable2", "show", *words], timeout_s=TIMEOUT_S) or ""
+    return [line.split("|") for line in text.splitlines()]

@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
+from cclsearch.launch.base import write_model
 from cclsearch.launch.slurm.commands import (
     QueueRow,
+    SlurmError,
     SlurmRefusal,
     SlurmUnavailable,
     cancel_jobs,
@@ -41,7 +43,6 @@ from cclsearch.launch.slurm.job_files import (
     SbatchAnswer,
     StartRecord,
     Submission,
-    write_model,
 )
 from cclsearch.launch.slurm.refusal import (
     Refusal,
@@ -97,7 +98,7 @@ class Submitter:
                     break
                 self._submit_chunk(chunk, done)
         except UserError:
-            with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
+            with contextlib.suppress(SlurmError):
                 cancel_jobs([self.ids[spec.folder] for spec in done])
             raise
 
@@ -128,16 +129,11 @@ class Submitter:
 
     def _chunk(self, specs: Sequence[JobSpec]) -> Iterator[list[JobSpec]]:
         """Yield attempts of one shape together, at most one array at a time."""
-        size = self._array_size()
-        shapes = dict.fromkeys(spec.shape for spec in specs)
-        for shape in shapes:
+        most = min(self.max_array, self.settings.max_array or self.max_array) if self.settings.arrays else 1
+        size = max(1, most)
+        for shape in dict.fromkeys(spec.shape for spec in specs):
             same = [spec for spec in specs if spec.shape == shape]
             yield from (same[start : start + size] for start in range(0, len(same), size))
-
-    def _array_size(self) -> int:
-        if not self.settings.arrays:
-            return 1
-        return max(1, min(self.max_array, self.settings.max_array or self.max_array))
 
     def _submit_chunk(self, chunk: list[JobSpec], done: list[JobSpec]) -> None:
         """Call sbatch once; if a limit refuses the chunk, try its halves, down to a single job."""
@@ -181,16 +177,15 @@ class Submitter:
         )
         try:
             return has_live_jobs(find_squeue_filter(refusal, account=account, qos=qos))
-        except (SlurmUnavailable, SlurmRefusal):
+        except SlurmError:
             return True
 
     def _call_sbatch(self, chunk: list[JobSpec]) -> None:
         first = chunk[0]
         folder = first.folder / f"submission-{uuid.uuid4().hex[:8]}"
         folder.mkdir(parents=True)
-        write_model(
-            folder / JOBS_FILE, JobList(run_id=first.run_id, jobs=tuple(spec.folder / SPEC_FILE for spec in chunk))
-        )
+        paths = tuple(spec.folder / SPEC_FILE for spec in chunk)
+        write_model(folder / JOBS_FILE, JobList(run_id=first.run_id, jobs=paths))
         script = folder / SCRIPT_FILE
         script.write_text(render_chunk(chunk, folder, self.settings), encoding="utf-8")
         with _hold_lock(first.trial_dir.parent) as descriptor:
@@ -232,7 +227,7 @@ def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> s
     """
     try:
         known = read_queue() if rows is None else rows
-    except (SlurmUnavailable, SlurmRefusal) as error:
+    except SlurmError as error:
         raise Unresolved(str(error)) from None
     ids = [row.job_id for row in known if Path(row.folder) == submission.folder]
     if submission.index is None:

@@ -15,7 +15,7 @@ from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.slurm.commands import (
     AccountRow,
     QueueRow,
-    SlurmRefusal,
+    SlurmError,
     SlurmUnavailable,
     cancel_jobs,
     find_bad_nodes,
@@ -26,6 +26,7 @@ from cclsearch.launch.slurm.commands import (
 from cclsearch.launch.slurm.ending import (
     ENDED_STATES,
     WAITING_STATES,
+    Ending,
     explain_end,
     explain_infrastructure,
     find_exit_code,
@@ -87,7 +88,7 @@ class QueueCache:
         started = time.time()
         try:
             rows = read_queue(timeout_s=QUERY_TIMEOUT_S if self._failures % 4 == 0 else RETRY_TIMEOUT_S)
-        except (SlurmUnavailable, SlurmRefusal) as error:
+        except SlurmError as error:
             self.last_error, self._failures = str(error), min(self._failures + 1, 10)
             self._last_try = time.monotonic()
             return False
@@ -137,7 +138,7 @@ class Watcher:
             for job in [job for job in wanted if job not in self._accounts][:MAX_SINGLE_QUERIES]:
                 record = query_job(job)
                 if record is not None:
-                    self._accounts[job] = AccountRow(job_id=job, state=record.state, nodes="", step_states=())
+                    self._accounts[job] = AccountRow(job, record.state)
 
     def _status(self, spec: JobSpec, job_id: str, *, failed_result: bool) -> JobStatus:
         row = self.queue.row(job_id)
@@ -145,31 +146,26 @@ class Watcher:
         if row is not None and not _has_ended(row.state):
             if row.state in WAITING_STATES and not sees_file(spec.folder / STARTED_FILE):
                 return self._pending(spec, row)
-            if not ended or row.state == "COMPLETING" or not self._grace_is_over(job_id):
-                return JobStatus(state=JobState.RUNNING, note=_describe(row))
+            if not ended or row.state == "COMPLETING" or self._ended_for(job_id) <= self.settings.grace_s:
+                note = f"{row.state.lower()} on {row.nodes}" if row.nodes else row.state.lower()
+                return JobStatus(state=JobState.RUNNING, note=note)
         if row is None and not self._is_missing(spec, job_id):
             return self._not_listed(spec, job_id, ended=ended)
         return self._explain_end(spec, job_id, ended=ended, failed_result=failed_result)
 
-    def _grace_is_over(self, job_id: str) -> bool:
-        """Whether a job that wrote `end.json` has been listed as running for longer than `grace_s` since."""
-        return time.monotonic() - self._ended_since.setdefault(job_id, time.monotonic()) > self.settings.grace_s
+    def _ended_for(self, job_id: str) -> float:
+        """Return the seconds since the first call for this job: since it was first seen to have ended."""
+        return time.monotonic() - self._ended_since.setdefault(job_id, time.monotonic())
 
     def _pending(self, spec: JobSpec, row: QueueRow) -> JobStatus:
         if never_starts(row.reason):
-            return self._give_up(spec, row, f"job {row.job_id} can never start: Slurm's reason is {row.reason}")
+            return _give_up(row, f"job {row.job_id} can never start: Slurm's reason is {row.reason}")
         submission = Submission.read(spec.folder / SUBMISSION_FILE)
         limit = self.settings.queue_limit
         if limit is not None and submission and time.time() - submission.at > limit * 60:
             message = f"job {row.job_id} waited {limit} min in the queue ({row.reason}), the limit set by queue_limit"
-            return self._give_up(spec, row, message)
+            return _give_up(row, message)
         return JobStatus(state=JobState.QUEUED, note=f"pending: {one_line(row.reason, 80)}")
-
-    def _give_up(self, spec: JobSpec, row: QueueRow, message: str) -> JobStatus:
-        with contextlib.suppress(SlurmUnavailable, SlurmRefusal):
-            cancel_jobs([row.job_id])
-        failure = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
-        return JobStatus(state=JobState.DONE, failure=failure)
 
     def _not_listed(self, spec: JobSpec, job_id: str, *, ended: bool) -> JobStatus:
         """Return the status of a job that no query has listed yet, because it is new or Slurm does not answer."""
@@ -177,8 +173,7 @@ class Watcher:
         quiet_since = started.at + spec.timeout_s + DEADLINE_S if started else None
         if self.queue.last_error and not ended and quiet_since is not None and time.time() > quiet_since:
             message = f"job {job_id} exceeded its time limit, and Slurm does not answer: {self.queue.last_error}"
-            failure = Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=message)
-            return JobStatus(state=JobState.DONE, failure=failure)
+            return JobStatus.failed(FailureKind.LAUNCHER, message)
         note = (
             f"Slurm does not answer: {one_line(self.queue.last_error, 120)}" if self.queue.last_error else "submitted"
         )
@@ -186,30 +181,37 @@ class Watcher:
 
     def _explain_end(self, spec: JobSpec, job_id: str, *, ended: bool, failed_result: bool) -> JobStatus:
         """Return the end of a job that Slurm lists as ended or not at all, once its files have had time to appear."""
-        row, account = self.queue.row(job_id), self._accounts.get(job_id)
-        state = row.state if row is not None else account.state if account is not None else None
+        row = self.queue.row(job_id)
+        known = row or self._accounts.get(job_id)
+        state = known.state if known is not None else None
         if state is not None and not _has_ended(state) and row is None:
             return JobStatus(state=JobState.RUNNING, note=f"{state} in the accounting")
-        since = self._ended_since.setdefault(job_id, time.monotonic())
+        ended_for_s = self._ended_for(job_id)
         may_come = state is None or state.startswith(("COMPLETED", "FAILED"))
-        if may_come and not ended and not failed_result and time.monotonic() - since < self.settings.grace_s:
+        if may_come and not ended and not failed_result and ended_for_s < self.settings.grace_s:
             return JobStatus(state=JobState.RUNNING, note="ended; its result file may still appear")
-        nodes = row.nodes if row is not None else account.nodes if account is not None else ""
         submission = Submission.read(spec.folder / SUBMISSION_FILE)
         ending = read_ending(
             spec,
             job_id,
             state=state,
             step_states=self._step_states(job_id, state),
-            preempted=_may_be_preempted(state) and ((record := query_job(job_id)) is not None and record.preempted),
-            bad_nodes=tuple(find_bad_nodes(nodes)) if _may_be_node_failure(state) else (),
+            preempted=_may_be(state, "FAILED", "COMPLETED", "CANCELLED")
+            and (record := query_job(job_id)) is not None
+            and record.preempted,
+            bad_nodes=tuple(find_bad_nodes(known.nodes)) if known and _may_be(state, "FAILED", "NODE_FAIL") else (),
             submission_folder=submission.folder if submission else None,
         )
+        return self.conclude(spec, ending, failed_result=failed_result)
+
+    def conclude(self, spec: JobSpec, ending: Ending, *, failed_result: bool) -> JobStatus:
+        """Return the final status; with a result that says `failed`, only a cause outside the trial overrides it."""
+        limit_min = spec.shape.time_min
         if failed_result:
-            failure = explain_infrastructure(ending, spec.timeout_s, spec.shape.time_min)
+            failure = explain_infrastructure(ending, spec.timeout_s, limit_min)
         else:
             own = self.classify(spec.trial_dir, find_exit_code(ending))
-            failure = explain_end(ending, spec.timeout_s, spec.shape.time_min, own)
+            failure = explain_end(ending, spec.timeout_s, limit_min, own)
         return JobStatus(state=JobState.DONE, failure=failure)
 
     def _step_states(self, job_id: str, state: str | None) -> tuple[str, ...]:
@@ -235,7 +237,7 @@ def cancel_attempts(attempts: Sequence[tuple[JobSpec, str]], *, patience_s: floa
             if not alive:
                 return []
             cancel_jobs(sorted(alive), signal="KILL" if time.monotonic() > harder else None)
-        except (SlurmUnavailable, SlurmRefusal) as error:
+        except SlurmError as error:
             if time.monotonic() > deadline:
                 raise SlurmUnavailable(str(error)) from None
         else:
@@ -255,13 +257,11 @@ def _has_ended(state: str) -> bool:
     return state.split()[0] in ENDED_STATES if state.strip() else False
 
 
-def _may_be_node_failure(state: str | None) -> bool:
-    return state is None or state.startswith(("FAILED", "NODE_FAIL"))
+def _may_be(state: str | None, *states: str) -> bool:
+    return state is None or state.startswith(states)
 
 
-def _may_be_preempted(state: str | None) -> bool:
-    return state is None or state.startswith(("FAILED", "COMPLETED", "CANCELLED"))
-
-
-def _describe(row: QueueRow) -> str:
-    return f"{row.state.lower()} on {row.nodes}" if row.nodes else row.state.lower()
+def _give_up(row: QueueRow, message: str) -> JobStatus:
+    with contextlib.suppress(SlurmError):
+        cancel_jobs([row.job_id])
+    return JobStatus.failed(FailureKind.LAUNCHER, message, Stage.SUBMIT)
