@@ -122,9 +122,7 @@ class _Brush:
         return max(1, round(width * self.factor))
 
 
-def _dashes(
-    points: list[tuple[float, float]], on: float, off: float
-) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _dashes(points: list[Point], on: float, off: float) -> list[tuple[Point, Point]]:
     """The dashes of a line through the points."""
     pieces: list[tuple[Point, Point]] = []
     drawn = True

@@ -9,7 +9,8 @@ A file that covers several devices (XSpace, Nsight Systems) becomes one table pe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
@@ -276,6 +277,13 @@ SPARSE_COLUMNS: Mapping[str, str] = MappingProxyType(
 """The columns that few rows have, and their types."""
 
 
+def rows_of_kinds(kind: NDArray[np.uint8], kinds: Sequence[Kind]) -> Ints:
+    """Return the row numbers of these kinds, in the order of the table."""
+    wanted = np.zeros(256, bool)
+    wanted[list(kinds)] = True
+    return np.flatnonzero(wanted[kind])
+
+
 def _dense(name: str) -> cached_property[NDArray[Any]]:
     """Return the property that gives a sparse column a value in every row: -1 (floats: NaN) where it has none."""
 
@@ -390,13 +398,16 @@ class EventTable(TableFacts):
 
     def rows_of(self, *kinds: Kind, step: int | None = None) -> Ints:
         """Return the row numbers of these kinds (and of that step), sorted by start."""
-        wanted = np.zeros(256, bool)
-        wanted[list(kinds)] = True
-        mask = wanted[self.kind]
+        rows = rows_of_kinds(self.kind, kinds)
         if step is not None:
-            mask &= self.step_id == step
-        rows = np.flatnonzero(mask)
+            rows = rows[self.step_id[rows] == step]
         return rows[np.argsort(self.ts_ns[rows], kind="stable")]
+
+    def rows_named(self, pattern: re.Pattern[str], *kinds: Kind) -> Ints:
+        """Return the row numbers of these kinds whose name has the pattern, sorted by start."""
+        wanted = np.array([bool(pattern.search(name)) for name in self.names], bool)
+        rows = self.rows_of(*kinds)
+        return rows[wanted[self.name_id[rows]]] if len(rows) else rows
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,9 @@ Dims = Sequence[Sequence[int]]
 
 
 _CONVOLUTIONS = {
-    "convolution": (3, 4, 5),
-    "_convolution": (3, 4, 5),
-    "conv1d": (3, 4, 5),
-    "conv2d": (3, 4, 5),
-    "conv3d": (3, 4, 5),
+    **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d"), (3, 4, 5)),
+    **dict.fromkeys(("miopen_convolution", "mkldnn_convolution"), (4, 3, 5)),
     "cudnn_convolution": (3, 2, 4),
-    "miopen_convolution": (4, 3, 5),
-    "mkldnn_convolution": (4, 3, 5),
 }
 """Forward convolutions -> positions of stride, padding and dilation in the arguments."""
 

@@ -50,23 +50,18 @@ def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folde
     by_rank = {table.rank: table for table in sorted(tables, key=lambda table: table.rank)}
     missing = tuple(sorted(set(range(world)) - set(by_rank))) if world is not None else ()
     reasons = {reason for table in tables for reason in table.reasons}
-    reasons |= {report.reason or Reason.UNREADABLE for report in reports if report.status == FileStatus.NOT_AVAILABLE}
+    refused = [report for report in reports if report.status == FileStatus.NOT_AVAILABLE]
+    reasons |= {report.reason or Reason.UNREADABLE for report in refused}
+    problems = [f"{report.path}: {report.message or report.reason}" for report in refused]
+    problems += dict.fromkeys(f"{t.source}: {', '.join(t.reasons)}" for t in tables if t.status == FileStatus.PARTIAL)
     if missing:
         reasons.add(Reason.RANKS_MISSING)
-    message = "; ".join(
-        [
-            f"{report.path}: {report.message or report.reason}"
-            for report in reports
-            if report.status == FileStatus.NOT_AVAILABLE
-        ]
-        + list(dict.fromkeys(f"{t.source}: {', '.join(t.reasons)}" for t in tables if t.status == FileStatus.PARTIAL))
-        + ([f"{len(missing)} of {world} ranks have no trace"] if missing else [])
-    )
+        problems.append(f"{len(missing)} of {world} ranks have no trace")
     return TraceSet(
         by_rank,
         Status.PARTIAL if reasons else Status.OK,
         _by_severity(reasons),
-        message[:2000],
+        "; ".join(problems)[:2000],
         world_size=world,
         missing_ranks=missing,
         files=reports,

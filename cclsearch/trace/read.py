@@ -43,7 +43,11 @@ def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -
     large = [file for file in todo if file.path.stat().st_size >= MIN_BYTES_FOR_PROCESS] if workers > 1 else []
     by_file = dict(zip(large, _read_in_processes(large, workers, use_cache), strict=True)) if len(large) > 1 else {}
     by_file.update({file: _read_and_keep(file, use_cache) for file in todo if file not in by_file})
-    results = [by_file[file] if file in by_file else _from_cache(file, cached[file] or ()) for file in files]
+    results = []
+    for file in files:
+        tables, report = by_file[file] if file in by_file else (cached[file] or (), None)
+        named = tuple(replace(table, source=file.relative) for table in tables)
+        results.append((named, report or _report(file, named)))
     return replace(merge_tables(files, results, folder=path), run_log=read_run_log(path))
 
 
@@ -70,15 +74,11 @@ def _report(file: TraceFile, tables: Sequence[EventTable]) -> FileReport:
     return FileReport(file.relative, worst.status, reason, rank=tables[0].rank if len(tables) == 1 else None)
 
 
-def _from_cache(file: TraceFile, tables: tuple[EventTable, ...]) -> FileTables:
-    return tuple(replace(table, source=file.relative) for table in tables), _report(file, tables)
-
-
 def _read_and_keep(file: TraceFile, use_cache: bool) -> FileTables:
     tables, report = read_file(file)
     if tables and use_cache:
         save_tables(cache_path(file.path), file.path, tables)
-    return tuple(replace(table, source=file.relative) for table in tables), report
+    return tables, report
 
 
 def _read_in_processes(files: Sequence[TraceFile], workers: int, use_cache: bool) -> list[FileTables]:
@@ -111,7 +111,7 @@ def _read_in_process(file: TraceFile, scratch: Path, use_cache: bool) -> FileTab
             report = replace(msgspec.json.decode(done.stdout, type=FileReport), path=file.relative)
             tables = load_tables(target, file.path) if report.status != FileStatus.NOT_AVAILABLE else ()
             if tables is not None:
-                return tuple(replace(table, source=file.relative) for table in tables), report
+                return tables, report
         elif done.returncode < 0:
             message = f"the process that read it was killed by signal {-done.returncode}"
             return (), FileReport(file.relative, FileStatus.NOT_AVAILABLE, Reason.TOO_LARGE, message)

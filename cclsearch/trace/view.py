@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cclsearch.space.table import count_ranks
-from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet
+from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet, rows_of_kinds
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
 from cclsearch.trace.result import NotAvailable
@@ -46,9 +46,7 @@ class RankView:
 
     def rows(self, *kinds: Kind) -> Int64s:
         """Return the row numbers of these kinds, in file order."""
-        wanted = np.zeros(256, dtype=bool)
-        wanted[list(kinds)] = True
-        return np.flatnonzero(wanted[self.table.kind])
+        return rows_of_kinds(self.table.kind, kinds)
 
     @cached_property
     def is_device_row(self) -> npt.NDArray[np.bool_]:
@@ -211,19 +209,12 @@ class TraceView:
         traced = f"traces of {found} devices were found"
         if self._devices_in_groups > found:
             return f"{traced}, but the groups of the collectives have {self._devices_in_groups}"
-        configured = self._configured_devices
+        configured = count_ranks(self.config) if self.config is not None and "dp" in self.config else None
         if configured is not None and configured != found:
             return f"{traced} (no world size recorded), but the configuration uses {configured}"
         if configured is None and self.card is not None and self.card.hardware.num_accelerators != found:
             return f"{traced} (no world size recorded), but the card has {self.card.hardware.num_accelerators}"
         return ""
-
-    @property
-    def _configured_devices(self) -> int | None:
-        """Number of devices that the configuration uses; None if it does not set the data-parallel degree."""
-        if self.config is None or "dp" not in self.config:
-            return None
-        return count_ranks(self.config)
 
     def degree(self, knob: str) -> int:
         """Return a parallel degree (`pp`, `tp`, ...) of the configuration; 1 if it is not known."""

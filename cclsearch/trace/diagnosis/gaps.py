@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cclsearch.trace.events import Kind, Reason
-from cclsearch.trace.intervals import Int64s, clip_spans, invert_spans, unite_spans
+from cclsearch.trace.intervals import Int64s, invert_spans, unite_spans
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, require_windows
 
@@ -59,9 +59,7 @@ def split_idle_ns(view: RankView) -> dict[str, int]:
 
 
 def _gaps(view: RankView) -> Int64s:
-    gaps = []
-    for start, end in view.windows.spans_W2.tolist():
-        gaps.append(invert_spans(clip_spans(view.busy_M2, start, end), start, end))
+    gaps = [invert_spans(view.busy_M2, start, end) for start, end in view.windows.spans_W2.tolist()]
     return np.concatenate(gaps) if gaps else np.zeros((0, 2), np.int64)
 
 

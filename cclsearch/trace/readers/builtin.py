@@ -29,9 +29,8 @@ class ChromeJson:
         """Whether it is JSON with a list of events near its beginning, or has the name of a trace."""
         if not _JSON_NAME.search(path.name):
             return False
-        return bool(_EVENTS.search(head)) or (
-            (not head.strip() or not _is_json(head)) and bool(_TRACE_NAME.search(path.name))
-        )
+        is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"["))
+        return bool(_EVENTS.search(head)) or (not is_json and bool(_TRACE_NAME.search(path.name)))
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         """Return one table (Kineto), or one per device (XLA)."""
@@ -100,7 +99,3 @@ class NsysSqlite:
         from cclsearch.trace.readers.nsys import read_nsys
 
         return read_nsys(path, limits)
-
-
-def _is_json(head: bytes) -> bool:
-    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")

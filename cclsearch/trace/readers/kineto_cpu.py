@@ -35,7 +35,7 @@ Ints = NDArray[np.int64]
 
 def apply_cpu_rules(table: EventTable) -> EventTable:
     """Return the table with COMM and COMPUTE rows; without operators and calls it has the same rows as before."""
-    calls = rows_matching(table, Kind.ANNOTATION, BACKEND_CALL)
+    calls = table.rows_named(BACKEND_CALL, Kind.ANNOTATION)
     kind = table.kind.copy()
     kind[calls] = Kind.COMM
     device = table.device.copy()
@@ -46,13 +46,6 @@ def apply_cpu_rules(table: EventTable) -> EventTable:
     sparse["coll_id"] = (calls.astype(np.int32), numbers)
     marked = replace(table, kind=kind, device=device, collectives=collectives, sparse=MappingProxyType(sparse))
     return _append_compute_rows(marked, {op: int(table.end_ns[call]) for call, op in op_of_call.items()})
-
-
-def rows_matching(table: EventTable, kind: Kind, pattern: re.Pattern[str]) -> Ints:
-    """Return the rows of that kind whose name matches, by start."""
-    wanted = np.array([bool(pattern.search(name)) for name in table.names], bool)
-    rows = table.rows_of(kind)
-    return rows[wanted[table.name_id[rows]]] if len(rows) else rows
 
 
 def _append_compute_rows(table: EventTable, call_end_ns: Mapping[int, int]) -> EventTable:
@@ -85,7 +78,7 @@ def compute_pieces(table: EventTable, call_end_ns: Mapping[int, int]) -> tuple[I
     waited for the call: a blocking call inside an autograd function, as in tensor parallelism.
     """
     outermost = _outermost(table)
-    operators = rows_matching(table, Kind.CPU_OP, COMM_OP)
+    operators = table.rows_named(COMM_OP, Kind.CPU_OP)
     busy_until = _comm_op_ends(table, operators, call_end_ns)
     by_thread: dict[int, list[int]] = {}
     for row in operators:
@@ -158,7 +151,7 @@ def _describe_calls(
     table: EventTable, calls: Ints, op_of_call: Mapping[int, int]
 ) -> tuple[NDArray[np.int32], tuple[Collective, ...]]:
     """Return for each backend call the number of its collective, and the distinct collectives."""
-    axes = rows_matching(table, Kind.ANNOTATION, AXIS)
+    axes = table.rows_named(AXIS, Kind.ANNOTATION)
     distinct = Interner()
     numbers = np.zeros(len(calls), np.int32)
     for index, row in enumerate(calls):
@@ -170,7 +163,7 @@ def _describe_calls(
 
 def match_calls_to_ops(table: EventTable, calls: Ints) -> dict[int, int]:
     """Return call row -> row of its `c10d` operator: the first unused one before it, of equal size if there is one."""
-    operators = rows_matching(table, Kind.CPU_OP, COLLECTIVE_OP)
+    operators = table.rows_named(COLLECTIVE_OP, Kind.CPU_OP)
     free: dict[CollectiveKind, list[int]] = {}
     for row in operators:
         free.setdefault(_runs_as(table.names[table.name_id[row]]), []).append(int(row))

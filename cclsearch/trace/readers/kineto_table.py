@@ -23,6 +23,7 @@ from cclsearch.trace.events import (
     ProcessGroup,
     Reason,
     Step,
+    rows_of_kinds,
 )
 from cclsearch.trace.kinds import classify_compute, is_communication, step_marker
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
@@ -35,7 +36,6 @@ from cclsearch.trace.readers.table_builder import (
     attribute_steps,
     mark_incomplete_steps,
     match_launches,
-    rows_of_kinds,
     start_at_zero,
 )
 from cclsearch.trace.status import FileStatus

@@ -43,9 +43,7 @@ def name_bare_collectives(table: EventTable) -> EventTable:
 
 def _host_calls(table: EventTable) -> dict[int, Ranges]:
     """Return for each thread starts, ends and kinds of the ranges of collective calls, by start."""
-    wanted = np.array([bool(HOST_CALL.match(name)) for name in table.names], bool)
-    rows = table.rows_of(Kind.ANNOTATION, Kind.CPU_OP)
-    rows = rows[wanted[table.name_id[rows]]] if len(rows) else rows
+    rows = table.rows_named(HOST_CALL, Kind.ANNOTATION, Kind.CPU_OP)
     kinds = {int(number): classify_collective(table.names[number]) for number in np.unique(table.name_id[rows])}
     rows = rows[[kinds[int(number)] not in _VAGUE for number in table.name_id[rows]]] if len(rows) else rows
     found = {}

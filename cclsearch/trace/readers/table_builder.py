@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.trace.events import COLUMNS, DEVICE_WORK, SPARSE_COLUMNS, Kind, Step
+from cclsearch.trace.events import COLUMNS, DEVICE_WORK, SPARSE_COLUMNS, Kind, Step, rows_of_kinds
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn
 
 MIN_MATCHED_SHARE = 0.95
@@ -56,13 +57,6 @@ class TableBuilder:
         return {name: (rows, values) for name, (rows, values) in finished.items() if len(rows)}
 
 
-def rows_of_kinds(kind: NDArray[np.uint8], kinds: Sequence[Kind]) -> NDArray[np.int64]:
-    """Return the row numbers of these kinds, in the order of the table."""
-    wanted = np.zeros(256, bool)
-    wanted[[int(k) for k in kinds]] = True
-    return np.flatnonzero(wanted[kind])
-
-
 def match_launches(
     kind: NDArray[np.uint8], corr: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
@@ -106,8 +100,7 @@ def attribute_steps(
     """Return `step_id` of every row: host rows by their start, device rows by their launch (-1 without launch)."""
     step_id = steps_at(steps, columns["ts_ns"])
     if len(device_rows) and steps:
-        launched = np.where(launch >= 0, step_id[launch], -1)
-        step_id[device_rows] = launched
+        step_id[device_rows] = np.where(launch >= 0, step_id[launch], -1)
     return step_id
 
 
@@ -126,18 +119,13 @@ def mark_incomplete_steps(
     inside = ids >= 0
     num_launches = np.bincount(ids[inside], minlength=len(steps))
     num_matched = np.bincount(ids[inside & matched[launches]], minlength=len(steps))
-    marked = []
-    for step, launched, found in zip(steps, num_launches, num_matched, strict=True):
-        complete = step.complete and bool(found >= MIN_MATCHED_SHARE * launched)
-        marked.append(Step(step.number, step.name, step.start_ns, step.end_ns, complete))
-    return tuple(marked)
+    is_whole = (num_matched >= MIN_MATCHED_SHARE * num_launches).tolist()
+    return tuple(replace(s, complete=s.complete and whole) for s, whole in zip(steps, is_whole, strict=True))
 
 
 def start_at_zero(columns: dict[str, NDArray[Any]]) -> int:
     """Shift `ts_ns` so that the first row starts at 0, and return the shift."""
     times = columns["ts_ns"]
-    if not len(times):
-        return 0
-    first = int(times.min())
+    first = int(times.min()) if len(times) else 0
     times -= first
     return first

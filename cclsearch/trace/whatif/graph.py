@@ -98,14 +98,19 @@ def build_graph(trace: TraceView, view: RankView, window: tuple[int, int], offse
     )
 
 
+def _latest(events: Int64s, time_ns: Int64s, until_ns: Int64s) -> Int64s:
+    """Return, for each limit, the event among these whose time is the last one up to it; -1 if there is none."""
+    order = events[np.argsort(time_ns[events], kind="stable")]
+    found = np.searchsorted(time_ns[order], until_ns, side="right") - 1
+    return np.where(found >= 0, order[np.maximum(found, 0)], -1) if len(order) else found
+
+
 def _event_before(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
     """Return, for each event, the last event on the same lane that ended before it began."""
     before = np.full(len(lane), -1, dtype=np.int64)
     for one in np.unique(lane):
         at = np.flatnonzero(lane == one)
-        by_end = at[np.argsort(end[at], kind="stable")]
-        found = np.searchsorted(end[by_end], start[at], side="right") - 1
-        before[at] = np.where(found >= 0, by_end[np.maximum(found, 0)], -1)
+        before[at] = _latest(at, end, start[at])
     before[before == np.arange(len(lane))] = -1
     return before
 
@@ -126,15 +131,11 @@ def _find_waits(lane: Int64s, start: Int64s, end: Int64s, before: Int64s, *, on_
         if not len(others):
             continue
         at = np.flatnonzero(here)
-        by_end = others[np.argsort(end[others], kind="stable")]
-        found = np.searchsorted(end[by_end], start[at], side="right") - 1
-        peer = by_end[np.maximum(found, 0)]
-        ended = (found >= 0) & (end[peer] > free[at]) & (start[at] - end[peer] <= reach[at])
+        peer = _latest(others, end, start[at])
+        ended = (peer >= 0) & (end[peer] > free[at]) & (start[at] - end[peer] <= reach[at])
         waited[at[ended]] = peer[ended]
-        by_start = others[np.argsort(start[others], kind="stable")]
-        found = np.searchsorted(start[by_start], start[at], side="right") - 1
-        peer = by_start[np.maximum(found, 0)]
-        running = (found >= 0) & (end[peer] > start[at]) & ~ended & (start[at] - free[at] > slack_ns)
+        peer = _latest(others, start, start[at])
+        running = (peer >= 0) & (end[peer] > start[at]) & ~ended & (start[at] - free[at] > slack_ns)
         issuer[at[running]] = peer[running]
     return waited, issuer
 
@@ -145,18 +146,11 @@ def _find_producers(lane: Int64s, start: Int64s, end: Int64s, launch_ns: Int64s,
     Communication libraries make their stream wait for the work on the caller's stream at the time of the call.
     """
     producer = np.full(len(lane), -1, dtype=np.int64)
-    work = np.flatnonzero(~is_comm)
-    by_launch = work[np.argsort(launch_ns[work], kind="stable")]
-    by_end = work[np.argsort(end[work], kind="stable")]
-    for i in np.flatnonzero(is_comm).tolist():
-        if launch_ns[i] >= 0:
-            at = int(np.searchsorted(launch_ns[by_launch], launch_ns[i], side="right")) - 1
-            found = int(by_launch[at]) if at >= 0 else -1
-        else:
-            at = int(np.searchsorted(end[by_end], start[i], side="right")) - 1
-            found = int(by_end[at]) if at >= 0 else -1
-        if found >= 0 and end[found] <= start[i] and lane[found] != lane[i]:
-            producer[i] = found
+    work, comm = np.flatnonzero(~is_comm), np.flatnonzero(is_comm)
+    launched, ended = _latest(work, launch_ns, launch_ns[comm]), _latest(work, end, start[comm])
+    found = np.where(launch_ns[comm] >= 0, launched, ended)
+    waits = (found >= 0) & (end[found] <= start[comm]) & (lane[found] != lane[comm])
+    producer[comm[waits]] = found[waits]
     return producer
 
 
@@ -170,9 +164,8 @@ def _host_waits(view: RankView, launch_ns: Int64s, end: Int64s, move: int) -> In
         return np.full(len(launch_ns), -1, dtype=np.int64)
     sync_end = np.sort(table.ts_ns[syncs] + table.dur_ns[syncs] + move)
     last = np.searchsorted(sync_end, launch_ns, side="right") - 1
-    by_end = np.argsort(end, kind="stable")
-    seen = np.searchsorted(end[by_end], sync_end[np.maximum(last, 0)], side="right") - 1
-    return np.where((last >= 0) & (seen >= 0) & (launch_ns >= 0), by_end[np.maximum(seen, 0)], -1)
+    seen = _latest(np.arange(len(end)), end, sync_end[np.maximum(last, 0)])
+    return np.where((last >= 0) & (launch_ns >= 0), seen, -1)
 
 
 def _transfers(trace: TraceView, view: RankView, rows: Int64s) -> tuple[Int64s, Bools]:
