@@ -36,7 +36,7 @@ from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
 HERE = Path(__file__).parent
 FILTERS = ("model", "hardware", "framework", "provenance")
 DATA_OF_RUN = ("provenance", "objective", "work", "hardware", "framework", "best")
-DATA_OF_TRIAL = ("number", "config", "state", "proposer", "loss", "metrics", "spread")
+DATA_OF_TRIAL = ("number", "config", "proposer", "state", "loss", "metrics", "spread")
 
 
 @dataclass(frozen=True)
