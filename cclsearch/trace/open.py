@@ -12,9 +12,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.trace.read import read_traces
+from cclsearch.trace.run_log import TRACE_FOLDER
 from cclsearch.trace.view import TraceView
 
-TRACE_FOLDER = "trace"
 CONFIG_FILE = "config.json"
 RUN_FILE = "search.yaml"
 """A folder with this file is a run folder, whose trials have traces of their own."""

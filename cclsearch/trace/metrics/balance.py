@@ -97,7 +97,7 @@ def measure_moe_balance(trace: TraceView) -> Draft:
             members = [t.collectives[t.coll_id[row]] for t, row in zip(tables, group.rows_RK[:, k], strict=True)]
             ratios += _load_ratio(members)
     if ratios:
-        return Draft(float(np.mean(ratios)), n_ranks=len(trace.ranks), inputs={"num_all_to_alls": len(ratios)})
+        return Draft(float(np.mean(ratios)), inputs={"num_all_to_alls": len(ratios)})
     seen = [call for view in trace.ranks.values() for call in view.table.collectives if call.in_splits]
     own = [max(call.in_splits) * len(call.in_splits) / sum(call.in_splits) for call in seen if sum(call.in_splits)]
     if not own:

@@ -82,7 +82,6 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
         )
     return Draft(
         value=achieved / peak.flops,
-        n_ranks=len(trace.ranks),
         n_steps=step.n_steps,
         reason=step.reason or (Reason.RANKS_MISSING if trace.device_count_caveat else None),
         detail="; ".join(filter(None, (step.detail, trace.device_count_caveat, _cross_check(card, peak.device)))),

@@ -48,7 +48,6 @@ def measure_scaling_efficiency(trace: TraceView) -> Draft:
     assumed = "" if stated else "assumes the same batch: no card states it"
     return Draft(
         value=value,
-        n_ranks=len(trace.ranks),
         n_steps=min(here.n_steps, there.n_steps),
         reason=here.reason or there.reason or reason,
         detail="; ".join(filter(None, (f"{rule} scaling", assumed, caveat))),

@@ -98,7 +98,6 @@ def measure_tokens_per_s(trace: TraceView) -> Draft:
     return Draft(
         value=rate,
         n_steps=step.n_steps,
-        n_ranks=len(trace.ranks),
         reason=step.reason,
         detail=step.detail,
         inputs={
@@ -116,7 +115,6 @@ def measure_tokens_per_s_per_device(trace: TraceView) -> Draft:
     return Draft(
         value=total.value / trace.num_devices,
         n_steps=total.n_steps,
-        n_ranks=total.n_ranks,
         reason=total.reason or (Reason.RANKS_MISSING if trace.device_count_caveat else None),
         detail="; ".join(filter(None, (total.detail, trace.device_count_caveat))),
         inputs={"num_devices": trace.num_devices, "tokens_per_s": total.value},

@@ -16,11 +16,11 @@ from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Instant, Meta, Span
 from cclsearch.trace.readers.kineto_args import (
     SHAPED_OPS,
-    ArgsDecoder,
     DeviceArgs,
     MemoryArgs,
     RuntimeArgs,
     ShapeArgs,
+    decode_args,
     plain_args,
 )
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
@@ -59,7 +59,6 @@ class KinetoBuilder:
         self.thread_names: dict[Any, str] = {}
         self.kind_of = _KindOf({category: int(kind) for category, kind in KINETO_KINDS.items()})
         self._limits = limits
-        self._args = ArgsDecoder()
         self._is_shaped_op = np.zeros(0, bool)
         self._is_device = np.zeros(256, bool)
         self._is_device[[int(kind) for kind in _DEVICE_CODES]] = True
@@ -107,10 +106,10 @@ class KinetoBuilder:
         stream = self.rows.threads.numbers_of([span.tid for span in spans], count)
         runtime = np.flatnonzero(kind == Kind.RUNTIME)
         if len(runtime):
-            calls = self._args.decode(RuntimeArgs, _args_of(spans, runtime))
+            calls = decode_args(RuntimeArgs, _args_of(spans, runtime))
             corr[runtime] = to_int32([call.corr for call in calls], len(calls))
         on_device = np.flatnonzero(self._is_device[kind])
-        details = self._args.decode(DeviceArgs, _args_of(spans, on_device)) if len(on_device) else []
+        details = decode_args(DeviceArgs, _args_of(spans, on_device)) if len(on_device) else []
         if details:
             corr[on_device] = to_int32([item.corr for item in details], len(details))
             device[on_device] = to_int32([item.device for item in details], len(details)).clip(-1, 32767)
@@ -166,7 +165,7 @@ class KinetoBuilder:
         shaped = np.flatnonzero(self._is_shaped_op[names])
         if not len(shaped):
             return
-        details = self._args.decode(ShapeArgs, _args_of(spans, shaped))
+        details = decode_args(ShapeArgs, _args_of(spans, shaped))
         with_dims = [n for n, item in enumerate(details) if item.dims]
         keys = [(bytes(d.dims), bytes(d.dtypes), bytes(d.scalars)) for d in (details[n] for n in with_dims)]
         rows = shaped[with_dims] + first
@@ -176,7 +175,7 @@ class KinetoBuilder:
 
     def _add_meta_and_memory(self, events: list[Meta | Instant]) -> None:
         points = [event for event in events if isinstance(event, Instant) and event.name == "[memory]"]
-        sizes = self._args.decode(MemoryArgs, [event.args or msgspec.Raw(b"{}") for event in points])
+        sizes = decode_args(MemoryArgs, [event.args or msgspec.Raw(b"{}") for event in points])
         for point, size in zip(points, sizes, strict=True):
             if 0 <= size.allocated < 2**62:
                 reserved = size.reserved if 0 <= size.reserved < 2**62 and size.device_type else -1

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -69,24 +70,20 @@ class MemoryArgs(msgspec.Struct, gc=False):
 Args = TypeVar("Args", RuntimeArgs, DeviceArgs, ShapeArgs, MemoryArgs)
 
 
-class ArgsDecoder:
-    """Decodes lists of raw arguments into one of the types above."""
+@cache
+def _decoder(kind: type[Any]) -> Any:
+    return msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
 
-    def __init__(self) -> None:
-        self._decoders: dict[type[Any], Any] = {}
 
-    def decode(self, kind: type[Args], raws: Sequence[msgspec.Raw]) -> list[Args]:
-        """Return one value per argument object; fields that cannot be parsed keep their default."""
-        decoder = self._decoders.get(kind)
-        if decoder is None:
-            decoder = self._decoders[kind] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
-        try:
-            decoded: list[Args] = decoder.decode(b"[" + b",".join(raws) + b"]")
-            if len(decoded) == len(raws):
-                return decoded
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            pass
-        return [_decode_one(kind, raw) for raw in raws]
+def decode_args(kind: type[Args], raws: Sequence[msgspec.Raw]) -> list[Args]:
+    """Return one value per argument object; fields that cannot be parsed keep their default."""
+    try:
+        decoded: list[Args] = _decoder(kind).decode(b"[" + b",".join(raws) + b"]")
+        if len(decoded) == len(raws):
+            return decoded
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    return [_decode_one(kind, raw) for raw in raws]
 
 
 def _decode_one(kind: type[Args], raw: msgspec.Raw) -> Args:

@@ -69,13 +69,14 @@ class CommModel:
         fit = self.fits.get((str(call.kind), group_label(call)))
         message = float(call.message_bytes or 0)
         coding = scenario.compress_cost_s_per_byte * message
+        hop_ratio, byte_ratio = _algorithm_ratios(call, size, scenario, tree)
         totals = []
         for alpha_share in _alpha_shares(fit, message):
             latency = measured_s * alpha_share
             moving = (measured_s - latency) / self._speedup(call, size, scenario)
             moving /= scenario.compress_ratio
-            latency *= _hop_ratio(call, size, scenario, tree)
-            moving *= _byte_ratio(call, size, scenario, tree)
+            latency *= hop_ratio
+            moving *= byte_ratio
             totals.append(latency + moving + coding)
         return TransferBounds(min(totals), max(totals))
 
@@ -97,20 +98,17 @@ def _alpha_shares(fit: HockneyFit | None, message: float) -> tuple[float, ...]:
     return (fit.alpha_s / total,)
 
 
-def _hop_ratio(call: Collective, size: int, scenario: Scenario, tree: bool) -> float:
-    """Return the latency of the new algorithm over the old: 2(n-1) hops for a ring, 2 log2 n for a tree."""
+def _algorithm_ratios(call: Collective, size: int, scenario: Scenario, tree: bool) -> tuple[float, float]:
+    """Return latency and wire bytes per byte of message of the new algorithm over the old.
+
+    A ring has 2(n-1) hops and 2(n-1)/n bytes, a double binary tree 2 log2 n hops and 2 bytes.
+    """
     if scenario.algorithm is None or call.kind is not CollectiveKind.ALL_REDUCE or size < 2:
-        return 1.0
+        return 1.0, 1.0
+    old: Algorithm = "tree" if tree else "ring"
     hops = {"ring": 2.0 * (size - 1), "tree": 2.0 * max(math.log2(size), 1.0)}
-    return hops[scenario.algorithm] / hops["tree" if tree else "ring"]
-
-
-def _byte_ratio(call: Collective, size: int, scenario: Scenario, tree: bool) -> float:
-    """Return wire bytes of the new algorithm over the old: 2(n-1)/n for a ring, 2 for a double binary tree."""
-    if scenario.algorithm is None or call.kind is not CollectiveKind.ALL_REDUCE or size < 2:
-        return 1.0
     wire_bytes = {"ring": 2.0 * (size - 1) / size, "tree": 2.0}
-    return wire_bytes[scenario.algorithm] / wire_bytes["tree" if tree else "ring"]
+    return hops[scenario.algorithm] / hops[old], wire_bytes[scenario.algorithm] / wire_bytes[old]
 
 
 def fit_comm_model(trace: TraceView, ranks_per_domain: int | None = None) -> CommModel:
