@@ -8,35 +8,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from cclsearch.cli import COMMANDS, EXIT_OK, make_parser
 
-BASH = r"""_ccl_search() {
-  local IFS=$'\n'
-  COMPREPLY=($("${COMP_WORDS[0]/#\~/$HOME}" completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+SCRIPTS = {
+    shell: Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8") for shell in ("bash", "zsh", "fish")
 }
-complete -o default -F _ccl_search ccl-search
-"""
-ZSH = r"""_ccl_search() {
-  local -a found
-  found=("${(@f)$("${words[1]/#\~/$HOME}" completion --words "${(@Q)words[2,CURRENT]}" 2>/dev/null)}")
-  if [[ -n "$found" ]]; then compadd -- "${found[@]}"; else _files; fi
-}
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
-compdef _ccl_search ccl-search
-"""
-FISH = r"""function __ccl_search
-  set -l before (commandline -opc)
-  set -l found ($before[1] completion --words $before[2..-1] "$(commandline -ct)" 2>/dev/null)
-  if test (count $found) -gt 0
-    printf '%s\n' $found
-  else
-    __fish_complete_path (commandline -ct)
-  end
-end
-complete -c ccl-search -f -a '(__ccl_search)'
-"""
-SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+"""Shell -> the script that defines the completion."""
 
 NAMES = {
     "workload": "workloads",

@@ -14,59 +14,18 @@ from cclsearch.core.errors import UserError
 
 SUFFIXES = (".yaml", ".yml")
 FOLDERS = ("workloads", "launchers", "objectives", "policies", "runs")
-_SETTINGS = """\
-# Defaults of this project; command-line options take precedence. API keys come from the environment only.
-version: 1
-# A profile in launchers/. Without one, `ccl-search run` uses this machine, or the workload's recording.
-{launcher}
-# The LLM that proposes trials with the optimizer: anthropic:MODEL, openai:MODEL, or a compatible server's URL.
-{llm}
-# The objective: a file in objectives/, or a metric. Without one, that of the workload's task.
-{objective}
-runs: runs
-"""
-_CARD = """\
-version: 1
-description: a small transformer that trains on the CPUs of this machine; replace it with your model
-source: example of ccl-search init
-workload:
-  model:
-    phase: training
-    moe: false
-    model_family: mine
-    precision: fp32
-    model_arch: # the widths of your model (see config.json on its model page)
-      num_layers: 4
-      num_heads: 8
-      num_kv_heads: 4
-      head_dim: 32
-      hidden_size: 256
-      intermediate_size: 512
-      vocab_size: 1024
-      tied_embeddings: false
-  data:
-    batch_size: 16 # global batch: sequences per optimizer step over all accelerators, fixed for the whole search
-    seq_len: 128
-  hardware:
-    network_topo:
-      bandwidth_gbps: [10, 16] # [between nodes, inside a node] in Gbit/s per accelerator and direction
-    xpu_spec:
-      type: CPU
-      model: cpu # or nvidia_h100, nvidia_a100, tpu_v6e, ... (describe any other in a hardware.yaml)
-      memory_gb: 4
-      total_count: 4
-      count_per_node: 4
-Model-executor:
-  framework:
-    name: cpu # or megatron, torchtitan, maxtext, jax-cpu
-"""
-_IGNORE = "runs/*\n"
+QUESTIONS = {
+    "launcher": "cluster profile in launchers/ (empty: this machine or a recording): ",
+    "llm": "LLM: anthropic:MODEL, openai:MODEL or a URL (empty: none): ",
+    "objective": "objective in objectives/ (empty: the task's): ",
+}
+TEMPLATES = Path(__file__).parent / "new_project"
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the project and print the next command."""
     folder = Path(args.directory).expanduser()
-    answers = _defaults() if args.yes else _ask(folder)
+    answers = dict.fromkeys(QUESTIONS, "") if args.yes else _ask(folder)
     files = plan_project(folder, answers)
     write_project(folder, files)
     print(f"wrote {len(files)} files in {folder}: " + ", ".join(str(name) for name in files))
@@ -82,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_project(folder: Path, answers: dict[str, str]) -> dict[Path, str]:
     """Path -> text of the project's files; raises UserError if one of them, or a file named like the folder, exists."""
-    settings = _SETTINGS.format(
-        launcher=f"launcher: {answers['launcher']}" if answers["launcher"] else "# launcher: slurm-generic",
-        llm=f"llm: {answers['llm']}" if answers["llm"] else "# llm: anthropic:MODEL",
-        objective=f"objective: {answers['objective']}" if answers["objective"] else "# objective: cost",
-    )
-    files = {Path("ccl-search.yaml"): settings, Path("workloads/mine.yaml"): _CARD, Path(".gitignore"): _IGNORE}
+    settings = (TEMPLATES / "settings.yaml").read_text(encoding="utf-8")
+    examples = {"launcher": "slurm-generic", "llm": "anthropic:MODEL", "objective": "cost"}
+    lines = {k: f"{k}: {answers[k]}" if answers[k] else f"# {k}: {example}" for k, example in examples.items()}
+    settings = settings.format(**lines)
+    card = (TEMPLATES / "mine.yaml").read_text(encoding="utf-8")
+    files = {Path("ccl-search.yaml"): settings, Path("workloads/mine.yaml"): card, Path(".gitignore"): "runs/*\n"}
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError(f"{str(folder)!r} must be a folder, but it is a file; give another name")
     taken = [str(name) for name in files if os.path.exists(folder / name) and name != Path(".gitignore")]
@@ -110,19 +69,10 @@ def write_project(folder: Path, files: dict[Path, str]) -> None:
         raise UserError(f"cannot write {error.filename or str(folder)!r}: {error.strerror or error}") from None
 
 
-def _defaults() -> dict[str, str]:
-    return {"launcher": "", "llm": "", "objective": ""}
-
-
 def _ask(folder: Path) -> dict[str, str]:
     """Three checked answers from the terminal; raises UserError if there is no terminal."""
-    questions = {
-        "launcher": "cluster profile in launchers/ (empty: this machine or a recording): ",
-        "llm": "LLM: anthropic:MODEL, openai:MODEL or a URL (empty: none): ",
-        "objective": "objective in objectives/ (empty: the task's): ",
-    }
     answers = {}
-    for name, question in questions.items():
+    for name, question in QUESTIONS.items():
         try:
             answers[name] = check_name(name, check_answer(name, input(question)), folder)
         except (EOFError, OSError, RuntimeError):  # no standard input at all raises RuntimeError

@@ -15,12 +15,12 @@ from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.history import Night, choose_figure, find_runs, mean_of, read_earlier, read_night
 from cclsearch.nightly.night import NightlyJobState, NightRun, show_time
 from cclsearch.nightly.prune import Pruned
+from cclsearch.nightly.share import Spent
 from cclsearch.nightly.summary import (
     BestSummary,
     JobSummary,
     NightSummary,
     PrunedSummary,
-    SpentSummary,
     choose_exit_code,
     count_verdicts,
     summarize_changes,
@@ -131,7 +131,7 @@ def assemble_summary(
     """Summary of the whole night."""
     notes = (STOPPED,) if is_stopped else ()
     verdicts = [job.summary.verdict for job in jobs]
-    spent, window = night.count_spent_tonight(), night.window
+    window = night.window
     return NightSummary(
         name=night.config.name,
         night=window.stamp,
@@ -142,7 +142,7 @@ def assemble_summary(
         stopped=is_stopped,
         text=count_verdicts(verdicts) + ("; stopped before its end" if is_stopped else ""),
         jobs=tuple(job.summary for job in jobs),
-        spent=SpentSummary.model_validate({name: round(value, 6) for name, value in vars(spent).items()}),
+        spent=Spent(**{name: round(value, 6) for name, value in night.count_spent_tonight()}),
         pruned=PrunedSummary(trials=pruned.num_trials, gib=pruned.num_bytes / 2**30, nights=pruned.nights),
         notes=(*pruned.notes, *notes),
     )

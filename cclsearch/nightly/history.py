@@ -81,7 +81,6 @@ class RankedRun:
     trial: int
     value: float
     """The compared figure, converted so that less is better."""
-    time_s: float
     folder: Path
     """Folder of its evidence."""
 
@@ -176,7 +175,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
             measured = trial.outcome.metrics.get(figure.name)
             value = figure.show(measured) if measured else None
         if value is not None:
-            sample = RankedRun(trial.number, value, trial.finished_s or 0.0, run.trial_folder(trial.number))
+            sample = RankedRun(trial.number, value, run.trial_folder(trial.number))
             samples.setdefault(trial.config, []).append(sample)
         elif trial.outcome.failure and trial.outcome.failure.kind.is_infrastructure:
             lost += 1

@@ -179,7 +179,7 @@ class NightRun:
         assert state.folder is not None
         run = load_run(state.folder)
         spent = count_spent(run.spec, run.state, self.window.started_s, time.time())
-        return replace(spent, trials=spent.trials - count_interrupted(run, since_s=self.window.started_s))
+        return spent.model_copy(update={"trials": spent.trials - count_interrupted(run, since_s=self.window.started_s)})
 
     def _is_done(self, state: NightlyJobState) -> bool:
         """Whether its search ended for another reason than that its share of the trials was used up."""
@@ -214,7 +214,7 @@ class NightRun:
         job = state.job
         wanted = count_wanted(job)
         own = job.budget.model_copy(update={"trials": None})
-        used = replace(self._count_spent_by(state), hours=state.hours) if state.folder else Spent()
+        used = self._count_spent_by(state).model_copy(update={"hours": state.hours}) if state.folder else Spent()
         limits = find_lower_limits(share, own, used)
         trials = wanted if limits["trials"] is None else int(limits["trials"])
         if find_exhausted(limits) or trials < 1:
@@ -288,13 +288,8 @@ class NightRun:
             self._heartbeat(stop)
 
         session = replace(open_session(run.folder, stop=stop), max_trials=max_trials)
-        allowance = Allowance(
-            deadline_s=self.window.deadline_s,
-            hours=limits["hours"],
-            node_hours=limits["node_hours"],
-            tokens=limits["tokens"],
-            usd=limits["usd"],
-        )
+        shared = {name: limit for name, limit in limits.items() if name != "trials"}
+        allowance = Allowance(deadline_s=self.window.deadline_s, **shared)
         with RunWriter(run.folder) as writer:
             begin_or_resume(writer, session, budget=max_trials)
             with Meter(run.spec, allowance, stop, heartbeat) as meter:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
 
+from cclsearch.core.values import Model
 from cclsearch.nightly.config import Budget
 
 
-@dataclass(frozen=True)
-class Spent:
+class Spent(Model):
     """What was spent, in the units of a budget."""
 
     trials: int = 0
@@ -19,16 +18,13 @@ class Spent:
     usd: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
+        return Spent(**{name: value + getattr(other, name) for name, value in self})
 
 
 def find_remaining(budget: Budget, spent: Spent) -> dict[str, float | None]:
     """The remainder of each limit (at least 0); None if there is no limit."""
-    left: dict[str, float | None] = {}
-    for f in fields(Spent):
-        limit = getattr(budget, f.name)
-        left[f.name] = None if limit is None else max(0.0, limit - getattr(spent, f.name))
-    return left
+    limits = {name: getattr(budget, name) for name in Spent.model_fields}
+    return {k: None if limit is None else max(0.0, limit - getattr(spent, k)) for k, limit in limits.items()}
 
 
 def split_remaining(left: dict[str, float | None], priority: float, waiting: float) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Provenance, format_config
 from cclsearch.nightly.compare import Change, NightVerdict
 from cclsearch.nightly.history import NightFigure
+from cclsearch.nightly.share import Spent
 
 SUMMARY_VERSION = 1
 EXIT_OK, EXIT_NO_RESULT, EXIT_USAGE, EXIT_REGRESSED, EXIT_TROUBLE, EXIT_BUSY = range(6)
@@ -92,16 +93,6 @@ class JobSummary(Model):
     diagnosis: tuple[str, ...] = ()
 
 
-class SpentSummary(Model):
-    """What the night spent."""
-
-    trials: int = 0
-    hours: float = 0.0
-    node_hours: float = 0.0
-    tokens: int = 0
-    usd: float = 0.0
-
-
 class PrunedSummary(Model):
     """Evidence that was removed."""
 
@@ -125,7 +116,7 @@ class NightSummary(Model):
     """Whether a signal stopped it before its end; a start before that end continues it."""
     text: str
     jobs: tuple[JobSummary, ...]
-    spent: SpentSummary
+    spent: Spent
     pruned: PrunedSummary = PrunedSummary()
     notes: tuple[str, ...] = ()
 
