@@ -14,12 +14,13 @@ from pathlib import Path
 
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
+from cclsearch.core.settings import SETTINGS_FILE, load_settings
 from cclsearch.core.text import one_line
 from cclsearch.launch.base import Check
 
 COMMAND_TIMEOUT_S = 20.0
 SLURM_COMMANDS = ("sbatch", "squeue", "scancel", "sacct")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSERS = ("chromium-browser", "google-chrome", "google-chrome-stable")
 API_KEYS = {"ANTHROPIC_API_KEY": "anthropic:MODEL", "OPENAI_API_KEY": "openai:MODEL"}
 
 
@@ -33,7 +34,9 @@ class Finding:
 
 def examine_machine() -> list[Finding]:
     """Check everything that a search may need from this machine, required things first. Never shows a key's value."""
-    required = [_check_python(), _check_runs_folder(), _check_temporary(), _check_settings()]
+    temporary = _check_write("temporary folder", Path(tempfile.gettempdir()), "set TMPDIR to a writable folder")
+    required = [_check_python(), _check_runs_folder(), temporary, _check_settings()]
+    browser = "only developers need it, to test report.html: install chromium"
     optional = [
         _check_package("torch", "needed for the workloads tiny and tiny-moe: pip install 'ccl-search[torch]'"),
         _check_package("jax", "needed for the workload tiny-jax: pip install 'ccl-search[jax]'"),
@@ -41,7 +44,7 @@ def examine_machine() -> list[Finding]:
         _check_slurm(),
         _check_command("gcloud", "needed to create TPU slices: install the Google Cloud CLI, or name hosts"),
         _check_command("ssh", "needed for TPU VMs and plain hosts: install an OpenSSH client"),
-        _check_browser(),
+        _check_command("chromium", browser, *BROWSERS),
         *(_check_key(name, use) for name, use in API_KEYS.items()),
     ]
     return [*(Finding(check, is_required=True) for check in required), *(Finding(check) for check in optional)]
@@ -54,18 +57,12 @@ def _check_python() -> Check:
 
 
 def _check_runs_folder() -> Check:
-    from cclsearch.core.settings import load_settings
-
     try:
         folder = project_root() / load_settings().runs
     except UserError as error:
         return Check(name="runs folder", ok=False, detail=str(error), remedy="correct ccl-search.yaml")
     remedy = f"make {str(folder)!r} writable, or choose another folder with --runs FOLDER"
     return _check_write("runs folder", folder, remedy)
-
-
-def _check_temporary() -> Check:
-    return _check_write("temporary folder", Path(tempfile.gettempdir()), "set TMPDIR to a writable folder")
 
 
 def _check_write(name: str, folder: Path, remedy: str) -> Check:
@@ -83,8 +80,6 @@ def _check_write(name: str, folder: Path, remedy: str) -> Check:
 
 
 def _check_settings() -> Check:
-    from cclsearch.core.settings import SETTINGS_FILE, load_settings
-
     path = project_root() / SETTINGS_FILE
     try:
         settings = load_settings()
@@ -137,15 +132,10 @@ def _check_slurm() -> Check:
     return Check(name="slurm", ok=False, detail=detail, remedy="install Slurm's client commands, or load its module")
 
 
-def _check_command(name: str, remedy: str) -> Check:
-    path = shutil.which(name)
+def _check_command(name: str, remedy: str, *others: str) -> Check:
+    """Find the command, or one of the others that serve as well."""
+    path = next((found for command in (name, *others) if (found := shutil.which(command))), None)
     return Check(name=name, ok=path is not None, detail=path or "not found", remedy="" if path else remedy)
-
-
-def _check_browser() -> Check:
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    remedy = "only developers need it, to test report.html: install chromium"
-    return Check(name="chromium", ok=path is not None, detail=path or "not found", remedy="" if path else remedy)
 
 
 def _check_key(name: str, use: str) -> Check:

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"score takes one trace, or two to compare; {len(args.trace)} were given")
     if len(args.card) > len(args.trace):
         raise UserError(f"--card takes one card for all traces, or one for each; {len(args.card)} were given")
-    _check_reference(args)
+    if not 0 <= args.reference_weight <= 1:
+        raise UserError(f"--reference-weight must be between 0 and 1, not {args.reference_weight!r}")
     names = _wanted_names(args)
     views = _open_views(args)
     results = [_measure(view, names, args) for view in views]
@@ -52,11 +53,6 @@ def run(args: argparse.Namespace) -> int:
         _write_pictures(views[-1], Path(args.picture))
     _print_results(views, results, args)
     return 0 if all(view.ranks for view in views) else 1
-
-
-def _check_reference(args: argparse.Namespace) -> None:
-    if not 0 <= args.reference_weight <= 1:
-        raise UserError(f"--reference-weight must be between 0 and 1, not {args.reference_weight!r}")
 
 
 def _list_metrics() -> str:

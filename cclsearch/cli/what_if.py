@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -33,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         replay = prepare_replay(trace, args.ranks_per_domain)
     except NotAvailable as error:
         return _print_failure(str(error.reason), error.detail, args)
-    _print_answer(replay, scenario, ChakraExport(tuple(written), tuple(notes)), args)
+    _print_answer(replay, scenario, written, notes, args)
     return 0
 
 
@@ -77,15 +76,10 @@ def _read_compression(text: str | None) -> tuple[float, float]:
     return float(match[1]), float(match[2] or 0) * 1e-6 / 1e6
 
 
-@dataclass(frozen=True)
-class ChakraExport:
-    """The Chakra traces that were written, and notes on what they do not contain."""
-
-    paths: tuple[Path, ...]
-    notes: tuple[str, ...]
-
-
-def _print_answer(replay: Replay, scenario: Scenario, chakra: ChakraExport, args: argparse.Namespace) -> None:
+def _print_answer(
+    replay: Replay, scenario: Scenario, written: list[Path], notes: list[str], args: argparse.Namespace
+) -> None:
+    """Print the answer; `written` are the Chakra traces, `notes` say what they do not contain."""
     answer = replay.time(scenario) if scenario != Scenario() else None
     utilities = replay.utilities()
     if args.json:
@@ -93,12 +87,16 @@ def _print_answer(replay: Replay, scenario: Scenario, chakra: ChakraExport, args
             "step_time_s": replay.step_time_s,
             "scenario": _as_data(answer),
             "utility": {name: _as_data(doubled) for name, doubled in utilities.items()},
-            "chakra": [str(path) for path in chakra.paths],
-            "chakra_notes": list(chakra.notes),
+            "chakra": [str(path) for path in written],
+            "chakra_notes": notes,
         }
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
         return
-    print(plain("\n".join(_text_lines(replay, answer, utilities, chakra))))
+    lines = _text_lines(replay, answer, utilities)
+    first = answer or next(iter(utilities.values()))
+    lines += [f"note: {note}" for note in dict.fromkeys((*first.notes, *notes))]
+    lines += [f"wrote {path}" for path in written]
+    print(plain("\n".join(lines)))
 
 
 def _as_data(answer: WhatIf | None) -> object:
@@ -107,7 +105,7 @@ def _as_data(answer: WhatIf | None) -> object:
     return {**answer.model_dump(mode="json"), "gain_low": answer.gain_low, "gain_high": answer.gain_high}
 
 
-def _text_lines(replay: Replay, answer: WhatIf | None, utilities: dict[str, WhatIf], chakra: ChakraExport) -> list[str]:
+def _text_lines(replay: Replay, answer: WhatIf | None, utilities: dict[str, WhatIf]) -> list[str]:
     def between(found: WhatIf) -> tuple[str, str]:
         low, high = format_value(found.low_s, "s"), format_value(found.high_s, "s")
         gains = (f"{100 * found.gain_low:.1f} %", f"{100 * found.gain_high:.1f} %")
@@ -125,7 +123,4 @@ def _text_lines(replay: Replay, answer: WhatIf | None, utilities: dict[str, What
         "step with one resource twice as fast (simulated):",
         format_table(("resource", "step", "saved (share of the measured step)"), rows),
     ]
-    first = answer or next(iter(utilities.values()))
-    lines += [f"note: {note}" for note in dict.fromkeys((*first.notes, *chakra.notes))]
-    lines += [f"wrote {path}" for path in chakra.paths]
     return lines

@@ -1,16 +1,18 @@
-"""The HTML page of a night, which opens offline, with a chart of every job's nights."""
+"""The pages of a night: `summary.md`, and an HTML page that opens offline, with a chart of every job's nights."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup
 
 from cclsearch import __version__
+from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Provenance, format_config
 from cclsearch.draw.axes import Frame, Scale, fit_scale, show_number
-from cclsearch.draw.scene import SERIES, Item, Mark, Scene, Text
+from cclsearch.draw.scene import Item, Mark, Role, Scene, Shape, Text
 from cclsearch.draw.scene import Path as Line
 from cclsearch.draw.svg import palette_css, render_svg
 from cclsearch.nightly.assemble import JobNights
@@ -22,30 +24,48 @@ from cclsearch.stats.noise import confidence_interval, estimate_noise
 HERE = Path(__file__).parent
 STYLE = HERE.parent / "report" / "page.css"
 WIDTH, LEFT, RIGHT = 880.0, 84.0, 24.0
-MAX_FOLLOWED = 3
-"""How many configurations get a line of their own: those that ran on the most nights."""
+FOLLOWED: tuple[tuple[Shape, Role], ...] = (("circle", "blue"), ("square", "orange"), ("triangle", "purple"))
+"""Marks of the configurations that get a line of their own: those that ran on the most nights."""
 
 
 def render_night(night: NightSummary, jobs: Sequence[JobNights], history: Sequence[NightSummary]) -> str:
     """Render the page; `history` holds the summaries of earlier nights, the oldest first."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     charts = [chart for n, job in enumerate(jobs) if (chart := draw_nights(job, n)) is not None]
-    return environment.get_template("night.html.j2").render(
+    return _render(
+        "night.html.j2",
         night=night,
         history=[*history, night][::-1],
         charts=[(scene, Markup(render_svg(scene))) for scene in charts],
         palette=Markup(palette_css()),
         style=Markup(STYLE.read_text(encoding="utf-8")),
         version=__version__,
-        show_best=show_best,
-        format_config=format_config,
         number=show_number,
         worst=(NightVerdict.REGRESSED, NightVerdict.TROUBLE),
     )
+
+
+def render_markdown(night: NightSummary) -> str:
+    """Content of `summary.md`."""
+    return _render("summary.md.j2", night=night)
+
+
+def _render(template: str, **values: object) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=template.endswith(".html.j2"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["cell"] = _cell
+    return environment.get_template(template).render(show_best=show_best, format_config=format_config, **values)
+
+
+def _cell(text: str) -> str:
+    """Text from outside as one line of Markdown, with all markup escaped."""
+    return re.sub(r"([|<>\[\]`*\\])", r"\\\1", one_line(text, 600))
 
 
 def draw_nights(job: JobNights, index: int) -> Scene | None:
@@ -96,16 +116,15 @@ def _mean(night: Night, config: Config) -> float:
 def _pick_followed(nights: Sequence[Night]) -> list[Config]:
     counts = {config: sum(config in night.samples for night in nights) for n in nights for config in n.samples}
     often = [config for config, count in counts.items() if count > 1]
-    return sorted(often, key=lambda config: -counts[config])[:MAX_FOLLOWED]
+    return sorted(often, key=lambda config: -counts[config])[: len(FOLLOWED)]
 
 
 def _follow(config: Config, nights: Sequence[Night], frame: Frame, n: int) -> list[Item]:
     places = [(k + 1, _mean(night, config)) for k, night in enumerate(nights) if config in night.samples]
-    role = [color for color in SERIES if color != "green"][n]
     points = tuple((frame.x(k), frame.y(value)) for k, value in places)
-    shape = ("circle", "square", "triangle")[n]
+    shape, role = FOLLOWED[n]
     marks: list[Item] = [
-        Mark(px, py, shape, 7, role, hollow=True, tip=f"{config}: {show_number(value)}")  # type: ignore[arg-type]
+        Mark(px, py, shape, 7, role, hollow=True, tip=f"{config}: {show_number(value)}")
         for (px, py), (_, value) in zip(points, places, strict=True)
     ]
     return [Line(points, role, 1.0, dash=(4, 3)), *marks]
@@ -116,10 +135,9 @@ def _legend(followed: Sequence[Config]) -> list[Item]:
         Mark(LEFT + 6, 16, "star", 12, "green"),
         Text(LEFT + 18, 20, "best of the night", 12, "start", "muted"),
     ]
-    colors = [color for color in SERIES if color != "green"]
-    for n, config in enumerate(followed):
+    for n, (config, (shape, role)) in enumerate(zip(followed, FOLLOWED, strict=False)):
         y = 16.0 + 15 * n
         text = str(config)
-        items.append(Mark(LEFT + 160, y, ("circle", "square", "triangle")[n], 7, colors[n], hollow=True))  # type: ignore[arg-type]
+        items.append(Mark(LEFT + 160, y, shape, 7, role, hollow=True))
         items.append(Text(LEFT + 172, y + 4, text if len(text) < 95 else text[:94] + "…", 11, "start", "muted"))
     return items

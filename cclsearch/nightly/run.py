@@ -13,9 +13,9 @@ from cclsearch.core.redact import declare_secret, redact
 from cclsearch.nightly.assemble import JobNights, assemble_jobs, assemble_summary
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.night import NightRun, plan_jobs
-from cclsearch.nightly.page import render_night
+from cclsearch.nightly.page import render_markdown, render_night
 from cclsearch.nightly.prune import Pruned, prune_evidence
-from cclsearch.nightly.summary import NightSummary, render_markdown, render_message
+from cclsearch.nightly.summary import NightSummary, render_message
 from cclsearch.nightly.webhook import send_webhook
 from cclsearch.nightly.window import NIGHTS_FOLDER, SUMMARY_FILE, find_window, nights_folder
 from cclsearch.record.lock import FolderLock, is_locked

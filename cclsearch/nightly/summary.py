@@ -1,11 +1,11 @@
-"""Summary of a night: `summary.json`, `summary.md`, the message for the chat, and the exit code."""
+"""Summary of a night: `summary.json`, the message for the chat, and the exit code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Model, Provenance, format_config
+from cclsearch.core.values import Model, Provenance
 from cclsearch.nightly.compare import Change, NightVerdict
 from cclsearch.nightly.history import NightFigure
 from cclsearch.nightly.share import Spent
@@ -156,29 +156,6 @@ def _summarize_change(change: Change, figure: NightFigure) -> ChangeSummary:
     )
 
 
-def render_markdown(night: NightSummary) -> str:
-    """Content of `summary.md`."""
-    lines = [
-        f"# {night.name}: {night.text}",
-        "",
-        f"From {night.started} to {night.ended}; exit code {night.exit_code}.",
-    ]
-    lines += ["", "| job | verdict | best | trials | details |", "| --- | --- | --- | --- | --- |"]
-    lines += [_row(job) for job in night.jobs]
-    for job in night.jobs:
-        lines += _details(job)
-    spent = night.spent
-    lines += ["", "## Spent", "", f"{spent.trials} trials, {spent.hours:.2f} hours, {spent.node_hours:.2f} node-hours,"]
-    lines += [f"{spent.tokens:,} LLM tokens, {spent.usd:.2f} USD."]
-    if night.pruned.trials:
-        lines += [
-            "",
-            f"Removed the evidence of {night.pruned.trials} trials ({night.pruned.gib:.2f} GiB); winners keep theirs.",
-        ]
-    lines += [f"\nNote: {_cell(note)}" for note in night.notes]
-    return "\n".join(lines) + "\n"
-
-
 def render_message(night: NightSummary) -> str:
     """The message for the chat, a few lines."""
     shown = [job for verdict in ORDER for job in night.jobs if job.verdict is verdict][:10]
@@ -196,27 +173,3 @@ def show_best(job: JobSummary) -> str:
     mark = Provenance(job.provenance).mark if job.provenance else ""
     span = f" [{job.best.low:.4g}, {job.best.high:.4g}]" if job.best.low is not None else ""
     return f"{job.best.value:.4g} {job.unit}".rstrip() + span + mark
-
-
-def _row(job: JobSummary) -> str:
-    return f"| {_cell(job.job)} | {job.verdict.value} | {show_best(job)} | {job.trials} | {_cell(job.text)} |"
-
-
-def _details(job: JobSummary) -> list[str]:
-    lines: list[str] = []
-    for title, changes in (("worse", job.worse), ("better", job.better)):
-        for change in changes:
-            now = "fails" if change.now is None else f"{change.now:.4g}"
-            runs = f"{change.runs_before} runs before, {change.runs_now} now"
-            lines.append(f"- {title}: `{_cell(format_config(change.config))}`: {change.before:.4g} → {now} ({runs})")
-            lines += [f"  - {_cell(why)}" for why in change.why]
-    lines += [f"- {_cell(text)}" for text in job.diagnosis[:3]] if job.worse else []
-    if job.ending:
-        lines.append(f"- ended: {_cell(job.ending)}")
-    return ["", f"## {_cell(job.job)}: {job.verdict.value}", "", *lines] if lines else []
-
-
-def _cell(text: str) -> str:
-    """Text from outside as one line of Markdown, with all markup escaped."""
-    line = one_line(text, 600)
-    return "".join(f"\\{c}" if c in "|<>[]`*\\" else c for c in line)
