@@ -112,11 +112,9 @@ class Cleaner(Protocol):
 
     def leftovers(self, run_id: str) -> list[Leftover]:
         """Return the run's jobs and resources that still exist; starts and changes nothing."""
-        ...
 
     def remove_leftovers(self, run_id: str) -> None:
         """Cancel and delete all of them and wait until they are gone; UserError if one cannot be removed."""
-        ...
 
 
 class Launcher(Protocol):
@@ -134,28 +132,21 @@ class Launcher(Protocol):
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Start these jobs; return one handle per job, in order."""
-        ...
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
         """Return the status of these jobs, in order: one query however many there are."""
-        ...
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         """Stop these jobs and wait until they are gone."""
-        ...
 
     def find(self, run_id: str) -> list[Handle]:
         """Return the existing jobs of that run, also those not in the ledger (killed between submit and record)."""
-        ...
 
     def render(self, job: Job) -> str:
         """Return the job script as it would be submitted: for `job.sh`, `--dry-run` and `best`."""
-        ...
 
     def check(self) -> list[Check]:
         """Check whether this launcher works here; each failed check says what to do."""
-        ...
 
     def close(self) -> None:
         """Close connections; jobs keep running."""
-        ...

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from cclsearch.core.text import one_line, read_tail
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER, RunStatus, TrialEnd
+from cclsearch.launch.patterns import read_patterns
 
 Result = TypeVar("Result", bound=TrialEnd)
 
@@ -26,34 +27,11 @@ FAILURES_FOLDER = "failures"
 
 MEMORY_RAN_OUT = "the kernel killed a process of the trial because memory ran out"
 
+_PATTERNS_FILE = Path(__file__).with_name("failure_patterns.yaml")
 _TAIL_BYTES = 512 * 1024
 _MESSAGE_LENGTH = 1000
 _RESULT_BYTES = 64 * 2**20
 
-_MARKS: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
-    (
-        FailureKind.LAUNCHER,
-        re.compile(r"No space left on device|Errno 28|Disk quota exceeded|Errno 122", re.IGNORECASE),
-    ),
-    (
-        FailureKind.OUT_OF_MEMORY,
-        re.compile(
-            r"OutOfMemoryError|out of memory|DefaultCPUAllocator: (?:can't|not enough)|Cannot allocate memory"
-            r"|RESOURCE_EXHAUSTED|Ran out of memory|\bMemoryError\b|std::bad_alloc|oom[-_ ]?kill"
-            r"|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory|exceed(?:s|ed) (?:HBM|memory) capacity",
-            re.IGNORECASE,
-        ),
-    ),
-    (
-        FailureKind.COMMUNICATION,
-        re.compile(
-            r"\bNCCL\b|ncclSystemError|ncclRemoteError|ProcessGroupNCCL|\bgloo\b|Connection closed by peer"
-            r"|Connection reset by peer|DistNetworkError|DistStoreError|DistBackendError|Watchdog caught collective"
-            r"|RendezvousTimeoutError|RendezvousConnectionError|coordination service|DEADLINE_EXCEEDED: Barrier",
-            re.IGNORECASE,
-        ),
-    ),
-)
 _WEIGHT = {FailureKind.CRASHED: 1, FailureKind.COMMUNICATION: 2}
 """Order of failures from different logs: the lowest counts; other kinds have 0."""
 _RANK_PREFIX = re.compile(r"^\s*(?:\[(?:rank|default)?(?P<rank>\d+)\]:?|(?P<slurm>\d+):) ?")
@@ -134,7 +112,8 @@ def classify_log(text: str) -> Failure | None:
 
 def classify_text(text: str) -> FailureKind:
     """Return the failure kind that an exception's text shows; crashed if it shows none."""
-    return next((kind for kind, mark in _MARKS if mark.search(text)), FailureKind.CRASHED)
+    patterns = read_patterns(_PATTERNS_FILE)
+    return next((FailureKind(kind) for kind, mark in patterns.items() if mark.search(text)), FailureKind.CRASHED)
 
 
 def _read_result(path: Path, model: type[Result]) -> Result | Failure:
@@ -202,10 +181,7 @@ def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
 def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failure:
     last_line = quote_last_line(trial_dir)
     if signal is not None:
-        try:
-            name = signals.Signals(signal).name
-        except ValueError:
-            name = f"signal {signal}"
+        name = {known.value: known.name for known in signals.Signals}.get(signal, f"signal {signal}")
         hint = " (the kernel does so when memory runs out)" if name == "SIGKILL" else ""
         return _crashed(f"the run script was killed by {name}{hint}{last_line}")
     if code == 0:

@@ -35,6 +35,7 @@ from cclsearch.launch.slurm.job_files import (
     link_scratch,
     make_job_spec,
     prepare_folder,
+    read_object,
 )
 from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
 from cclsearch.launch.slurm.refusal import suggest_remedy
@@ -167,8 +168,8 @@ def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) ->
     if job_id is None:
         return [Check.of("job", False, submitter.waiting_for, "try again when other jobs have ended")]
     status = _wait_for_job(spec, job_id, settings)
-    result = _read_result(work_dir)
-    if result is None:
+    result = read_object(work_dir / RESULT_FILE)
+    if not result:
         return [_explain_job(status, job_id, work_dir)]
     shared, seen = result.get("token") == token, result.get("sees_script") is True
     script = Path(spec.environment[SCRIPT_VARIABLE])
@@ -244,11 +245,3 @@ def check_needs(result: dict[str, Any], run_script: RunScript) -> Iterator[Check
         ok = is_met or (value is None and run_script.path is None)
         detail = f"on the compute node: {need.describe(value, is_met=is_met)}"
         yield Check.of(need.env, ok, detail, need.remedy)
-
-
-def _read_result(work_dir: Path) -> dict[str, Any] | None:
-    try:
-        result = json.loads((work_dir / RESULT_FILE).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return result if isinstance(result, dict) else None

@@ -20,11 +20,17 @@ QUEUE_FIELDS = ("%i", "%T", "%r", "%L", "%N", "%Z", "%k", "%j")
 IDS_PER_CALL = 200
 
 _STEERING = re.compile(r"(SBATCH|SQUEUE|SACCT|SCANCEL|SCONTROL|SINFO|SALLOC|SRUN|SLURM)_")
-_SITE_DEFAULTS = ("ACCOUNT", "PARTITION", "QOS", "CONSTRAINT", "RESERVATION", "CLUSTERS")
+SITE_DEFAULTS = {
+    name: f"SBATCH_{name.upper()}" for name in ("account", "partition", "qos", "constraint", "reservation")
+}
+"""Field of a profile -> the variable with a site's default for it."""
 OWN_SECRET = "SLURM_JWT"
 """Authenticates Slurm's commands at sites that use tokens; no rank of a trial ever gets it."""
 _KEPT = frozenset(
-    [*("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", OWN_SECRET), *(f"SBATCH_{name}" for name in _SITE_DEFAULTS)]
+    [
+        *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SBATCH_CLUSTERS", OWN_SECRET),
+        *SITE_DEFAULTS.values(),
+    ]
 )
 JOB_VARIABLES = frozenset(
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cclsearch.core.text import one_line, read_tail
 from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.launch.patterns import read_patterns
 from cclsearch.launch.slurm.job_files import CANCELLED_FILE, END_FILE, STARTED_FILE, EndRecord, JobSpec, NodeReport
 
 TAIL_BYTES = 64 * 1024
@@ -29,24 +30,8 @@ WAITING_STATES = frozenset(
 )
 
 _DUE_TO = re.compile(r"(?:DUE TO|due to) (PREEMPTION|TIME LIMIT|NODE FAILURE|REVOCATION|job requeue)", re.IGNORECASE)
-_OUT_OF_MEMORY = re.compile(
-    r"oom[-_]kill event|Detected \d+ oom|task \d+.*: Out Of Memory|exceeded (?:job|step|virtual)? ?memory limit", re.I
-)
-_NO_STEP = re.compile(
-    r"Unable to create step|Unable to confirm allocation|Job/step already completing|allocation \d+ has been revoked"
-    r"|job \d+ has expired|Expired or invalid job",
-    re.IGNORECASE,
-)
 _NO_TORCH = re.compile(r"No module named '?torch\b")
-_KILLED = re.compile(r"SIGKILL|signal 9\b|exitcode\s*:?\s*-9\b", re.IGNORECASE)
-_NODE_LOST = re.compile(
-    r"Node failure on|Node \S+ is not responding|DUE TO NODE FAILURE|Aborting, .*nodes? failed", re.I
-)
-_STARTING = re.compile(
-    r"Task launch for .* failed|Application launch failed|Unable to (?:contact|resolve)|Communication connection"
-    r"|Invalid job credential|Prolog failed|Slurmd could not|slurmd shutdown|Timed out waiting for job step",
-    re.IGNORECASE,
-)
+_PATTERNS_FILE = Path(__file__).with_name("log_patterns.yaml")
 
 
 @dataclass(frozen=True)
@@ -101,15 +86,14 @@ def explain_infrastructure(ending: Ending, timeout_s: float, time_limit_min: int
 
     Slurm's final state takes precedence, then what its daemons wrote, then what the node program saw.
     """
-    for rule in (_by_state, _by_memory, _by_daemon_log):
-        found = rule(ending)
-        if found is not None:
-            return _fail(*found)
-    if _is(ending, "TIMEOUT", "DEADLINE"):
-        return _fail(FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit of {time_limit_min} min")
-    if ending.end is not None and ending.end.reason == "timeout":
-        return _fail(FailureKind.TIMEOUT, f"no result after {timeout_s:.0f} s, the trial's time limit")
-    return _by_interruption(ending)
+    found = (
+        _by_state(ending)
+        or _by_memory(ending)
+        or _by_daemon_log(ending)
+        or _by_time(ending, timeout_s, time_limit_min)
+        or _by_interruption(ending)
+    )
+    return _fail(*found) if found is not None else None
 
 
 def _by_state(ending: Ending) -> tuple[FailureKind, str] | None:
@@ -128,7 +112,7 @@ def _by_state(ending: Ending) -> tuple[FailureKind, str] | None:
 def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
     if any(state.startswith("OUT_OF_ME") for state in ending.step_states):
         return FailureKind.OUT_OF_MEMORY, f"Slurm ended a step of job {ending.job_id} because a node ran out of memory"
-    line = _find_line(_OUT_OF_MEMORY, ending)
+    line = _find_line("out_of_memory", ending)
     if line is not None:
         return FailureKind.OUT_OF_MEMORY, line
     killed = [report for report in ending.reports if report.oom_kills and report.exit_code in (-9, 137)]
@@ -145,40 +129,46 @@ def _by_daemon_log(ending: Ending) -> tuple[FailureKind, str] | None:
         return FailureKind.PREEMPTED, f"Slurm ended job {ending.job_id} ({cause.lower()})"
     if cause == "TIME LIMIT":
         return FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit"
-    if cause == "NODE FAILURE" or (line := _find_line(_NODE_LOST, ending)):
+    if cause == "NODE FAILURE" or (line := _find_line("node_lost", ending)):
         return FailureKind.NODE_FAILED, f"a node of job {ending.job_id} failed{_list_nodes(ending.bad_nodes)}" + (
             f": {line}" if not cause else ""
         )
-    if line := _find_line(_NO_STEP, ending):
+    if line := _find_line("no_step", ending):
         return FailureKind.ALLOCATION_ENDED, f"the allocation was ending: {line}"
     return None
 
 
-def _by_interruption(ending: Ending) -> Failure | None:
+def _by_time(ending: Ending, timeout_s: float, time_limit_min: int) -> tuple[FailureKind, str] | None:
+    if _is(ending, "TIMEOUT", "DEADLINE"):
+        return FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit of {time_limit_min} min"
+    if ending.end is not None and ending.end.reason == "timeout":
+        return FailureKind.TIMEOUT, f"no result after {timeout_s:.0f} s, the trial's time limit"
+    return None
+
+
+def _by_interruption(ending: Ending) -> tuple[FailureKind, str] | None:
     """Causes outside the trial: cancelled by someone, a node was lost, a step never started."""
     if _is(ending, "CANCELLED", "REVOKED"):
         who = re.search(r"by (\S+)", ending.state or "")
         by = f" by user {who.group(1)}" if who else ""
-        return _fail(FailureKind.CANCELLED, f"job {ending.job_id} was cancelled{by}, not by the search")
+        return FailureKind.CANCELLED, f"job {ending.job_id} was cancelled{by}, not by the search"
     if ending.bad_nodes:
-        return _fail(FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} were lost{_list_nodes(ending.bad_nodes)}")
+        return FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} were lost{_list_nodes(ending.bad_nodes)}"
     unlaunched = next((f"{r.unlaunched} (on {r.node})" for r in ending.reports if r.unlaunched), None)
     if unlaunched is None and ending.end is not None and ending.end.reason == "unlaunched":
         unlaunched = one_line(ending.batch_log, 300)
     if unlaunched is not None:
-        return _fail(FailureKind.LAUNCHER, unlaunched)
-    if line := _find_line(_STARTING, ending):
-        return _fail(FailureKind.LAUNCHER, line)
+        return FailureKind.LAUNCHER, unlaunched
+    if line := _find_line("not_started", ending):
+        return FailureKind.LAUNCHER, line
     if ending.end is not None and (ending.end.signal or _was_signaled(ending)):
         name = ending.end.signal or "SIGTERM"
-        return _fail(
-            FailureKind.CANCELLED, f"job {ending.job_id} got {name} from outside; Slurm does not say who sent it"
-        )
+        return FailureKind.CANCELLED, f"job {ending.job_id} got {name} from outside; Slurm does not say who sent it"
     if not ending.started:
         log = one_line(ending.batch_log.strip() or "it left no output", 300)
-        return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} ({ending.state or 'not listed'}) never started: {log}")
+        return FailureKind.LAUNCHER, f"job {ending.job_id} ({ending.state or 'not listed'}) never started: {log}"
     if ending.end is None and ending.state is None:
-        return _fail(FailureKind.LAUNCHER, f"job {ending.job_id} disappeared; neither its files nor Slurm say why")
+        return FailureKind.LAUNCHER, f"job {ending.job_id} disappeared; neither its files nor Slurm say why"
     return None
 
 
@@ -203,7 +193,7 @@ def explain_end(ending: Ending, timeout_s: float, time_limit_min: int, own: Fail
         return infrastructure
     if own is not None:
         counted = any(report.oom_kills for report in ending.reports)
-        if counted and own.kind is FailureKind.CRASHED and _KILLED.search(own.message):
+        if counted and own.kind is FailureKind.CRASHED and read_patterns(_PATTERNS_FILE)["killed"].search(own.message):
             return own.model_copy(update={"kind": FailureKind.OUT_OF_MEMORY})
         if own.kind is FailureKind.CRASHED and _NO_TORCH.search(own.message):
             return own.model_copy(update={"kind": FailureKind.LAUNCHER})
@@ -217,8 +207,9 @@ def _is(ending: Ending, *states: str | None) -> bool:
     return any(state is not None and ending.state.startswith(state) for state in states)
 
 
-def _find_line(pattern: re.Pattern[str], ending: Ending) -> str | None:
-    """Return the first line of the job script's log that matches."""
+def _find_line(meaning: str, ending: Ending) -> str | None:
+    """Return the first line of the job script's log that matches the pattern of that name."""
+    pattern = read_patterns(_PATTERNS_FILE)[meaning]
     return next((one_line(line, 300) for line in ending.batch_log.splitlines() if pattern.search(line)), None)
 
 

@@ -43,12 +43,7 @@ def read_run_script(profile: Profile) -> RunScript:
     """Return the run script of the profile's framework; without a framework its path is None, enough for `check`."""
     if profile.framework is None:
         needs = tuple(need for name in list_frameworks() for need in load_framework(name).needs)
-        return RunScript(path=None, runner="torchrun", environment=dict(profile.environment), needs=needs)
-    framework = load_framework(profile.require_framework())
-    return RunScript(
-        path=framework.script_path,
-        runner=framework.runner,
-        environment=dict(profile.environment),
-        knob_environment=framework.knob_environment,
-        needs=framework.needs,
-    )
+        return RunScript(None, "torchrun", profile.environment, needs=needs)
+    framework = load_framework(profile.framework)
+    add = framework.knob_environment
+    return RunScript(framework.script_path, framework.runner, profile.environment, add, framework.needs)

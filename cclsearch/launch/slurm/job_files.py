@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, Model, Value
@@ -225,12 +225,16 @@ def read_result_status(spec: JobSpec) -> RunStatus | None:
     path = spec.trial_dir / RESULT_FILE
     if not sees_file(path):
         return None
+    return RunStatus.FAILED if read_object(path).get("status") == RunStatus.FAILED else RunStatus.OK
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; empty if it is missing or not an object."""
     try:
-        result = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        return RunStatus.OK
-    has_failed = isinstance(result, dict) and result.get("status") == RunStatus.FAILED
-    return RunStatus.FAILED if has_failed else RunStatus.OK
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def classify_trial(trial_dir: Path, exit_code: int | None) -> Failure | None:

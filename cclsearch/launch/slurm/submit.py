@@ -22,6 +22,7 @@ from pathlib import Path
 from cclsearch.core.errors import UserError
 from cclsearch.launch.base import write_model
 from cclsearch.launch.slurm.commands import (
+    SITE_DEFAULTS,
     QueueRow,
     SlurmError,
     SlurmRefusal,
@@ -53,14 +54,6 @@ from cclsearch.launch.slurm.refusal import (
 )
 from cclsearch.launch.slurm.script import node_command, render_script
 from cclsearch.launch.slurm.settings import SlurmSettings
-
-_SITE_DEFAULTS = {
-    "account": "SBATCH_ACCOUNT",
-    "partition": "SBATCH_PARTITION",
-    "qos": "SBATCH_QOS",
-    "constraint": "SBATCH_CONSTRAINT",
-    "reservation": "SBATCH_RESERVATION",
-}
 
 
 class Unresolved(Exception):
@@ -173,7 +166,7 @@ class Submitter:
     def _has_jobs(self, refusal: str) -> bool:
         """Whether queued jobs count against the limit; True if Slurm does not answer."""
         account, qos = (
-            getattr(self.settings, name) or os.environ.get(_SITE_DEFAULTS[name]) for name in ("account", "qos")
+            getattr(self.settings, name) or os.environ.get(SITE_DEFAULTS[name]) for name in ("account", "qos")
         )
         try:
             return has_live_jobs(find_squeue_filter(refusal, account=account, qos=qos))
@@ -217,7 +210,7 @@ def render_chunk(chunk: Sequence[JobSpec], folder: Path, settings: SlurmSettings
 
 def overridden_defaults(settings: SlurmSettings) -> list[str]:
     """Return the variables of the site's defaults that would override the profile."""
-    return [name for setting, name in _SITE_DEFAULTS.items() if getattr(settings, setting)]
+    return [name for setting, name in SITE_DEFAULTS.items() if getattr(settings, setting)]
 
 
 def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> str | None:

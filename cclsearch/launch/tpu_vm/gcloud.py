@@ -7,7 +7,6 @@ The arguments follow the reference pages of `tpu-vm ssh`, `tpu-vm scp`, `tpu-vm 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -15,10 +14,12 @@ from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
+from cclsearch.launch.patterns import read_patterns
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
 from cclsearch.launch.tpu_vm.worker_group import (
     CALL_S,
     COPY_S,
+    PATTERNS_FILE,
     Unreachable,
     WorkerAnswers,
     read_answers,
@@ -29,36 +30,18 @@ from cclsearch.launch.tpu_vm.worker_group import (
 GONE_NODE = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDING", "HIDDEN", "NOT_FOUND"})
 """States of a TPU VM whose workers do not come back by themselves."""
 
-_NOT_FOUND = re.compile(r"NOT_FOUND|not found|notFound|was not found", re.IGNORECASE)
-_EXISTS = re.compile(r"ALREADY_EXISTS|already exists", re.IGNORECASE)
-_STOCK_OUT = re.compile(
-    r"no more capacity|not enough resources|stockout|does not have enough|UNAVAILABLE", re.IGNORECASE
-)
-_PERMANENT = re.compile(
-    r"quota|PERMISSION_DENIED|permission|INVALID_ARGUMENT|invalid choice|unrecognized arguments|UNAUTHENTICATED"
-    r"|FAILED_PRECONDITION|argument --|has not been used in project",
-    re.IGNORECASE,
-)
-_DENIED = re.compile(
-    r"UNAUTHENTICATED|invalid authentication credentials|not currently have an active account"
-    r"|does not have any valid credentials|invalid_grant|reauthentication (?:failed|required|is required)"
-    r"|PERMISSION_DENIED|has not been used in project",
-    re.IGNORECASE,
-)
-"""No login, or no rights. A message about "auth tokens" alone does not count: outages of the login service have it."""
-
 
 class GcloudError(Exception):
     """A gcloud command failed; the message is gcloud's own error line."""
 
     def __init__(self, message: str, whole: str) -> None:
         super().__init__(message)
-        self.is_not_found = bool(_NOT_FOUND.search(whole))
-        self.exists = bool(_EXISTS.search(whole))
-        self.is_stock_out = bool(_STOCK_OUT.search(whole))
-        self.is_denied = bool(_DENIED.search(whole))
+        seen = {meaning for meaning, pattern in read_patterns(PATTERNS_FILE).items() if pattern.search(whole)}
+        self.is_not_found = "not_found" in seen
+        self.exists = "exists" in seen
+        self.is_denied = "denied" in seen
         """Whether the login or the rights are missing, until the user fixes that."""
-        self.is_permanent = self.is_denied or (bool(_PERMANENT.search(whole)) and not self.is_stock_out)
+        self.is_permanent = self.is_denied or ("permanent" in seen and "stock_out" not in seen)
         """Whether a retry would fail again: quota, rights, a wrong name."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shlex
@@ -76,11 +77,6 @@ def attempt_folder(trial_dir: Path, attempt: int) -> Path:
     return trial_dir / f"tpu-a{attempt}"
 
 
-def count_processes(job: Job) -> int:
-    """Return the number of processes: one per host that the ranks need."""
-    return -(-job.payload.num_ranks // job.payload.ranks_per_node)
-
-
 def render_run_script(job: Job, framework: Framework, environment: Mapping[str, str], settings: TpuSettings) -> str:
     """Return `run.sh` of a worker; `worker.py` sets what differs between workers (folder, process, coordinator)."""
     if framework.runner != "process":
@@ -147,12 +143,8 @@ def merge_logs(folder: Path, trial_dir: Path, num_processes: int) -> None:
         with open(partial, "wb") as out:
             for process in range(num_processes):
                 prefix = b"[rank%d]: " % process if num_processes > 1 else b""
-                try:
-                    with open(folder / f"w{process}.{name}", "rb") as file:
-                        for line in file:
-                            out.write(prefix + line.rstrip(b"\n") + b"\n")
-                except OSError:
-                    continue
+                with contextlib.suppress(OSError), open(folder / f"w{process}.{name}", "rb") as file:
+                    out.writelines(prefix + line.rstrip(b"\n") + b"\n" for line in file)
         os.replace(partial, trial_dir / target)
 
 

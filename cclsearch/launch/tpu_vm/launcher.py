@@ -7,6 +7,7 @@ killed one left, and nothing is started twice.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -29,7 +30,6 @@ from cclsearch.launch.tpu_vm.job import (
     TpuStartRecord,
     append_logs,
     attempt_folder,
-    count_processes,
     find_failure,
     log_offsets,
     merge_logs,
@@ -113,7 +113,7 @@ class TpuVmLauncher:
                 attempt=job.attempt,
                 name=job.name,
                 trial_dir=job.trial_dir.absolute(),
-                num_processes=count_processes(job),
+                num_processes=math.ceil(job.payload.num_ranks / job.payload.ranks_per_node),
                 timeout_s=job.timeout_s,
                 submitted_s=time.time(),
                 token=make_token(self.profile.run_dir),

@@ -17,20 +17,13 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.redact import public_environment
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
+from cclsearch.launch.patterns import read_patterns
 from cclsearch.launch.tpu_vm.settings import HostTarget, TpuSettings
 
 MARK = "CCL-WORKER "
 CALL_S = 120.0
 COPY_S = 1800.0
-
-_PERMANENT = (
-    "permission denied",
-    "could not resolve hostname",
-    "host key verification failed",
-    "identity file",
-    "bad configuration option",
-    "name or service not known",
-)
+PATTERNS_FILE = Path(__file__).with_name("error_patterns.yaml")
 
 
 class Unreachable(Exception):
@@ -68,23 +61,18 @@ class WorkerGroup(Protocol):
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses at which the workers reach each other."""
-        ...
 
     def push(self, file: Path, name: str, processes: Sequence[int]) -> Mapping[int, str]:
         """Copy a file into the home folder of these workers; return process -> error for failed copies."""
-        ...
 
     def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> WorkerAnswers:
         """Run the shell text `command`, which ends in a call of `worker.py`, with these arguments on each worker."""
-        ...
 
     def pull(self, process: int, path: str, target: Path) -> None:
         """Copy one file from a worker; raises Unreachable."""
-        ...
 
     def explain_loss(self) -> str | None:
         """Return why the workers were lost (preempted, deleted); None if unknown."""
-        ...
 
 
 def run_program(command: Sequence[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -134,7 +122,7 @@ def shorten_error(text: str, code: int) -> str:
 
 def is_permanent_error(text: str) -> bool:
     """Whether a retry cannot help: the key, the host name or the options are wrong."""
-    return any(mark in text.lower() for mark in _PERMANENT)
+    return read_patterns(PATTERNS_FILE)["ssh_permanent"].search(text) is not None
 
 
 class SshWorkerGroup:
