@@ -415,6 +415,14 @@ def expectations(request: CompletionRequest) -> dict[str, float]:
     return dict.fromkeys(names, 1.0)
 
 
+def test_without_the_plugin_one_line_names_the_task(searched: Toy, tmp_path: Path) -> None:
+    with contextlib.chdir(searched.folder):
+        for words in (("report", "plain"), ("resume", "plain"), ("run", "--workload", "logs")):
+            refused = call_in_subprocess(*words, plugin=tmp_path, code=2).err
+            assert "'compress'" in refused
+            assert refused.count("\n") == 1
+
+
 def test_the_page_shows_every_file_of_the_plugin() -> None:
     page = (PLUGIN.parents[2] / "docs" / "your-task.md").read_text()
     blocks = re.findall(r"```(?:python|yaml|toml)\n(.*?)```", page, re.DOTALL)

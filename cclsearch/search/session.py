@@ -29,6 +29,7 @@ from cclsearch.search.trial_input import make_input
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
+from cclsearch.tasks.base import task_of
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
 
 def rebuild_space(spec: RunSpec) -> Space:
     """Return the search space; raises UserError if it differs from the one that the search began with."""
+    task_of(spec.card)  # first: without its package the framework file names unknown rules and numbers
     spec = locate_recording(spec)
     if spec.recording is not None:
         if hash_file(spec.recording.folder / "trials.csv") != spec.recording.sha256:
