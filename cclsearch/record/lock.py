@@ -26,7 +26,8 @@ class FolderLock:
 
     def __init__(self, folder: Path, *, purpose: str = "search") -> None:
         self.path = folder / "lock"
-        self._own_text = json.dumps({**_identity(os.getpid()), "purpose": purpose}, sort_keys=True)
+        own = {"host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(), "start": _start_of(os.getpid())}
+        self._own_text = json.dumps({**own, "purpose": purpose}, sort_keys=True)
         self._refreshed = 0.0
 
     def __enter__(self) -> FolderLock:
@@ -82,24 +83,19 @@ class FolderLock:
             own.write_text(self._own_text)
             try:
                 os.link(own, self.path)
-                return True
             except FileExistsError:
-                return False
+                raise
             except OSError:  # a file system without hard links: use exclusive creation
-                return self._create_exclusively()
+                with self.path.open("x") as file:
+                    file.write(self._own_text)
+            return True
+        except FileExistsError:
+            return False
         except OSError as error:
             raise UserError(f"cannot write in {str(self.path.parent)!r}: {error.strerror}") from None
         finally:
             with contextlib.suppress(OSError):
                 own.unlink()
-
-    def _create_exclusively(self) -> bool:
-        try:
-            with self.path.open("x") as file:
-                file.write(self._own_text)
-            return True
-        except FileExistsError:
-            return False
 
     def _remove_stale(self, holder: dict[str, object] | None) -> None:
         """Rename the stale lock first, so that only one of two processes that find it stale removes it."""
@@ -124,10 +120,6 @@ def is_locked(folder: Path) -> bool:
     path = folder / "lock"
     holder = _read(path)
     return holder is not None and _is_alive(holder, path)
-
-
-def _identity(pid: int) -> dict[str, object]:
-    return {"host": socket.gethostname(), "boot": boot_id(), "pid": pid, "start": _start_of(pid)}
 
 
 def _start_of(pid: int) -> str:

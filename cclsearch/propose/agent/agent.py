@@ -8,17 +8,17 @@ from pathlib import Path
 
 from cclsearch.core.content import find_content
 from cclsearch.core.text import one_line
-from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence, TrialEvidence
+from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence
 from cclsearch.propose.agent.history import past_turns, read_limits, total_cost
 from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
-from cclsearch.propose.agent.prompt import Prompt, PromptInput, PromptOptions, last_observation, write_turn_prompt
+from cclsearch.propose.agent.prompt import Prompt, PromptInput, write_turn_prompt
 from cclsearch.propose.agent.providers.cost import LlmLimits, Prices, load_prices, prices_path
 from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import Provider
-from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, best_observation, make_surrogate_table
+from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.tool_handlers import Decision, Explain, ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
@@ -117,9 +117,8 @@ class Agent:
     def _run(
         self, prompt_input: PromptInput, handlers: ToolHandlers, settings: TurnSettings, number: int
     ) -> tuple[Prompt, TurnResult]:
-        view, options = prompt_input.view, self.options
-        tools = make_toolset(view, options.mode, handlers.max_submitted)
-        prompt = write_turn_prompt(prompt_input, tools, PromptOptions(options.mode, options.anonymous, options.goal))
+        tools = make_toolset(prompt_input.view, self.options.mode, handlers.max_submitted)
+        prompt = write_turn_prompt(prompt_input, tools, self.options)
         turn = Turn(self.provider, handlers, prompt, tools, settings)
         self._running_turn = (number, turn)
         return prompt, turn.run()
@@ -137,12 +136,7 @@ class Agent:
         )
 
     def _gather(self, handlers: ToolHandlers, slots: int, store: PolicyStore) -> PromptInput:
-        shown: dict[int, TrialEvidence] = {}
-        for observation in (best_observation(handlers.view), last_observation(handlers.view)):
-            found = handlers.find_evidence(observation.trial) if observation else None
-            if observation and found:
-                shown[observation.trial] = found
-        prompt_input = PromptInput(handlers.view, handlers.table, slots, shown)
+        prompt_input = PromptInput(handlers.view, handlers.table, slots, handlers.find_shown())
         if self.options.mode != LlmMode.POLICY:
             return prompt_input
         program, note = store.best(handlers.view, self.seed_program(handlers.view))

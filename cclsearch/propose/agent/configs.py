@@ -71,26 +71,34 @@ def read_value(knob: Knob, value: object) -> Value | None:
     return None
 
 
-def read_config(space: Space, raw: object) -> tuple[Config | None, str]:
-    """The configuration and an empty string, or None and the mistake; it need not be in the search space."""
+class CallError(Exception):
+    """A call of the model that is refused: the reason, and a short name of the mistake."""
+
+    def __init__(self, text: str, fault: str = "malformed") -> None:
+        super().__init__(text)
+        self.fault = fault
+
+
+def read_config(space: Space, raw: object) -> Config:
+    """The configuration, which need not be in the search space; raises CallError."""
     if not isinstance(raw, Mapping):
-        return None, f"a configuration must be an object of knobs; got {one_line(repr(raw), 80)}"
+        raise CallError(f"a configuration must be an object of knobs; got {one_line(repr(raw), 80)}")
     unknown = [one_line(str(name), 40) for name in raw if not any(knob.name == name for knob in space.knobs)]
     if unknown:
-        return None, f"unknown knob {unknown[0]!r}; the knobs are {', '.join(k.name for k in free_knobs(space))}"
+        raise CallError(f"unknown knob {unknown[0]!r}; the knobs are {', '.join(k.name for k in free_knobs(space))}")
     values: dict[str, Value] = {}
     for knob in space.knobs:
         if knob.name not in raw:
             if len(knob.choices) > 1:
-                return None, f"knob {knob.name!r} is missing"
+                raise CallError(f"knob {knob.name!r} is missing")
             values[knob.name] = knob.choices[0]
             continue
         value = read_value(knob, raw[knob.name])
         if value is None:
             choices = ", ".join(_format_value(choice) for choice in knob.choices)
-            return None, f"{knob.name} must be one of {choices}; got {one_line(repr(raw[knob.name]), 60)}"
+            raise CallError(f"{knob.name} must be one of {choices}; got {one_line(repr(raw[knob.name]), 60)}")
         values[knob.name] = value
-    return Config(values), ""
+    return Config(values)
 
 
 def format_header(space: Space) -> str:

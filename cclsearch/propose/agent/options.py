@@ -5,21 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cclsearch.core.content import find_content
+from cclsearch.propose.agent.prompt import PromptOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.events import LlmMode
 
 
 @dataclass(frozen=True)
-class AgentOptions:
+class AgentOptions(PromptOptions):
     """How an agent works during one search."""
 
-    mode: LlmMode = LlmMode.CONFIGS
     limits: LlmLimits = field(default_factory=LlmLimits)
-    anonymous: bool = False
-    goal: str = ""
-    """The formula of the objective's loss, in one line."""
     seed_policy: str | None = None
     """Name or path of the first policy program; None for the shipped one that fits the card."""
     seed_program: str | None = None

@@ -28,7 +28,7 @@ from cclsearch.propose.agent.tables import (
     running_lines,
     trial_lines,
 )
-from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints
 from cclsearch.propose.events import ArbiterMove, LlmMode
 
@@ -261,11 +261,6 @@ def _evidence_lines(prompt_input: PromptInput, limit_bytes: int) -> list[str]:
 def _move_lines(view: SearchView) -> list[str]:
     moves = [event.text for event in view.events if isinstance(event, ArbiterMove)]
     return [quote_line(text, 240) for text in moves[-3:][::-1]]
-
-
-def last_observation(view: SearchView) -> Observation | None:
-    """The observation of the highest trial number."""
-    return max(view.observations, key=lambda o: o.trial, default=None)
 
 
 def _fit(sections: Sequence[Section], limit_bytes: int) -> str:

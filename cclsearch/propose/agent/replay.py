@@ -6,14 +6,13 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.core.values import Config
-from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.evidence import NoEvidence
 from cclsearch.propose.agent.policy.runner import SandboxRunner
-from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, last_observation, write_turn_prompt
+from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_turn_prompt
 from cclsearch.propose.agent.providers.cost import load_prices, prices_path
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
-from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, best_observation, make_surrogate_table
+from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.turn import Turn, TurnSettings
@@ -75,34 +74,22 @@ class _Recorded:
         """Returns at once."""
 
 
-class _RecordedEvidence:
-    def __init__(self, record: TurnRecord) -> None:
-        self._evidence = record.evidence
-
-    def find(self, trial: int) -> TrialEvidence | None:
-        return self._evidence.get(trial)
-
-
 def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table: MakeSurrogateTable) -> ReplayedTurn:
     view = record.view(context, space)
-
-    def explain(config: Config) -> tuple[str, ...]:
-        return record.explanations.get(config.digest, ())
-
     handlers = ToolHandlers(
         view=view,
         table=record.look or make_table(view),
-        evidence=_RecordedEvidence(record),
+        evidence=NoEvidence(),
         max_submitted=record.max_submitted,
         overrules_left=record.overrules_left,
         mode=context.mode,
         anonymous=context.anonymous,
-        explain=explain if record.explanations else None,
         policies=SandboxRunner(),
+        looked_up=dict(record.evidence),
+        explanations=dict(record.explanations),
     )
-    shown = {o.trial for o in (best_observation(view), last_observation(view)) if o}
-    evidence = {trial: found for trial, found in record.evidence.items() if trial in shown}
-    prompt_input = PromptInput(view, handlers.table, record.slots, evidence, record.program, record.program_note)
+    shown = handlers.find_shown()
+    prompt_input = PromptInput(view, handlers.table, record.slots, shown, record.program, record.program_note)
     tools = make_toolset(view, context.mode, record.max_submitted)
     prompt = write_turn_prompt(prompt_input, tools, PromptOptions(context.mode, context.anonymous, context.goal))
     recorded = _Recorded(record)

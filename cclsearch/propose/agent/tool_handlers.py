@@ -11,7 +11,7 @@ import numpy as np
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.configs import format_config, nearest_rows, read_config, read_value
+from cclsearch.propose.agent.configs import CallError, format_config, nearest_rows, read_config, read_value
 from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
@@ -102,7 +102,16 @@ class ToolHandlers:
             return ToolReply(
                 f"unknown tool {one_line(call.name, 40)!r}; the tools are: {', '.join(handlers)}", "unknown tool"
             )
-        return handlers[call.name](call.arguments)
+        try:
+            return handlers[call.name](call.arguments)
+        except CallError as error:
+            return ToolReply(str(error), error.fault)
+
+    def find_shown(self) -> dict[int, TrialEvidence]:
+        """The evidence of the best trial and of the last, which the prompt shows without a look-up."""
+        last = max(self.view.observations, key=lambda o: o.trial, default=None)
+        trials = [o.trial for o in (best_observation(self.view), last) if o]
+        return {trial: found for trial in trials if (found := self.find_evidence(trial))}
 
     def is_lookup(self, call: ToolCall) -> bool:
         """Whether the call is a look-up, not a decision."""
@@ -121,21 +130,21 @@ class ToolHandlers:
     def _predict(self, arguments: dict[str, Any]) -> ToolReply:
         raw = arguments.get("configurations")
         if not isinstance(raw, list) or not raw:
-            return ToolReply("configurations must be a list of configurations", "malformed")
-        lines: list[str] = []
-        for item in raw[:MAX_PREDICTED]:
-            config, problem = read_config(self.view.space, item)
-            row = self.view.space.row(config) if config else None
-            if config is None or row is None:
-                lines.append(
-                    problem
-                    or f"{format_config(self.view.space, config or {})}: not in the search space (`explain` says why)"
-                )
-            else:
-                lines.append(self._describe_row(row))
+            raise CallError("configurations must be a list of configurations")
+        lines = [self._predict_one(item) for item in raw[:MAX_PREDICTED]]
         if len(raw) > MAX_PREDICTED:
             lines.append(f"({len(raw) - MAX_PREDICTED} left out: at most {MAX_PREDICTED} a call)")
         return ToolReply("\n".join(lines))
+
+    def _predict_one(self, raw: object) -> str:
+        try:
+            config = read_config(self.view.space, raw)
+        except CallError as error:
+            return str(error)
+        row = self.view.space.row(config)
+        if row is None:
+            return f"{format_config(self.view.space, config)}: not in the search space (`explain` says why)"
+        return self._describe_row(row)
 
     def _describe_row(self, row: int) -> str:
         tried = next((o for o in self.view.observations if o.row == row), None)
@@ -152,9 +161,7 @@ class ToolHandlers:
         )
 
     def _explain(self, arguments: dict[str, Any]) -> ToolReply:
-        config, problem = read_config(self.view.space, arguments.get("config"))
-        if config is None:
-            return ToolReply(problem, "malformed")
+        config = read_config(self.view.space, arguments.get("config"))
         row = self.view.space.row(config)
         return ToolReply(
             self._explain_illegal(config) if row is None else f"in the search space. {self._describe_row(row)}"
@@ -196,11 +203,11 @@ class ToolHandlers:
         rows = ~self.view.taken_N
         where = arguments.get("where") or {}
         if not isinstance(where, Mapping):
-            return ToolReply("where must be an object: knob -> list of values", "malformed")
+            raise CallError("where must be an object: knob -> list of values")
         for name, wanted in where.items():
             knob = next((knob for knob in self.view.space.knobs if knob.name == name), None)
             if knob is None:
-                return ToolReply(f"unknown knob {one_line(str(name), 40)!r}", "malformed")
+                raise CallError(f"unknown knob {one_line(str(name), 40)!r}")
             values = wanted if isinstance(wanted, list) else [wanted]
             keep = [knob.choices.index(value) for value in (read_value(knob, v) for v in values) if value is not None]
             rows &= np.isin(self.view.space.codes_NK[:, self.view.space.knobs.index(knob)], keep)
@@ -226,23 +233,19 @@ class ToolHandlers:
         if isinstance(raw, Mapping):
             raw = [raw]
         if not isinstance(raw, list) or not raw:
-            return ToolReply("configurations must be a list with at least one {config, rationale, ...}", "malformed")
+            raise CallError("configurations must be a list with at least one {config, rationale, ...}")
         accepted: list[SubmittedConfig] = []
-        refused: list[ToolReply] = []
+        refused: list[CallError] = []
         for item in raw[: self.max_submitted]:
             item = item if isinstance(item, Mapping) else {}
-            config, problem = read_config(self.view.space, item.get("config", item))
-            if config is None:
-                refused.append(ToolReply(problem, "malformed"))
-                continue
-            verdict = self._check_submission(config, item, accepted)
-            if isinstance(verdict, SubmittedConfig):
-                accepted.append(verdict)
-            else:
-                refused.append(verdict)
+            try:
+                config = read_config(self.view.space, item.get("config", item))
+                accepted.append(self._check_submission(config, item, accepted))
+            except CallError as error:
+                refused.append(error)
         if not accepted:
-            return ToolReply("\n".join(reply.text for reply in refused), refused[0].fault)
-        dropped = "".join(f" (dropped: {reply.text})" for reply in refused)
+            raise CallError("\n".join(map(str, refused)), refused[0].fault)
+        dropped = "".join(f" (dropped: {error})" for error in refused)
         return ToolReply(
             "accepted" + dropped, decision=Decision(tuple(accepted), **_read_lessons(arguments, self.view))
         )
@@ -250,35 +253,33 @@ class ToolHandlers:
     def _submit_policy(self, arguments: dict[str, Any]) -> ToolReply:
         program = arguments.get("program")
         if not isinstance(program, str) or self.policies is None:
-            return ToolReply("program must be the source text of a Python program", "malformed")
+            raise CallError("program must be the source text of a Python program")
         # The turn record keeps it redacted, so it runs redacted: a replay then runs the same program.
         program = redact(program)
         view = hide_origin(self.view) if self.anonymous else self.view
         choice: PolicyChoice = self.policies.choose(program, view, self.table)
         if choice.config is None:
-            return ToolReply(choice.problem, "policy failed")
-        verdict = self._check_submission(choice.config, arguments, [])
-        if not isinstance(verdict, SubmittedConfig):
-            return ToolReply(
-                f"the program returned {format_config(self.view.space, choice.config)}: {verdict.text}", verdict.fault
-            )
-        decision = Decision((verdict,), program=program, **_read_lessons(arguments, self.view))
+            raise CallError(choice.problem, "policy failed")
+        try:
+            submitted = self._check_submission(choice.config, arguments, [])
+        except CallError as error:
+            returned = format_config(self.view.space, choice.config)
+            raise CallError(f"the program returned {returned}: {error}", error.fault) from None
+        decision = Decision((submitted,), program=program, **_read_lessons(arguments, self.view))
         return ToolReply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
     def _check_submission(
         self, config: Config, item: Mapping[str, Any], accepted: Sequence[SubmittedConfig]
-    ) -> SubmittedConfig | ToolReply:
+    ) -> SubmittedConfig:
         row = self.view.space.row(config)
         if row is None:
-            return ToolReply(self._explain_illegal(config), "illegal")
+            raise CallError(self._explain_illegal(config), "illegal")
         tried = next((o for o in self.view.observations if o.row == row), None)
         if tried:
-            return ToolReply(f"a duplicate: {trial_summary(self.view, tried)}. Choose an untried one", "duplicate")
+            raise CallError(f"a duplicate: {trial_summary(self.view, tried)}. Choose an untried one", "duplicate")
         if row in self.view.closed or any(other.config == config for other in accepted):
-            return ToolReply(
-                "it is already running, submitted twice, or held back because it does not fit. Choose another one",
-                "duplicate",
-            )
+            text = "it is already running, submitted twice, or held back because it does not fit. Choose another one"
+            raise CallError(text, "duplicate")
         objection = self._objection(row)
         is_far = row not in self.table.order[:NUM_PROMISING]
         spent = sum(other.is_overrule for other in accepted)
@@ -288,7 +289,7 @@ class ToolHandlers:
                 "You overruled the surrogate before without success: choose one that it finds plausible "
                 "(see `candidates`)"
             )
-            return ToolReply(text, "implausible")
+            raise CallError(text, "implausible")
         expected = {metric: _positive(item.get(name)) for name, metric in expected_fields(self.view).items()}
         return SubmittedConfig(
             config=config,
@@ -329,9 +330,9 @@ class ToolHandlers:
     def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)
         if best_observation(self.view) is None:
-            return ToolReply(f"refused: {none_ranked(self.view)}", "finish refused")
+            raise CallError(f"refused: {none_ranked(self.view)}", "finish refused")
         if not self.table.nothing_left:
-            return ToolReply(f"refused: {self.table.why}. Submit one of the open candidates", "finish refused")
+            raise CallError(f"refused: {self.table.why}. Submit one of the open candidates", "finish refused")
         return ToolReply("granted", decision=Decision(finish=reason, **_read_lessons(arguments, self.view)))
 
 
