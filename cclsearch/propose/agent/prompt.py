@@ -28,6 +28,7 @@ from cclsearch.propose.agent.tables import (
     running_lines,
     trial_lines,
 )
+from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints
 from cclsearch.propose.events import ArbiterMove, LlmMode
@@ -120,22 +121,11 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     """The part that stays the same during a search, so that the provider can cache it."""
     has_form = view.primary.name in view.predictor.forms
     model = "closed-form cost model, recalibrated on the trials so far" if has_form else "fitted to the trials so far"
-    beliefs = (
-        f" If a part of the {view.task.unit_of_work} takes longer or shorter here than the surrogate predicts, say so "
-        "in `beliefs`: this shifts the surrogate's prior, until trials outweigh it."
-    )
+    beliefs = f" {WORDS['beliefs'].format(unit=view.task.unit_of_work)}" if view.predictor.hint_parts else ""
     submit = "submit_policy" if options.mode == LlmMode.POLICY else "submit"
+    words = {"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs}
     parts = [
-        f"You tune {view.task.tuned}. Each trial is an expensive real run. Find the best configuration in few trials; "
-        "avoid runs that fail; never repeat a configuration.",
-        f"In a turn you may make at most {MAX_LOOKUPS} look-ups (predict, explain, trial, compare, candidates), then "
-        f"you must call {submit} or finish. Answer with tool calls only.",
-        f"A surrogate model ({model}) predicts every configuration. "
-        "You see its record: trust it if its predictions were accurate, overrule it if evidence contradicts it, and "
-        "say why. Write what you learn about this framework and cluster in `insight`: you see it again in later turns."
-        + (beliefs if view.predictor.hint_parts else ""),
-        "finish ends the search early and returns the unused budget; it is refused while an untried configuration "
-        "could plausibly win.",
+        *(sentence.format(**words) for sentence in WORDS["system"].values()),
         QUOTING_RULE,
         "WORKLOAD\n" + _describe_card(view, options),
         "OBJECTIVE\n" + objective_line(view, options.goal),

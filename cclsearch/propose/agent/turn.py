@@ -29,6 +29,7 @@ from cclsearch.propose.agent.providers.types import (
 )
 from cclsearch.propose.agent.quoting import clip_bytes, quote_line, redact_strings
 from cclsearch.propose.agent.tool_handlers import MAX_REPLY_BYTES, Decision, ToolHandlers, ToolReply
+from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.events import DecisionKind
 
 MAX_ECHO_BYTES = 1500
@@ -329,24 +330,8 @@ def describe_faults(faults: Sequence[str], text: str) -> str:
     """Why a turn stalled, for people; `text` describes the last fault."""
     same = len(set(faults)) == 1
     number = {2: "two", 3: "three"}.get(len(faults), str(len(faults)))
-    sentences = {
-        "duplicate": "proposals in a row were duplicates",
-        "illegal": "proposals in a row were not in the search space",
-        "implausible": "proposals in a row overruled the surrogate without overrules left",
-        "refusal": "answers in a row were refusals",
-        "truncated": "answers in a row were cut off",
-        "empty": "answers in a row were empty",
-        "malformed": "calls in a row were malformed",
-        "unknown tool": "calls in a row named an unknown tool",
-        "no call": "answers in a row called no tool",
-        "policy failed": "policy programs in a row failed",
-        "finish refused": "requests to finish in a row were refused",
-        "undecided": "answers in a row contained no decision",
-        "malformed answer": "answers in a row could not be read",
-        "answer too large": "answers in a row were too large to read",
-    }
     if same:
-        return f"{number} {sentences.get(faults[0], faults[0])}"
+        return f"{number} {WORDS['faults'].get(faults[0], faults[0])}"
     return f"the turn ended without a new configuration ({', '.join(faults)}; last: {one_line(text, 160)})"
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from cclsearch.propose.agent.agent import Agent, TurnOutcome, to_proposal
 from cclsearch.propose.agent.arbiter.rules import (
     ArbiterSettings,
+    find_llm_trials,
     find_queued,
     find_stall,
-    has_improved_since,
     overruled_rows,
     overrules_left,
 )
@@ -227,7 +227,8 @@ class Arbiter:
         if not is_temporary:
             self._move(view, state, ArbiterPhase.OFF, cause, reason)
             return
-        stalls = 0 if has_improved_since(view, state.since_trial) else state.stalls
+        since = [trial for trial in find_llm_trials(view) if trial.observation.trial >= state.since_trial]
+        stalls = 0 if any(trial.improved for trial in since) else state.stalls
         explore = min(self._rules.explore * 2**stalls, self._rules.max_explore)
         self._move(view, state, ArbiterPhase.FALLBACK, cause, reason, explore=explore, stalls=stalls + 1)
 

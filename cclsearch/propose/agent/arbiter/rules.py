@@ -92,11 +92,6 @@ def overruled_rows(view: SearchView) -> frozenset[int]:
     return frozenset(row for row in rows if row is not None and taken[row])
 
 
-def has_improved_since(view: SearchView, trial: int) -> bool:
-    """Whether one of the LLM's trials from that number on was an improvement."""
-    return any(t.improved for t in find_llm_trials(view) if t.observation.trial >= trial)
-
-
 def find_queued(view: SearchView) -> tuple[LlmTurn, list[SubmittedConfig]] | None:
     """The latest turn and those of its submissions that are neither measured nor running; None if there are none."""
     turns = past_turns(view.events)

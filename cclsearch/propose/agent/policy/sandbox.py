@@ -73,7 +73,7 @@ def _run_child(task: str, limits: SandboxLimits) -> dict[str, Any]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=_bare_environment(),
+        env={"PATH": os.path.dirname(sys.executable), "LANG": "C.UTF-8"},
         cwd="/",
         start_new_session=True,
     )
@@ -95,11 +95,6 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _bare_environment() -> dict[str, str]:
-    """An environment with only the folder of the Python interpreter."""
-    return {"PATH": os.path.dirname(sys.executable), "LANG": "C.UTF-8"}
 
 
 def _check_result(text: object) -> dict[str, Any]:

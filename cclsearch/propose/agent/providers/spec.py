@@ -57,12 +57,10 @@ def parse_spec(text: str) -> LlmSpec:
     return LlmSpec(protocol=protocol, model=model)
 
 
-def missing_key(spec: LlmSpec, environment: Mapping[str, str] | None = None) -> str | None:
+def missing_key(spec: LlmSpec) -> str | None:
     """The environment variable of the key if it is required and empty, else None."""
-    source = os.environ if environment is None else environment
-    if spec.protocol == "compatible" or source.get(spec.key_name, "").strip():
-        return None
-    return spec.key_name
+    is_set = spec.protocol == "compatible" or os.environ.get(spec.key_name, "").strip()
+    return None if is_set else spec.key_name
 
 
 def read_timeout_s(environment: Mapping[str, str] | None = None) -> float:
