@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from cclsearch.draw.scene import Item, Path, Text
 
+PADDING = 0.06
+"""Space on both sides of the values, as a share of their range."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -27,18 +30,16 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
 
-def fit_scale(
-    values: Sequence[float], start: float, end: float, *, log: bool | None = None, zero: bool = False, pad: float = 0.06
-) -> Scale:
+def fit_scale(values: Sequence[float], start: float, end: float, *, log: bool | None = None) -> Scale:
     """A scale that contains all values with some padding; logarithmic if they span more than a factor of 5."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if log is None:
-        log = low > 0 and high / low > 5 and not zero
+        log = low > 0 and high / low > 5
     if log and low > 0:
-        padding = max((high / low) ** pad, 1.05)
+        padding = max((high / low) ** PADDING, 1.05)
         return Scale(low / padding, high * padding, start, end, log=True)
-    padding = (high - low) * pad or abs(high) * 0.1 or 1.0
-    return Scale(0.0 if zero and low >= 0 else low - padding, high + padding, start, end)
+    padding = (high - low) * PADDING or abs(high) * 0.1 or 1.0
+    return Scale(low - padding, high + padding, start, end)
 
 
 def make_ticks(scale: Scale, count: int = 5) -> list[float]:

@@ -44,8 +44,7 @@ class _Brush:
             case Rect():
                 box = [self._scale(v) for v in (item.x, item.y, item.x + item.width, item.y + item.height)]
                 if box[2] > box[0] and box[3] > box[1]:
-                    fill, stroke = self._color_of(item.fill), self._color_of(item.stroke)
-                    self.draw.rectangle(box, fill=fill, outline=stroke, width=self._line_width(1))
+                    self.draw.rectangle(box, fill=self._color_of(item.fill))
             case Mark():
                 self._mark(item)
             case Text():
@@ -106,14 +105,16 @@ class _Brush:
         self.draw.bitmap(corner, turned, fill=color)
 
     def _blend(self, role: str, opacity: float) -> str:
+        from PIL import ImageColor
+
         if opacity >= 1:
-            return _color(role, self.dark)
-        front, back = (_rgb(_color(name, self.dark)) for name in (role, "paper"))
+            return self._color_of(role)
+        front, back = (ImageColor.getrgb(self._color_of(name)) for name in (role, "paper"))
         mixed = (round(f * opacity + b * (1 - opacity)) for f, b in zip(front, back, strict=True))
         return "#" + "".join(f"{part:02x}" for part in mixed)
 
-    def _color_of(self, role: str | None) -> str | None:
-        return None if role is None else _color(role, self.dark)
+    def _color_of(self, role: str) -> str:
+        return _color(role, self.dark)
 
     def _scale(self, length: float) -> float:
         return length * self.factor
@@ -151,7 +152,3 @@ def _font(size: int) -> Any:
 
 def _color(role: str, dark: bool) -> str:
     return PALETTE[role][1 if dark else 0]
-
-
-def _rgb(color: str) -> tuple[int, ...]:
-    return tuple(int(color[n : n + 2], 16) for n in (1, 3, 5))

@@ -61,8 +61,7 @@ class Rect:
     y: float
     width: float
     height: float
-    fill: Role | None = "blue"
-    stroke: Role | None = None
+    fill: Role = "blue"
     tip: str = ""
 
 

@@ -35,10 +35,8 @@ def _render(item: Item) -> str:
         case Path():
             return _path(item)
         case Rect():
-            fill = f"fill:{_color(item.fill)}" if item.fill else "fill:none"
-            stroke = f";stroke:{_color(item.stroke)}" if item.stroke else ""
             box = f'x="{_num(item.x)}" y="{_num(item.y)}" width="{_num(item.width)}" height="{_num(item.height)}"'
-            return _with_tip("rect", f'{box} style="{fill}{stroke}"', item.tip)
+            return _with_tip("rect", f'{box} style="fill:{_color(item.fill)}"', item.tip)
         case Mark():
             return _mark(item)
         case Text():
