@@ -17,6 +17,7 @@ from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.nightly.clock import Moment, parse_moment
 from cclsearch.score.objective import default_spec
+from cclsearch.space.parse import parse_knob
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}")
 SLURM_WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_.,:@/+=%-]*")
@@ -279,8 +280,6 @@ def load_nightly(path: Path) -> NightlyConfig:
 def parse_nightly(data: dict[str, Any], where: str) -> NightlyConfig:
     """Validate a nightly configuration; raises UserError that starts with `where` and names every wrong field."""
     config = validate_mapping(NightlyConfig, data, where)
-    from cclsearch.space.parse import parse_knob
-
     for job in config.all_jobs:
         for text in job.knobs:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import threading
@@ -31,7 +32,8 @@ def send_webhook(variable: str, text: str) -> str | None:
 
 
 def _post(url: str, text: str, problems: list[str]) -> None:
-    body = json.dumps({"text": escape_slack(text)[:MAX_CHARACTERS]}).encode()
+    escaped = html.escape(text, quote=False)  # Slack reads `<!channel>` and links as markup
+    body = json.dumps({"text": escaped[:MAX_CHARACTERS]}).encode()
     try:
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
@@ -40,8 +42,3 @@ def _post(url: str, text: str, problems: list[str]) -> None:
         problems.append(f"status {error.code}")
     except Exception as error:  # whatever the server does must not fail the night
         problems.append(type(error).__name__)
-
-
-def escape_slack(text: str) -> str:
-    """The text with `&`, `<` and `>` escaped, which Slack reads as markup (`<!channel>`, links)."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
