@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from cclsearch.card.hardware import match_accelerator
 from cclsearch.core.values import Provenance
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import LOAD_RULE, Admission, Verdict
@@ -24,18 +25,14 @@ def admit(evidence: Evidence, rules: Sequence[Callable[[Evidence], Verdict]]) ->
 def check_provenance(evidence: Evidence) -> Verdict:
     """Whether result and launcher agree on the provenance: measured, recorded or simulated."""
     result = evidence.result
-    claimed = (
-        Provenance.SIMULATED if result.simulated else Provenance.RECORDED if result.recorded else Provenance.MEASURED
-    )
+    claimed, meaning = Provenance.MEASURED, "measured: the job ran"
+    if result.simulated:
+        claimed, meaning = Provenance.SIMULATED, "simulated: computed by a model, no job ran"
+    elif result.recorded:
+        claimed, meaning = Provenance.RECORDED, "recorded: looked up, no job ran"
     if claimed is not evidence.provenance:
-        detail = f"the result says {claimed.value}, the launcher {evidence.provenance.value}"
-        return Verdict(rule="provenance", ok=False, detail=detail)
-    meaning = {
-        Provenance.MEASURED: "measured: the job ran",
-        Provenance.RECORDED: "recorded: looked up, no job ran",
-        Provenance.SIMULATED: "simulated: computed by a model, no job ran",
-    }
-    return Verdict(rule="provenance", ok=True, detail=meaning[claimed])
+        meaning = f"the result says {claimed.value}, the launcher {evidence.provenance.value}"
+    return Verdict(rule="provenance", ok=claimed is evidence.provenance, detail=meaning)
 
 
 def check_world_size(evidence: Evidence) -> Verdict:
@@ -65,16 +62,14 @@ def check_ranks_traced(evidence: Evidence) -> Verdict:
 
 def check_devices(evidence: Evidence) -> Verdict:
     """Whether the trial ran on the accelerator of the frozen inputs."""
-    from cclsearch.card.hardware import match_accelerator
-
-    traced = evidence.trace.devices if evidence.trace else ()
+    rule, traced = "devices", evidence.trace.devices if evidence.trace else ()
     names = Counter((*evidence.result.devices, *(name for name in traced if match_accelerator(name))))
     if not names:
-        return Verdict(rule="devices", ok=None, detail="neither the run script nor the traces name the devices")
+        return Verdict(rule=rule, ok=None, detail="neither the run script nor the traces name the devices")
     hardware = evidence.card.hardware
     wanted = match_accelerator(hardware.accelerator, hardware.memory_gib)
     if wanted is None:
-        return Verdict(rule="devices", ok=None, detail=f"the card's accelerator {hardware.accelerator!r} is unknown")
+        return Verdict(rule=rule, ok=None, detail=f"the card's accelerator {hardware.accelerator!r} is unknown")
     different, unknown = [], []
     for name in names:
         found = match_accelerator(name) or match_accelerator(name, hardware.memory_gib)
@@ -83,16 +78,13 @@ def check_devices(evidence: Evidence) -> Verdict:
         elif found.name != wanted.name:
             different.append(f"{name!r} is {found.name}")
     if different:
-        return Verdict(rule="devices", ok=False, detail=f"the inputs name {wanted.name}, but {'; '.join(different)}")
-    if any(wanted.kind != "cpu" and not _is_like(name, wanted.name) for name in unknown):
-        return Verdict(
-            rule="devices",
-            ok=False,
-            detail=f"the inputs name {wanted.name}, but it ran on {', '.join(map(repr, unknown))}",
-        )
+        return Verdict(rule=rule, ok=False, detail=f"the inputs name {wanted.name}, but {'; '.join(different)}")
     if unknown and wanted.kind != "cpu":
-        return Verdict(rule="devices", ok=None, detail=f"unknown devices: {', '.join(map(repr, unknown))}")
-    return Verdict(rule="devices", ok=True, detail=", ".join(names))
+        listed = ", ".join(map(repr, unknown))
+        if all(_is_like(name, wanted.name) for name in unknown):
+            return Verdict(rule=rule, ok=None, detail=f"unknown devices: {listed}")
+        return Verdict(rule=rule, ok=False, detail=f"the inputs name {wanted.name}, but it ran on {listed}")
+    return Verdict(rule=rule, ok=True, detail=", ".join(names))
 
 
 def check_load(evidence: Evidence) -> Verdict:
@@ -118,15 +110,14 @@ def check_load(evidence: Evidence) -> Verdict:
 
 def check_unedited(evidence: Evidence) -> Verdict:
     """Whether `result.json` is still the file whose hash is in the ledger."""
-    if evidence.recorded_sha256 is None:
-        return Verdict(rule="unedited", ok=None, detail="evaluated when the trial finished")
-    if evidence.found_sha256 is None:
-        return Verdict(rule="unedited", ok=False, detail="result.json is missing, but its hash is in the ledger")
-    if evidence.found_sha256 != evidence.recorded_sha256:
-        return Verdict(
-            rule="unedited", ok=False, detail="result.json was changed after its hash was recorded in the ledger"
-        )
-    return Verdict(rule="unedited", ok=True, detail="result.json has the hash recorded in the ledger")
+    rule, recorded, found = "unedited", evidence.recorded_sha256, evidence.found_sha256
+    if recorded is None:
+        return Verdict(rule=rule, ok=None, detail="evaluated when the trial finished")
+    if found is None:
+        return Verdict(rule=rule, ok=False, detail="result.json is missing, but its hash is in the ledger")
+    if found != recorded:
+        return Verdict(rule=rule, ok=False, detail="result.json was changed after its hash was recorded in the ledger")
+    return Verdict(rule=rule, ok=True, detail="result.json has the hash recorded in the ledger")
 
 
 def _is_like(name: str, accelerator: str) -> bool:

@@ -6,7 +6,7 @@ import difflib
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, Direction, MetricInfo
-from cclsearch.plugins import TASKS
+from cclsearch.plugins import METRICS, TASKS
 
 
 def result_metric(
@@ -52,10 +52,10 @@ def find_metric(name: str, where: str, *, task: str | None = None, from_script: 
     if from_script:
         missing = f"the run script reported no `metrics.{name}`"
         return MetricInfo(name=name, unit=None, direction=None, source="script", missing=missing)
-    traced = _trace_metrics()
+    traced = METRICS.names()
     if name in traced:
-        unit, better = traced[name]
-        direction = None if better is None else _LOW if better == "lower" else _HIGH
+        unit, better = (getattr(METRICS.get(name), field, None) for field in ("unit", "better"))
+        direction = {"lower": _LOW, "higher": _HIGH}.get(better)
         missing = "the traces do not contain it"
         return MetricInfo(name=name, unit=unit, direction=direction, source="trace", missing=missing)
     known = [*own, *sorted(set(traced) - set(own))]
@@ -66,11 +66,3 @@ def find_metric(name: str, where: str, *, task: str | None = None, from_script: 
     raise UserError(
         f"{where}: there is no metric {name!r}; {hint} (a metric of your run script needs `source: script`)"
     )
-
-
-def _trace_metrics() -> dict[str, tuple[str | None, str | None]]:
-    """Metrics of the trace toolkit -> unit, and whether `lower` or `higher` is better."""
-    from cclsearch.plugins import METRICS
-
-    found = {name: METRICS.get(name) for name in METRICS.names()}
-    return {name: (getattr(metric, "unit", None), getattr(metric, "better", None)) for name, metric in found.items()}

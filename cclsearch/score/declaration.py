@@ -23,6 +23,8 @@ _CONSTRAINT = re.compile(r"\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign><=|>=)\s*(?P<bo
 _BOUND = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:\s*(?P<unit>[A-Za-z%].*))?")
 """A number with an optional unit; any other bound is arithmetic over the parameters."""
 Declared = TypeVar("Declared", bound=Model)
+Parameters = Mapping[str, float | str | None]
+"""Name -> a number, its text, `baseline`, or null."""
 NAME = r"^[a-z][a-z0-9_]{0,60}$"
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 _UNION_BRANCHES = frozenset({"float", "str", "literal['baseline']", "constrained-float"})
@@ -98,12 +100,7 @@ class ObjectiveDeclaration(Model):
 
 def read_declaration(path: Path) -> ObjectiveDeclaration:
     """The declaration in the file; raises UserError that names file and field."""
-    return check_declaration(read_yaml(path), str(path))
-
-
-def check_declaration(data: Mapping[str, Any], where: str) -> ObjectiveDeclaration:
-    """The declaration in this mapping; raises UserError that names `where` and the field."""
-    return _validate(ObjectiveDeclaration, data, where)
+    return _validate(ObjectiveDeclaration, read_yaml(path), str(path))
 
 
 def read_constraint(text: str, where: str) -> ConstraintDeclaration:
@@ -125,7 +122,7 @@ def _validate(model: type[Declared], data: Any, where: str) -> Declared:
 
 
 def resolve_parameters(
-    declared: Mapping[str, ParameterDeclaration], given: Mapping[str, float | str | None], where: str
+    declared: Mapping[str, ParameterDeclaration], given: Parameters, where: str
 ) -> dict[str, float | str | None]:
     """Every parameter's value: given or default; raises UserError for an unknown name or a value out of bounds."""
     for name in given:

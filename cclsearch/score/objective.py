@@ -24,6 +24,7 @@ from cclsearch.score.declaration import (
     ConstraintDeclaration,
     MetricDeclaration,
     ObjectiveDeclaration,
+    Parameters,
     read_constraint,
     read_declaration,
     resolve_parameters,
@@ -182,7 +183,8 @@ class Objective(Model):
 
     def values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Each metric, converted so that less is better; raises TrialError with the reason if one is missing."""
-        return tuple(term.minimized(_check_reciprocal(term, metrics)) for term in self.terms)
+        checks = ((term, _positive if term.reciprocal else _finite) for term in self.terms)
+        return tuple(term.minimized(check(term, metrics)) for term, check in checks)
 
     def broken_constraints(self, metrics: Mapping[str, float]) -> tuple[str, ...]:
         """The violated constraints, one line each; raises TrialError if a metric of a constraint is missing."""
@@ -224,9 +226,7 @@ def default_spec(task: str) -> str:
     return str(TASKS.get(task).objective or TASKS.get(task).primary)
 
 
-def load_objective(
-    spec: str, parameters: Mapping[str, float | str | None] | None = None, *, task: str | None = None
-) -> Objective:
+def load_objective(spec: str, parameters: Parameters | None = None, *, task: str | None = None) -> Objective:
     """The objective of that name, path, or `name:parameter=value,...` (`composite:weight=0.3`), or of a single metric.
 
     `parameters` override those of the spec. Metrics are those of `task`, or of all tasks if it is None. Raises
@@ -292,7 +292,7 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
 def build_objective(
     declaration: ObjectiveDeclaration,
     name: str,
-    given: Mapping[str, float | str | None],
+    given: Parameters,
     path: Path | str,
     task: str | None = None,
 ) -> Objective:
@@ -322,11 +322,8 @@ def build_objective(
     )
 
 
-def _build_term(
-    metric: MetricDeclaration, parameters: Mapping[str, float | str | None], where: str, task: str | None
-) -> Term:
-    info = find_metric(metric.name, f"{where}.name", task=task, from_script=metric.source == "script")
-    _check_unit(metric.name, metric.unit, info.unit, f"{where}.unit")
+def _build_term(metric: MetricDeclaration, parameters: Parameters, where: str, task: str | None) -> Term:
+    info = _find_measured(metric, metric.name, f"{where}.name", f"{where}.unit", task)
     scale, unit = 1.0, metric.unit or info.unit
     if metric.scale is not None and not _is_left_out(metric.scale, parameters, f"{where}.scale"):
         scale, unit = _number(metric.scale, parameters, f"{where}.scale"), metric.scaled_unit or unit
@@ -347,7 +344,7 @@ def _build_term(
     )
 
 
-def _reference(metric: MetricDeclaration, parameters: Mapping[str, float | str | None], where: str) -> float | None:
+def _reference(metric: MetricDeclaration, parameters: Parameters, where: str) -> float | None:
     if metric.weight is None:
         if metric.reference is not None:
             raise UserError(f"{where}.reference: is allowed only together with a `weight`")
@@ -366,10 +363,9 @@ def _reference(metric: MetricDeclaration, parameters: Mapping[str, float | str |
 
 
 def _build_constraint(
-    constraint: ConstraintDeclaration, parameters: Mapping[str, float | str | None], where: str, task: str | None
+    constraint: ConstraintDeclaration, parameters: Parameters, where: str, task: str | None
 ) -> Constraint:
-    info = find_metric(constraint.metric, f"{where}metric", task=task, from_script=constraint.source == "script")
-    _check_unit(constraint.metric, constraint.unit, info.unit, f"{where}unit")
+    info = _find_measured(constraint, constraint.metric, f"{where}metric", f"{where}unit", task)
     low, high = (
         None if bound is None else _number(bound, parameters, f"{where}{field}")
         for field, bound in (("at_least", constraint.at_least), ("at_most", constraint.at_most))
@@ -381,12 +377,16 @@ def _build_constraint(
     )
 
 
-def _check_unit(metric: str, declared: str | None, known: str | None, where: str) -> None:
-    if declared is not None and known is not None and declared != known:
-        raise UserError(f"{where}: {metric} is measured in {known!r}, not in {declared!r}")
+def _find_measured(
+    declared: MetricDeclaration | ConstraintDeclaration, name: str, where: str, where_unit: str, task: str | None
+) -> MetricInfo:
+    info = find_metric(name, where, task=task, from_script=declared.source == "script")
+    if declared.unit is not None and info.unit is not None and declared.unit != info.unit:
+        raise UserError(f"{where_unit}: {name} is measured in {info.unit!r}, not in {declared.unit!r}")
+    return info
 
 
-def _number(value: float | str, parameters: Mapping[str, float | str | None], where: str) -> float:
+def _number(value: float | str, parameters: Parameters, where: str) -> float:
     if not isinstance(value, str):
         return float(value)
     numbers = {name: float(v) for name, v in parameters.items() if isinstance(v, int | float)}
@@ -396,7 +396,7 @@ def _number(value: float | str, parameters: Mapping[str, float | str | None], wh
     return evaluate(value, numbers, where)
 
 
-def _is_left_out(scale: float | str, parameters: Mapping[str, float | str | None], where: str) -> bool:
+def _is_left_out(scale: float | str, parameters: Parameters, where: str) -> bool:
     if not isinstance(scale, str):
         return False
     return any(name in parameters and parameters[name] is None for name in parameter_names(scale, where))
@@ -416,10 +416,6 @@ def _positive(term: Term, metrics: Mapping[str, float], whose: str = "the trial'
     if value <= 0:
         _fail(f"{whose} {term.metric} must be above 0 to be weighted; it is {value:g}")
     return value
-
-
-def _check_reciprocal(term: Term, metrics: Mapping[str, float]) -> float:
-    return _positive(term, metrics) if term.reciprocal else _finite(term, metrics)
 
 
 def _weighted_ratio(term: Term, metrics: Mapping[str, float]) -> float:

@@ -111,10 +111,8 @@ class Space:
     @cached_property
     def num_accelerators_N(self) -> NDArray[np.int64]:
         """(N,) accelerators that each configuration uses: the product of its degrees of parallelism."""
-        product = np.ones(len(self), dtype=np.int64)
-        for degree in rank_degrees():
-            product *= self.column(degree).astype(np.int64)
-        return product
+        degrees = (self.column(degree).astype(np.int64) for degree in rank_degrees())
+        return math.prod(degrees, start=np.ones(len(self), dtype=np.int64))
 
     @cached_property
     def _code_of(self) -> dict[str, dict[tuple[bool, Value], int]]:

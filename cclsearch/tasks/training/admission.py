@@ -22,11 +22,12 @@ def check_declared_work(evidence: TrainingEvidence) -> Verdict:
     """Whether the run declared the card's global batch, sequence length, layers and parameters."""
     result, card, payload = evidence.result, evidence.card, evidence.payload
     wrong, undeclared = [], []
+    batch, seq_len = card.number("global_batch_size"), card.number("seq_len")
     for what, got, want in (
-        ("global batch (requested)", payload.global_batch_size, card.number("global_batch_size")),
-        ("sequence length (requested)", payload.seq_len, card.number("seq_len")),
-        ("global batch", result.global_batch_size, card.number("global_batch_size")),
-        ("sequence length", result.seq_len, card.number("seq_len")),
+        ("global batch (requested)", payload.global_batch_size, batch),
+        ("sequence length (requested)", payload.seq_len, seq_len),
+        ("global batch", result.global_batch_size, batch),
+        ("sequence length", result.seq_len, seq_len),
         ("layers", result.num_layers, card.arch.num_layers),
     ):
         if got is None:
@@ -41,9 +42,8 @@ def check_declared_work(evidence: TrainingEvidence) -> Verdict:
         return Verdict(rule="work", ok=False, detail="; ".join(wrong))
     if needed:
         return Verdict(rule="work", ok=None, detail=f"{evidence.provenance.value}: not declared: {', '.join(needed)}")
-    detail = f"{card.number('global_batch_size')} sequences of {card.number('seq_len')} tokens per step"
     rest = f"; not declared: {', '.join(undeclared)}" if undeclared else ""
-    return Verdict(rule="work", ok=True, detail=detail + rest)
+    return Verdict(rule="work", ok=True, detail=f"{batch} sequences of {seq_len} tokens per step{rest}")
 
 
 def check_steps(evidence: TrainingEvidence) -> Verdict:
@@ -59,24 +59,18 @@ def check_steps(evidence: TrainingEvidence) -> Verdict:
 
 def check_warmup(evidence: TrainingEvidence) -> Verdict:
     """Whether warm-up steps ran before the timed window, and none is inside it."""
+    rule, times, got = "warmup", evidence.result.step_times_s, evidence.result.warmup_steps
     if not evidence.is_measured:
-        return Verdict(rule="warmup", ok=None, detail=f"{evidence.provenance.value}: no steps were timed here")
+        return Verdict(rule=rule, ok=None, detail=f"{evidence.provenance.value}: no steps were timed here")
     want = max(evidence.payload.warmup_steps, DEFAULT.min_warmup_steps)
-    got = evidence.result.warmup_steps
-    if got < want:
-        return Verdict(
-            rule="warmup", ok=False, detail=f"{got} warm-up steps; at least {want} are required before the timed ones"
-        )
-    times = evidence.result.step_times_s
     bound = DEFAULT.max_first_step_cpu if evidence.is_on_cpu else DEFAULT.max_first_step
-    if len(times) >= 3:
-        ratio = times[0] / median(times[1:])
-        if ratio > bound:
-            detail = (
-                f"the first timed step took {ratio:.1f} x the others: a warm-up step was timed (at most {bound:g} x)"
-            )
-            return Verdict(rule="warmup", ok=False, detail=detail)
-    return Verdict(rule="warmup", ok=True, detail=f"{got} warm-up steps")
+    if got < want:
+        detail = f"{got} warm-up steps; at least {want} are required before the timed ones"
+        return Verdict(rule=rule, ok=False, detail=detail)
+    if len(times) >= 3 and (ratio := times[0] / median(times[1:])) > bound:
+        detail = f"the first timed step took {ratio:.1f} x the others: a warm-up step was timed (at most {bound:g} x)"
+        return Verdict(rule=rule, ok=False, detail=detail)
+    return Verdict(rule=rule, ok=True, detail=f"{got} warm-up steps")
 
 
 def check_spread(evidence: TrainingEvidence) -> Verdict:
@@ -92,17 +86,15 @@ def check_spread(evidence: TrainingEvidence) -> Verdict:
 
 def check_trace_time(evidence: TrainingEvidence) -> Verdict:
     """Whether traced and declared step time are of the same order (a profiler slows a step down)."""
-    rule, bound = "trace_time", DEFAULT
     declared, traced = evidence.metrics.get("step_time_s"), evidence.trace.step_time_s if evidence.trace else None
     if declared is None or traced is None:
-        return Verdict(rule=rule, ok=None, detail="the traces have no step time")
+        return Verdict(rule="trace_time", ok=None, detail="the traces have no step time")
     ratio = traced / declared
-    high = bound.max_traced_time_cpu if evidence.is_on_cpu else bound.max_traced_time
+    low, high = DEFAULT.min_traced_time, DEFAULT.max_traced_time_cpu if evidence.is_on_cpu else DEFAULT.max_traced_time
     detail = f"traced step time {traced:.4g} s, {ratio:.2f}x the timed {declared:.4g} s"
-    if not bound.min_traced_time <= ratio <= high:
-        detail = f"{detail}; between {bound.min_traced_time:g} and {high:g}x is allowed"
-        return Verdict(rule=rule, ok=False, detail=detail)
-    return Verdict(rule=rule, ok=True, detail=detail)
+    if not low <= ratio <= high:
+        return Verdict(rule="trace_time", ok=False, detail=f"{detail}; between {low:g} and {high:g}x is allowed")
+    return Verdict(rule="trace_time", ok=True, detail=detail)
 
 
 def check_traced_work(evidence: TrainingEvidence) -> Verdict:
@@ -143,15 +135,13 @@ def check_training_loss(evidence: TrainingEvidence) -> Verdict:
 
 
 def _check_accumulation(evidence: TrainingEvidence) -> list[str]:
-    payload = evidence.payload
+    payload, want = evidence.payload, evidence.card.number("global_batch_size")
     if "micro_batch_size" not in payload.config:
         return []
     dp, micro = payload.config.as_int("dp"), payload.config.as_int("micro_batch_size")
     made = dp * micro * payload.gradient_accumulation
-    if made == evidence.card.number("global_batch_size"):
-        return []
     parts = f"dp {dp} x micro-batch {micro} x accumulation {payload.gradient_accumulation}"
-    return [f"{parts} is a global batch of {made}, but {evidence.card.number('global_batch_size')} in the card"]
+    return [] if made == want else [f"{parts} is a global batch of {made}, but {want} in the card"]
 
 
 def _check_parameters(evidence: TrainingEvidence) -> list[str]:

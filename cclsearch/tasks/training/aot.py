@@ -20,6 +20,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import count_ranks
+from cclsearch.tasks.base import task_of
 
 COMPILE_S = 1800.0
 """Timeout of one compilation."""
@@ -74,25 +75,19 @@ def compile_memory(card: Card, config: Config, topology: str) -> CompiledMemory:
     The step is the engine's own JAX transformer with AdamW in fp32, not the framework's program.
     """
     shape = [int(size) for size in topology.partition(":")[2].split("x")]
-    per_pass = config.as_int("dp") * config.as_int("micro_batch_size")
-    if config.as_int("pp") != 1:
-        return CompiledMemory(topology, {}, "the reference model has no pipeline (pp must be 1)")
-    if config.as_int("cp") != 1:
-        return CompiledMemory(topology, {}, "the reference model has no context parallelism (cp must be 1)")
+    for knob, feature in (("pp", "pipeline"), ("cp", "context parallelism")):
+        if config.as_int(knob) != 1:
+            return CompiledMemory(topology, {}, f"the reference model has no {feature} ({knob} must be 1)")
     if count_ranks(config) != math.prod(shape):
         return CompiledMemory(topology, {}, f"tp x dp must be the {math.prod(shape)} chips of {topology}")
-    payload = {
-        "config": dict(config),
-        "arch": card.arch.model_dump(mode="json"),
-        "global_batch_size": card.number("global_batch_size"),
-        "seq_len": card.number("seq_len"),
-        "precision": card.precision,
-        "gradient_accumulation": max(1, card.number("global_batch_size") // per_pass),
-        "num_ranks": math.prod(shape),
-        "seed": 0,
-    }
+    payload = task_of(card).make_input(card, config, is_measured=False, run_id="aot", trial=0)
     script = load_framework(REFERENCE).script_path
-    return _compile({"script": str(script), "topology": topology, "payload": payload}, topology)
+    request: dict[str, object] = {
+        "script": str(script),
+        "topology": topology,
+        "payload": payload.model_dump(mode="json"),
+    }
+    return _compile(request, topology)
 
 
 def _compile(request: dict[str, object], topology: str) -> CompiledMemory:

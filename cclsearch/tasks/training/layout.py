@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.knobs import meaning_of
-from cclsearch.space.table import Space
+from cclsearch.space.table import Knob, Space
 
 Array = NDArray[np.float64]
 
@@ -106,14 +106,24 @@ def read_layout(card: Card, space: Space) -> Layout:
     )
 
 
-def _by_choice(space: Space, name: str, read: Callable[[Value, float], float]) -> Array:
-    """(N,) `read` of the values of the knob with that meaning; its neutral value if the space has no such knob."""
-    default = _as_number(meaning_of(name).neutral, 0.0)
-    knob = space.find(name)
+def _read_knob(space: Space, knob: Knob | None, read: Callable[[Value], float], default: float) -> Array:
+    """(N,) `read` of the knob's values; `default` if there is no knob."""
     if knob is None:
         return np.full(len(space), default)
-    values = [read(choice, default) for choice in knob.choices]
-    return np.array(values, dtype=np.float64)[space.codes_NK[:, space.knobs.index(knob)]]
+    values = np.array([read(choice) for choice in knob.choices], dtype=np.float64)
+    return values[space.codes_NK[:, space.knobs.index(knob)]]
+
+
+def _by_choice(space: Space, name: str, read: Callable[[Value, float], float]) -> Array:
+    """(N,) `read` of the values of the knob with that meaning, or its neutral value."""
+    default = _as_number(meaning_of(name).neutral, 0.0)
+    return _read_knob(space, space.find(name), lambda choice: read(choice, default), default)
+
+
+def _by_kernel_choice(space: Space, read: Callable[[str], float], default: float) -> Array:
+    """(N,) `read` of the values, in lower case, of the first knob about kernels or attention."""
+    about = (k for k in space.knobs if "kernel" in k.name or "attention" in k.name.replace("activation", ""))
+    return _read_knob(space, next(about, None), lambda choice: read(str(choice).lower()), default)
 
 
 def _as_number(choice: Value, default: float) -> float:
@@ -140,23 +150,6 @@ def _zero(space: Space) -> Array:
     if space.find("zero_stage") is None:
         return 3.0 * _by_choice(space, "fsdp", _as_switch)
     return np.clip(_by_choice(space, "zero_stage", _as_stage), 0.0, 3.0)
-
-
-def _kernel_knob(space: Space) -> int | None:
-    """Return the index of the knob about kernels or attention; None if there is none."""
-    for knob_index, knob in enumerate(space.knobs):
-        if "kernel" in knob.name or "attention" in knob.name.replace("activation", ""):
-            return knob_index
-    return None
-
-
-def _by_kernel_choice(space: Space, read: Callable[[str], float], default: float) -> Array:
-    """(N,) `read` of that knob's choices, in lower case; `default` if there is no such knob."""
-    index = _kernel_knob(space)
-    if index is None:
-        return np.full(len(space), default)
-    values = [read(str(choice).lower()) for choice in space.knobs[index].choices]
-    return np.array(values, dtype=np.float64)[space.codes_NK[:, index]]
 
 
 def _unfused_norms(space: Space) -> Array:
