@@ -55,7 +55,7 @@ def find_metric(name: str, where: str, *, task: str | None = None, from_script: 
     traced = METRICS.names()
     if name in traced:
         unit, better = (getattr(METRICS.get(name), field, None) for field in ("unit", "better"))
-        direction = {"lower": _LOW, "higher": _HIGH}.get(better)
+        direction = {"lower": _LOW, "higher": _HIGH}.get(str(better))
         missing = "the traces do not contain it"
         return MetricInfo(name=name, unit=unit, direction=direction, source="trace", missing=missing)
     known = [*own, *sorted(set(traced) - set(own))]
