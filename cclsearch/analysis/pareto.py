@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from cclsearch.core.errors import TrialError, UserError
-from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Config, Provenance
 from cclsearch.record.trial import Trial
-from cclsearch.report.gather import clean, describe_work
-from cclsearch.report.pareto import Axis, ParetoPage, ParetoPoint
+from cclsearch.report.certainty import list_spreads
+from cclsearch.report.gather import clean, describe_work, metrics_of
+from cclsearch.report.pareto import ParetoPage, ParetoPoint
 from cclsearch.run.folder import Run
-from cclsearch.score.objective import Objective, Term
+from cclsearch.score.objective import Objective
 from cclsearch.search.sweep import Sweep, describe_sweep, drop_weights, make_pareto_objective, read_sweep, trade_off
-from cclsearch.stats.noise import Noise, confidence_interval, estimate_noise
+from cclsearch.stats.noise import confidence_interval, estimate_noise
 from cclsearch.stats.pareto import (
+    Floats,
     choose_by_weight,
     choose_reference_point,
     cumulative_hypervolume,
@@ -143,9 +144,7 @@ def _build_page(
             trial=m.trial.number,
             config=dict(m.trial.config),
             config_text=clean(str(m.trial.config)),
-            values=tuple(
-                m.metrics[name] * term.scale for name, term in zip(objective.metrics, objective.terms, strict=True)
-            ),
+            values=tuple(m.metrics[term.metric] * term.scale for term in objective.terms),
             on_front=bool(on_front_N[n]),
             is_knee=n == knee_row,
             interval=_interval(m, objective),
@@ -162,23 +161,16 @@ def _build_page(
         runs=tuple(run.spec.run_id for run in runs),
         work=describe_work(runs[0].spec),
         provenance=runs[0].spec.provenance.value,
-        axes=tuple(Axis(t.metric, t.unit or "", t.direction is Direction.MAXIMIZE) for t in objective.terms),
+        axes=objective.terms,
         points=points,
         growth=_grow(runs, placed, spread_NM, reference_M, total),
         hypervolume=total,
-        reference=tuple(_natural(t, float(v)) for t, v in zip(objective.terms, reference, strict=True)),
+        reference=tuple(t.restored(float(v)) for t, v in zip(objective.terms, reference, strict=True)),
         is_by_ratio=bool(positive_M.all()),
         objective=sweep.objective if sweep else objective.name,
         weights=_list_weights(points, sweep),
         notes=_notes(runs, scores is None and sweep is not None),
     )
-
-
-def _natural(term: Term, minimized: float) -> float:
-    """The scaled value of the metric, from its minimized form."""
-    if term.direction is Direction.MINIMIZE:
-        return minimized
-    return 1.0 / minimized if term.reciprocal else -minimized
 
 
 def _score(
@@ -187,10 +179,8 @@ def _score(
     """Score of each point at weight 0 and 1, and the weights that choose it; None and empty without weights."""
     if sweep is None or sweep.at_0 is None:
         return None, {}
-    baseline = runs[0].state.baseline
-    reference = baseline.outcome.metrics if baseline and baseline.outcome else None
     try:
-        scores = [sweep.scores(m.metrics, reference) for m, _ in placed]
+        scores = [sweep.scores(m.metrics, metrics_of(runs[0].state.baseline)) for m, _ in placed]
     except (TrialError, ValueError):
         return None, {}
     at_0, at_1 = np.array(scores).T
@@ -202,10 +192,9 @@ def _list_weights(points: Sequence[ParetoPoint], sweep: Sweep | None) -> tuple[t
     if sweep is None or not any(point.scores for point in points):
         return ()
     rows = []
-    chosen = [(n, p.chosen, p.scores) for n, p in enumerate(points) if p.chosen and p.scores]
     for weight in sweep.weights:
-        point, _, (low, high) = next(c for c in chosen if c[1][0] <= weight <= c[1][1])
-        rows.append((weight, point, (1 - weight) * low + weight * high))
+        n = next(n for n, p in enumerate(points) if p.chosen and p.chosen[0] <= weight <= p.chosen[1])
+        rows.append((weight, n, points[n].score_at(weight)))
     return tuple(rows)
 
 
@@ -214,22 +203,17 @@ def _interval(measured: _Measured, objective: Objective) -> tuple[float, float] 
     if measured.run.spec.provenance is not Provenance.MEASURED:
         return None
     value = measured.metrics[objective.metrics[0]] * objective.terms[0].scale
-    interval = confidence_interval([value] * measured.runs, _noise_of(measured.run))
+    state = measured.run.state
+    noise = estimate_noise(list(state.losses_by_config().values()), list_spreads(state.trials.values()))
+    interval = confidence_interval([value] * measured.runs, noise)
     return interval.low, interval.high
-
-
-def _noise_of(run: Run) -> Noise:
-    spreads = [
-        t.outcome.spread for t in run.state.trials.values() if t.loss is not None and t.outcome and t.outcome.spread
-    ]
-    return estimate_noise(list(run.state.losses_by_config().values()), spreads)
 
 
 def _grow(
     runs: Sequence[Run],
     placed: list[tuple[_Measured, tuple[float, ...]]],
-    spread_NM: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    reference_M: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    spread_NM: Floats,
+    reference_M: Floats,
     total: float,
 ) -> tuple[float, ...]:
     """Share of the hypervolume after each trial that costs budget, in order; a failed trial repeats the last share."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,7 @@ def write_csv(run: Run, path: Path) -> None:
     for column in table.columns:
         if table[column].dtype.name in ("object", "string", "str"):
             table[column] = table[column].map(escape_formula, na_action="ignore")
-    _require_new(path)
-    with writing_to(path), replacing(path) as partial:
+    with _creating(path) as partial:
         table.to_csv(partial, index=False)
 
 
@@ -50,8 +50,7 @@ def write_parquet(run: Run, path: Path) -> None:
         import pyarrow  # noqa: F401
     except ImportError:
         raise UserError("Parquet needs pyarrow: `pip install pyarrow`, or use `--to csv`") from None
-    _require_new(path)
-    with writing_to(path), replacing(path) as partial:
+    with _creating(path) as partial:
         tabulate_run(gather_run(run)).to_parquet(partial, index=False)
 
 
@@ -65,11 +64,9 @@ def write_optuna(run: Run, path: Path) -> str:
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
-    _require_new(path)
-    page = gather_run(run)
     try:
-        with writing_to(path), replacing(path) as partial:
-            _fill_study(page, run.spec.objective, f"sqlite:///{partial.absolute()}")
+        with _creating(path) as partial:
+            _fill_study(gather_run(run), run.spec.objective, f"sqlite:///{partial.absolute()}")
     except (SQLAlchemyError, StorageInternalError) as error:
         raise UserError(f"cannot write {str(path)!r}: {one_line(str(error), 200)}") from None
     return f"sqlite:///{path.absolute()}"
@@ -88,7 +85,8 @@ def _fill_study(page: RunPage, objective: Objective, url: str) -> None:
     for key in ("workload", "work", "hardware", "framework", "provenance", "objective"):
         study.set_user_attr(key, getattr(page, key))
     distributions = _distributions(page)
-    study.add_trials([t for row in page.trials if (t := _as_optuna(row, objective, distributions)) is not None])
+    finished = [row for row in page.trials if row.state != RUNNING]
+    study.add_trials([_as_optuna(row, objective, distributions) for row in finished])
     storage.engine.dispose()
 
 
@@ -124,20 +122,16 @@ def _metric_name(objective: Objective) -> str:
 def _distributions(page: RunPage) -> dict[str, Any]:
     from optuna.distributions import CategoricalDistribution
 
-    knobs = dict.fromkeys(knob for trial in page.trials for knob in trial.config)
-    return {knob: CategoricalDistribution(_choices(page.trials, knob)) for knob in knobs}
-
-
-def _choices(trials: Sequence[TrialRow], knob: str) -> list[Value]:
-    values = {(type(t.config[knob]).__name__, t.config[knob]): t.config[knob] for t in trials if knob in t.config}
-    return [values[key] for key in sorted(values, key=lambda key: (key[0], key[1]))]
+    tried: dict[str, dict[tuple[str, Value], Value]] = {}
+    for trial in page.trials:
+        for knob, value in trial.config.items():
+            tried.setdefault(knob, {})[type(value).__name__, value] = value
+    return {knob: CategoricalDistribution([values[key] for key in sorted(values)]) for knob, values in tried.items()}
 
 
 def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any]) -> Any:
     from optuna.trial import TrialState, create_trial
 
-    if row.state == RUNNING:
-        return None
     ranked = row.state == RANKED
     values: list[float] | None = None
     if ranked and objective.is_multi:
@@ -145,9 +139,7 @@ def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any
     elif row.loss is not None:
         values = [row.loss]
     attributes: dict[str, Any] = {"number": row.number, "proposer": row.proposer, "purpose": row.purpose}
-    attributes |= {key: text for key, text in (("reason", row.reason), ("rationale", row.rationale)) if text}
-    if row.failure_kind:
-        attributes["failure_kind"] = row.failure_kind
+    attributes |= {key: text for key in ("reason", "rationale", "failure_kind") if (text := getattr(row, key))}
     attributes |= dict(row.metrics)
     return create_trial(
         state=TrialState.COMPLETE if ranked else TrialState.FAIL,
@@ -158,10 +150,13 @@ def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any
     )
 
 
-def _require_new(path: Path) -> None:
-    """Create the file's folder; raises UserError if the file exists or cannot be written."""
+@contextlib.contextmanager
+def _creating(path: Path) -> Iterator[Path]:
+    """A temporary file that becomes `path`; raises UserError if the file exists or cannot be written."""
     with writing_to(path):
         if path.exists():
             raise UserError(f"{str(path)!r} exists already: remove it, or name another file with --out")
         path.parent.mkdir(parents=True, exist_ok=True)
     require_writable(path, "--out")
+    with writing_to(path), replacing(path) as partial:
+        yield partial

@@ -38,12 +38,11 @@ def choose_target(
         raise UserError(f"{option} and --recording {recording} exclude each other: a recording runs no trial")
     if in_allocation:
         return Target(_use_allocation(load_profile(launcher or "slurm-generic")))
-    if recording is not None:
-        return _replay(find_recording(recording), ())
-    if launcher == "replay":
-        if card.recording is None:
+    if recording is not None or launcher == "replay":
+        name = card.recording if recording is None else recording
+        if name is None:
             raise UserError(f"{card.name} names no recording: choose one with `--recording FOLDER`")
-        return _replay(find_recording(card.recording), ())
+        return _replay(find_recording(name))
     if launcher is not None:
         profile = load_profile(launcher)
         return Target(profile, notes=_warn_too_few(card, profile))
@@ -78,7 +77,7 @@ def count_local_gpus() -> int:
         except (OSError, subprocess.TimeoutExpired):
             continue
         if done.returncode == 0:
-            return sum(line.lstrip().startswith(mark) or mark in line for line in done.stdout.splitlines())
+            return sum(mark in line for line in done.stdout.splitlines())
     return 0
 
 
@@ -90,7 +89,10 @@ def _choose_default(card: Card) -> Target:
     if found >= card.hardware.num_accelerators:
         return Target(load_profile("local"), notes=(f"trials run on this machine's {found} accelerators",))
     if card.recording is not None:
-        return _replay(find_recording(card.recording), _suggest_cluster())
+        hint = "to run trials on a cluster, use `--launcher NAME` (see `ccl-search launcher list`)"
+        if shutil.which("sbatch"):
+            hint = "to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted"
+        return _replay(find_recording(card.recording), hint)
     raise UserError(
         f"{card.name} needs {card.hardware.num_accelerators} x {card.hardware.accelerator}, but this machine has"
         f" {found or 'none'} and the card names no recording: choose a cluster profile (`--launcher slurm-generic`,"
@@ -122,12 +124,6 @@ def _warn_too_few(card: Card, profile: Profile) -> tuple[str, ...]:
     )
 
 
-def _replay(folder: Path, notes: tuple[str, ...]) -> Target:
+def _replay(folder: Path, *notes: str) -> Target:
     profile = profile_from_mapping({"launcher": "replay", "recording": str(folder)}, name="replay")
     return Target(profile, recording=folder, notes=notes)
-
-
-def _suggest_cluster() -> tuple[str, ...]:
-    if shutil.which("sbatch"):
-        return ("to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted",)
-    return ("to run trials on a cluster, use `--launcher NAME` (see `ccl-search launcher list`)",)

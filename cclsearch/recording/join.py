@@ -8,6 +8,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,7 +56,9 @@ def join_recordings(recordings: Sequence[Recording], into: Path) -> Path:
     card = _join_cards(recordings)
     digest = hashlib.sha256((table + card).encode()).hexdigest()[:8]
     counts = [recording.card.hardware.num_accelerators for recording in recordings]
-    folder = into / f"{_common_stem([r.name for r in recordings])}-{min(counts)}to{max(counts)}-{digest}"
+    shared = os.path.commonprefix([recording.name for recording in recordings])  # noqa: RUF071 names, not paths
+    stem = shared.rstrip("-_.") or "joined"
+    folder = into / f"{stem}-{min(counts)}to{max(counts)}-{digest}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "trials.csv", table)
@@ -108,10 +111,3 @@ def _work_of(card: Card) -> tuple[object, ...]:
         hardware.memory_gib,
         hardware.accelerators_per_node,
     )
-
-
-def _common_stem(names: Sequence[str]) -> str:
-    stem = names[0]
-    while stem and not all(name.startswith(stem) for name in names):
-        stem = stem[:-1]
-    return stem.rstrip("-_.") or "joined"

@@ -160,7 +160,8 @@ def _read_table(path: Path, task: Any) -> tuple[tuple[Knob, ...], tuple[Recorded
         for n, cells in enumerate(body)
     ]
     kept, notes = _keep_better(rows, task.primary_metric)
-    knobs = tuple(Knob(name, _choices(columns[name])) for name in names)
+    choices = [sorted(set(columns[name]), key=lambda value: (isinstance(value, str), value)) for name in names]
+    knobs = tuple(map(Knob, names, map(tuple, choices)))
     return knobs, tuple(kept), notes
 
 
@@ -204,10 +205,6 @@ def _number(cell: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _choices(values: Sequence[Value]) -> tuple[Value, ...]:
-    return tuple(sorted(set(values), key=lambda value: (isinstance(value, str), value)))
 
 
 def _read_row(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cclsearch.core.values import Provenance
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.stats.noise import (
-    DEFAULT_CONFIDENCE,
     ConfidenceInterval,
     Noise,
     chances_to_be_best,
     confidence_better,
     confidence_interval,
     estimate_noise,
+    is_better,
 )
 
 
@@ -22,7 +23,6 @@ from cclsearch.stats.noise import (
 class Certainty:
     """How certain it is that the best of the ranked configurations is the best."""
 
-    best: Trial
     noise: Noise
     interval: ConfidenceInterval
     """Interval of the best configuration's loss."""
@@ -34,10 +34,10 @@ class Certainty:
     tied: tuple[int, ...]
     """First trials of the configurations it ties with (differences within noise), closest first."""
 
-    @property
-    def confidence(self) -> float:
-        """The confidence that `beaten` requires, 0 to 1."""
-        return DEFAULT_CONFIDENCE
+
+def list_spreads(trials: Iterable[Trial]) -> list[float]:
+    """The spread inside the run of each ranked trial that has one."""
+    return [t.outcome.spread for t in trials if t.loss is not None and t.outcome and t.outcome.spread]
 
 
 def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | None:
@@ -46,13 +46,11 @@ def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | N
     if best is None or provenance is not Provenance.MEASURED:
         return None
     runs = state.losses_by_trial()
-    spreads = [t.outcome.spread for t in state.trials.values() if t.loss is not None and t.outcome and t.outcome.spread]
-    noise = estimate_noise(list(runs.values()), spreads)
+    noise = estimate_noise(list(runs.values()), list_spreads(state.trials.values()))
     own = runs[best.number]
     others = sorted((number for number in runs if number != best.number), key=lambda n: sum(runs[n]) / len(runs[n]))
-    beaten = {n for n in others if confidence_better(own, runs[n], noise) >= DEFAULT_CONFIDENCE}
+    beaten = {n for n in others if is_better(own, runs[n], noise)}
     return Certainty(
-        best=best,
         noise=noise,
         interval=confidence_interval(own, noise),
         num_runs=len(own),
@@ -72,6 +70,5 @@ def compare_with_runner_up(state: RunState, trial: Trial) -> tuple[int, float] |
     if best is None or best.number != trial.number or len(runs) < 2:
         return None
     runner_up = min((n for n in runs if n != trial.number), key=lambda n: sum(runs[n]) / len(runs[n]))
-    spreads = [t.outcome.spread for t in (trial, state.trials[runner_up]) if t.outcome and t.outcome.spread]
-    noise = estimate_noise(list(runs.values()), spreads)
+    noise = estimate_noise(list(runs.values()), list_spreads((trial, state.trials[runner_up])))
     return runner_up, confidence_better(runs[trial.number], runs[runner_up], noise)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from cclsearch.core.values import Value
 from cclsearch.draw.axes import Frame, Scale, fit_scale, make_ticks, show_number
 from cclsearch.draw.scene import SCALE, SERIES, Item, Mark, Path, Rect, Scene, Text
+from cclsearch.report.axes import LEFT, RIGHT, WIDTH, draw_bar_scale, draw_legend
 from cclsearch.report.data import CONFIRMATION, FAILED, NOT_ADMITTED, RANKED, RUNNING, RunPage, TrialRow
 from cclsearch.report.figures import show_value
 
-WIDTH = 880.0
-LEFT, RIGHT = 76.0, 20.0
 STRIP_ROW = 22.0
 MAX_STRIP_COLUMNS = 200
 
@@ -32,7 +33,9 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
     y = fit_scale([*(v for _, v in shown), *(interval or ())], bottom, 52)
     frame = Frame(x, y)
     unit = page.score_label if by_score else metric.axis_label
-    items = frame.draw("", unit + page.mark, x_ticks=_trial_ticks(len(page.trials)), x_names=_trial_names(page))
+    ticks = _trial_ticks(len(page.trials))
+    names = [str(page.trials[int(n) - 1].number) for n in ticks]
+    items = frame.draw("", unit + page.mark, x_ticks=ticks, x_names=names)
     items += _best_so_far(shown, place, frame, page.greater_is_better if by_score else metric.greater_is_better)
     best = page.best_trial
     if best is not None and interval:
@@ -40,7 +43,8 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
         items.append(Path(((at, y(low)), (at, y(high))), "green", 2.0, tip=f"interval of the true {metric.words}"))
     for trial in page.trials:
         items.append(_trial_mark(page, trial, value(trial), x(place[trial.number]), frame))
-    items += _legend([mark for mark in _LEGEND if _is_used(mark[0], page.trials)], 20)
+    used = [(kind, mark) for kind, mark in _MARKS.items() if kind != RUNNING and _is_used(kind, page.trials)]
+    items += draw_legend(used, LEFT + 60, 20)
     items += _draw_strip(page, knobs, x, bottom + 34)
     height = bottom + 34 + (STRIP_ROW * len(knobs) + 26 if len(page.trials) <= MAX_STRIP_COLUMNS else 14)
     what = page.score_label if by_score else metric.title
@@ -48,29 +52,31 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
     return Scene(name, f"{what} by trial", _summarize_progress(page, shown, unit), WIDTH, height, tuple(items))
 
 
-_LEGEND: tuple[tuple[str, str, Mark], ...] = (
-    (RANKED, "ranked", Mark(0, 0, "circle", 9, "blue")),
-    (CONFIRMATION, "confirmation", Mark(0, 0, "diamond", 9, "purple")),
-    ("best", "best", Mark(0, 0, "star", 14, "green")),
-    (NOT_ADMITTED, "not admitted", Mark(0, 0, "triangle", 9, "yellow", hollow=True)),
-    (FAILED, "failed", Mark(0, 0, "cross", 8, "orange")),
-)
+_MARKS: dict[str, Mark] = {
+    RANKED: Mark(0, 0, "circle", 9, "blue"),
+    CONFIRMATION: Mark(0, 0, "diamond", 9, "purple"),
+    "best": Mark(0, 0, "star", 14, "green"),
+    NOT_ADMITTED: Mark(0, 0, "triangle", 9, "yellow", hollow=True),
+    FAILED: Mark(0, 0, "cross", 8, "orange"),
+    RUNNING: Mark(0, 0, "ring", 8, "gray"),
+}
+"""The mark of each kind of trial, in the order of the legend."""
 
 
 def _trial_mark(page: RunPage, trial: TrialRow, value: float | None, x: float, frame: Frame) -> Mark:
     tip = f"trial {trial.number}: {trial.config_text}"
     if value is None:
         state = trial.state if trial.state in (NOT_ADMITTED, FAILED) else RUNNING
-        shape = {NOT_ADMITTED: "triangle", FAILED: "cross"}.get(state, "ring")
-        color = {NOT_ADMITTED: "yellow", FAILED: "orange"}.get(state, "gray")
         tip += f"\n{state}{': ' + trial.failure_kind if trial.failure_kind else ''} {trial.reason}"
-        return Mark(x, frame.top - 8, shape, 8, color, hollow=True, tip=tip)  # type: ignore[arg-type]
+        return replace(_MARKS[state], x=x, y=frame.top - 8, size=8, hollow=True, tip=tip)
     tip += f"\n{show_number(value)} by {trial.proposer}"
     if trial.number == page.best:
-        return Mark(x, frame.y(value), "star", 17, "green", tip=tip + "\nthe best")
-    if trial.purpose == CONFIRMATION:
-        return Mark(x, frame.y(value), "diamond", 9, "purple", tip=tip + "\nconfirmation")
-    return Mark(x, frame.y(value), "circle", 9, "blue", tip=tip)
+        mark, tip = replace(_MARKS["best"], size=17), tip + "\nthe best"
+    elif trial.purpose == CONFIRMATION:
+        mark, tip = _MARKS[CONFIRMATION], tip + "\nconfirmation"
+    else:
+        mark = _MARKS[RANKED]
+    return replace(mark, x=x, y=frame.y(value), tip=tip)
 
 
 def _best_so_far(
@@ -79,18 +85,12 @@ def _best_so_far(
     points: list[tuple[float, float]] = []
     best: float | None = None
     for trial, value in shown:
-        if trial.purpose == CONFIRMATION:
-            continue
-        better = best is None or (value > best if greater else value < best)
-        if better:
-            if best is not None:
-                points.append((frame.x(place[trial.number]), frame.y(best)))
+        is_better = best is None or (value > best if greater else value < best)
+        if is_better and trial.purpose != CONFIRMATION:
+            x = frame.x(place[trial.number])
+            points += [(x, frame.y(v)) for v in (best, value) if v is not None]
             best = value
-            points.append((frame.x(place[trial.number]), frame.y(best)))
-    if best is None:
-        return []
-    points.append((frame.right, frame.y(best)))
-    return [Path(tuple(points), "green", 1.8)]
+    return [] if best is None else [Path((*points, (frame.right, frame.y(best))), "green", 1.8)]
 
 
 def _draw_strip(page: RunPage, knobs: Sequence[str], x: Scale, top: float) -> list[Item]:
@@ -100,7 +100,8 @@ def _draw_strip(page: RunPage, knobs: Sequence[str], x: Scale, top: float) -> li
     items: list[Item] = []
     width = (x.end - x.start) / max(len(page.trials), 1)
     for row, knob in enumerate(knobs):
-        values = sorted({t.config[knob] for t in page.trials if knob in t.config}, key=_value_order)
+        known = {trial.config[knob] for trial in page.trials if knob in trial.config}
+        values = sorted(known, key=lambda value: (isinstance(value, str), value))
         y = top + row * STRIP_ROW
         items.append(Text(x.start - 8, y + 15, knob if len(knob) <= 20 else knob[:19] + "…", 11.5, "end", "muted"))
         for n, trial in enumerate(page.trials):
@@ -134,10 +135,7 @@ def draw_causes(page: RunPage) -> Scene | None:
     longest = max(sum(trial.seconds_by_cause.values()) for _, trial in rows)
     x = Scale(0.0, longest * 1.02, 150, WIDTH - RIGHT)
     bottom = 62 + 52.0 * len(rows)
-    ticks = make_ticks(x, 6)
-    items: list[Item] = [Path(((x(t), 54), (x(t), bottom)), "grid") for t in ticks]
-    items += [Text(x(t), bottom + 18, show_number(t), 11.5, "middle", "muted") for t in ticks]
-    items.append(Text((x.start + x.end) / 2, bottom + 38, "seconds of a traced step (profiler on)", 12.5, "middle"))
+    items = draw_bar_scale(x, 54, bottom, "seconds of a traced step (profiler on)")
     for row, (label, trial) in enumerate(rows):
         y, left = 62 + 52.0 * row, 0.0
         items.append(Text(140, y + 22, f"{label} (trial {trial.number})", 12.5, "end"))
@@ -152,7 +150,8 @@ def draw_causes(page: RunPage) -> Scene | None:
             if len(cause) * 6.6 <= width - 8:
                 items.append(Text(x(left) + width / 2, y + 21, cause, 11.5, "middle", "paper"))
             left += seconds
-    items += _legend([(c, c, Mark(0, 0, "square", 11, SERIES[n % len(SERIES)])) for n, c in enumerate(causes)], 24)
+    marks = [(cause, Mark(0, 0, "square", 11, SERIES[n % len(SERIES)])) for n, cause in enumerate(causes)]
+    items += draw_legend(marks, LEFT + 60, 24)
     summary = "; ".join(
         f"{label}: " + ", ".join(f"{c} {show_number(s)} s" for c, s in trial.seconds_by_cause.items())
         for label, trial in rows
@@ -168,11 +167,8 @@ def draw_sensitivity(page: RunPage) -> Scene | None:
     neighbors = sorted(page.neighbors, key=lambda n: n.ratio, reverse=page.metric.greater_is_better)[:16]
     x = fit_scale([1.0, *(n.ratio for n in neighbors)], 330, WIDTH - RIGHT)
     bottom = 46 + 25.0 * len(neighbors)
-    ticks = make_ticks(x, 6)
-    items: list[Item] = [Path(((x(t), 38), (x(t), bottom)), "grid") for t in ticks]
-    items += [Text(x(t), bottom + 18, f"{show_number(t)}x", 11.5, "middle", "muted") for t in ticks]
-    items.append(Path(((x(1.0), 34), (x(1.0), bottom)), "green", 1.6))
-    items.append(Text((x.start + x.end) / 2, bottom + 38, f"{page.metric.words} relative to the best", 12.5, "middle"))
+    items = draw_bar_scale(x, 38, bottom, f"{page.metric.words} relative to the best", "x")
+    items.insert(-1, Path(((x(1.0), 34), (x(1.0), bottom)), "green", 1.6))
     for row, neighbor in enumerate(neighbors):
         y = 46 + 25.0 * row + 10
         items.append(Text(320, y + 4, neighbor.change, 12, "end"))
@@ -180,12 +176,9 @@ def draw_sensitivity(page: RunPage) -> Scene | None:
         measured = neighbor.trial is not None
         tip = f"{neighbor.change}: {neighbor.ratio:.3g}x" + (f", trial {neighbor.trial}" if measured else ", predicted")
         items.append(Mark(x(neighbor.ratio), y, "circle" if measured else "ring", 10, "blue", not measured, tip))
-    kinds = [
-        ("m", "run", Mark(0, 0, "circle", 10, "blue")),
-        ("p", "predicted, not run", Mark(0, 0, "ring", 10, "blue")),
-    ]
-    used = [k for k in kinds if any((n.trial is not None) == (k[0] == "m") for n in neighbors)]
-    items += _legend(used, 20)
+    kinds = [("run", Mark(0, 0, "circle", 10, "blue")), ("predicted, not run", Mark(0, 0, "ring", 10, "blue"))]
+    used = [kind for kind in kinds if any((n.trial is not None) == (kind[0] == "run") for n in neighbors)]
+    items += draw_legend(used, LEFT + 60, 20)
     summary = "; ".join(f"{n.change}: {n.ratio:.3g}x" for n in neighbors)
     return Scene("sensitivity", "Configurations near the best", summary, WIDTH, bottom + 50, tuple(items))
 
@@ -215,31 +208,13 @@ def draw_prediction(page: RunPage) -> Scene | None:
         off.append(abs(math.log(measured / expected)))
         values = f"expected {show_value(metric, expected)}, actual {show_value(metric, measured)}"
         tip = f"trial {trial.number}: {values}\n{trial.config_text}"
-        best = trial.number == page.best
-        items.append(
-            Mark(
-                x(expected),
-                y(measured),
-                "star" if best else "circle",
-                16 if best else 9,
-                "green" if best else "blue",
-                tip=tip,
-            )
-        )
+        mark = replace(_MARKS["best"], size=16) if trial.number == page.best else _MARKS[RANKED]
+        items.append(replace(mark, x=x(expected), y=y(measured), tip=tip))
     middle = math.exp(sorted(off)[len(off) // 2]) - 1
     summary = f"{len(points)} trials; half of them were within {middle:.0%} of the expected {metric.words}"
     notes = (f"{len(points)} trials", f"half within {middle:.0%} of expected")
     items += [Text(590, 60 + 20 * n, note, 12.5) for n, note in enumerate(notes)]
     return Scene("prediction", f"Expected and actual {metric.words}", summary, WIDTH, 450, tuple(items))
-
-
-def _legend(marks: Sequence[tuple[str, str, Mark]], y: float, x: float = LEFT + 60) -> list[Item]:
-    items: list[Item] = []
-    for _, label, mark in marks:
-        items.append(Mark(x, y - 4, mark.shape, mark.size, mark.color, mark.hollow))
-        items.append(Text(x + 12, y, label, 12, "start", "muted"))
-        x += 34 + 6.6 * len(label)
-    return items
 
 
 def _is_used(kind: str, trials: Sequence[TrialRow]) -> bool:
@@ -260,10 +235,6 @@ def _trial_ticks(count: int) -> list[float]:
     return [float(n) for n in range(1, count + 1) if n == 1 or n % step == 0]
 
 
-def _trial_names(page: RunPage) -> list[str]:
-    return [str(page.trials[int(n) - 1].number) for n in _trial_ticks(len(page.trials))]
-
-
 def _summarize_progress(page: RunPage, shown: Sequence[tuple[TrialRow, float]], unit: str) -> str:
     failed = sum(t.state == FAILED for t in page.trials)
     refused = sum(t.state == NOT_ADMITTED for t in page.trials)
@@ -277,17 +248,10 @@ def _summarize_progress(page: RunPage, shown: Sequence[tuple[TrialRow, float]], 
 
 
 def _order_causes(trials: Sequence[TrialRow]) -> list[str]:
-    totals: dict[str, float] = {}
+    totals: Counter[str] = Counter()
     for trial in trials:
-        for cause, seconds in trial.seconds_by_cause.items():
-            totals[cause] = totals.get(cause, 0.0) + seconds
-    return sorted((cause for cause in totals if totals[cause] > 0), key=lambda cause: -totals[cause])
-
-
-def _value_order(value: Value) -> tuple[int, float, str]:
-    if isinstance(value, str):
-        return (1, 0.0, value)
-    return (0, float(value), "")
+        totals.update(trial.seconds_by_cause)  # type: ignore[arg-type]
+    return [cause for cause, seconds in totals.most_common() if seconds > 0]
 
 
 def _show(value: Value) -> str:

@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cclsearch.draw.axes import Frame, fit_scale, show_number
-from cclsearch.draw.scene import SERIES, SHAPES, Item, Mark, Scene, Text
+from cclsearch.draw.axes import Frame, Scale, fit_scale, show_number
+from cclsearch.draw.scene import SERIES, SHAPES, Mark, Rect, Scene, Text
+from cclsearch.report.axes import LEFT, RIGHT, WIDTH, draw_bar_scale, draw_legend
 from cclsearch.report.data import RunPage, TrialRow
 from cclsearch.report.figures import find_gain, name_better, show_value
-
-WIDTH, LEFT, RIGHT = 880.0, 76.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,10 @@ def draw_against(pages: Sequence[RunPage], cause: str) -> Scene | None:
         shape, role = SHAPES[n % 5], SERIES[n % len(SERIES)]
         items.append(Mark(x(value), y(measured), shape, 9, role, hollow=trial.number != page.best, tip=tip))
     if len(pages) > 1:
-        items += _run_legend([page for n, page in enumerate(pages) if any(p[0] == n for p in points)], pages)
+        runs = [(n, pages[n].run_id) for n in sorted({n for n, *_ in points})][:6]
+        names = [(name if len(name) <= 24 else name[:23] + "…", n) for n, name in runs]
+        entries = [(name, Mark(0, 0, SHAPES[n % 5], 9, SERIES[n % len(SERIES)])) for name, n in names]
+        items += draw_legend(entries, LEFT, 24, gap=10, step=32)
     strength = _rank_correlation([(value, measured) for *_, value, measured in points])
     summary = f"{len(points)} trials; rank correlation of {label} with {metric.words} {strength:+.2f}"
     items.append(Text(WIDTH - RIGHT, 24, f"filled: best; rank correlation {strength:+.2f}", 12, "end", "muted"))
@@ -112,18 +114,13 @@ def draw_against(pages: Sequence[RunPage], cause: str) -> Scene | None:
 
 def draw_bests(pages: Sequence[RunPage]) -> Scene | None:
     """The best of each run of one task as a bar: its primary metric."""
-    from cclsearch.draw.axes import Scale, make_ticks
-    from cclsearch.draw.scene import Path, Rect
-
     ranking = rank_runs(pages)
     if len(ranking) < 2:
         return None
     metric, longest = ranking[0].page.metric, max(s.value for s in ranking)
     x = Scale(0.0, longest * 1.18, 330, WIDTH - RIGHT)
     bottom = 40 + 30.0 * len(ranking)
-    items: list[Item] = [Path(((x(t), 30), (x(t), bottom)), "grid") for t in make_ticks(x, 6)]
-    items += [Text(x(t), bottom + 18, show_number(t), 11.5, "middle", "muted") for t in make_ticks(x, 6)]
-    items.append(Text((x.start + x.end) / 2, bottom + 38, f"{metric.axis_label} of the best trial", 12.5, "middle"))
+    items = draw_bar_scale(x, 30, bottom, f"{metric.axis_label} of the best trial")
     groups = list(dict.fromkeys(s.group for s in ranking))
     for row, entry in enumerate(ranking):
         y, value = 40 + 30.0 * row, entry.value
@@ -134,18 +131,6 @@ def draw_bests(pages: Sequence[RunPage]) -> Scene | None:
         items.append(Text(x(value) + 6, y + 14, f"{show_number(value)}{entry.page.mark}", 11.5, "start", "muted"))
     summary = "; ".join(f"{s.page.run_id}: {show_value(metric, s.value)}" for s in ranking)
     return Scene("bests", f"Best {metric.words} of each run", summary, WIDTH, bottom + 50, tuple(items))
-
-
-def _run_legend(shown: Sequence[RunPage], pages: Sequence[RunPage]) -> list[Item]:
-    items: list[Item] = []
-    x = LEFT
-    for page in shown[:6]:
-        n = list(pages).index(page)
-        items.append(Mark(x, 20, SHAPES[n % 5], 9, SERIES[n % len(SERIES)]))
-        name = page.run_id if len(page.run_id) <= 24 else page.run_id[:23] + "…"
-        items.append(Text(x + 10, 24, name, 12, "start", "muted"))
-        x += 32 + 6.6 * len(name)
-    return items
 
 
 def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:

@@ -11,7 +11,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.redact import public_environment
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
 from cclsearch.run.spec import RunSpec
-from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.framework import load_framework
 
 SHOW_FLAGS = "--show-flags"
 """Given this option, a run script prints one framework option per line and exits."""
@@ -23,7 +23,7 @@ def describe_flags(spec: RunSpec, payload: TrialInput) -> str:
         framework = load_framework(spec.framework)
     except UserError:  # a recording may name a framework that has no file
         return f"knobs: {payload.config} (options of {spec.framework} are unknown: there is no such framework file)"
-    flags = _framework_flags(framework, payload)
+    flags = _framework_flags(framework.script_path, payload) if framework.script else []
     if flags:
         return f"options of {framework.name}: {' '.join(flags)}"
     why = (
@@ -32,19 +32,14 @@ def describe_flags(spec: RunSpec, payload: TrialInput) -> str:
     return f"knobs: {payload.config} (options of {framework.name} are unknown: {why})"
 
 
-def _framework_flags(framework: Framework, payload: TrialInput) -> list[str]:
-    if framework.script is None:
-        return []
+def _framework_flags(script: Path, payload: TrialInput) -> list[str]:
+    command = [sys.executable, str(script), SHOW_FLAGS]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / CONFIG_FILE).write_text(payload.model_dump_json(), encoding="utf-8")
-        return _ask_script(framework.script_path, {**public_environment(), **trial_environment(folder, payload)})
-
-
-def _ask_script(script: Path, environment: dict[str, str]) -> list[str]:
-    command = [sys.executable, str(script), SHOW_FLAGS]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
+        environment = {**public_environment(), **trial_environment(folder, payload)}
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return []
     return done.stdout.split("\n")[:-1] if done.returncode == 0 else []

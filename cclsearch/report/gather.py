@@ -41,7 +41,7 @@ def gather_run(run: Run) -> RunPage:
     """Everything that a report shows about one run."""
     spec, state = run.spec, run.state
     baseline = state.baseline
-    rows = tuple(_gather_trial(run, trial, _metrics_of(baseline)) for trial in state.trials.values())
+    rows = tuple(_gather_trial(run, trial, metrics_of(baseline)) for trial in state.trials.values())
     best = state.best
     certainty = estimate_certainty(state, spec.provenance)
     interval = (certainty.interval.low, certainty.interval.high) if certainty else ()
@@ -90,10 +90,10 @@ def describe_work(spec: RunSpec) -> str:
 
 
 def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:
-    outcome = trial.outcome
     state, reason = _state_of(trial)
+    outcome = trial.outcome or Outcome(provenance=run.spec.provenance)
     measured = run.spec.provenance is Provenance.MEASURED
-    folder = run.trial_folder(trial.number)
+    checks = outcome.admission.verdicts if outcome.admission else ()
     return TrialRow(
         number=trial.number,
         config=dict(trial.config),
@@ -102,21 +102,19 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
         purpose=trial.purpose.value,
         state=state,
         reason=reason,
-        failure_kind=outcome.failure.kind.value if outcome and outcome.failure else "",
+        failure_kind=outcome.failure.kind.value if outcome.failure else "",
         score=_score(run.spec.objective, outcome, baseline) if state == RANKED else None,
-        value=outcome.metrics.get(task_of(run.spec.card).primary) if outcome and state == RANKED else None,
-        violation=outcome.violation if outcome and state != FAILED else None,
+        value=outcome.metrics.get(task_of(run.spec.card).primary) if state == RANKED else None,
+        violation=outcome.violation if trial.outcome and state != FAILED else None,
         loss=trial.loss,
-        metrics=dict(outcome.metrics) if outcome else {},
-        spread=outcome.spread if outcome else None,
+        metrics=dict(outcome.metrics),
+        spread=outcome.spread,
         expected=trial.expects.metrics,
-        checks=_checks(outcome),
-        notes=tuple(clean(text) for text in (*trial.remarks, *(outcome.notes if outcome else ()))),
-        diagnosis=tuple(clean(text) for text in outcome.diagnosis) if outcome else (),
-        seconds_by_cause={clean(k.replace("_", " ")): s for k, s in outcome.seconds_by_cause.items()}
-        if outcome
-        else {},
-        evidence=folder.relative_to(run.folder).as_posix(),
+        checks=tuple(AdmissionCheck(check.rule, check.ok, clean(check.detail)) for check in checks),
+        notes=tuple(clean(text) for text in (*trial.remarks, *outcome.notes)),
+        diagnosis=tuple(clean(text) for text in outcome.diagnosis),
+        seconds_by_cause={clean(k.replace("_", " ")): s for k, s in outcome.seconds_by_cause.items()},
+        evidence=run.trial_folder(trial.number).relative_to(run.folder).as_posix(),
         wall_s=trial.finished_s - trial.proposed_s if measured and trial.finished_s else None,
         turn=trial.turn,
     )
@@ -129,27 +127,19 @@ def _state_of(trial: Trial) -> tuple[RowState, str]:
     if outcome.failure is not None:
         return FAILED, clean(outcome.failure.message)
     if trial.loss is None:
-        reasons = outcome.admission.reasons if outcome.admission else ()
-        return NOT_ADMITTED, clean("; ".join(reasons))
+        return NOT_ADMITTED, clean("; ".join(outcome.admission.reasons if outcome.admission else ()))
     return RANKED, ""
 
 
-def _checks(outcome: Outcome | None) -> tuple[AdmissionCheck, ...]:
-    if outcome is None or outcome.admission is None:
-        return ()
-    return tuple(AdmissionCheck(v.rule, v.ok, clean(v.detail)) for v in outcome.admission.verdicts)
-
-
-def _score(objective: Objective, outcome: Outcome | None, baseline: Mapping[str, float] | None) -> float | None:
-    if outcome is None:
-        return None
+def _score(objective: Objective, outcome: Outcome, baseline: Mapping[str, float] | None) -> float | None:
     try:
         return objective.score(outcome.metrics, baseline if objective.needs_baseline else None)
     except (TrialError, ValueError):
         return None
 
 
-def _metrics_of(trial: Trial | None) -> Mapping[str, float] | None:
+def metrics_of(trial: Trial | None) -> Mapping[str, float] | None:
+    """The metrics of a finished trial, such as the baseline; None before there is one."""
     return trial.outcome.metrics if trial and trial.outcome else None
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,13 @@ from cclsearch.report.compare import (
     rank_runs,
     split_by_task,
 )
-from cclsearch.report.data import RunPage
-from cclsearch.report.pareto import ParetoPage, draw_pareto_page
+from cclsearch.report.data import CONFIRMATION, RunPage, TrialRow
+from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
 
 HERE = Path(__file__).parent
 FILTERS = ("model", "hardware", "framework", "provenance")
+DATA_OF_RUN = ("provenance", "objective", "work", "hardware", "framework", "best")
+DATA_OF_TRIAL = ("number", "config", "proposer", "state", "loss", "metrics", "spread")
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,8 @@ def render_pareto_page(page: ParetoPage) -> str:
     if knee:
         facts.append(("knee of the Pareto front", f"trial {knee.trial}"))
     points = sorted(page.points, key=lambda point: (not point.on_front, point.values))
-    return render_template(
-        "pareto.html.j2", page=page, points=points, facts=facts, charts=draw_pareto_page(page), number=show_number
-    )
+    charts, words = draw_pareto_page(page), {"number": show_number, "label": axis_label}
+    return render_template("pareto.html.j2", page=page, points=points, facts=facts, charts=charts, **words)
 
 
 def render_template(name: str, **values: Any) -> str:
@@ -141,8 +142,11 @@ def _view_ranking(pages: Sequence[RunPage], n: int) -> dict[str, Any]:
         "task": task.name,
         "id": f"ranking-table-{n + 1}" if n else "ranking-table",
         "columns": [*columns, "objective", "configuration"],
-        "rows": [{"cells": _ranking_cells(entry), "filters": _ranking_keys(entry)} for entry in ranking],
-        "filters": [(name, sorted({dict(_ranking_keys(entry))[name] for entry in ranking})) for name in FILTERS],
+        "rows": [
+            {"cells": _ranking_cells(entry), "filters": [(name, getattr(entry.page, name)) for name in FILTERS]}
+            for entry in ranking
+        ],
+        "filters": [(name, sorted({getattr(entry.page, name) for entry in ranking})) for name in FILTERS],
         "charts": draw_comparisons(pages),
     }
 
@@ -170,32 +174,32 @@ def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, 
     task, metric = page.task, page.metric
     named = dict.fromkeys((*task.efficiency, PEAK_MEMORY, *task.causes))
     shown = [task.metric(name) for name in named if any(name in trial.metrics for trial in page.trials)]
-    has_expected = any(trial.expected.get(metric.name) for trial in page.trials)
-    by_score = not page.is_by_primary
-    has_spread = any(trial.spread is not None for trial in page.trials)
-    columns = ["trial", *knobs, "state", metric.words_with_unit, *([page.score_label] if by_score else [])]
-    expected = f"expected ({metric.unit})" if metric.unit else "expected"
-    columns += [*([expected] if has_expected else []), *(["spread"] if has_spread else [])]
-    columns += ["violation"] if page.constraints else []
-    columns += [*(other.heading or other.words_with_unit for other in shown), "proposed by"]
-    rows: list[dict[str, Any]] = []
-    for trial in page.trials:
-        cells = [_value_cell(trial.config.get(knob)) for knob in knobs]
-        state = f"{trial.state}: {trial.failure_kind}" if trial.failure_kind else trial.state
-        cells.append(Cell(f"{state} (confirmation)" if trial.purpose == "confirmation" else state))
-        cells.append(_number_cell(trial.metrics.get(metric.name)))
-        if by_score:
-            cells.append(_number_cell(trial.score))
-        if has_expected:
-            cells.append(_number_cell(trial.expected.get(metric.name)))
-        if has_spread:
-            cells.append(_percent_cell(trial.spread))
-        if page.constraints:
-            cells.append(_percent_cell(trial.violation))
-        cells += [_number_cell(trial.metrics.get(other.name)) for other in shown]
-        rows.append({"trial": trial, "cells": [*cells, Cell(trial.proposer)]})
-    numeric = [all(row["cells"][n].sort is not None for row in rows) for n in range(len(columns) - 1)]
-    return list(zip(columns, [False, *numeric], strict=True)), rows
+    trials, expected = page.trials, [trial.expected.get(metric.name) for trial in page.trials]
+    spreads = [trial.spread for trial in trials]
+    percent = "{:.1%}".format
+    figures: list[tuple[str, bool, list[float | None], Callable[[float], str]]] = [
+        (metric.words_with_unit, True, [trial.metrics.get(metric.name) for trial in trials], show_number),
+        (page.score_label, not page.is_by_primary, [trial.score for trial in trials], show_number),
+        (f"expected ({metric.unit})" if metric.unit else "expected", any(expected), expected, show_number),
+        ("spread", any(spread is not None for spread in spreads), spreads, percent),
+        ("violation", bool(page.constraints), [trial.violation for trial in trials], percent),
+    ]
+    for other in shown:
+        values = [trial.metrics.get(other.name) for trial in trials]
+        figures.append((other.heading or other.words_with_unit, True, values, show_number))
+    columns = [
+        *((knob, [_value_cell(trial.config.get(knob)) for trial in trials]) for knob in knobs),
+        ("state", [_state_cell(trial) for trial in trials]),
+        *((name, [_number_cell(v, show) for v in values]) for name, is_shown, values, show in figures if is_shown),
+        ("proposed by", [Cell(trial.proposer) for trial in trials]),
+    ]
+    rows = [{"trial": trial, "cells": [cells[n] for _, cells in columns]} for n, trial in enumerate(trials)]
+    return [("trial", False), *((name, all(cell.sort is not None for cell in cells)) for name, cells in columns)], rows
+
+
+def _state_cell(trial: TrialRow) -> Cell:
+    state = f"{trial.state}: {trial.failure_kind}" if trial.failure_kind else trial.state
+    return Cell(f"{state} (confirmation)" if trial.purpose == CONFIRMATION else state)
 
 
 def _compare_two(page: RunPage) -> list[tuple[str, str, str, str]]:
@@ -204,11 +208,11 @@ def _compare_two(page: RunPage) -> list[tuple[str, str, str, str]]:
         return []
     compared = (task.primary, *task.highlights, *task.compared)
     names = [name for name in compared if name in best.metrics and name in baseline.metrics]
-    rows = []
-    for name in names:
-        ours, theirs = best.metrics[name], baseline.metrics[name]
-        rows.append((name, show_number(ours), show_number(theirs), f"{ours / theirs:.3g}x" if theirs else ""))
-    return rows
+    both = [(name, best.metrics[name], baseline.metrics[name]) for name in names]
+    return [
+        (name, show_number(ours), show_number(theirs), f"{ours / theirs:.3g}x" if theirs else "")
+        for name, ours, theirs in both
+    ]
 
 
 def _ranking_cells(entry: RankingEntry) -> list[Cell]:
@@ -216,10 +220,7 @@ def _ranking_cells(entry: RankingEntry) -> list[Cell]:
     return [
         Cell(str(entry.rank), entry.rank),
         Cell(page.run_id),
-        Cell(page.model),
-        Cell(page.hardware),
-        Cell(page.framework),
-        Cell(page.provenance),
+        *(Cell(getattr(page, name)) for name in FILTERS),
         _number_cell(entry.value),
         Cell(f"{entry.ratio:.3f}x", entry.ratio),
         *(_number_cell(trial.metrics.get(name)) for name in page.task.efficiency),
@@ -228,18 +229,8 @@ def _ranking_cells(entry: RankingEntry) -> list[Cell]:
     ]
 
 
-def _ranking_keys(entry: RankingEntry) -> list[tuple[str, str]]:
-    page = entry.page
-    values = (page.model, page.hardware, page.framework, page.provenance)
-    return list(zip(FILTERS, values, strict=True))
-
-
-def _number_cell(value: float | None) -> Cell:
-    return Cell("", "") if value is None else Cell(show_number(value), value)
-
-
-def _percent_cell(value: float | None) -> Cell:
-    return Cell("", "") if value is None else Cell(f"{value:.1%}", value)
+def _number_cell(value: float | None, show: Callable[[float], str] = show_number) -> Cell:
+    return Cell("", "") if value is None else Cell(show(value), value)
 
 
 def _value_cell(value: object) -> Cell:
@@ -252,18 +243,6 @@ def _as_data(page: RunPage) -> dict[str, Any]:
     """The data in the page for programs that read it."""
     return {
         "run": page.run_id,
-        "provenance": page.provenance,
-        "objective": page.objective,
-        "work": page.work,
-        "hardware": page.hardware,
-        "framework": page.framework,
-        "best": page.best,
-        "trials": [
-            {
-                k: v
-                for k, v in asdict(trial).items()
-                if k in ("number", "config", "state", "proposer", "loss", "metrics", "spread")
-            }
-            for trial in page.trials
-        ],
+        **{key: getattr(page, key) for key in DATA_OF_RUN},
+        "trials": [{key: getattr(trial, key) for key in DATA_OF_TRIAL} for trial in page.trials],
     }

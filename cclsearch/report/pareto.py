@@ -9,24 +9,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Provenance, Value
 from cclsearch.draw.axes import Frame, Scale, fit_scale, show_number
 from cclsearch.draw.scene import SERIES, SHAPES, Item, Mark, Path, Scene, Text
+from cclsearch.report.axes import WIDTH, draw_legend
+from cclsearch.score.objective import Term
 
-WIDTH, LEFT, RIGHT = 880.0, 84.0, 24.0
+LEFT, RIGHT = 84.0, 24.0
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One metric of a Pareto front."""
-
-    metric: str
-    unit: str
-    greater_is_better: bool
-
-    @property
-    def label(self) -> str:
-        return f"{self.metric} ({self.unit})" if self.unit and self.unit not in self.metric else self.metric
+def axis_label(axis: Term) -> str:
+    """The metric, with its unit unless its name contains it."""
+    return f"{axis.metric} ({axis.unit})" if axis.unit and axis.unit not in axis.metric else axis.metric
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,10 @@ class ParetoPoint:
     def name(self) -> str:
         return f"{self.run_id}:{self.trial}"
 
+    def score_at(self, weight: float) -> float:
+        low, high = self.scores or (0.0, 0.0)
+        return (1 - weight) * low + weight * high
+
 
 @dataclass(frozen=True)
 class ParetoPage:
@@ -63,7 +62,7 @@ class ParetoPage:
     runs: tuple[str, ...]
     work: str
     provenance: str
-    axes: tuple[Axis, ...]
+    axes: tuple[Term, ...]
     points: tuple[ParetoPoint, ...]
     growth: tuple[float, ...]
     """Hypervolume after each trial, in order of their ends, as a share of the last one; failed trials included."""
@@ -109,7 +108,7 @@ def draw_pareto_front(page: ParetoPage, *, y: int = 0, x: int = 1) -> Scene:
     across = [p.values[x] for p in page.points]
     frame = Frame(fit_scale(across, LEFT, WIDTH - RIGHT), fit_scale(reach, 400, 46))
     ticks = sorted(set(across)) if len(set(across)) <= 12 else None
-    items = frame.draw(page.axes[x].label, page.axes[y].label + page.mark, x_ticks=_thin(ticks, frame.x))
+    items = frame.draw(axis_label(page.axes[x]), axis_label(page.axes[y]) + page.mark, x_ticks=_thin(ticks, frame.x))
     front = [p for p in page.points if p.on_front]
     if len(page.axes) == 2:
         items.append(Path(_stairs(page, front, frame), "green", 1.8))
@@ -140,23 +139,21 @@ def draw_weight_choices(page: ParetoPage) -> Scene:
     items = frame.draw(
         "weight", f"{page.objective.split(':')[0]} score{page.mark}", x_ticks=[n / 10 for n in range(11)]
     )
+    chosen_from = []
     for n, point in enumerate(choices):
-        assert point.scores is not None
-        assert point.chosen is not None
+        low, high = point.chosen or (0.0, 0.0)
         role = SERIES[n % len(SERIES)]
-        line = tuple((frame.x(w), frame.y(_at(point, w))) for w in (0.0, 1.0))
+        line = tuple((frame.x(w), frame.y(point.score_at(w))) for w in (0.0, 1.0))
         items.append(Path(line, role, 1.2, dash=(4, 4)))
-        chosen = tuple((frame.x(w), frame.y(_at(point, w))) for w in point.chosen)
-        tip = f"{point.name} from weight {point.chosen[0]:.3g} to {point.chosen[1]:.3g}\n{point.config_text}"
+        (x0, y0), (x1, y1) = chosen = tuple((frame.x(w), frame.y(point.score_at(w))) for w in (low, high))
+        tip = f"{point.name} from weight {low:.3g} to {high:.3g}\n{point.config_text}"
         items.append(Path(chosen, role, 4.0, tip=tip))
-        items.append(Mark(*_middle(chosen), SHAPES[n % 5], 10, role, tip=tip))
-        if point.chosen[1] < 1:
-            flip = frame.x(point.chosen[1])
-            items.append(Path(((flip, frame.top), (flip, frame.bottom)), "muted", 1.0, dash=(2, 3)))
+        items.append(Mark((x0 + x1) / 2, (y0 + y1) / 2, SHAPES[n % 5], 10, role, tip=tip))
+        if high < 1:
+            items.append(Path(((x1, frame.top), (x1, frame.bottom)), "muted", 1.0, dash=(2, 3)))
+        chosen_from.append(f"trial {point.name} from {low:.3g} to {high:.3g}")
     items += _label_ends(choices, frame)
-    summary = "; ".join(
-        f"trial {p.name} from {(p.chosen or (0, 0))[0]:.3g} to {(p.chosen or (0, 0))[1]:.3g}" for p in choices
-    )
+    summary = "; ".join(chosen_from)
     return Scene("weights", "Configuration chosen by each weight", summary, WIDTH, 384, tuple(items))
 
 
@@ -169,10 +166,8 @@ def draw_hypervolume_growth(page: ParetoPage) -> Scene:
         points += [(frame.x(n), points[-1][1]), (frame.x(n), frame.y(share))]
     items.append(Path(tuple(points), "blue", 2.0))
     reached = next(n for n, share in enumerate(page.growth, 1) if share >= 0.95)
-    items.append(Mark(frame.x(reached), frame.y(page.growth[reached - 1]), "diamond", 11, "orange"))
-    items.append(
-        Text(frame.x(reached) + 10, frame.y(page.growth[reached - 1]) + 18, f"95 % after {reached} trials", 12)
-    )
+    x, y = frame.x(reached), frame.y(page.growth[reached - 1])
+    items += [Mark(x, y, "diamond", 11, "orange"), Text(x + 10, y + 18, f"95 % after {reached} trials", 12)]
     summary = f"95 % of the hypervolume after {reached} of {len(page.growth)} trials"
     return Scene("hypervolume", "Hypervolume over trials", summary, WIDTH, 330, tuple(items))
 
@@ -205,12 +200,13 @@ def escape_formula(value: object) -> object:
 
 def _stairs(page: ParetoPage, front: Sequence[ParetoPoint], frame: Frame) -> tuple[tuple[float, float], ...]:
     """The border of the dominated region: from point to point along the axes."""
-    ordered = sorted(front, key=lambda p: p.values[1], reverse=page.axes[1].greater_is_better)
+    greater_y, greater_x = (axis.direction is Direction.MAXIMIZE for axis in page.axes)
+    ordered = sorted(front, key=lambda p: p.values[1], reverse=greater_x)
     if not ordered:
         return ()
     first, last = ordered[0], ordered[-1]
-    worst_y = frame.top if not page.axes[0].greater_is_better else frame.bottom
-    worst_x = frame.right if not page.axes[1].greater_is_better else frame.left
+    worst_y = frame.bottom if greater_y else frame.top
+    worst_x = frame.left if greater_x else frame.right
     points = [(frame.x(first.values[1]), worst_y)]
     for before, after in itertools.pairwise(ordered):
         points.append((frame.x(before.values[1]), frame.y(before.values[0])))
@@ -220,24 +216,18 @@ def _stairs(page: ParetoPage, front: Sequence[ParetoPoint], frame: Frame) -> tup
 
 
 def _front_legend(page: ParetoPage) -> list[Item]:
-    items: list[Item] = []
-    x = LEFT
     entries = [("on the front", Mark(0, 0, "circle", 11, "green"))]
     if any(p.is_knee for p in page.points):
         entries.append(("knee", Mark(0, 0, "star", 16, "green")))
     entries.append(("dominated", Mark(0, 0, "circle", 8, "gray", hollow=True)))
     if len(page.runs) > 1:
         entries += [(run, Mark(0, 0, SHAPES[n % 5], 9, "ink", hollow=True)) for n, run in enumerate(page.runs[:4])]
-    for label, mark in entries:
-        items.append(Mark(x, 20, mark.shape, mark.size, mark.color, mark.hollow))
-        items.append(Text(x + 13, 24, label, 12, "start", "muted"))
-        x += 40 + 6.6 * len(label)
-    return items
+    return draw_legend(entries, LEFT, 24, gap=13, step=40)
 
 
 def _label_ends(choices: Sequence[ParetoPoint], frame: Frame) -> list[Item]:
     """Trial names at the right ends of their lines, moved apart."""
-    ends = sorted(((frame.y(_at(p, 1.0)), p, n) for n, p in enumerate(choices)), key=lambda end: end[0])
+    ends = sorted(((frame.y(p.score_at(1.0)), p, n) for n, p in enumerate(choices)), key=lambda end: end[0])
     items: list[Item] = []
     last = -math.inf
     for y, point, n in ends:
@@ -255,15 +245,6 @@ def _thin(ticks: Sequence[float] | None, scale: Scale) -> list[float] | None:
         if not kept or abs(scale(tick) - scale(kept[-1])) > 34:
             kept.append(tick)
     return kept
-
-
-def _at(point: ParetoPoint, weight: float) -> float:
-    low, high = point.scores or (0.0, 0.0)
-    return (1 - weight) * low + weight * high
-
-
-def _middle(line: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return ((line[0][0] + line[1][0]) / 2, (line[0][1] + line[1][1]) / 2)
 
 
 def _format_values(page: ParetoPage, point: ParetoPoint) -> str:

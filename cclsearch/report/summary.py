@@ -11,7 +11,6 @@ from typing import Any
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, MetricInfo
 from cclsearch.core.text import count_of, one_line
-from cclsearch.core.values import Provenance
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
@@ -22,26 +21,22 @@ from cclsearch.run.catalog import name_run
 from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
+from cclsearch.stats.noise import DEFAULT_CONFIDENCE
 from cclsearch.tasks.base import task_of
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a search: plain data for the terminal, `best --json` and the nightly summary."""
+    """The result of a search, for the terminal."""
 
-    run_id: str
-    provenance: Provenance
-    best: Trial | None
     lines: tuple[str, ...]
 
 
 def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
     """Summarize the search in its present state."""
     best = state.best
-    lines = [*(_best_lines(spec, state, folder, best) if best else _no_best_lines(spec, state))]
-    lines += _failure_lines(state)
-    lines.append(f"evidence: {folder}")
-    return Summary(spec.run_id, spec.provenance, best, tuple(lines))
+    lines = _best_lines(spec, state, folder, best) if best else _no_best_lines(spec, state)
+    return Summary((*lines, *_failure_lines(state), f"evidence: {folder}"))
 
 
 def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any] | None:
@@ -97,16 +92,15 @@ def _certainty_as_json(certainty: Certainty) -> dict[str, Any]:
 def summarize_as_json(spec: RunSpec, state: RunState, folder: Path) -> str:
     """The end of a search as one JSON line; `best` is null if no trial was ranked."""
     best, closest = best_as_json(spec, state, folder), closest_as_json(spec, state)
-    ended = state.ended or state.stopped
-    finished = state.ended is not None
-    facts = {"event": "summary", "best": best, "ended": finished, "reason": ended.reason if ended else None}
+    end = state.ended or state.stopped
+    facts = {"event": "summary", "best": best, "ended": bool(state.ended), "reason": end.reason if end else None}
     return json.dumps(facts | ({"closest": closest} if closest else {}))
 
 
 def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> list[str]:
     assert best.outcome is not None
     metrics, task = best.outcome.metrics, task_of(spec.card)
-    mark = "" if spec.provenance is Provenance.MEASURED else f" ({spec.provenance.value})"
+    mark = spec.provenance.mark
     lines = [f"best: trial {best.number}  {best.config}"]
     if spec.objective.metrics != (task.primary,):
         lines.append(f"      {describe_figure(spec.objective, best)}{mark}")
@@ -128,10 +122,9 @@ def describe_figure(objective: Objective, trial: Trial) -> str:
         better = " (greater is better)" if objective.is_weighted else ""
         return f"{objective.score_label} {objective.score_from_loss(trial.loss or math.nan):.4g}{better}"
     assert trial.outcome is not None
-    values = (trial.outcome.metrics[term.metric] * term.scale for term in objective.terms)
-    return ", ".join(
-        f"{t.metric} {v:.4g} {t.unit or ''}".rstrip() for t, v in zip(objective.terms, values, strict=True)
-    )
+    metrics = trial.outcome.metrics
+    figures = (f"{t.metric} {metrics[t.metric] * t.scale:.4g} {t.unit or ''}" for t in objective.terms)
+    return ", ".join(map(str.rstrip, figures))
 
 
 def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Path) -> list[str]:
@@ -158,7 +151,7 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
         )
         more = f" and {len(certainty.tied) - 3} more" if len(certainty.tied) > 3 else ""
         trials = f"trial{'s' * (len(certainty.tied) > 1)} {shown}{more}"
-        lines.append(f"ties with {trials}: within noise ({certainty.confidence:.0%} confidence)")
+        lines.append(f"ties with {trials}: within noise ({DEFAULT_CONFIDENCE:.0%} confidence)")
     if certainty.num_runs == 1:
         lines.append(f"ran once; `ccl-search resume {name_run(folder)} --confirm 2` runs the finalists again")
     return lines
@@ -191,7 +184,7 @@ def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
         lines = [f"{among}; {runner_up}"]
     else:
         share = f"{len(certainty.beaten)} of {len(others)} other configurations"
-        lines = [f"better than {share} beyond noise ({certainty.confidence:.0%} confidence); {runner_up}"]
+        lines = [f"better than {share} beyond noise ({DEFAULT_CONFIDENCE:.0%} confidence); {runner_up}"]
     if state.baseline is not None and state.baseline.config != best.config:
         is_tied = is_primary and certainty is not None and state.baseline.number in certainty.tied
         lines.append(_compare_with_baseline(best, state.baseline, metric, is_tied=is_tied))
@@ -236,11 +229,10 @@ def _no_best_lines(spec: RunSpec, state: RunState) -> list[str]:
 
 
 def _failure_lines(state: RunState) -> list[str]:
-    kinds: Counter[str] = Counter()
-    example: dict[str, str] = {}
-    for trial in state.trials.values():
-        failure = trial.outcome.failure if trial.outcome else None
-        if failure:
-            kinds[failure.kind.describe()] += 1
-            example.setdefault(failure.kind.describe(), f"trial {trial.number}: {one_line(failure.message, 160)}")
+    failed = [(t.number, t.outcome.failure) for t in state.trials.values() if t.outcome and t.outcome.failure]
+    kinds = Counter(failure.kind.describe() for _, failure in failed)
+    example = {
+        failure.kind.describe(): f"trial {number}: {one_line(failure.message, 160)}"
+        for number, failure in reversed(failed)
+    }
     return [f"failed: {count} x {kind} ({example[kind]})" for kind, count in kinds.most_common()]

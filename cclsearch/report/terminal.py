@@ -109,7 +109,8 @@ def result_text(trial: Trial, metric: MetricInfo, limit: int = 60, *, as_data: b
     if outcome.admission and not outcome.admission.admitted:
         rules = ", ".join(v.rule for v in outcome.admission.verdicts if v.ok is False)
         return one_line(f"not admitted: {rules}", limit)
-    return format_primary(trial, metric) + _provenance_suffix(outcome.provenance)
+    suffix = "" if outcome.provenance is Provenance.MEASURED else f" {outcome.provenance.value}"
+    return format_primary(trial, metric) + suffix
 
 
 def format_primary(trial: Trial, metric: MetricInfo) -> str:
@@ -117,10 +118,6 @@ def format_primary(trial: Trial, metric: MetricInfo) -> str:
     assert trial.outcome is not None
     value = trial.outcome.metrics.get(metric.name)
     return f"no {metric.words}" if value is None else format_value(metric, value)
-
-
-def _provenance_suffix(provenance: Provenance) -> str:
-    return "" if provenance is Provenance.MEASURED else f" {provenance.value}"
 
 
 class LiveTable:
@@ -161,29 +158,18 @@ def make_table(state: RunState, *, budget: int, title: str, metric: MetricInfo, 
     table = Table(
         title=Text(plain(title)), caption=Text(f"{caption}; {left} of {budget} trials left{last_note}"), expand=False
     )
-    for name, justify in (("trial", "right"), ("configuration", "left"), ("proposed by", "left"), ("result", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("best so far", justify="right")
+    for name in ("trial", "configuration", "proposed by", "result", "best so far"):
+        table.add_column(name, justify="right" if name in ("trial", "best so far") else "left")
     record = None
     rows = []
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
         if trial.loss is not None and (record is None or trial.loss < (record.loss or 0)):
             record = trial
-        style = "bold green" if best and trial.number == best.number else _style(trial)
-        row = (
-            str(trial.number),
-            str(trial.config),
-            trial.proposer,
-            result_text(trial, metric),
-            format_primary(record, metric) if record else "",
-        )
+        style = "cyan" if trial.outcome is None else "" if trial.loss is not None else "dim"
+        style = "bold green" if best and trial.number == best.number else style
+        best_so_far = format_primary(record, metric) if record else ""
+        row = (str(trial.number), str(trial.config), trial.proposer, result_text(trial, metric), best_so_far)
         rows.append((row, style))
     for row, style in rows[-last:]:
         table.add_row(*(Text(plain(cell)) for cell in row), style=style)
     return table
-
-
-def _style(trial: Trial) -> str:
-    if trial.outcome is None:
-        return "cyan"
-    return "" if trial.loss is not None else "dim"

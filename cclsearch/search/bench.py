@@ -6,6 +6,7 @@ trials it asked for. Each row is read once: a proposal that was tried before cou
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import Counter
@@ -31,10 +32,9 @@ MILESTONES = (1, 3, 5, 10, 15)
 DEFAULT_STRATEGIES = ("default", "random", "heuristic", "tpe")
 _Task = tuple[str, str, str, int, int]
 """Folder of the landscape, its label, strategy, seed, budget."""
-_KINDS = {RowStatus.OOM: FailureKind.OUT_OF_MEMORY, RowStatus.FAILED: FailureKind.CRASHED}
-_MESSAGES = {
-    RowStatus.OOM: "recorded as out of memory",
-    RowStatus.FAILED: "recorded as crashed or out of memory",
+_FAILURES = {
+    RowStatus.OOM: (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
+    RowStatus.FAILED: (FailureKind.CRASHED, "recorded as crashed or out of memory"),
 }
 
 
@@ -80,8 +80,7 @@ def replay_search(
         engine_s += time.perf_counter() - started
         if not proposals:
             break
-        observation = table.ask(trial, recording.space.row(proposals[0].config), proposals[0].config)
-        seen.append(observation)
+        seen.append(table.ask(trial, recording.space.row(proposals[0].config), proposals[0].config))
     return ReplayedSearch(
         landscape=recording.name,
         strategy=proposer.name,
@@ -112,7 +111,7 @@ class RecordedTable:
             return _failed(trial, None, config, FailureKind.ILLEGAL_CONFIG, "not a row of the recording")
         recorded = self._recording.rows[row]
         if recorded.status is not RowStatus.OK:
-            return _failed(trial, row, recorded.config, _KINDS[recorded.status], _MESSAGES[recorded.status])
+            return _failed(trial, row, recorded.config, *_FAILURES[recorded.status])
         loss, violation = self._judge(recorded)
         return Observation(trial, recorded.config, row, loss, metrics=recorded.metrics, violation=violation)
 
@@ -125,12 +124,8 @@ class RecordedTable:
         """Return the lowest loss after each trial over the table's; the table's highest until a trial has a loss."""
         rows = [self._judge(row)[0] for row in self._recording.rows if row.status is RowStatus.OK]
         losses = [loss for loss in rows if loss is not None]
-        best, ratios = max(losses), []
-        for trial in range(budget):
-            if trial < len(seen):
-                best = min(best, seen[trial].loss or max(losses))
-            ratios.append(best / min(losses))
-        return tuple(ratios)
+        tried = [seen[trial].loss or max(losses) if trial < len(seen) else max(losses) for trial in range(budget)]
+        return tuple(best / min(losses) for best in itertools.accumulate(tried, min))
 
 
 def _failed(trial: int, row: int | None, config: Any, kind: FailureKind, message: str) -> Observation:
@@ -221,9 +216,7 @@ def _run_task(task: _Task) -> ReplayedSearch:
     return replace(search, landscape=label)
 
 
-@cache
-def _load_cached(path: str) -> Recording:
-    return load_recording(path)
+_load_cached = cache(load_recording)
 
 
 def _summary_of(name: str, searches: Sequence[ReplayedSearch], labels: Sequence[str]) -> dict[str, Any]:
@@ -237,9 +230,7 @@ def summarize(searches: Sequence[ReplayedSearch]) -> dict[str, Any]:
     """Return the figures of a set of searches; every search has the same weight."""
     budget = len(searches[0].best_over_optimum)
     ratios_SB = np.array([search.best_over_optimum for search in searches])
-    milestones = [k for k in MILESTONES if k <= budget] or [budget]
-    if budget > milestones[-1]:
-        milestones.append(budget)
+    milestones = sorted({budget, *(k for k in MILESTONES if k < budget)})
     at = {str(k): ratios_SB[:, k - 1] for k in milestones}
     trials = max(1, sum(search.num_trials for search in searches))
     within = np.where(np.any(ratios_SB <= 1.05, axis=1), np.argmax(ratios_SB <= 1.05, axis=1) + 1.0, np.nan)

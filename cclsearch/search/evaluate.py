@@ -9,7 +9,7 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput, TrialResult
+from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
@@ -38,10 +38,11 @@ class TrialEvaluator:
         self, folder: Path, payload: TrialInput, failure: Failure | None, baseline: Mapping[str, float] | None
     ) -> Outcome:
         model = task_of(self._spec.card).result
-        collected = collect_result(folder, model) if failure is None or _has_result(folder) else failure
+        collected = collect_result(folder, model) if failure is None or (folder / RESULT_FILE).is_file() else failure
         if isinstance(collected, Failure):
             return evaluate_failure(redact_failure(failure or collected), self._spec.provenance)
-        collected = _redact_result(collected)
+        if collected.failure is not None:
+            collected = collected.model_copy(update={"failure": redact_failure(collected.failure)})
         spec, card = self._spec, self._spec.card.for_trial(payload.config)
         trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
         return evaluate_trial(
@@ -66,13 +67,3 @@ def write_outcome_files(folder: Path, outcome: Outcome) -> None:
 def redact_failure(failure: Failure) -> Failure:
     """Return the failure with secrets in its message masked."""
     return failure.model_copy(update={"message": redact(failure.message)})
-
-
-def _redact_result(result: TrialResult) -> TrialResult:
-    if result.failure is None:
-        return result
-    return result.model_copy(update={"failure": redact_failure(result.failure)})
-
-
-def _has_result(folder: Path) -> bool:
-    return (folder / RESULT_FILE).is_file()

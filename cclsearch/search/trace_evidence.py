@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from cclsearch.card.model import Card
@@ -16,16 +15,15 @@ from cclsearch.trace.score import TraceScore, score_traces
 
 
 def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence | None:
-    """Return metrics and diagnosis of a trial's traces, or None if it writes none; unreadable ones are in the notes."""
+    """Return metrics and diagnosis of a trial's traces, or None if it writes none; unreadable ones are in the notes.
+
+    The metrics are only those that cover the whole trace.
+    """
     if not payload.wants_traces:
         return None
     traces = read_traces(folder)
     devices = {device.name for table in traces.tables.values() for device in table.devices if device.name}
-    return score_to_evidence(score_traces(traces, card=card, config=payload.config), devices=sorted(devices))
-
-
-def score_to_evidence(score: TraceScore, *, devices: Sequence[str] = ()) -> TraceEvidence:
-    """Return what admission uses of the trace metrics: only those that cover the whole trace."""
+    score = score_traces(traces, card=card, config=payload.config)
     whole = {name: result.value for name, result in score.metrics.items() if result.status is Status.OK}
     diagnosis = score.diagnosis
     return TraceEvidence(
@@ -34,7 +32,7 @@ def score_to_evidence(score: TraceScore, *, devices: Sequence[str] = ()) -> Trac
         step_time_s=score.value("trace_step_time"),
         flops_per_step=_flops_per_step(score.metrics.get("gemm_tflops")),
         flops_coverage=_flops_coverage(score),
-        devices=tuple(redact(one_line(name, 100)) for name in devices),
+        devices=tuple(redact(one_line(name, 100)) for name in sorted(devices)),
         diagnosis=tuple(redact(one_line(text, 400)) for text in diagnosis.sentences) if diagnosis else (),
         seconds_by_cause={cause.value: s for cause, s in diagnosis.seconds_by_cause.items()}
         if diagnosis and diagnosis.is_step
