@@ -29,8 +29,8 @@ from cclsearch.launch.collect import (
     explain_timeout,
     quote_last_line,
 )
-from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE
-from cclsearch.launch.environment import added_environment, inherited_environment, render_script, run_command
+from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, trial_environment
+from cclsearch.launch.environment import inherited_environment, render_script
 from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import Framework, load_framework
@@ -183,11 +183,17 @@ class LocalLauncher:
             )
 
     def _command(self, job: Job) -> list[str]:
-        fork = self.settings.fork_ranks and self.framework.forks_ranks
-        return run_command(self.framework, python=self.python, num_processes=job.payload.num_ranks, fork=fork)
+        """Return the command that runs the script: by torchrun, unless the script starts its ranks itself."""
+        script = str(self.framework.script_path)
+        if self.framework.runner == "process" or (self.settings.fork_ranks and self.framework.forks_ranks):
+            return [self.python, script]
+        runner = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.payload.num_ranks)]
+        return [self.python, *runner, script]
 
     def _added(self, job: Job) -> dict[str, str]:
-        return added_environment(self.profile.environment, self.framework, job.trial_dir, job.payload)
+        """Return the variables besides the inherited ones; the trial's override the profile's."""
+        knobs = self.framework.knob_environment(job.payload.config)
+        return {**self.profile.environment, **knobs, **trial_environment(job.trial_dir, job.payload)}
 
     def _status(self, handle: Handle) -> JobStatus:
         record, result = _read_record(handle), handle.trial_dir / RESULT_FILE

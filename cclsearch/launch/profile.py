@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -14,10 +14,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml
+from cclsearch.launch.base import Launcher
 from cclsearch.plugins import LAUNCHERS
-
-if TYPE_CHECKING:
-    from cclsearch.launch.base import Launcher
 
 PROFILE_SUFFIXES = (".yaml", ".yml")
 

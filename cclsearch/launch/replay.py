@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
@@ -13,12 +14,9 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult
+from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS, TASKS
-from cclsearch.recording.load import RowStatus
-
-if TYPE_CHECKING:
-    from cclsearch.launch.profile import Profile
-    from cclsearch.recording.load import RecordedRow, Recording
+from cclsearch.recording.load import RecordedRow, Recording, RowStatus, load_recording
 
 _FAILURES = {
     RowStatus.OOM: (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
@@ -37,15 +35,14 @@ class ReplayLauncher:
     def __init__(self, recording: Recording, max_parallel: int = 64) -> None:
         self.recording = recording
         self.max_parallel = max_parallel
-        self._refused: dict[str, Failure] = {}
+        self._refused: dict[str, str] = {}
+        """Job id -> why its row was not read."""
         self._readers: dict[Path, array[int]] = {}
         """Folder of a run's trials -> for each recorded row, the trial that read it; 0 for none."""
 
     @classmethod
     def from_profile(cls, profile: Profile) -> ReplayLauncher:
         """Return the launcher of the profile's `recording` folder; UserError if the folder has no recording."""
-        from cclsearch.recording.load import load_recording
-
         folder = profile.settings.get("recording")
         if not isinstance(folder, str) or not folder:
             raise UserError(
@@ -59,7 +56,7 @@ class ReplayLauncher:
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
         """Return done for all: a look-up takes no time."""
-        return [JobStatus(state=JobState.DONE, failure=self._failure(handle)) for handle in handles]
+        return [self._status(handle) for handle in handles]
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         """Does nothing: no job runs."""
@@ -88,8 +85,7 @@ class ReplayLauncher:
         taken = self._read_by(job)
         if row is None or taken is not None:
             what = "is not in the recording" if row is None else f"was read by trial {taken:04d}; each row is read once"
-            message = f"{job.payload.config} {what}"
-            self._refused[handle.job_id] = Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
+            self._refused[handle.job_id] = f"{job.payload.config} {what}"
         elif not (job.trial_dir / RESULT_FILE).exists():
             _write_result(job.trial_dir, self._result(job, row))
         return handle
@@ -114,12 +110,12 @@ class ReplayLauncher:
                 readers[row] = int(path.parent.name)
         return readers
 
-    def _failure(self, handle: Handle) -> Failure | None:
+    def _status(self, handle: Handle) -> JobStatus:
         refused = self._refused.get(handle.job_id)
-        if refused is None and not (handle.trial_dir / RESULT_FILE).exists():
-            message = "the recording was not read for this trial; submit it again"
-            return Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message)
-        return refused
+        if refused is None and (handle.trial_dir / RESULT_FILE).exists():
+            return JobStatus(state=JobState.DONE)
+        message = refused or "the recording was not read for this trial; submit it again"
+        return JobStatus.failed(FailureKind.LAUNCHER, message, Stage.SUBMIT)
 
     def _result(self, job: Job, row: RecordedRow) -> TrialResult:
         failure = None
@@ -140,8 +136,6 @@ class ReplayLauncher:
 
 
 def _config_of(trial_dir: Path) -> Config | None:
-    import json
-
     try:
         return Config(json.loads((trial_dir / CONFIG_FILE).read_text(encoding="utf-8"))["config"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -149,8 +143,6 @@ def _config_of(trial_dir: Path) -> Config | None:
 
 
 def _write_result(trial_dir: Path, result: TrialResult) -> None:
-    import os
-
     partial = trial_dir / f".{RESULT_FILE}.part"
     partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
     os.replace(partial, trial_dir / RESULT_FILE)

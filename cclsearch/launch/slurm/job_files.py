@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, Model, Value
@@ -21,9 +21,7 @@ from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, RunStatus, trial_environment
 from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
-
-if TYPE_CHECKING:
-    from cclsearch.space.framework import RequiredVariable
+from cclsearch.space.framework import RequiredVariable
 
 SPEC_FILE = "payload.json"
 """Same name as in version 0.1.0, whose running jobs later versions adopt."""

@@ -90,11 +90,11 @@ class QueueCache:
             rows = read_queue(timeout_s=QUERY_TIMEOUT_S if self._failures % 4 == 0 else RETRY_TIMEOUT_S)
         except SlurmError as error:
             self.last_error, self._failures = str(error), min(self._failures + 1, 10)
-            self._last_try = time.monotonic()
             return False
+        finally:
+            self._last_try = time.monotonic()
         self.rows = {row.job_id: row for row in rows}
         self.queried_at, self.last_error, self._failures = started, "", 0
-        self._last_try = time.monotonic()
         return True
 
 

@@ -7,6 +7,7 @@ The arguments follow the reference pages of `tpu-vm ssh`, `tpu-vm scp`, `tpu-vm 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -216,8 +217,6 @@ def raise_if_denied(error: GcloudError, what: str) -> None:
 
 def require_gcloud(settings: TpuSettings) -> None:
     """Raise UserError if the gcloud command was not found."""
-    import shutil
-
     if shutil.which(settings.gcloud) is None:
         raise UserError(
             f"{settings.gcloud!r} was not found here; install the Google Cloud CLI, set `gcloud:` to its path in the"
