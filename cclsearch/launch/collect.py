@@ -179,16 +179,15 @@ def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
 
 
 def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failure:
-    last_line = quote_last_line(trial_dir)
     if signal is not None:
         name = {known.value: known.name for known in signals.Signals}.get(signal, f"signal {signal}")
         hint = " (the kernel does so when memory runs out)" if name == "SIGKILL" else ""
-        return _crashed(f"the run script was killed by {name}{hint}{last_line}")
-    if code == 0:
-        return _crashed(f"the run script exited with 0 but wrote no {RESULT_FILE}{last_line}")
-    if code is None:
-        return _crashed(f"the run script ended without {RESULT_FILE}, and its exit code is unknown{last_line}")
-    return _crashed(f"the run script exited with {code} and wrote no {RESULT_FILE}{last_line}")
+        end = f"was killed by {name}{hint}"
+    elif code is None:
+        end = f"ended without {RESULT_FILE}, and its exit code is unknown"
+    else:
+        end = f"exited with {code} {'and' if code else 'but'} wrote no {RESULT_FILE}"
+    return _crashed(f"the run script {end}{quote_last_line(trial_dir)}")
 
 
 def _crashed(message: str) -> Failure:

@@ -115,14 +115,13 @@ class LocalLauncher:
         """Return the running jobs of that run, and the ended ones with a record in the run's folder."""
         found = {}
         for record, folder in self._records(run_id):
-            found[record.job_name] = _make_handle(record, folder)
+            found[record.job_name] = _make_handle(
+                record.job_name, folder, record.pid, record.start_ticks, record.boot_id
+            )
         for pid, variables in processes.find_processes_by_variable(NAME_VARIABLE, f"{run_id}-t").items():
             name, folder = variables.get(NAME_VARIABLE, ""), Path(variables.get("CCL_TRIAL_DIR", ""))
             if name not in found and self._is_ours(folder):
-                details = {"start_ticks": str(processes.start_ticks(pid) or 0), "boot_id": processes.boot_id()}
-                found[name] = Handle(
-                    launcher=self.name, job_name=name, job_id=str(pid), trial_dir=folder, details=details
-                )
+                found[name] = _make_handle(name, folder, pid, processes.start_ticks(pid) or 0, processes.boot_id())
         return list(found.values())
 
     def render(self, job: Job) -> str:
@@ -165,7 +164,7 @@ class LocalLauncher:
         except OSError as error:
             processes.terminate_processes({child.pid, *processes.find_processes_by_variable(NAME_VARIABLE, job.name)})
             raise submit_error(f"could not write to the trial's folder: {error}") from None
-        return _make_handle(record, folder)
+        return _make_handle(record.job_name, folder, record.pid, record.start_ticks, record.boot_id)
 
     def _spawn(self, job: Job) -> subprocess.Popen[bytes]:
         folder = job.trial_dir
@@ -273,11 +272,9 @@ class LocalLauncher:
         self._children = {name: child for name, child in self._children.items() if child.poll() is None}
 
 
-def _make_handle(record: LocalJobRecord, folder: Path) -> Handle:
-    details = {"start_ticks": str(record.start_ticks), "boot_id": record.boot_id}
-    return Handle(
-        launcher=LocalLauncher.name, job_name=record.job_name, job_id=str(record.pid), trial_dir=folder, details=details
-    )
+def _make_handle(name: str, folder: Path, pid: int, ticks: int, boot_id: str) -> Handle:
+    details = {"start_ticks": str(ticks), "boot_id": boot_id}
+    return Handle(launcher=LocalLauncher.name, job_name=name, job_id=str(pid), trial_dir=folder, details=details)
 
 
 def _read_record(handle: Handle) -> LocalJobRecord | None:
