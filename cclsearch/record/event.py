@@ -102,41 +102,40 @@ class TrialProposed(LedgerEvent):
     purpose: Purpose = Purpose.SEARCH
 
 
-class TrialSubmitting(LedgerEvent):
+class AttemptEvent(LedgerEvent):
+    """Base of the events of one attempt at a trial."""
+
+    trial: int
+    attempt: int
+
+
+class TrialSubmitting(AttemptEvent):
     """Written before the job is submitted: after a kill, the job of this attempt is searched for by name."""
 
     event: Literal["trial_submitting"] = "trial_submitting"
-    trial: int
-    attempt: int
 
 
-class TrialSubmitted(LedgerEvent):
+class TrialSubmitted(AttemptEvent):
     """The launcher accepted the job; `handle` identifies it."""
 
     event: Literal["trial_submitted"] = "trial_submitted"
-    trial: int
-    attempt: int
     handle: Handle
 
 
-class TrialRetried(LedgerEvent):
+class TrialRetried(AttemptEvent):
     """An attempt failed or was disturbed without a fault of the configuration; the retry costs no budget."""
 
     event: Literal["trial_retried"] = "trial_retried"
-    trial: int
-    attempt: int
     kind: RetryKind
     reason: str
     failure: Failure | None = None
     """None if the attempt was disturbed or cancelled."""
 
 
-class TrialFinished(LedgerEvent):
+class TrialFinished(AttemptEvent):
     """The trial finished and was evaluated."""
 
     event: Literal["trial_finished"] = "trial_finished"
-    trial: int
-    attempt: int
     outcome: Outcome
     result_sha256: str | None = None
     """Hash of the evaluated `result.json`, to detect later edits."""

@@ -160,16 +160,14 @@ class RunState:
         """First ranked trial of each configuration -> losses of that configuration's ranked runs."""
         return {group[0]: [self._loss(number) for number in group] for group in self._group_ranked()}
 
+    def losses_by_config(self) -> dict[Config, list[float]]:
+        """Configuration -> losses of its ranked runs."""
+        return {self.trials[number].config: losses for number, losses in self.losses_by_trial().items()}
+
     def runs_of(self, config: Config) -> list[Trial]:
         """Ranked runs of one configuration, including confirmations, in order of finishing."""
         same = next((group for group in self._group_ranked() if self.trials[group[0]].config == config), [])
         return [self.trials[number] for number in same]
-
-    def losses_by_config(self) -> dict[Config, list[float]]:
-        """Configuration -> losses of its ranked runs."""
-        return {
-            self.trials[group[0]].config: [self._loss(number) for number in group] for group in self._group_ranked()
-        }
 
     def _mean_loss(self, numbers: list[int]) -> float:
         return sum(self._loss(number) for number in numbers) / len(numbers)

@@ -140,7 +140,9 @@ class JobRunner:
 
     def _collect(self, writer: RunWriter, trial: Trial, status: JobStatus) -> None:
         """Evaluate a finished job, then record the trial's end, or that it is retried."""
-        if trial.handle is not None and self._lacks_result(writer, trial, status):
+        has_result = (writer.trial_folder(trial.number) / RESULT_FILE).is_file()
+        if trial.handle is not None and (status.failure is not None or not has_result):
+            # A finished job has no result also while its file system is unavailable.
             writer.check_present()
             status = self.launcher.poll([trial.handle])[0]
             if status.state is not JobState.DONE:
@@ -160,10 +162,6 @@ class JobRunner:
             self._retry(writer, trial, RetryKind.DISTURBED, disturbance)
         else:
             self._finish(writer, trial, outcome)
-
-    def _lacks_result(self, writer: RunWriter, trial: Trial, status: JobStatus) -> bool:
-        """Whether a finished job has no result, which is also the case while its file system is unavailable."""
-        return status.failure is not None or not (writer.trial_folder(trial.number) / RESULT_FILE).is_file()
 
     def _finish(self, writer: RunWriter, trial: Trial, outcome: Outcome) -> None:
         result = writer.trial_folder(trial.number) / RESULT_FILE

@@ -25,7 +25,8 @@ def run_search(writer: RunWriter, session: Session) -> None:
     jobs = session.jobs
     try:
         jobs.adopt(writer)
-        deadline_s = find_deadline(session)
+        hours = session.spec.limits.max_hours
+        deadline_s = math.inf if hours is None else time.monotonic() + hours * 3600
         ending = _search(writer, session, deadline_s)
         if ending is not None:
             _confirm(writer, session, deadline_s)
@@ -43,12 +44,6 @@ def run_search(writer: RunWriter, session: Session) -> None:
     jobs.detach()
     best = writer.state.best
     writer.record(ending.model_copy(update={"best_trial": best.number if best else None}).at(session.now_s()))
-
-
-def find_deadline(session: Session) -> float:
-    """Return the value of the monotonic clock at which this session must stop; infinity without a limit."""
-    hours = session.spec.limits.max_hours
-    return math.inf if hours is None else time.monotonic() + hours * 3600
 
 
 def find_budget(writer: RunWriter, session: Session) -> int:

@@ -13,14 +13,13 @@ from cclsearch.propose.agent.history import past_turns, read_limits, total_cost
 from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
-from cclsearch.propose.agent.prompt import Prompt, PromptInput, write_turn_prompt
+from cclsearch.propose.agent.prompt import PromptInput
 from cclsearch.propose.agent.providers.cost import LlmLimits, Prices, load_prices, prices_path
 from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import Provider
 from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.tool_handlers import Decision, Explain, ToolHandlers
-from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.agent.turn_records import (
     CONTEXT_FILE,
@@ -41,7 +40,6 @@ TURN_ANSWERS = 5
 class TurnOutcome:
     """The result of a turn, for the arbiter."""
 
-    number: int
     proposals: tuple[Proposal, ...]
     finish: str | None
     stall: Stall | None
@@ -63,10 +61,6 @@ class Agent:
     clock: Clock = field(default_factory=WallClock)
     prices: Prices = field(default_factory=lambda: load_prices(prices_path()))
     _running_turn: tuple[int, Turn] | None = field(default=None, init=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        return self.provider.name
 
     def limit_reached(self, view: SearchView) -> str | None:
         """Which limit earlier turns have reached, in words; None if none."""
@@ -102,7 +96,9 @@ class Agent:
         )
         prompt_input, settings = self._gather(handlers, slots, store), self._settings(view, number)
         try:
-            prompt, result = self._run(prompt_input, handlers, settings, number)
+            turn = Turn(self.provider, handlers, prompt_input, self.options, settings)
+            self._running_turn = (number, turn)
+            result = turn.run()
         finally:
             self._running_turn = None
         version = store.add(result.decision.program) if result.decision and result.decision.program else None
@@ -110,18 +106,9 @@ class Agent:
             context = self.folder / TURNS_FOLDER / CONTEXT_FILE
             if not context.exists():
                 write_record(context, record_context(view, self.provider.name, self.options))
-            record = make_record(prompt_input, handlers, prompt, result, settings, number)
+            record = make_record(prompt_input, handlers, turn.prompt, result, settings, number)
             write_record(turn_path(self.folder, number), record)
         return _make_outcome(view, number, result, version, self.options.mode)
-
-    def _run(
-        self, prompt_input: PromptInput, handlers: ToolHandlers, settings: TurnSettings, number: int
-    ) -> tuple[Prompt, TurnResult]:
-        tools = make_toolset(prompt_input.view, self.options.mode, handlers.max_submitted)
-        prompt = write_turn_prompt(prompt_input, tools, self.options)
-        turn = Turn(self.provider, handlers, prompt, tools, settings)
-        self._running_turn = (number, turn)
-        return prompt, turn.run()
 
     def _settings(self, view: SearchView, number: int) -> TurnSettings:
         return TurnSettings(
@@ -184,7 +171,7 @@ def _make_outcome(view: SearchView, number: int, result: TurnResult, version: in
     )
     proposals = tuple(to_proposal(item, number, mode) for item in decision.submitted)
     event = turn.model_copy(update={"text": _describe_turn(turn, result)})
-    return TurnOutcome(number, proposals, decision.finish, result.stall, event)
+    return TurnOutcome(proposals, decision.finish, result.stall, event)
 
 
 def to_proposal(item: SubmittedConfig, turn: int, mode: LlmMode) -> Proposal:

@@ -25,7 +25,7 @@ def free_knobs(space: Space) -> tuple[Knob, ...]:
 def config_schema(space: Space) -> dict[str, Any]:
     """JSON schema of one configuration: every free knob with its choices, and no other property."""
     knobs = free_knobs(space)
-    properties = {knob.name: _choice_schema(knob) for knob in knobs}
+    properties: dict[str, Any] = {knob.name: {"enum": list(knob.choices)} for knob in knobs}
     size = len(json.dumps(properties, ensure_ascii=False).encode())
     for knob in sorted(knobs, key=lambda knob: -len(knob.choices)):
         if size <= MAX_SCHEMA_BYTES:
@@ -40,13 +40,9 @@ def config_schema(space: Space) -> dict[str, Any]:
 def where_schema(space: Space) -> dict[str, Any]:
     """JSON schema of a filter: knob -> the values to keep."""
     properties = {
-        knob.name: {"type": "array", "items": _choice_schema(knob), "minItems": 1} for knob in free_knobs(space)
+        knob.name: {"type": "array", "items": {"enum": list(knob.choices)}, "minItems": 1} for knob in free_knobs(space)
     }
     return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def _choice_schema(knob: Knob) -> dict[str, Any]:
-    return {"enum": list(knob.choices)}
 
 
 def _range_schema(knob: Knob) -> dict[str, Any]:

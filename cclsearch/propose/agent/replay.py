@@ -8,13 +8,12 @@ from pathlib import Path
 
 from cclsearch.propose.agent.evidence import NoEvidence
 from cclsearch.propose.agent.policy.runner import SandboxRunner
-from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_turn_prompt
+from cclsearch.propose.agent.prompt import Prompt, PromptInput, PromptOptions
 from cclsearch.propose.agent.providers.cost import load_prices, prices_path
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
 from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.tool_handlers import ToolHandlers
-from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.turn import Turn, TurnSettings
 from cclsearch.propose.agent.turn_records import ContextRecord, TurnRecord, read_context, read_turns
 from cclsearch.space.table import Space
@@ -90,8 +89,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
     )
     shown = handlers.find_shown()
     prompt_input = PromptInput(view, handlers.table, record.slots, shown, record.program, record.program_note)
-    tools = make_toolset(view, context.mode, record.max_submitted)
-    prompt = write_turn_prompt(prompt_input, tools, PromptOptions(context.mode, context.anonymous, context.goal))
+    options = PromptOptions(context.mode, context.anonymous, context.goal)
     recorded = _Recorded(record)
     settings = TurnSettings(
         clock=recorded,
@@ -102,6 +100,6 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
         retry=RetrySettings(max_tries=1),
         max_seconds=record.max_seconds,
     )
-    result = Turn(recorded, handlers, prompt, tools, settings).run()
-    same_prompt = (prompt.system, prompt.user) == (record.system, record.user)
-    return ReplayedTurn(record.turn, record.result.describe(), result.describe(), same_prompt)
+    turn = Turn(recorded, handlers, prompt_input, options, settings)
+    same_prompt = turn.prompt == Prompt(record.system, record.user)
+    return ReplayedTurn(record.turn, record.result.describe(), turn.run().describe(), same_prompt)

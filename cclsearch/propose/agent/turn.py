@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
-from cclsearch.propose.agent.prompt import MAX_CORRECTIONS, MAX_LOOKUPS, MAX_PROMPT_BYTES, Prompt
+from cclsearch.propose.agent.prompt import (
+    MAX_CORRECTIONS,
+    MAX_LOOKUPS,
+    MAX_PROMPT_BYTES,
+    PromptInput,
+    PromptOptions,
+    write_turn_prompt,
+)
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, price_usage
 from cclsearch.propose.agent.providers.parse import MAX_CALLS, find_call_in_text
 from cclsearch.propose.agent.providers.retry import Clock, RetrySettings, ask_with_retries
@@ -25,10 +32,10 @@ from cclsearch.propose.agent.providers.types import (
     StopReason,
     ToolCall,
     ToolResult,
-    ToolSpec,
 )
 from cclsearch.propose.agent.quoting import clip_bytes, quote_line, redact_strings
 from cclsearch.propose.agent.tool_handlers import MAX_REPLY_BYTES, Decision, ToolHandlers, ToolReply
+from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.events import DecisionKind
 
@@ -118,16 +125,16 @@ class Turn:
         self,
         provider: Provider,
         handlers: ToolHandlers,
-        prompt: Prompt,
-        tools: Sequence[ToolSpec],
+        prompt_input: PromptInput,
+        options: PromptOptions,
         settings: TurnSettings,
     ) -> None:
         self._provider = provider
         self._handlers = handlers
-        self._system = prompt.system
-        self._tools = tuple(tools)
+        self._tools = make_toolset(prompt_input.view, options.mode, handlers.max_submitted)
+        self.prompt = write_turn_prompt(prompt_input, self._tools, options)
         self._settings = settings
-        self._messages: list[Message] = [Message(role=Role.USER, text=prompt.user)]
+        self._messages: list[Message] = [Message(role=Role.USER, text=self.prompt.user)]
         self._lookups = 0
         self._max_output_tokens = settings.max_output_tokens
         self._ids: set[str] = set()
@@ -161,7 +168,8 @@ class Turn:
         return None
 
     def _exchange(self) -> None:
-        request = self._request()
+        self._shrink()
+        request = self._request_of(self._messages)
         answer = self._ask(request)
         if answer is None:
             return
@@ -285,14 +293,13 @@ class Turn:
         else:
             self._messages.append(Message(role=role, text=text))
 
-    def _request(self) -> CompletionRequest:
-        self._shrink()
-        return self._request_of(self._messages)
-
     def _request_of(self, messages: Sequence[Message]) -> CompletionRequest:
         """The request with these messages; system and tools stay the same, so that the provider can cache them."""
         return CompletionRequest(
-            system=self._system, messages=tuple(messages), tools=self._tools, max_output_tokens=self._max_output_tokens
+            system=self.prompt.system,
+            messages=tuple(messages),
+            tools=self._tools,
+            max_output_tokens=self._max_output_tokens,
         )
 
     def _shrink(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 import zlib
@@ -170,23 +171,16 @@ def _kind_of_status(status: int, message: str) -> ErrorKind:
 
 def _retry_after_s(error: Exception | None) -> float | None:
     """Seconds to wait according to the server; None if it gives none or an invalid value."""
-    headers = getattr(getattr(error, "response", None), "headers", {})
-    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            return _plausible(float(headers[name]) * unit_s)
-        except (KeyError, ValueError):
-            continue
-    return _seconds_until(headers["retry-after"]) if "retry-after" in headers else None
-
-
-def _seconds_until(date: str) -> float | None:
     from email.utils import parsedate_to_datetime
 
-    try:
-        return _plausible(parsedate_to_datetime(date).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return None
-
-
-def _plausible(seconds: float) -> float | None:
-    return max(seconds, 0.0) if seconds == seconds and seconds != float("inf") else None
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    ways: tuple[tuple[str, Callable[[str], float]], ...] = (
+        ("retry-after-ms", lambda given: float(given) * 0.001),
+        ("retry-after", float),
+        ("retry-after", lambda date: parsedate_to_datetime(date).timestamp() - time.time()),
+    )
+    for name, read_s in ways:
+        with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):
+            seconds = read_s(headers[name])
+            return max(seconds, 0.0) if seconds == seconds and seconds != float("inf") else None
+    return None
