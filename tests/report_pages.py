@@ -57,7 +57,6 @@ def make_page(run_id: str = "demo", **fields: object) -> RunPage:
         model="toy-1b",
         work="toy-1b (16 layers of 2048), 64 x 2048 tokens per step, bf16",
         hardware="8 x h100",
-        accelerator="h100",
         framework="megatron",
         provenance="measured",
         objective="step_time",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ class _Measured:
     trial: Trial
     metrics: Mapping[str, float]
     runs: int
+    values: tuple[float, ...]
+    """As the objective minimizes them."""
 
 
 def gather_pareto_page(
@@ -55,11 +58,10 @@ def gather_pareto_page(
     """
     _check_comparable(runs)
     front_of, sweep = _choose_objective(runs[0], objective, metrics, weights)
-    measured = [m for run in runs for m in _collect(run)]
-    placed = [(m, values) for m in measured if (values := _place(front_of, m.metrics)) is not None]
-    if not placed:
+    measured = [m for run in runs for m in _collect(run, front_of)]
+    if not measured:
         raise UserError(f"no admitted trial of {_names(runs)} has all of {', '.join(front_of.metrics)}")
-    return _build_page(runs, front_of, sweep, placed)
+    return _build_page(runs, front_of, sweep, measured)
 
 
 def _choose_objective(
@@ -103,8 +105,8 @@ def _check_comparable(runs: Sequence[Run]) -> None:
                 )
 
 
-def _collect(run: Run) -> list[_Measured]:
-    """One entry per configuration: its first admitted trial, with the mean of each metric over its runs."""
+def _collect(run: Run, objective: Objective) -> list[_Measured]:
+    """The configurations with all metrics: the first admitted trial, with the mean of each metric over the runs."""
     grouped: dict[Config, list[Trial]] = {}
     for trial in run.state.trials.values():
         if trial.loss is not None and trial.outcome is not None:
@@ -114,21 +116,15 @@ def _collect(run: Run) -> list[_Measured]:
         every = [trial.outcome.metrics for trial in trials if trial.outcome]
         shared = [name for name in every[0] if all(name in metrics for metrics in every)]
         means = {name: float(np.mean([metrics[name] for metrics in every])) for name in shared}
-        measured.append(_Measured(run, trials[0], means, len(trials)))
+        with contextlib.suppress(TrialError):
+            measured.append(_Measured(run, trials[0], means, len(trials), objective.values(means)))
     return measured
 
 
-def _place(objective: Objective, metrics: Mapping[str, float]) -> tuple[float, ...] | None:
-    try:
-        return objective.values(metrics)
-    except TrialError:
-        return None
-
-
 def _build_page(
-    runs: Sequence[Run], objective: Objective, sweep: Sweep | None, placed: list[tuple[_Measured, tuple[float, ...]]]
+    runs: Sequence[Run], objective: Objective, sweep: Sweep | None, measured: Sequence[_Measured]
 ) -> ParetoPage:
-    values_NM = np.array([values for _, values in placed], dtype=float)
+    values_NM = np.array([m.values for m in measured], dtype=float)
     spread_NM = log_axes(values_NM)
     on_front_N = find_pareto_front(values_NM)
     reference_M = choose_reference_point(spread_NM[on_front_N])
@@ -137,7 +133,7 @@ def _build_page(
     knee = find_knee(values_NM[front_rows])
     knee_row = None if knee is None else int(front_rows[knee])
     shares_N = hypervolume_contributions(spread_NM.tolist(), reference_M) / total
-    scores, chosen = _score(placed, sweep, runs)
+    scores, chosen = _score(measured, sweep, runs)
     points = tuple(
         ParetoPoint(
             run_id=m.run.spec.run_id,
@@ -152,7 +148,7 @@ def _build_page(
             scores=scores[n] if scores else None,
             chosen=chosen.get(n),
         )
-        for n, (m, _) in enumerate(placed)
+        for n, m in enumerate(measured)
     )
     positive_M = np.all(values_NM > 0, axis=0)
     reference = np.where(positive_M, np.exp(reference_M), reference_M)
@@ -163,7 +159,7 @@ def _build_page(
         provenance=runs[0].spec.provenance.value,
         axes=objective.terms,
         points=points,
-        growth=_grow(runs, placed, spread_NM, reference_M, total),
+        growth=_grow(runs, measured, spread_NM, reference_M, total),
         hypervolume=total,
         reference=tuple(t.restored(float(v)) for t, v in zip(objective.terms, reference, strict=True)),
         is_by_ratio=bool(positive_M.all()),
@@ -174,13 +170,13 @@ def _build_page(
 
 
 def _score(
-    placed: list[tuple[_Measured, tuple[float, ...]]], sweep: Sweep | None, runs: Sequence[Run]
+    measured: Sequence[_Measured], sweep: Sweep | None, runs: Sequence[Run]
 ) -> tuple[list[tuple[float, float]] | None, dict[int, tuple[float, float]]]:
     """Score of each point at weight 0 and 1, and the weights that choose it; None and empty without weights."""
     if sweep is None or sweep.at_0 is None:
         return None, {}
     try:
-        scores = [sweep.scores(m.metrics, metrics_of(runs[0].state.baseline)) for m, _ in placed]
+        scores = [sweep.scores(m.metrics, metrics_of(runs[0].state.baseline)) for m in measured]
     except (TrialError, ValueError):
         return None, {}
     at_0, at_1 = np.array(scores).T
@@ -211,13 +207,13 @@ def _interval(measured: _Measured, objective: Objective) -> tuple[float, float] 
 
 def _grow(
     runs: Sequence[Run],
-    placed: list[tuple[_Measured, tuple[float, ...]]],
+    measured: Sequence[_Measured],
     spread_NM: Floats,
     reference_M: Floats,
     total: float,
 ) -> tuple[float, ...]:
     """Share of the hypervolume after each trial that costs budget, in order; a failed trial repeats the last share."""
-    rows = {(m.run.spec.run_id, m.trial.number): n for n, (m, _) in enumerate(placed)}
+    rows = {(m.run.spec.run_id, m.trial.number): n for n, m in enumerate(measured)}
     order, shares = [], []
     for run in runs:
         for trial in sorted(run.state.trials.values(), key=lambda t: (t.finished_s or float("inf"), t.number)):

@@ -77,7 +77,9 @@ def re_evaluate_trial(run: Run, trial: Trial) -> ReEvaluation:
         return ReEvaluation(trial, then, then)
     result = collect_result(folder, task_of(spec.card).result)
     if isinstance(result, Failure):
-        now = then if then.failure else evaluate_failure(_describe_missing(result, found), spec.provenance)
+        if found is None:
+            result = result.model_copy(update={"message": "result.json is missing, although the ledger has its hash"})
+        now = then if then.failure else evaluate_failure(result, spec.provenance)
         return ReEvaluation(trial, then, now)
     payload = make_input(spec, trial)
     card = spec.card.for_trial(trial.config)
@@ -111,8 +113,3 @@ def write_revisions(run: Run, re_evaluated: list[ReEvaluation]) -> None:
                 writer.record(event.at(time.time()))
     for entry in re_evaluated:
         write_outcome_files(run.trial_folder(entry.trial.number), entry.now)
-
-
-def _describe_missing(failure: Failure, found: str | None) -> Failure:
-    message = "result.json is missing, although the ledger has its hash"
-    return failure if found is not None else failure.model_copy(update={"message": message})

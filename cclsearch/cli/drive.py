@@ -20,7 +20,7 @@ from cclsearch.record.event import EndKind, Event
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
 from cclsearch.report.summary import summarize_as_json, summarize_run
-from cclsearch.report.terminal import LiveTable, watch_json, watch_lines
+from cclsearch.report.terminal import live_table, watch_json, watch_lines
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.search.jobs import StopSignal
@@ -109,11 +109,11 @@ def stop_when_unread(watch: Watcher, stop: StopSignal) -> Watcher:
     return guarded
 
 
-def _table(spec: RunSpec, total: int) -> LiveTable:
+def _table(spec: RunSpec, total: int) -> contextlib.AbstractContextManager[Watcher]:
     from rich.console import Console
 
     title = f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{spec.provenance.mark}"
-    return LiveTable(Console(), budget=total, title=title, metric=task_of(spec.card).primary_metric)
+    return live_table(Console(), budget=total, title=title, metric=task_of(spec.card).primary_metric)
 
 
 @contextlib.contextmanager

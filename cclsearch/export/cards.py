@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean
 from cclsearch.report.write import safe_stem
 from cclsearch.run.folder import Run
+from cclsearch.run.spec import hash_file
 from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
 from cclsearch.space.knobs import list_degrees, rank_degrees
 from cclsearch.space.table import count_ranks
@@ -86,11 +86,8 @@ def make_card(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]])
             "metrics": dict(sorted(outcome.metrics.items())) if outcome else {},
         },
     }
-    if spec.card.source:
-        card["source"] = clean(spec.card.source)
-    if spec.card.licence:
-        card["licence"] = clean(spec.card.licence)
-    return card
+    origin = {"source": spec.card.source, "licence": spec.card.licence}
+    return card | {key: clean(text) for key, text in origin.items() if text}
 
 
 def copy_evidence(source: Path, target: Path, *, traces: bool = True) -> dict[str, dict[str, Any]]:
@@ -106,9 +103,7 @@ def copy_evidence(source: Path, target: Path, *, traces: bool = True) -> dict[st
         if why:
             manifest[relative] = {"left_out": why}
             continue
-        with copy.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        manifest[relative] = {"bytes": copy.stat().st_size, "sha256": digest}
+        manifest[relative] = {"bytes": copy.stat().st_size, "sha256": hash_file(copy)}
     return manifest
 
 
@@ -159,8 +154,7 @@ def _holds_secret(path: Path) -> bool:
     secrets = [value.encode() for value in secret_values()]
     if not secrets:
         return False
-    overlap = max(map(len, secrets))
-    tail = b""
+    overlap, tail = max(map(len, secrets)), b""
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             if any(secret in tail + chunk for secret in secrets):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,11 +65,11 @@ def compare_frameworks(pages: Sequence[RunPage]) -> list[str]:
     """For each group, one sentence per worse framework: its best trial against that of the best framework."""
     lines = []
     ranking = [entry for same in split_by_task(pages) for entry in rank_runs(same)]
-    for task, group in dict.fromkeys((s.page.task.name, s.group) for s in ranking):
+    for (_, group), entries in itertools.groupby(ranking, key=lambda entry: (entry.page.task.name, entry.group)):
         best: dict[str, RankingEntry] = {}
-        for entry in (s for s in ranking if (s.page.task.name, s.group) == (task, group)):
+        for entry in entries:
             best.setdefault(entry.page.framework, entry)
-        first, *others = sorted(best.values(), key=lambda s: s.rank)
+        first, *others = best.values()
         metric = first.page.metric
         for other in others:
             gain = f"{find_gain(metric, other.value, first.value):.3g}x {name_better(metric)}"

@@ -67,7 +67,6 @@ class TrialRow:
     """Folder of the trial's evidence, relative to the run folder."""
     wall_s: float | None = None
     """Seconds from proposal to end, queue time included; None while the trial runs or if nothing ran."""
-    turn: int | None = None
 
     @property
     def config_text(self) -> str:
@@ -106,7 +105,6 @@ class RunPage:
     work: str
     """What two runs of a task must share to be compared, such as model, batch and precision."""
     hardware: str
-    accelerator: str
     framework: str
     provenance: str
     """`measured`, `recorded` or `simulated`."""

@@ -55,7 +55,6 @@ def gather_run(run: Run) -> RunPage:
         model=clean(spec.card.family),
         work=describe_work(spec),
         hardware=f"{spec.card.hardware.num_accelerators} x {clean(spec.card.hardware.accelerator)}",
-        accelerator=clean(spec.card.hardware.accelerator),
         framework=clean(spec.framework),
         provenance=spec.provenance.value,
         objective=clean(spec.objective.spec),
@@ -116,7 +115,6 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
         seconds_by_cause={clean(k.replace("_", " ")): s for k, s in outcome.seconds_by_cause.items()},
         evidence=run.trial_folder(trial.number).relative_to(run.folder).as_posix(),
         wall_s=trial.finished_s - trial.proposed_s if measured and trial.finished_s else None,
-        turn=trial.turn,
     )
 
 

@@ -153,7 +153,7 @@ def _view_ranking(pages: Sequence[RunPage], n: int) -> dict[str, Any]:
 
 def _view_run(page: RunPage, prefix: str, extra: Sequence[Scene]) -> dict[str, Any]:
     columns, rows = _trial_table(page)
-    best, baseline = page.best_trial, page.baseline_trial
+    pair = (("Best", page.best_trial), ("Baseline", page.baseline_trial))
     return {
         "charts": [replace(scene, name=f"{prefix}-{scene.name}") for scene in (*extra, *draw_run(page))],
         "columns": columns,
@@ -162,9 +162,7 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Scene]) -> dict[str, A
         "proposers": sorted({trial.proposer for trial in page.trials}),
         "comparison": _compare_two(page),
         "diagnoses": [
-            (f"{label} (trial {trial.number})", trial.diagnosis)
-            for label, trial in (("Best", best), ("Baseline", baseline))
-            if trial and trial.diagnosis
+            (f"{label} (trial {trial.number})", trial.diagnosis) for label, trial in pair if trial and trial.diagnosis
         ],
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
 from cclsearch.core.metrics import MetricInfo
@@ -120,25 +121,13 @@ def format_primary(trial: Trial, metric: MetricInfo) -> str:
     return f"no {metric.words}" if value is None else format_value(metric, value)
 
 
-class LiveTable:
-    """A table that is redrawn at each event; a context manager and a watcher."""
+@contextlib.contextmanager
+def live_table(console: Console, *, budget: int, title: str, metric: MetricInfo) -> Iterator[Watcher]:
+    """A watcher whose table is redrawn at each event."""
+    from rich.live import Live
 
-    def __init__(self, console: Console, *, budget: int, title: str, metric: MetricInfo) -> None:
-        from rich.live import Live
-
-        self._budget, self._title, self._metric = budget, title, metric
-        self._live = Live(console=console, auto_refresh=False)
-
-    def __enter__(self) -> LiveTable:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._live.__exit__(None, None, None)
-
-    def __call__(self, event: Event, state: RunState) -> None:
-        table = make_table(state, budget=self._budget, title=self._title, metric=self._metric)
-        self._live.update(table, refresh=True)
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda _, state: live.update(make_table(state, budget=budget, title=title, metric=metric), refresh=True)
 
 
 def make_table(state: RunState, *, budget: int, title: str, metric: MetricInfo, last: int = 40) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.core.atomic_file import replacing, write_atomically
@@ -25,14 +26,13 @@ def write_report(
     written = [write_text(path, render_page(pages, extra_charts=extra))]
     if not png:
         return written
-    folder = path.parent / CHARTS_FOLDER
-    scenes = [(scene.name, scene) for scene in extra]
+    scenes = list(extra)
     for page in pages:
         prefix = "" if len(pages) == 1 else f"{safe_stem(page.run_id)}-"
-        scenes += [(f"{prefix}{scene.name}", scene) for scene in draw_run(page)]
+        scenes += [replace(scene, name=prefix + scene.name) for scene in draw_run(page)]
     if len(pages) > 1:
-        scenes += [(f"compared-{scene.name}", scene) for scene in draw_comparisons(pages)]
-    return written + write_pictures(scenes, folder, dark=dark)
+        scenes += [replace(scene, name=f"compared-{scene.name}") for scene in draw_comparisons(pages)]
+    return written + write_pictures(scenes, path.parent / CHARTS_FOLDER, dark=dark)
 
 
 def write_pareto_page(page: ParetoPage, folder: Path, *, png: bool = True, dark: bool = False) -> list[Path]:
@@ -41,21 +41,18 @@ def write_pareto_page(page: ParetoPage, folder: Path, *, png: bool = True, dark:
         write_text(folder / "pareto.html", render_pareto_page(page)),
         write_text(folder / "pareto.csv", render_pareto_csv(page)),
     ]
-    if not png:
-        return written
-    scenes = [(scene.name, scene) for scene in draw_pareto_page(page)]
-    return written + write_pictures(scenes, folder / CHARTS_FOLDER, dark=dark)
+    return written + (write_pictures(draw_pareto_page(page), folder / CHARTS_FOLDER, dark=dark) if png else [])
 
 
-def write_pictures(scenes: Sequence[tuple[str, Scene]], folder: Path, *, dark: bool = False) -> list[Path]:
-    """Write each scene as a PNG named by its stem; returns the files. Raises UserError if that is impossible."""
+def write_pictures(scenes: Sequence[Scene], folder: Path, *, dark: bool = False) -> list[Path]:
+    """Write each scene as a PNG of its name; returns the files. Raises UserError if that is impossible."""
     from cclsearch.draw.png import write_png
 
     written = []
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for stem, scene in scenes:
-            path = folder / f"{stem}.png"
+        for scene in scenes:
+            path = folder / f"{scene.name}.png"
             with replacing(path) as partial:
                 write_png(scene, partial, dark=dark)
             written.append(path)
