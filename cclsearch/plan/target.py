@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.card.model import Card
+from cclsearch.card.model import Card, Hardware
 from cclsearch.core.content import content_roots
 from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
@@ -94,10 +94,9 @@ def _choose_default(card: Card) -> Target:
             hint = "to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted"
         return _replay(find_recording(card.recording), hint)
     raise UserError(
-        f"{card.name} needs {card.hardware.num_accelerators} x {card.hardware.accelerator}, but this machine has"
-        f" {found or 'none'} and the card names no recording: choose a cluster profile (`--launcher slurm-generic`,"
-        " see `ccl-search launcher list`) or a recording (`--recording FOLDER`), or try `--workload wl2` or"
-        " `--workload tiny`"
+        f"{_describe_lack(card, card.hardware, found)} and the card names no recording: choose a cluster profile"
+        " (`--launcher slurm-generic`, see `ccl-search launcher list`) or a recording (`--recording FOLDER`), or try"
+        " `--workload wl2` or `--workload tiny`"
     )
 
 
@@ -118,10 +117,12 @@ def _warn_too_few(card: Card, profile: Profile) -> tuple[str, ...]:
     found = count_local_gpus()
     if found >= hardware.num_accelerators:
         return ()
-    return (
-        f"{card.name} needs {hardware.num_accelerators} x {hardware.accelerator}, but this machine has"
-        f" {found or 'none'}: trials that need them will fail",
-    )
+    return (f"{_describe_lack(card, hardware, found)}: trials that need them will fail",)
+
+
+def _describe_lack(card: Card, hardware: Hardware, found: int) -> str:
+    needed = f"{hardware.num_accelerators} x {hardware.accelerator}"
+    return f"{card.name} needs {needed}, but this machine has {found or 'none'}"
 
 
 def _replay(folder: Path, *notes: str) -> Target:

@@ -14,7 +14,12 @@ from cclsearch.run.spec import RunSpec
 
 def make_proposer(spec: RunSpec, folder: Path) -> Proposer:
     """Return the strategy, after the configurations that the user enqueued."""
-    strategy = _make_strategy(spec, folder)
+    if spec.strategy in LLM_STRATEGIES:
+        from cclsearch.search.llm_agent import make_llm_proposer
+
+        strategy = make_llm_proposer(spec, folder)
+    else:
+        strategy = make_offline_proposer(spec)
     return EnqueuedProposer(spec.first, strategy) if spec.first else strategy
 
 
@@ -25,11 +30,3 @@ def make_offline_proposer(spec: RunSpec) -> Proposer:
     if isinstance(proposer, ParetoProposer) and spec.objective.is_multi:
         return ParetoProposer([(term.metric, term.direction.value) for term in spec.objective.terms])
     return proposer
-
-
-def _make_strategy(spec: RunSpec, folder: Path) -> Proposer:
-    if spec.strategy in LLM_STRATEGIES:
-        from cclsearch.search.llm_agent import make_llm_proposer
-
-        return make_llm_proposer(spec, folder)
-    return make_offline_proposer(spec)

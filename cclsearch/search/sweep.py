@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
@@ -150,7 +148,7 @@ def read_sweep(folder: Path) -> Sweep | None:
         return None
     try:
         return Sweep.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
