@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from cclsearch.core.errors import UserError, require_writable, writing_to
@@ -37,14 +36,10 @@ def run(args: argparse.Namespace) -> int:
         progress=lambda line: print(line, file=sys.stderr),
     )
     if args.json:
-        _write_json(args.json, figures)
+        with writing_to(args.json):
+            args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     _print_figures(figures, overall_only=args.quiet)
     return 0
-
-
-def _write_json(path: Path, figures: dict[str, Any]) -> None:
-    with writing_to(path):
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     if args.png:
         _draw(args.png, described, card, prediction)
     if args.json:
-        _print_json(card, space, described)
+        head = {"workload": card.name, "provenance": "simulated", "legal": len(space)}
+        print(json.dumps(head | {"memory_limit_gib": card.hardware.memory_gib, "configurations": described}))
     else:
         _print_table(card, space, described, prediction)
     return 0
@@ -73,11 +74,6 @@ def _describe(space: Space, prediction: Prediction, row: int) -> dict[str, Any]:
         prediction.form.parts_key: {name: float(part[row]) for name, part in prediction.parts.items()},
         "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
     }
-
-
-def _print_json(card: Card, space: Space, described: list[dict[str, Any]]) -> None:
-    head = {"workload": card.name, "provenance": "simulated", "legal": len(space)}
-    print(json.dumps(head | {"memory_limit_gib": card.hardware.memory_gib, "configurations": described}))
 
 
 def _print_table(card: Card, space: Space, described: list[dict[str, Any]], prediction: Prediction) -> None:

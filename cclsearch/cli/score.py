@@ -8,10 +8,8 @@ from pathlib import Path
 import orjson
 
 from cclsearch.card.load import load_card
-from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
-from cclsearch.core.values import Config
 from cclsearch.plugins import METRICS
 from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
 from cclsearch.trace.metric import MetricResult
@@ -77,8 +75,8 @@ def _wanted_names(args: argparse.Namespace) -> list[str]:
 
 
 def _open_views(args: argparse.Namespace) -> list[TraceView]:
-    cards: list[Card] = [load_card(name) for name in args.card]
-    config: Config | None = read_config(Path(args.config)) if args.config else None
+    cards = [load_card(name) for name in args.card]
+    config = read_config(Path(args.config)) if args.config else None
     views: list[TraceView] = []
     for i, path in enumerate(args.trace):
         baseline = views[0] if views else None

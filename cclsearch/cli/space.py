@@ -87,20 +87,17 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
     prediction = _predict(card, space, config) if space is not None and is_complete else None
     legal = not rejected and completions > 0
     if args.json:
-        print(
-            json.dumps(
-                {
-                    "workload": card.name,
-                    "framework": framework.name,
-                    "config": config,
-                    "legal": legal,
-                    "verdicts": [verdict.model_dump() for verdict in verdicts],
-                    "completions": completions,
-                    "prediction": prediction,
-                    "note": empty_reason,
-                }
-            )
-        )
+        answer = {
+            "workload": card.name,
+            "framework": framework.name,
+            "config": config,
+            "legal": legal,
+            "verdicts": [verdict.model_dump() for verdict in verdicts],
+            "completions": completions,
+            "prediction": prediction,
+            "note": empty_reason,
+        }
+        print(json.dumps(answer))
         return 0 if legal else 1
     _print_explanation(config, verdicts, completions, is_complete)
     if empty_reason:

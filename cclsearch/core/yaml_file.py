@@ -78,7 +78,8 @@ def parse_yaml(text: str, where: str, *, as_written: bool = False) -> dict[str, 
     """The mapping in that text, as plain dicts and lists (aliases copied); UserErrors start with `where`."""
     data = parse_yaml_value(text, where, as_written=as_written)
     if not isinstance(data, dict):
-        raise UserError(f"{where}: must be a mapping of fields, not {_kind(data)}")
+        kind = "nothing" if data is None else f"a {type(data).__name__}"
+        raise UserError(f"{where}: must be a mapping of fields, not {kind}")
     return data
 
 
@@ -152,10 +153,6 @@ def _plain(value: Any, where: str, count: list[int], depth: int) -> Any:
     if isinstance(value, str | bool | int | float) or value is None:
         return value
     return str(value)
-
-
-def _kind(data: object) -> str:
-    return "nothing" if data is None else f"a {type(data).__name__}"
 
 
 def _describe(error: yaml.YAMLError) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.redact import redact
-from cclsearch.core.values import Config, Provenance
+from cclsearch.core.values import Provenance
 from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
 from cclsearch.nightly.meter import Allowance, Meter, count_spent
@@ -262,20 +262,16 @@ class NightRun:
             options["max_tokens"] = max(1, int(limits["tokens"]))
         if limits["usd"] is not None:
             options["max_usd"] = limits["usd"]
+        first = tuple(c for c in pick_bests(earlier, job.start_from) if plan.space.row(c) is not None)
         confirm = job.confirm if job.confirm is not None else CONFIRM
         request = replace(
             request,
             limits=request.limits.model_copy(update={"confirm": confirm if measured else 0}),
             llm_options=options if job.llm else {},
-            first=self._pick_first(job, budget, earlier_bests=pick_bests(earlier, job.start_from)),
+            first=first[: max(1, budget // 2)],  # at most half of the budget, so that new configurations are tried too
             learn_from=tuple(str(night.run.folder) for night in earlier[-LEARN_NIGHTS:]) if job.learn else (),
         )
         return load_run(create_run(plan_search(request).spec, self.runs))
-
-    def _pick_first(self, job: NightlyJob, budget: int, *, earlier_bests: tuple[Config, ...]) -> tuple[Config, ...]:
-        """Earlier bests to measure again: at most half of the budget, so that new configurations are tried too."""
-        space = self.plans[job.key].space
-        return tuple(config for config in earlier_bests if space.row(config) is not None)[: max(1, budget // 2)]
 
     def _search(
         self, state: NightlyJobState, run: Run, max_trials: int, limits: dict[str, float | None]
